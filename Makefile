@@ -1,0 +1,69 @@
+# `make stress` and `make test` set everything up first; nothing else has to be run by hand.
+# PYTHON: interpreter the environment is made from (3.11 or newer). WORKERS: parallel test processes.
+PYTHON  ?= python3
+WORKERS ?= 2
+
+VENV  := .venv
+STAMP := $(VENV)/.installed
+# Written with its quotes so that a recipe can hand it to any interpreter.
+IS_NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+
+# Root inside a container is ordinary; pip's warnings about it and about its own age only hide real ones.
+export PIP_ROOT_USER_ACTION := ignore
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup stress test check format-check lint types format clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## make .venv and install kvcheck with its tools into it
+
+stress: $(STAMP) ## the main job: every scenario over every pool family, results under reports/runs
+	@$(VENV)/bin/kvcheck stress --out reports/runs
+
+test: $(STAMP) ## all tests that this machine can run
+	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
+
+check: format-check lint types test ## everything CI runs
+
+format-check: $(STAMP)
+	@$(VENV)/bin/ruff format --check .
+
+lint: $(STAMP)
+	@$(VENV)/bin/ruff check .
+
+types: $(STAMP)
+	@$(VENV)/bin/mypy
+
+format: $(STAMP) ## format and sort imports in place
+	@$(VENV)/bin/ruff check --select I --fix .
+	@$(VENV)/bin/ruff format .
+
+clean: ## remove .venv, caches and runs
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis reports/runs
+	find kvcheck tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is the last step, so an installation that was cut short is repeated.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "kvcheck needs Python 3.11 or newer; '$(PYTHON)' was not found." >&2; \
+	  echo "Debian, Ubuntu: apt-get install -y python3 python3-venv; elsewhere: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; \
+	  exit 1; }
+	@$(PYTHON) $(IS_NEW_ENOUGH) || { \
+	  echo "kvcheck needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1)." >&2; \
+	  echo "Name a newer one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "python3-venv is missing: installing it with apt-get"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv >/dev/null; \
+	  else \
+	    echo "'$(PYTHON)' cannot make virtual environments. Run: apt-get install -y python3-venv" >&2; \
+	    exit 1; \
+	  fi; }
+	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing kvcheck and its tools into $(VENV) (torch is large: the first time takes minutes)"
+	@$(VENV)/bin/python -m pip install --quiet --quiet -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)

@@ -1,0 +1,144 @@
+"""The seam: everything product code may ask of streams, events and memory.
+
+Invariants:
+- Product code submits operations with their footprint and never touches a stream, an event or a copy itself.
+- A Lane runs its operations one after another; lanes know nothing of each other unless a wait joins them.
+- A Signal is a re-recordable event: a wait binds to its latest record when the wait is called, and waiting on a
+  signal that was never recorded does nothing. SEMANTICS.md states every rule and names its litmus test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+
+from kvcheck.core.paging import IndexArray
+
+Part = Callable[[], None]
+
+
+class Place(Enum):
+    """Where memory lies. Copies from or to PAGEABLE memory are not asynchronous for the host."""
+
+    DEVICE = "device"
+    PINNED = "pinned"
+    PAGEABLE = "pageable"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One in-order queue of operations: a CUDA stream, a copy engine, a network queue."""
+
+    index: int
+    name: str
+
+
+class Signal:
+    """A re-recordable event. `handle` belongs to the backend that made it; None means never recorded."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: object | None = None) -> None:
+        self.handle = handle
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Work for a lane.
+
+    name: the site, such as "offload.save". parts: run in any order, each once; one part unless the copy is large.
+    request: whose work it is, where it is one request's. stage: for a copy that reads pageable host memory, takes a
+    snapshot of that source and returns the parts that copy from the snapshot.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    request: int | None = None
+    stage: Callable[[], tuple[Part, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one operation reads or writes.
+
+    space: id space of `rows` ("full", "window", "state", "metadata" ...). buffers: names of the buffers touched.
+    layers: half-open range of layers local to the space. rows: [n] page or slot ids.
+    spans: [n, 2] half-open token interval inside each page; None is the whole row.
+    owners: [n] request ids that `rows` are touched for; None where no request is named.
+    """
+
+    space: str
+    buffers: tuple[str, ...]
+    layers: tuple[int, int]
+    rows: IndexArray
+    spans: IndexArray | None = None
+    owners: IndexArray | None = None
+    place: Place = Place.DEVICE
+
+
+class OperationObserver(Protocol):
+    """What an onlooker of a backend is told; it must not call the backend."""
+
+    def submitted(
+        self, ordinal: int, operation: Operation, lane: Lane, reads: Sequence[Footprint], writes: Sequence[Footprint]
+    ) -> None:
+        """An operation was queued. `ordinal` counts submissions from 1."""
+
+    def completed(self, ordinal: int) -> None:
+        """Every part of that operation has run (on CUDA: is known to have run)."""
+
+
+class Backend(Protocol):
+    """Three implementations: eager (at once), simulated (a strategy picks what runs next), cuda (streams)."""
+
+    name: str
+    device: torch.device
+
+    def lane(self, name: str) -> Lane:
+        """The lane of that name, made when first asked for."""
+
+    def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
+        """Uninitialised memory. Stress backends fill it with POISON_BYTE so that unwritten bytes are recognised."""
+
+    def release(self, name: str) -> None:
+        """Give the memory of that name back; `allocated()` no longer lists it."""
+
+    def allocated(self) -> dict[str, int]:
+        """Bytes of all memory handed out by `empty` and not released, by name."""
+
+    def index(self, values: IndexArray) -> torch.Tensor:
+        """An int64 index tensor on the device, owned by the caller, complete when this returns."""
+
+    def signal(self) -> Signal:
+        """A signal that was never recorded."""
+
+    def submit(
+        self,
+        operation: Operation,
+        *,
+        lane: Lane,
+        reads: Sequence[Footprint] = (),
+        writes: Sequence[Footprint] = (),
+        after: Sequence[Signal] = (),
+    ) -> Signal:
+        """Queue the operation behind everything in the lane and behind `after`; the signal records its end."""
+
+    def record(self, signal: Signal, *, lane: Lane) -> None:
+        """Re-arm the signal: it now means everything queued in the lane so far."""
+
+    def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
+        """Join the calling host, or make `lane` wait. Raises Hang where nothing pending can satisfy a host's wait."""
+
+    def query(self, signal: Signal) -> bool:
+        """Whether the latest record is reached; may say False while it is pending, never True too early."""
+
+    def drain(self) -> None:
+        """The calling host joins every lane."""
+
+
+POISON_BYTE = 0xA5
+"""Fresh memory of a stress run is filled with it: a byte value that no content word is made of by design."""

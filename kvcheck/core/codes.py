@@ -1,0 +1,201 @@
+"""Finding codes: what KV102 means, what usually causes it, where it was seen in the field.
+
+Invariants:
+- A code, once published, keeps its meaning; scripts and baselines depend on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcheck.core.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """One kind of finding."""
+
+    code: str
+    title: str
+    meaning: str
+    usual_cause: str
+    seen_in: str
+
+
+def _code(code: str, title: str, meaning: str, usual_cause: str, seen_in: str) -> tuple[str, Code]:
+    return code, Code(code=code, title=title, meaning=meaning, usual_cause=usual_cause, seen_in=seen_in)
+
+
+CODES: dict[str, Code] = dict(
+    (
+        _code(
+            "KV101",
+            "stale bytes",
+            "A read saw an older version of the reader's own data: an earlier state or an earlier attempt.",
+            "A copy read its source before the last write, or a state was restored from an older save.",
+            "Recurrent states restored one step behind; slots whose previous content was believed.",
+        ),
+        _code(
+            "KV102",
+            "foreign bytes",
+            "A read saw bytes that another request wrote.",
+            "A page or slot was reused while somebody still reads it, or a buffer was not saved and restored.",
+            "SGLang #23346: the index buffer of an NSA pool was neither offloaded nor restored on retract.",
+        ),
+        _code(
+            "KV103",
+            "torn row",
+            "One row holds words of several writes.",
+            "A reader overtook a copy, or two writers overlap.",
+            "Metadata whose fields arrive one by one while the slot is already read.",
+        ),
+        _code(
+            "KV104",
+            "never written",
+            "A read saw memory that nobody had written since it was allocated.",
+            "A length one too long, a layer or a buffer left out of a copy.",
+            "SGLang #23346: resume counted one token more than had been committed.",
+        ),
+        _code(
+            "KV105",
+            "bit difference",
+            "A read saw words that no writer of this run makes.",
+            "Bytes went through arithmetic, a conversion, or a faulty link.",
+            "Patterns passed through float conversion lose NaN payloads.",
+        ),
+        _code(
+            "KV201",
+            "read before load",
+            "A layer was read before its load had finished.",
+            "An accessor that does not wait for the layer's load.",
+            "SGLang #22811: three index readers without the wait.",
+        ),
+        _code(
+            "KV202",
+            "reuse while in use",
+            "A page or slot was freed, or written for a new owner, while an operation of the old owner was pending.",
+            "Pages freed before a copy was acknowledged; an abort that does not drain.",
+            "Prefill still writing into pages that decode had freed after an abort.",
+        ),
+        _code(
+            "KV203",
+            "status before data",
+            "A request was declared done before all of its bytes had landed.",
+            "A completion that means 'sent', taken for 'visible'.",
+            "SGLang #23252: status over TCP overtook NVLink bytes.",
+        ),
+        _code(
+            "KV301",
+            "length or position mismatch",
+            "Two views of one request disagree about how many tokens it has, or a row holds another position.",
+            "Lists trimmed on one side; lengths that count the uncommitted token.",
+            "SGLang #18727: state index lists of different lengths.",
+        ),
+        _code(
+            "KV302",
+            "wrong device",
+            "An index or a buffer lies on a device it must not lie on.",
+            "Index tensors moved in place.",
+            "SGLang #23429: device tensors inside radix-tree nodes.",
+        ),
+        _code(
+            "KV303",
+            "shared value changed",
+            "A value that must never change was changed after it had been handed over.",
+            "In-place moves, trims or sorts of an index list that somebody else keeps.",
+            "SGLang #23429: move_hybrid_indices.",
+        ),
+        _code(
+            "KV304",
+            "buffer not moved",
+            "A save, restore or transfer left out a buffer of the pool's table.",
+            "Parallel lists of buffers with an entry missing.",
+            "SGLang #23346: index_k_with_scale; FP4 scales.",
+        ),
+        _code(
+            "KV305",
+            "aliasing",
+            "A value that must be owned shares its storage with a buffer that will be reused.",
+            "A slice returned where a copy was meant; a copy to the device it already lies on.",
+            "SGLang #23346: metadata get_buf returned views of a recycled slot.",
+        ),
+        _code(
+            "KV401",
+            "leak",
+            "Ids or bytes are still held after everything has finished.",
+            "A path that frees some of the pools or buffers; a lock that is never released.",
+            "SGLang #23346: the index buffer was not freed with its pool.",
+        ),
+        _code(
+            "KV402",
+            "double free",
+            "An id was freed that was not allocated.",
+            "Two owners of one page; a retract that frees pages the prefix tree owns.",
+            "Host slots freed twice after a failed load-back.",
+        ),
+        _code(
+            "KV403",
+            "foreign write",
+            "A request wrote to a page or slot that it does not own.",
+            "Unequal index lists broadcast over each other; a stale index.",
+            "SGLang #18727: two source pages written to one destination page.",
+        ),
+        _code(
+            "KV501",
+            "tokens differ",
+            "A request's output differs from the reference run's.",
+            "Any of the above that reached the model.",
+            "Garbled text after retract and resume.",
+        ),
+        _code(
+            "KV502",
+            "logits differ",
+            "Logits differ from the reference run's by more than the stated tolerance.",
+            "Any of the above, or arithmetic in another order.",
+            "Accuracy loss without a crash.",
+        ),
+        _code(
+            "KV601",
+            "ranks disagree",
+            "Two ranks decided differently about one request.",
+            "A decision taken from a rank's own poll.",
+            "SGLang #23252: one rank committed, the other kept waiting.",
+        ),
+        _code(
+            "KV602",
+            "terminal state left",
+            "A request left a terminal state.",
+            "Failed overwritten by Success.",
+            "Status tables that keep the larger number.",
+        ),
+        _code(
+            "KV901",
+            "hang",
+            "The run did not end within its step or time budget.",
+            "A wait for something that nothing will do; a lost notification.",
+            "A metadata gate without a timeout.",
+        ),
+        _code(
+            "KV902",
+            "crash",
+            "The code under test raised or died.",
+            "A contract that the code checks itself, or a plain bug.",
+            "SGLang 0.5.12: the first retract raised TypeError.",
+        ),
+        _code(
+            "KV990",
+            "not exercised",
+            "The run ended without touching what it was meant to judge.",
+            "A pool too large, a workload too small, a missing capability.",
+            "Cache benchmarks that never hit the cache.",
+        ),
+    )
+)
+
+
+def code(name: str) -> Code:
+    """The code of that name. Raises UsageError for an unknown one."""
+    found = CODES.get(name.upper())
+    if found is None:
+        raise UsageError(f"unknown code {name!r}; known: {', '.join(CODES)}")
+    return found

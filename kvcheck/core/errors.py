@@ -1,0 +1,74 @@
+"""Every exception of kvcheck, and the exit code each one ends in.
+
+    KvcheckError
+    +-- UsageError            2   bad argument, unknown name, bad file, unwritable folder
+    +-- UnknownVerdict        4   nothing could be judged: a device or library is missing
+    +-- TargetError           1   the code under test broke a contract it states itself
+    |   +-- LayoutMismatch        shapes, dtypes or buffer tables differ
+    |   +-- LengthMismatch        two lists that describe one thing have two lengths
+    |   +-- DoubleFree            an id was freed that is not allocated
+    |   +-- FreeInFlight          an id was freed while an operation still uses it
+    |   +-- ForeignAccess         an id was used by somebody who does not own it
+    |   +-- Hang                  a wait that nothing can satisfy, or a step budget spent
+    +-- InternalError         70  kvcheck itself is wrong
+
+Invariants:
+- A leaf's exit code is a class attribute; nothing else decides exit codes.
+- Messages say what was wrong, what was expected, what was found, and the command to run next where one helps.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class KvcheckError(Exception):
+    """Root of the tree; never raised itself."""
+
+    exit_code: ClassVar[int] = 70
+
+
+class UsageError(KvcheckError):
+    """The user asked for something that cannot be done as asked."""
+
+    exit_code = 2
+
+
+class UnknownVerdict(KvcheckError):
+    """What was asked for could not be judged; this is not a pass."""
+
+    exit_code = 4
+
+
+class TargetError(KvcheckError):
+    """The code under test refused or broke; the stress engine turns it into a finding."""
+
+    exit_code = 1
+
+
+class LayoutMismatch(TargetError):
+    """Two sides disagree about buffers, shapes, dtypes or page size."""
+
+
+class LengthMismatch(TargetError):
+    """Two lists that must pair up have different lengths."""
+
+
+class DoubleFree(TargetError):
+    """An id was freed that was not allocated."""
+
+
+class FreeInFlight(TargetError):
+    """An id was freed while a submitted operation still uses it."""
+
+
+class ForeignAccess(TargetError):
+    """An id was read or written for a request that does not own it."""
+
+
+class Hang(TargetError):
+    """A wait that no pending operation can satisfy, or a virtual step budget that is spent."""
+
+
+class InternalError(KvcheckError):
+    """kvcheck itself is wrong; report it."""

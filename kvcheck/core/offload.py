@@ -1,0 +1,173 @@
+"""Retract and resume: one typed value for every pool family, saved whole and restored whole.
+
+Invariants:
+- An OffloadedKV holds every buffer of the pool's table; `restore` checks that against the pool before it writes.
+- It is independent memory: nothing that later happens to the pool changes it. (mutant: offload-value-aliases-pool)
+- Only rows of the request are read and only rows of the request are written.
+- The pool's pages may be freed once `saved` is reached; the value may be dropped once the restore is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Place, Signal
+from kvcheck.core.errors import LayoutMismatch, LengthMismatch
+from kvcheck.core.paging import IndexArray
+from kvcheck.core.pools.buffers import BufferSpec
+from kvcheck.core.pools.pool import Holding, KVPool
+from kvcheck.kernels.page_copy import gather_rows_torch, scatter_rows_torch
+
+CHUNK_ROWS = 8192
+"""Rows copied by one part; the order of the parts of a copy is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadedBuffer:
+    """One buffer's rows: words [L, n, W], in logical order. memory: the backend's name for it."""
+
+    space: str
+    name: str
+    words: torch.Tensor
+    memory: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadedKV:
+    """All KV of one request. tokens: committed length. window_start: first logical window page that was live.
+
+    saved: reached once every row has arrived here.
+    """
+
+    request: int
+    tokens: int
+    window_start: int
+    shape_name: str
+    buffers: tuple[OffloadedBuffer, ...]
+    saved: Signal
+
+
+class Offload:
+    """Saves and restores requests of one pool on two copy lanes."""
+
+    def __init__(self, pool: KVPool, backend: Backend) -> None:
+        self.pool = pool
+        self._backend = backend
+        self._d2h = backend.lane("d2h")
+        self._h2d = backend.lane("h2d")
+        self._count = 0
+
+    def save(self, holding: Holding) -> OffloadedKV:
+        """Copy all rows of a request to pinned host memory, behind everything the forward lane has been given."""
+        self._count += 1
+        tokens = holding.committed
+        behind = self._mark_forward()
+        value = OffloadedKV(
+            request=holding.request,
+            tokens=tokens,
+            window_start=int(np.count_nonzero(holding.window_pages == 0)) if self.pool.has_window else 0,
+            shape_name=self.pool.shape.name,
+            buffers=(),
+            saved=behind,
+        )
+        buffers: list[OffloadedBuffer] = []
+        for space, buffer in self._table():
+            rows = self._saved_rows(holding, space, buffer, tokens)
+            source = self.pool.sets[space].read_view(buffer.name, range(self._layers(space)), self._d2h)
+            memory = f"offload.{self._count}.{space}.{buffer.name}"
+            target = self._backend.empty(
+                memory, (source.shape[0], len(rows), source.shape[2]), torch.int64, Place.PINNED
+            )
+            parts = tuple(
+                partial(gather_rows_torch, target[:, a:b], source, index) for a, b, index in self._chunks(rows)
+            )
+            units = self.pool.unit_ids(holding, space, tokens)
+            reads = (self._footprint(space, buffer, units, holding.request),)
+            self._backend.submit(
+                Operation("offload.save", parts, holding.request), lane=self._d2h, reads=reads, after=(behind,)
+            )
+            buffers.append(OffloadedBuffer(space=space, name=buffer.name, words=target, memory=memory))
+        saved = self._backend.signal()
+        self._backend.record(saved, lane=self._d2h)
+        return replace(value, buffers=tuple(buffers), saved=saved)
+
+    def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
+        """Copy a saved request into the rows of its new holding; readers wait for the returned signal."""
+        self._check(offloaded, holding)
+        behind = self._mark_forward()
+        for kept in self._restored(offloaded):
+            buffer = self.pool.sets[kept.space].buffer(kept.name)
+            rows = self.pool.row_ids(holding, kept.space, buffer, offloaded.tokens)
+            if len(rows) != kept.words.shape[1]:
+                raise LengthMismatch(
+                    f"restore {kept.space}.{kept.name} of request {offloaded.request}: "
+                    f"{kept.words.shape[1]} saved rows for {len(rows)} rows of the new holding"
+                )
+            target = self.pool.sets[kept.space].write_view(kept.name)
+            parts = tuple(
+                partial(scatter_rows_torch, target, kept.words[:, a:b], index) for a, b, index in self._chunks(rows)
+            )
+            units = self.pool.unit_ids(holding, kept.space, offloaded.tokens)
+            self._backend.submit(
+                Operation("offload.restore", parts, holding.request),
+                lane=self._h2d,
+                writes=(self._footprint(kept.space, buffer, units, holding.request),),
+                after=(offloaded.saved, behind),
+            )
+        done = self._backend.signal()
+        self._backend.record(done, lane=self._h2d)
+        holding.committed = offloaded.tokens
+        return done
+
+    def discard(self, offloaded: OffloadedKV) -> None:
+        """Give the host memory of a value back."""
+        for kept in offloaded.buffers:
+            self._backend.release(kept.memory)
+
+    def _table(self) -> tuple[tuple[str, BufferSpec], ...]:
+        """Every buffer of the pool. (mutant: offload-skips-index-buffer)"""
+        return self.pool.buffers()
+
+    def _restored(self, offloaded: OffloadedKV) -> tuple[OffloadedBuffer, ...]:
+        """Every buffer of the value. (mutant: restore-skips-index-buffer)"""
+        return offloaded.buffers
+
+    def _saved_rows(self, holding: Holding, space: str, buffer: BufferSpec, tokens: int) -> IndexArray:
+        """The request's own rows. (mutant: offload-saves-wrong-pages)"""
+        return self.pool.row_ids(holding, space, buffer, tokens)
+
+    def _check(self, offloaded: OffloadedKV, holding: Holding) -> None:
+        expected = [(space, buffer.name) for space, buffer in self._table()]
+        got = [(kept.space, kept.name) for kept in offloaded.buffers]
+        if got != expected or offloaded.shape_name != self.pool.shape.name:
+            raise LayoutMismatch(
+                f"restore of request {offloaded.request}: expected the buffers {expected} of {self.pool.shape.name}, "
+                f"got {got} of {offloaded.shape_name}"
+            )
+        if len(holding.pages) * self.pool.page_size < offloaded.tokens:
+            raise LengthMismatch(
+                f"restore of request {offloaded.request}: {offloaded.tokens} tokens do not fit "
+                f"{len(holding.pages)} pages of {self.pool.page_size}"
+            )
+
+    def _chunks(self, rows: IndexArray) -> Iterator[tuple[int, int, torch.Tensor]]:
+        for start in range(0, len(rows), CHUNK_ROWS):
+            stop = min(start + CHUNK_ROWS, len(rows))
+            yield start, stop, self._backend.index(rows[start:stop])
+
+    def _layers(self, space: str) -> int:
+        return len(self.pool.sets[space].spec.layers)
+
+    def _footprint(self, space: str, buffer: BufferSpec, units: IndexArray, request: int) -> Footprint:
+        owners = np.full(len(units), request, dtype=np.int64)
+        return Footprint(space, (buffer.name,), (0, self._layers(space)), units, owners=owners)
+
+    def _mark_forward(self) -> Signal:
+        behind = self._backend.signal()
+        self._backend.record(behind, lane=self.pool.forward)
+        return behind

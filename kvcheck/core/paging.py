@@ -1,0 +1,48 @@
+"""Ids, letters and page arithmetic shared by every layer.
+
+Invariants:
+- Page 0 and slot 0 of a device pool are padding: they are never handed out and never hold a live request.
+- `loc` is a token's place in a pool: `page * page_size + offset`.
+
+Letters used in shape comments throughout the package:
+    L  layers of a buffer          R  rows of a buffer            N  token slots of a pool
+    P  tokens a page (page_size)   B  requests of a batch         T  tokens, summed over a batch
+    W  64-bit (or 32-bit) words of a row or of a piece of one
+"""
+
+from __future__ import annotations
+
+from typing import NewType, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+RequestId = NewType("RequestId", int)
+PageId = NewType("PageId", int)
+SlotId = NewType("SlotId", int)
+LayerId = NewType("LayerId", int)
+
+IndexArray: TypeAlias = npt.NDArray[np.int64]
+"""Host-side ids: pages, slots or locs, int64, one dimension unless said."""
+PageIndices: TypeAlias = IndexArray
+SlotIndices: TypeAlias = IndexArray
+
+
+def pages_for(tokens: int, page_size: int) -> int:
+    """Pages that `tokens` tokens need: ceil(tokens / page_size)."""
+    return -(-tokens // page_size)
+
+
+def floor_to_page(tokens: int, page_size: int) -> int:
+    """The largest whole-page length that is not above `tokens`."""
+    return tokens - tokens % page_size
+
+
+def locs_of(pages: PageIndices, start: int, stop: int, page_size: int) -> IndexArray:
+    """Locs of the logical tokens [start, stop) of a request that holds `pages` in order.
+
+    pages: [number of logical pages], physical ids. Returns [stop - start].
+    """
+    positions = np.arange(start, stop, dtype=np.int64)
+    locs: IndexArray = pages[positions // page_size] * page_size + positions % page_size
+    return locs

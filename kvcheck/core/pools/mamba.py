@@ -1,0 +1,29 @@
+"""Mamba hybrid pools: attention pages, and one slot of conv and ssm state a request.
+
+Invariants:
+- A state slot is overwritten in place at every step: its content has a version, the tokens it has absorbed.
+- A slot is zeroed before its first use by a new owner.
+"""
+
+from __future__ import annotations
+
+from kvcheck.core.pools.buffers import BufferSpec, Granularity, SpaceSpec
+from kvcheck.core.pools.mha import kv_buffers
+from kvcheck.core.pools.shape import ModelShape
+
+
+def mamba_spaces(shape: ModelShape) -> tuple[SpaceSpec, ...]:
+    """Pages for the attention layers, slots for the linear-attention layers."""
+    conv = BufferSpec(
+        name="conv", rows=Granularity.SLOT, item_shape=(shape.conv_dim, shape.conv_kernel - 1), dtype=shape.conv_dtype
+    )
+    ssm = BufferSpec(
+        name="ssm",
+        rows=Granularity.SLOT,
+        item_shape=(shape.ssm_heads, shape.ssm_key_dim, shape.ssm_value_dim),
+        dtype=shape.ssm_dtype,
+    )
+    return (
+        SpaceSpec(name="full", unit=Granularity.PAGE, layers=shape.full_layers, buffers=kv_buffers(shape)),
+        SpaceSpec(name="state", unit=Granularity.SLOT, layers=shape.state_layers, buffers=(conv, ssm)),
+    )

@@ -1,0 +1,224 @@
+"""KVPool: the spaces of one model's KV cache, their allocators and tables, and what each request holds.
+
+    logical tokens of a request   [0 ............... shared ............. tokens)
+    full pages                    [tree's pages    )[request's own pages     )
+    window pages (SWA)            0 0 0 0 0 0 0 0 [live pages of the window  )
+
+Invariants:
+- Growing is all or nothing over every space.
+- A holding's host lists and the device tables name the same pages in the same order.
+- `close` frees what the request owns, in every space, exactly once; shared pages stay the tree's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvcheck.core.backend.backend import Backend
+from kvcheck.core.errors import LayoutMismatch
+from kvcheck.core.paging import IndexArray, locs_of, pages_for
+from kvcheck.core.pools import POOLS
+from kvcheck.core.pools.allocator import AllocationListener, IdAllocator, PageAllocator, SlotAllocator
+from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity, SpaceSpec
+from kvcheck.core.pools.request_table import IndexTable
+from kvcheck.core.pools.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSizes:
+    """pages and window_pages: usable pages. requests: request rows and state slots. max_tokens: longest request."""
+
+    pages: int
+    requests: int
+    max_tokens: int
+    window_pages: int = 0
+
+
+def _no_pages() -> IndexArray:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(slots=True, kw_only=True)
+class Holding:
+    """What one request holds of a pool. pages, window_pages: by logical page; a window page of 0 is gone.
+
+    shared: leading logical pages that the prefix tree owns. committed: tokens whose KV is written.
+    """
+
+    request: int
+    row: int
+    state_slot: int = 0
+    shared: int = 0
+    committed: int = 0
+    pages: IndexArray = field(default_factory=_no_pages)
+    window_pages: IndexArray = field(default_factory=_no_pages)
+
+
+class KVPool:
+    """One model's KV memory on one device."""
+
+    buffer_set = BufferSet
+
+    def __init__(
+        self, shape: ModelShape, sizes: PoolSizes, *, backend: Backend, listener: AllocationListener | None = None
+    ) -> None:
+        self.shape = shape
+        self.sizes = sizes
+        self.page_size = shape.page_size
+        self.backend = backend
+        self.forward = backend.lane("forward")
+        self.specs: tuple[SpaceSpec, ...] = POOLS.load(shape.family)(shape)
+        self.sets: dict[str, BufferSet] = {}
+        self.allocators: dict[str, IdAllocator] = {
+            "rows": SlotAllocator("rows", count=sizes.requests, listener=listener)
+        }
+        for spec in self.specs:
+            units = {"full": sizes.pages, "window": sizes.window_pages, "state": sizes.requests}[spec.name]
+            if units < 1:
+                raise LayoutMismatch(f"space {spec.name} of {shape.name} needs at least one page or slot, got {units}")
+            self.sets[spec.name] = self.buffer_set(spec, units=units, page_size=self.page_size, backend=backend)
+            self.allocators[spec.name] = (
+                SlotAllocator(spec.name, count=units, listener=listener)
+                if spec.unit is Granularity.SLOT
+                else PageAllocator(spec.name, count=units, page_size=self.page_size, listener=listener)
+            )
+        self.tables = {
+            "req_to_token": IndexTable(
+                "req_to_token", rows=sizes.requests, columns=sizes.max_tokens, backend=backend, lane=self.forward
+            ),
+            "full_to_window": IndexTable(
+                "full_to_window", rows=0, columns=sizes.pages + 1, backend=backend, lane=self.forward
+            ),
+            "req_to_state": IndexTable(
+                "req_to_state", rows=0, columns=sizes.requests + 1, backend=backend, lane=self.forward
+            ),
+        }
+
+    @property
+    def has_window(self) -> bool:
+        """Some layers see only a window."""
+        return "window" in self.sets
+
+    @property
+    def has_state(self) -> bool:
+        """Some layers keep a recurrent state."""
+        return "state" in self.sets
+
+    @property
+    def pages_free(self) -> int:
+        """Pages that can be handed out now, in the scarcest paged space."""
+        return min(self.allocators[name].available for name in ("full", "window") if name in self.sets)
+
+    def buffers(self) -> tuple[tuple[str, BufferSpec], ...]:
+        """Every (space, buffer) of the table."""
+        return tuple((spec.name, buffer) for spec in self.specs for buffer in spec.buffers)
+
+    def open(self, request: int) -> Holding | None:
+        """A row (and a zeroed state slot) for a request, or None where there is none."""
+        rows = self.allocators["rows"].allocate(1, request)
+        if rows is None:
+            return None
+        holding = Holding(request=request, row=int(rows[0]))
+        if self.has_state:
+            slots = self.allocators["state"].allocate(1, request)
+            if slots is None:
+                raise LayoutMismatch("a pool has as many state slots as request rows, yet none is free")
+            holding.state_slot = int(slots[0])
+            self.sets["state"].zero(holding.state_slot, self.forward)
+            self.tables["req_to_state"].write(0, holding.row, slots)
+        return holding
+
+    def adopt(self, holding: Holding, pages: IndexArray) -> None:
+        """Start an empty holding with pages that the prefix tree owns and has locked for it."""
+        holding.pages = pages.copy()
+        holding.shared = len(pages)
+        holding.committed = len(pages) * self.page_size
+        self._write_locs(holding, 0, holding.committed)
+
+    def pages_short(self, holding: Holding, tokens: int) -> int:
+        """Pages missing before `tokens` tokens fit; 0 when `grow` will succeed."""
+        extra = pages_for(tokens, self.page_size) - len(holding.pages)
+        return max(0, extra - self.pages_free)
+
+    def grow(self, holding: Holding, tokens: int) -> bool:
+        """Make room for `tokens` tokens in every paged space; False, and nothing changed, where some space is full."""
+        extra = pages_for(tokens, self.page_size) - len(holding.pages)
+        if tokens > self.sizes.max_tokens or extra > self.pages_free:
+            return False
+        if extra <= 0:
+            return True
+        first = len(holding.pages)
+        full = self._take("full", extra, holding.request)
+        holding.pages = np.concatenate((holding.pages, full))
+        if self.has_window:
+            window = self._take("window", extra, holding.request)
+            holding.window_pages = np.concatenate((holding.window_pages, window))
+            for page, peer in zip(full, window, strict=True):
+                self.tables["full_to_window"].write(0, int(page), np.array([peer], dtype=np.int64))
+        self._write_locs(holding, first * self.page_size, len(holding.pages) * self.page_size)
+        return True
+
+    def evict_window(self, holding: Holding, tokens: int) -> None:
+        """Free window pages that no token at or after position `tokens` can see."""
+        if not self.has_window:
+            return
+        first_seen = max(0, tokens + 1 - self.shape.window)
+        passed = min(first_seen // self.page_size, len(holding.window_pages))
+        gone = holding.window_pages[:passed]
+        live = gone[gone > 0]
+        if not len(live):
+            return
+        for page in holding.pages[:passed][gone > 0]:
+            self.tables["full_to_window"].write(0, int(page), np.zeros(1, dtype=np.int64))
+        self.allocators["window"].free(live)
+        holding.window_pages = np.concatenate((np.zeros(passed, dtype=np.int64), holding.window_pages[passed:]))
+
+    def close(self, holding: Holding, *, keep: int = 0) -> None:
+        """Free everything the request owns but the first `keep` pages, which the prefix tree owns from now on."""
+        own = holding.pages[max(keep, holding.shared) :]
+        self.allocators["full"].free(own)
+        if self.has_window:
+            live = holding.window_pages > 0
+            for page in holding.pages[live]:
+                self.tables["full_to_window"].write(0, int(page), np.zeros(1, dtype=np.int64))
+            self.allocators["window"].free(holding.window_pages[live])
+        if self.has_state:
+            self.allocators["state"].free(np.array([holding.state_slot], dtype=np.int64))
+        self.allocators["rows"].free(np.array([holding.row], dtype=np.int64))
+
+    def unit_ids(self, holding: Holding, space: str, tokens: int) -> IndexArray:
+        """Pages or slots of a space that hold the request's first `tokens` tokens; gone window pages left out."""
+        if space == "state":
+            return np.array([holding.state_slot], dtype=np.int64)
+        count = pages_for(tokens, self.page_size)
+        if space == "window":
+            pages = holding.window_pages[:count]
+            return pages[pages > 0]
+        return holding.pages[:count]
+
+    def row_ids(self, holding: Holding, space: str, buffer: BufferSpec, tokens: int) -> IndexArray:
+        """Rows of a buffer that hold the request's first `tokens` tokens, in logical order."""
+        units = self.unit_ids(holding, space, tokens)
+        if buffer.rows is not Granularity.TOKEN or not len(units):
+            return units
+        skipped = pages_for(tokens, self.page_size) - len(units)
+        return locs_of(units, 0, tokens - skipped * self.page_size, self.page_size)
+
+    def free(self) -> None:
+        """Give all memory back, table and buffers alike."""
+        for owned in self.sets.values():
+            owned.free()
+        for table in self.tables.values():
+            table.free()
+
+    def _take(self, space: str, count: int, request: int) -> IndexArray:
+        ids = self.allocators[space].allocate(count, request)
+        if ids is None:
+            raise LayoutMismatch(f"space {space} said it had {count} pages and did not")
+        return ids
+
+    def _write_locs(self, holding: Holding, start: int, stop: int) -> None:
+        stop = min(stop, self.sizes.max_tokens)
+        self.tables["req_to_token"].write(holding.row, start, locs_of(holding.pages, start, stop, self.page_size))

@@ -1,0 +1,50 @@
+"""Index tensors that kernels read: request row to locs, full page to window page, request row to state slot.
+
+Invariants:
+- Entries are written by operations on the forward lane, so a kernel sees the entries of its own moment.
+- Row 0 is padding. Entries past a request's length are stale and must never be read. (mutant: resume-refeeds-token)
+"""
+
+from __future__ import annotations
+
+from kvcheck.core.backend.backend import Backend, Lane, Operation, Place
+from kvcheck.core.paging import IndexArray
+from kvcheck.kernels.page_copy import fill_torch, scatter_rows_torch
+
+import torch
+
+
+class IndexTable:
+    """An int64 device table [rows + 1, columns], filled with 0."""
+
+    def __init__(self, name: str, *, rows: int, columns: int, backend: Backend, lane: Lane) -> None:
+        self.name = name
+        self.columns = columns
+        self._backend = backend
+        self._lane = lane
+        self._tensor = backend.empty(f"table.{name}", (rows + 1, columns), torch.int64, Place.DEVICE)
+        tensor = self._tensor
+        backend.submit(Operation(f"table.{name}.clear", (lambda: fill_torch(tensor, 0),)), lane=lane)
+
+    def write(self, row: int, start: int, values: IndexArray) -> None:
+        """table[row, start : start + n] = values, in forward-lane order."""
+        if not len(values):
+            return
+        flat = self._tensor.view(1, -1, 1)
+        targets = self._backend.index(values).view(1, -1, 1)
+        first = row * self.columns + start
+        places = self._places(first, len(values))
+        self._backend.submit(
+            Operation(f"table.{self.name}.write", (lambda: scatter_rows_torch(flat, targets, places),)), lane=self._lane
+        )
+
+    def read_view(self) -> torch.Tensor:
+        """The table, [rows + 1, columns]; holds for operations submitted to the forward lane."""
+        return self._tensor
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self._backend.release(f"table.{self.name}")
+
+    def _places(self, first: int, count: int) -> torch.Tensor:
+        return torch.arange(first, first + count, device=self._backend.device)

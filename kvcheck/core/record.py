@@ -1,0 +1,230 @@
+"""RunRecord: everything one run found out, as one versioned value that all reports are made from.
+
+Invariants:
+- Where a key does not apply it is None, never 0.
+- Worst wins: FAIL over UNKNOWN over PASS, and the verdict over no scenarios is UNKNOWN.
+- A record is read back exactly as it was written; a file that is not a record is a UsageError, never a guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import cast
+
+from kvcheck.core.errors import UsageError
+
+SCHEMA_VERSION = "1"
+
+
+class Verdict(Enum):
+    """PASS, UNKNOWN (nothing judged) or FAIL; the values are those of run.json."""
+
+    PASS = "pass"
+    UNKNOWN = "unknown"
+    FAIL = "fail"
+
+    @staticmethod
+    def worst(verdicts: Iterable[Verdict]) -> Verdict:
+        """FAIL over UNKNOWN over PASS; of nothing: UNKNOWN."""
+        found = set(verdicts)
+        if Verdict.FAIL in found:
+            return Verdict.FAIL
+        return Verdict.PASS if found == {Verdict.PASS} else Verdict.UNKNOWN
+
+    @property
+    def exit_code(self) -> int:
+        """0, 4 or 1."""
+        return {Verdict.PASS: 0, Verdict.UNKNOWN: 4, Verdict.FAIL: 1}[self]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """How much was judged. A count that does not apply to the scenario is None."""
+
+    schedules: int = 0
+    events: int = 0
+    requests: int = 0
+    retractions: int | None = None
+    resumes: int | None = None
+    foreign_reuses: int | None = None
+    loads: int | None = None
+    device_evictions: int | None = None
+    host_evictions: int | None = None
+    transfers: int | None = None
+    aborts: int | None = None
+    words_verified: dict[str, int] = field(default_factory=dict)
+    orderings_checked: int | None = None
+
+    def plus(self, other: Evidence) -> Evidence:
+        """Sums; None plus a number is the number."""
+        sums: dict[str, object] = {}
+        for row in dataclasses.fields(self):
+            mine, theirs = getattr(self, row.name), getattr(other, row.name)
+            if row.name == "words_verified":
+                names = [*mine, *(name for name in theirs if name not in mine)]
+                sums[row.name] = {name: mine.get(name, 0) + theirs.get(name, 0) for name in names}
+            else:
+                sums[row.name] = theirs if mine is None else mine if theirs is None else mine + theirs
+        return Evidence(**sums)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One violation, with everything needed to name the owner and to see it again."""
+
+    id: str = ""
+    code: str
+    oracle: str
+    scenario: str = ""
+    shape: str = ""
+    tier: str | None = None
+    buffer: str | None = None
+    layer: int | None = None
+    page: int | None = None
+    row: int | None = None
+    request: int | None = None
+    seen_request: int | None = None
+    lane: str | None = None
+    message: str
+    schedule: str = ""
+    replay: str = ""
+    minimal: dict[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioResult:
+    """The verdict on one scenario with one shape. id: "scenario/shape"."""
+
+    id: str
+    shape: str
+    verdict: Verdict
+    code: str | None = None
+    reason: str | None = None
+    schedules: int = 0
+    duration_s: float = 0.0
+    evidence: Evidence = field(default_factory=Evidence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MutantResult:
+    """One row of selftest. outcome: "killed", "survived", "killed-by-other", "clean-run-failed" or "not-exercised"."""
+
+    name: str
+    bug: str
+    killer: str
+    outcome: str
+    schedules: int
+    verdict: Verdict
+    killed_by: str | None = None
+    message: str | None = None
+    replay: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One run of `kvcheck stress`, `selftest`, `replay` (and later `bench`)."""
+
+    schema_version: str = SCHEMA_VERSION
+    run_id: str
+    tool: dict[str, str]
+    argv: tuple[str, ...]
+    repro: str
+    seed: int | None
+    started_at: str
+    duration_s: float
+    verdict: Verdict
+    exit_code: int
+    complete: bool
+    environment: dict[str, object]
+    plan: dict[str, object]
+    evidence: Evidence
+    scenarios: tuple[ScenarioResult, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    bench: tuple[dict[str, object], ...] = ()
+    mutants: tuple[MutantResult, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """The text of run.json."""
+        return json.dumps(_plain(self), indent=1, ensure_ascii=False) + "\n"
+
+
+def read_record(path: Path) -> RunRecord:
+    """The record in `path` (run.json or the folder that holds it). Raises UsageError for anything else."""
+    file = path / "run.json" if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read run record {file}: {error}; expected a run.json or its folder") from error
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"{file}: not valid JSON at line {error.lineno} column {error.colno} ({error.msg}); "
+            "the file is truncated or is not a run.json"
+        ) from error
+    if not isinstance(raw, dict) or "schema_version" not in raw:
+        raise UsageError(f"{file}: expected a run record with schema_version, got {type(raw).__name__}")
+    if raw["schema_version"] != SCHEMA_VERSION:
+        raise UsageError(f"{file}: expected schema_version {SCHEMA_VERSION!r}, got {raw['schema_version']!r}")
+    try:
+        return record_from(raw)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise UsageError(f"{file}: not a complete run record: {error}") from error
+
+
+def record_from(raw: Mapping[str, object]) -> RunRecord:
+    """A RunRecord from parsed JSON. Raises TypeError, ValueError or KeyError for what does not fit."""
+    values: dict[str, object] = dict(raw)
+    values["verdict"] = Verdict(values["verdict"])
+    values["argv"] = tuple(cast(list[str], values["argv"]))
+    values["evidence"] = evidence_from(values["evidence"])
+    values["scenarios"] = tuple(scenario_from(row) for row in cast(list[dict[str, object]], values["scenarios"]))
+    values["findings"] = tuple(finding_from(row) for row in cast(list[dict[str, object]], values["findings"]))
+    values["mutants"] = tuple(
+        MutantResult(**{**row, "verdict": Verdict(row["verdict"])})  # type: ignore[arg-type]
+        for row in cast(list[dict[str, object]], values["mutants"])
+    )
+    values["bench"] = tuple(cast(list[dict[str, object]], values["bench"]))
+    values["warnings"] = tuple(cast(list[str], values["warnings"]))
+    return RunRecord(**values)  # type: ignore[arg-type]
+
+
+def evidence_from(raw: object) -> Evidence:
+    """Evidence from parsed JSON."""
+    return Evidence(**cast(dict[str, object], raw))  # type: ignore[arg-type]
+
+
+def finding_from(raw: Mapping[str, object]) -> Finding:
+    """A Finding from parsed JSON."""
+    return Finding(**raw)  # type: ignore[arg-type]
+
+
+def scenario_from(raw: Mapping[str, object]) -> ScenarioResult:
+    """A ScenarioResult from parsed JSON."""
+    values = dict(raw)
+    values["verdict"] = Verdict(values["verdict"])
+    values["evidence"] = evidence_from(values["evidence"])
+    return ScenarioResult(**values)  # type: ignore[arg-type]
+
+
+def to_plain(value: object) -> object:
+    """Dataclasses, enums and tuples as the JSON types they are written as."""
+    return _plain(value)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {row.name: _plain(getattr(value, row.name)) for row in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,47 @@
+"""Names to objects, written out in literal tables and imported only when asked for.
+
+Invariants:
+- An entry is "module:attribute"; importing the table imports none of its entries.
+- An unknown name is a UsageError that lists the known ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar, cast
+
+from kvcheck.core.errors import UsageError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A literal table of lazily imported objects of one kind."""
+
+    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
+        self.kind = kind
+        self._entries = dict(entries)
+
+    def load(self, name: str) -> T:
+        """The object behind `name`. Raises UsageError for a name that is not in the table."""
+        self.require(name)
+        module, attribute = self._entries[name].split(":")
+        return cast(T, getattr(importlib.import_module(module), attribute))
+
+    def require(self, name: str) -> None:
+        """Raise UsageError unless `name` is known; imports nothing."""
+        if name in self._entries:
+            return
+        near = difflib.get_close_matches(name, self._entries, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"unknown {self.kind} {name!r}; known: {', '.join(self._entries)}{hint}")
+
+    def names(self) -> tuple[str, ...]:
+        """Known names in table order."""
+        return tuple(self._entries)
+
+    def targets(self) -> Iterator[tuple[str, str]]:
+        """(name, "module:attribute") rows, for the architecture test."""
+        return iter(self._entries.items())

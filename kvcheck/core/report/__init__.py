@@ -1,0 +1,25 @@
+"""Reports: one RunRecord in, one file or folder out, a module for each format.
+
+Invariants:
+- A writer is `write(record, path)`; it reads the record alone, and either the whole file is there afterwards or the old one.
+- Importing this package imports no writer: pandas, matplotlib and jinja2 load only when their format is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from kvcheck.core.record import RunRecord
+from kvcheck.core.registry import Registry
+
+Writer = Callable[[RunRecord, Path], None]
+
+WRITERS: Registry[Writer] = Registry(
+    "format",
+    {
+        "json": "kvcheck.core.report.store:write_json",
+        "csv": "kvcheck.core.report.to_csv:write",
+        "html": "kvcheck.core.report.to_html:write",
+    },
+)

@@ -1,0 +1,126 @@
+"""Where runs are kept: `OUT/<run_id>/run.json`, written whole or not at all, and found again by name.
+
+Invariants:
+- A file is replaced in one step; whoever reads it meanwhile sees the old text or the new one, never half of it.
+- What the operating system refuses is a UsageError with the path, the reason and the option that helps.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvcheck.core.errors import UsageError
+from kvcheck.core.record import RunRecord
+
+RUN_FILE = "run.json"
+LISTED_RUNS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RunStore:
+    """The folder that holds one folder per run."""
+
+    out: Path
+
+    def folder(self, run_id: str) -> Path:
+        """`out/<run_id>/`, made if it is not there. Raises UsageError if it cannot be."""
+        if run_id in ("", ".", "..") or Path(run_id).name != run_id:
+            raise UsageError(f"run id {run_id!r} cannot name a folder: expected one plain file name")
+        folder = self.out / run_id
+        make_folder(folder)
+        return folder
+
+    def save(self, record: RunRecord) -> Path:
+        """Write the record into its folder; the path of its run.json."""
+        return write_run(record, self.folder(record.run_id))
+
+    def run_ids(self) -> tuple[str, ...]:
+        """Names of the runs kept here, sorted; none if the folder does not exist."""
+        if not self.out.is_dir():
+            return ()
+        return tuple(sorted(entry.name for entry in self.out.iterdir() if (entry / RUN_FILE).is_file()))
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder` and its parents. Raises UsageError with the reason."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step, making its folder if needed. Raises UsageError with the reason."""
+    make_folder(path.parent)
+    draft = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        # A lone surrogate, from an argument that is not UTF-8, is written as \udcXX: to JSON that is the same string.
+        with draft.open("x", encoding="utf-8", errors="backslashreplace", newline="") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(draft, path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        _discard(draft)
+
+
+def write_run(record: RunRecord, folder: Path) -> Path:
+    """Write run.json into `folder`; its path."""
+    path = folder / RUN_FILE
+    write_text(path, record.to_json())
+    return path
+
+
+def write_json(record: RunRecord, path: Path) -> None:
+    """The record as JSON: into the file, or as run.json into an existing folder."""
+    write_text(path / RUN_FILE if path.is_dir() else path, record.to_json())
+
+
+def find_run(name: str, out: Path) -> Path:
+    """The run.json meant by `name`: a file, a folder that holds one, a run id under `out`, or a prefix of just one."""
+    if name:
+        given = Path(name)
+        for path in (given, given / RUN_FILE, out / name / RUN_FILE):
+            if path.is_file():
+                return path
+    known = RunStore(out).run_ids()
+    matching = [run_id for run_id in known if name and run_id.startswith(name)]
+    if len(matching) == 1:
+        return out / matching[0] / RUN_FILE
+    if matching:
+        raise UsageError(f"run {name!r} is ambiguous under {out}: {_some(matching)}; give more of the id")
+    if not known:
+        raise UsageError(
+            f"no run {name!r}: expected a run id, a folder or a run.json, and {out} holds no runs; "
+            "make one with `kvcheck stress`, or name their folder with --out DIR"
+        )
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise UsageError(f"no run {name!r}: expected a run id, a folder or a run.json; {out} holds {_some(known)}{hint}")
+
+
+def _some(run_ids: tuple[str, ...] | list[str]) -> str:
+    """The newest few ids, which sort last, and how many more there are."""
+    shown = ", ".join(run_ids[-LISTED_RUNS:])
+    return shown if len(run_ids) <= LISTED_RUNS else f"{shown} and {len(run_ids) - LISTED_RUNS} more"
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    reason = error.strerror or str(error)
+    return UsageError(
+        f"cannot write {path}: {reason}; expected a folder that can be written: choose one with --out DIR"
+    )
+
+
+def _discard(draft: Path) -> None:
+    """Remove a draft that was not renamed; on a file system that went away there is nothing left to remove."""
+    try:
+        draft.unlink(missing_ok=True)
+    except OSError:
+        return

@@ -1,0 +1,105 @@
+"""The record as CSV tables: findings, scenarios, words verified per buffer, mutants.
+
+A path that ends in .csv gets one table, with a `kind` column that tells scenario rows from finding rows; any other path is
+a folder that gets findings.csv, scenarios.csv, words.csv and mutants.csv.
+
+Invariants:
+- A text that a spreadsheet would run as a formula gets a leading apostrophe; numbers stay numbers.
+- What does not apply is an empty cell, never 0; a column is there even when no row fills it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas
+
+from kvcheck.core.record import Evidence, Finding, MutantResult, RunRecord, ScenarioResult, to_plain
+from kvcheck.core.report.store import make_folder, write_text
+
+Row = Mapping[str, object]
+
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+EVIDENCE_COUNTS = tuple(row.name for row in dataclasses.fields(Evidence) if row.name != "words_verified")
+FINDING_COLUMNS = tuple(row.name for row in dataclasses.fields(Finding))
+SCENARIO_COLUMNS = (
+    *(row.name for row in dataclasses.fields(ScenarioResult) if row.name != "evidence"),
+    *(f"evidence_{name}" for name in EVIDENCE_COUNTS),
+)
+WORD_COLUMNS = ("scenario", "shape", "buffer", "words_verified")
+MUTANT_COLUMNS = tuple(row.name for row in dataclasses.fields(MutantResult))
+
+
+def write(record: RunRecord, path: Path) -> None:
+    """One table into a .csv file, or the four tables into a folder."""
+    if path.suffix.lower() == ".csv" and not path.is_dir():
+        write_text(path, combined(record))
+        return
+    make_folder(path)
+    for name, text in tables(record).items():
+        write_text(path / name, text)
+
+
+def tables(record: RunRecord) -> dict[str, str]:
+    """File name to CSV text."""
+    return {
+        "findings.csv": _csv(record, FINDING_COLUMNS, [_finding_row(finding) for finding in record.findings]),
+        "scenarios.csv": _csv(record, SCENARIO_COLUMNS, [_scenario_row(result) for result in record.scenarios]),
+        "words.csv": _csv(record, WORD_COLUMNS, _word_rows(record)),
+        "mutants.csv": _csv(record, MUTANT_COLUMNS, [_plain_row(result) for result in record.mutants]),
+    }
+
+
+def combined(record: RunRecord) -> str:
+    """Scenarios with their verdicts and counts, then findings, in one table with a `kind` column."""
+    columns = dict.fromkeys(("kind", *SCENARIO_COLUMNS, *FINDING_COLUMNS))
+    scenarios = [{"kind": "scenario", **_scenario_row(result)} for result in record.scenarios]
+    findings = [{"kind": "finding", **_finding_row(finding)} for finding in record.findings]
+    return _csv(record, tuple(columns), [*scenarios, *findings])
+
+
+def _csv(record: RunRecord, columns: Sequence[str], rows: Sequence[Row]) -> str:
+    # dtype object keeps 3 from becoming 3.0 in a column that also holds None.
+    cells = [[_safe(cell) for cell in (record.run_id, *(row.get(name) for name in columns))] for row in rows]
+    frame = pandas.DataFrame(cells, columns=["run_id", *columns], dtype=object)
+    return str(frame.to_csv(index=False, lineterminator="\n"))
+
+
+def _safe(cell: object) -> object:
+    if isinstance(cell, str) and cell.startswith(FORMULA_STARTS):
+        return "'" + cell
+    return cell
+
+
+def _plain_row(value: Finding | ScenarioResult | MutantResult) -> dict[str, object]:
+    plain = to_plain(value)
+    assert isinstance(plain, dict), "a dataclass becomes a dict"
+    return plain
+
+
+def _finding_row(finding: Finding) -> dict[str, object]:
+    row = _plain_row(finding)
+    if finding.minimal is not None:
+        row["minimal"] = json.dumps(row["minimal"], ensure_ascii=False)
+    return row
+
+
+def _scenario_row(result: ScenarioResult) -> dict[str, object]:
+    row = _plain_row(result)
+    del row["evidence"]
+    for name in EVIDENCE_COUNTS:
+        row[f"evidence_{name}"] = getattr(result.evidence, name)
+    return row
+
+
+def _word_rows(record: RunRecord) -> list[Row]:
+    """Rows per scenario, so that a sum over the column counts no word twice; a run without scenarios has its own rows."""
+    counted = [(result.id, result.shape, result.evidence) for result in record.scenarios]
+    return [
+        {"scenario": scenario, "shape": shape, "buffer": buffer, "words_verified": words}
+        for scenario, shape, evidence in counted or [(None, None, record.evidence)]
+        for buffer, words in evidence.words_verified.items()
+    ]

@@ -1,0 +1,172 @@
+"""Metadata buffers: the ten fields a prefill hands over with a request, packed as one row a slot.
+
+Invariants:
+- `get` returns an owned copy of the packed row: one copy, whatever the fields. (mutant: metadata-get-returns-views)
+- A freed slot is cleared before anybody can lease it again: all fields, not only the room.
+  (mutant: metadata-slot-not-cleared)
+- Fields a request does not use are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+
+from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Place, Signal
+from kvcheck.core.errors import LengthMismatch
+from kvcheck.core.pools.allocator import AllocationListener, SlotAllocator
+from kvcheck.kernels.page_copy import copy_bytes_torch, fill_torch
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataField:
+    """One field of the packed row. offset: bytes from the row's start, a multiple of 8."""
+
+    name: str
+    width: int
+    dtype: torch.dtype
+    offset: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the field."""
+        return self.width * self.dtype.itemsize
+
+
+def metadata_fields(hidden_size: int) -> tuple[MetadataField, ...]:
+    """The ten fields, in the order SGLang's table has them; narrow rows are 64 bytes, the RDMA minimum."""
+    rows: tuple[tuple[str, int, torch.dtype], ...] = (
+        ("output_ids", 16, torch.int32),
+        ("cached_tokens", 16, torch.int32),
+        ("output_token_logprobs_val", 16, torch.float32),
+        ("output_token_logprobs_idx", 16, torch.int32),
+        ("output_top_logprobs_val", 128, torch.float32),
+        ("output_top_logprobs_idx", 128, torch.int32),
+        ("output_topk_p", 16, torch.float32),
+        ("output_topk_index", 16, torch.int64),
+        ("output_hidden_states", hidden_size, torch.float32),
+        ("bootstrap_room", 8, torch.int64),
+    )
+    fields: list[MetadataField] = []
+    offset = 0
+    for name, width, dtype in rows:
+        fields.append(MetadataField(name, width, dtype, offset))
+        offset += -(-width * dtype.itemsize // 8) * 8
+    return tuple(fields)
+
+
+class MetadataRow:
+    """One request's metadata: a packed row of bytes that nobody else can change."""
+
+    __slots__ = ("_fields", "packed")
+
+    def __init__(self, packed: torch.Tensor, fields: tuple[MetadataField, ...]) -> None:
+        self.packed = packed
+        self._fields = {field.name: field for field in fields}
+
+    def field(self, name: str) -> torch.Tensor:
+        """A field's values, [width]; memory of this row."""
+        field = self._fields[name]
+        return self.packed[field.offset : field.offset + field.size_bytes].view(field.dtype)
+
+
+class MetadataBuffers:
+    """Slots of packed rows at one end ("prefill" or "decode")."""
+
+    def __init__(
+        self,
+        end: str,
+        *,
+        slots: int,
+        hidden_size: int,
+        backend: Backend,
+        lane: Lane,
+        listener: AllocationListener | None = None,
+    ) -> None:
+        self.end = end
+        self.space = f"metadata-{end}"
+        self.fields = metadata_fields(hidden_size)
+        self.row_bytes = self.fields[-1].offset + self.fields[-1].size_bytes
+        self._backend = backend
+        self._lane = lane
+        self._slots = SlotAllocator(self.space, count=slots, first=0, listener=listener)
+        self._rows = backend.empty(self.space, (slots, self.row_bytes), torch.uint8, Place.DEVICE)
+        rows = self._rows
+        backend.submit(Operation("metadata.clear", (lambda: fill_torch(rows, 0),)), lane=lane)
+
+    @property
+    def slots(self) -> SlotAllocator:
+        """The allocator of the slots."""
+        return self._slots
+
+    def lease(self, request: int) -> int | None:
+        """An empty slot, or None where all are taken."""
+        ids = self._slots.allocate(1, request)
+        return None if ids is None else int(ids[0])
+
+    def set(self, slot: int, request: int, values: Mapping[str, torch.Tensor]) -> Signal:
+        """Write fields of a slot. values: name to [n <= width]; what is left out stays as it was cleared."""
+        pairs = []
+        for field in self.fields:
+            if (value := values.get(field.name)) is None:
+                continue
+            if value.dtype != field.dtype or prod(value.shape) > field.width:
+                raise LengthMismatch(
+                    f"metadata field {field.name}: expected at most {field.width} values of {field.dtype}, "
+                    f"got {tuple(value.shape)} of {value.dtype}"
+                )
+            start = field.offset
+            packed = value.contiguous().view(torch.uint8)
+            pairs.append((self._rows[slot, start : start + packed.numel()], packed))
+
+        def run() -> None:
+            for target, source in pairs:
+                copy_bytes_torch(target, source)
+
+        return self._backend.submit(
+            Operation("metadata.set", (run,), request), lane=self._lane, writes=(self._footprint(slot, request),)
+        )
+
+    def get(self, slot: int, request: int) -> MetadataRow:
+        """The slot's row as an owned copy; blocks until it is complete."""
+        packed = torch.empty(self.row_bytes, dtype=torch.uint8)
+        source = self.row_view(slot)
+        done = self._backend.submit(
+            Operation("metadata.get", (lambda: copy_bytes_torch(packed, source),), request),
+            lane=self._lane,
+            reads=(self._footprint(slot, request),),
+        )
+        self._backend.wait(done)
+        return MetadataRow(packed, self.fields)
+
+    def row_view(self, slot: int) -> torch.Tensor:
+        """The packed row of a slot, [row_bytes]; holds until the slot is freed. For transports, not for requests."""
+        return self._rows[slot]
+
+    def release(self, slot: int) -> None:
+        """Clear a slot, then let others have it."""
+        self.clear(slot)
+        self._slots.free(np.array([slot], dtype=np.int64))
+
+    def clear(self, slot: int) -> None:
+        """Zero every field of a slot and wait until that is done."""
+        row = self._rows[slot]
+        self._backend.wait(
+            self._backend.submit(Operation("metadata.clear", (lambda: fill_torch(row, 0),)), lane=self._lane)
+        )
+
+    def storage_range(self) -> tuple[int, int]:
+        """First and one-past-last address of the rows, for aliasing checks."""
+        return self._rows.data_ptr(), self._rows.data_ptr() + self._rows.numel()
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self._backend.release(self.space)
+
+    def _footprint(self, slot: int, request: int) -> Footprint:
+        ids = np.array([slot], dtype=np.int64)
+        return Footprint(self.space, ("metadata",), (0, 1), ids, owners=np.array([request], dtype=np.int64))

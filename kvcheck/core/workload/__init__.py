@@ -1,0 +1,7 @@
+"""What is run: model shapes, request traces, synthetic requests and the generator that every seeded choice draws from.
+
+Invariants:
+- Importing the package imports none of its modules.
+- A workload is a pure function of its file and its integers (capacity, page size, seed): no clock, no global randomness, no
+  built-in hash.
+"""

@@ -1,0 +1,247 @@
+"""Model presets: tiny shapes for the simulator and the public dimensions of real models for benchmarks.
+
+A tiny shape keeps the structure that its family's bugs live in (page kinds, packed rows, layer patterns) and shrinks the
+rest. An NSA index page is never shrunk: 64 keys of 128 bytes and 64 fp32 scales are 8448 bytes, as in the field.
+Page sizes are a serving choice, not a model's: 64 for the latent families, whose kernels ask for it, and 16 elsewhere.
+
+Invariants:
+- Every row of every buffer, and every per-layer state, is a multiple of 8 bytes in the tiny shapes.
+- A shape's key is its name; its `source` says where the numbers come from.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Final
+
+import torch
+
+from kvcheck.core.errors import UsageError
+from kvcheck.core.pools.shape import ModelShape
+
+
+def shape(name: str) -> ModelShape:
+    """The preset called `name`. Raises UsageError for an unknown name."""
+    if name in SHAPES:
+        return SHAPES[name]
+    near = difflib.get_close_matches(name, SHAPES, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise UsageError(f"unknown shape {name!r}; known: {', '.join(SHAPES)}{hint}")
+
+
+def _layers(count: int) -> tuple[int, ...]:
+    """Layers 0 .. count - 1."""
+    return tuple(range(count))
+
+
+def _every_fourth(count: int) -> tuple[int, ...]:
+    """Layers 3, 7, 11, ...: the full-attention layers of a hybrid with three state layers before each."""
+    return tuple(range(3, count, 4))
+
+
+def _but_every_fourth(count: int) -> tuple[int, ...]:
+    """The layers that _every_fourth leaves."""
+    return tuple(layer for layer in range(count) if layer % 4 != 3)
+
+
+_FP8: Final = torch.float8_e4m3fn
+
+_TINY: Final = (
+    ModelShape(
+        name="glm-5.1-tiny",
+        family="nsa",
+        page_size=64,
+        full_layers=_layers(2),
+        latent_dim=16,
+        index_head_dim=128,
+        source="glm-5.1 with 2 layers and a 16-element latent; index pages are exact (8448 bytes)",
+    ),
+    ModelShape(
+        name="deepseek-v3.2-tiny",
+        family="nsa",
+        page_size=64,
+        full_layers=_layers(2),
+        kv_dtype=_FP8,
+        latent_dim=24,
+        latent_row_bytes=40,
+        index_head_dim=128,
+        source="deepseek-v3.2 with 2 layers and a packed row of 16 fp8 + 2 fp32 scales + 8 bf16 = 40 bytes",
+    ),
+    ModelShape(
+        name="deepseek-v3-tiny",
+        family="mla",
+        page_size=8,
+        full_layers=_layers(2),
+        latent_dim=16,
+        source="deepseek-v3 with 2 layers and a 16-element latent",
+    ),
+    ModelShape(
+        name="llama-3-tiny",
+        family="mha",
+        page_size=4,
+        full_layers=_layers(2),
+        num_kv_heads=2,
+        head_dim=8,
+        v_head_dim=8,
+        source="llama-3-8b with 2 layers and 2 KV heads of 8",
+    ),
+    ModelShape(
+        name="llama-3-fp8-tiny",
+        family="mha",
+        page_size=8,
+        full_layers=_layers(2),
+        kv_dtype=_FP8,
+        num_kv_heads=2,
+        head_dim=16,
+        v_head_dim=16,
+        scale_block=8,
+        source="llama-3-8b-fp8 with 2 layers and 2 KV heads of 16, one fp32 scale for 8 elements",
+    ),
+    ModelShape(
+        name="gpt-oss-tiny",
+        family="swa",
+        page_size=4,
+        full_layers=(1, 3),
+        window_layers=(0, 2),
+        num_kv_heads=2,
+        head_dim=8,
+        v_head_dim=8,
+        window=10,
+        source="gpt-oss-20b with 4 layers; its window of 10 ends inside a page",
+    ),
+    ModelShape(
+        name="qwen3-next-tiny",
+        family="mamba",
+        page_size=8,
+        full_layers=_every_fourth(4),
+        state_layers=_but_every_fourth(4),
+        num_kv_heads=1,
+        head_dim=16,
+        v_head_dim=16,
+        conv_dim=16,
+        conv_kernel=4,
+        ssm_heads=2,
+        ssm_key_dim=4,
+        ssm_value_dim=4,
+        source="qwen3-next-80b with one group of four layers; conv_dim is 2 * 1 * 4 + 2 * 4",
+    ),
+)
+
+_REAL: Final = (
+    ModelShape(
+        name="glm-5.1",
+        family="nsa",
+        page_size=64,
+        full_layers=_layers(78),
+        latent_dim=512 + 64,
+        index_head_dim=128,
+        hidden_size=6144,
+        source="GlmMoeDsaConfig defaults, which are zai-org/GLM-5: 78 layers, kv_lora_rank 512, qk_rope_head_dim 64, "
+        "index_head_dim 128 (32 index heads); zai-org/GLM-5.1 is documented by Megatron Bridge as the same architecture "
+        "(its own config.json was not read); without the multi-token-prediction layer",
+    ),
+    ModelShape(
+        name="deepseek-v3.2",
+        family="nsa",
+        page_size=64,
+        full_layers=_layers(61),
+        kv_dtype=_FP8,
+        latent_dim=512 + 64,
+        latent_row_bytes=512 + 4 * 4 + 64 * 2,
+        index_head_dim=128,
+        hidden_size=7168,
+        source="config.json of deepseek-ai/DeepSeek-V3.2: 61 layers, kv_lora_rank 512, qk_rope_head_dim 64, index_head_dim "
+        "128 (64 index heads); fp8 row of 512 fp8 + 4 fp32 scales + 64 bf16 = 656 bytes, as FlashMLA's sparse kernels read",
+    ),
+    ModelShape(
+        name="deepseek-v3",
+        family="mla",
+        page_size=64,
+        full_layers=_layers(61),
+        latent_dim=512 + 64,
+        hidden_size=7168,
+        source="config.json of deepseek-ai/DeepSeek-V3: 61 layers, kv_lora_rank 512, qk_rope_head_dim 64",
+    ),
+    ModelShape(
+        name="llama-3-8b",
+        family="mha",
+        page_size=16,
+        full_layers=_layers(32),
+        num_kv_heads=8,
+        head_dim=128,
+        v_head_dim=128,
+        hidden_size=4096,
+        source="config.json of meta-llama/Meta-Llama-3-8B: 32 layers, 8 KV heads of 128",
+    ),
+    ModelShape(
+        name="llama-3-70b",
+        family="mha",
+        page_size=16,
+        full_layers=_layers(80),
+        num_kv_heads=8,
+        head_dim=128,
+        v_head_dim=128,
+        hidden_size=8192,
+        source="config.json of meta-llama/Meta-Llama-3-70B: 80 layers, 8 KV heads of 128",
+    ),
+    ModelShape(
+        name="llama-3-8b-fp8",
+        family="mha",
+        page_size=16,
+        full_layers=_layers(32),
+        kv_dtype=_FP8,
+        num_kv_heads=8,
+        head_dim=128,
+        v_head_dim=128,
+        scale_block=128,
+        hidden_size=4096,
+        source="llama-3-8b with fp8 rows; one fp32 scale for each token and head is this preset's choice",
+    ),
+    ModelShape(
+        name="gpt-oss-20b",
+        family="swa",
+        page_size=16,
+        full_layers=tuple(range(1, 24, 2)),
+        window_layers=tuple(range(0, 24, 2)),
+        num_kv_heads=8,
+        head_dim=64,
+        v_head_dim=64,
+        window=128,
+        hidden_size=2880,
+        source="config.json of openai/gpt-oss-20b: 24 layers, sliding (window 128) and full in turn, 8 KV heads of 64",
+    ),
+    ModelShape(
+        name="gpt-oss-120b",
+        family="swa",
+        page_size=16,
+        full_layers=tuple(range(1, 36, 2)),
+        window_layers=tuple(range(0, 36, 2)),
+        num_kv_heads=8,
+        head_dim=64,
+        v_head_dim=64,
+        window=128,
+        hidden_size=2880,
+        source="config.json of openai/gpt-oss-120b: 36 layers, sliding (window 128) and full in turn, 8 KV heads of 64",
+    ),
+    ModelShape(
+        name="qwen3-next-80b",
+        family="mamba",
+        page_size=16,
+        full_layers=_every_fourth(48),
+        state_layers=_but_every_fourth(48),
+        num_kv_heads=2,
+        head_dim=256,
+        v_head_dim=256,
+        conv_dim=2 * 16 * 128 + 32 * 128,
+        conv_kernel=4,
+        ssm_heads=32,
+        ssm_key_dim=128,
+        ssm_value_dim=128,
+        hidden_size=2048,
+        source="config.json of Qwen/Qwen3-Next-80B-A3B-Instruct: 48 layers, every fourth full (2 KV heads of 256), the others "
+        "linear: 16 key heads and 32 value heads of 128, conv kernel 4; fp32 state is SGLang's default",
+    ),
+)
+
+SHAPES: Final[dict[str, ModelShape]] = {preset.name: preset for preset in (*_TINY, *_REAL)}
+TINY_SHAPES: Final[tuple[str, ...]] = tuple(preset.name for preset in _TINY)

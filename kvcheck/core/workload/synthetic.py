@@ -1,0 +1,169 @@
+"""Synthetic requests: jobs whose lengths sit on every page and chunk boundary, and the packaged sample trace.
+
+Invariants:
+- Everything here is a function of its arguments; the packaged trace equals what `sample_trace_text` makes.
+- prompt + output of a job is never more than half of the pool.
+- Jobs come in bursts, each of which asks for more than the pool holds.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from kvcheck.core.errors import UsageError
+from kvcheck.core.workload.jobs import Job, leading_runs, merge_runs
+from kvcheck.core.workload.mix import Mix
+from kvcheck.core.workload.traces import BLOCK_TOKENS, TraceRow
+
+SAMPLE_SEED: Final = 20250221
+SAMPLE_REQUESTS: Final = 400
+
+_RECENT: Final = 12  # a prefix is shared with one of the last twelve requests, most of which are still cached
+
+
+def synthetic_jobs(
+    shape_page_size: int, capacity_tokens: int, *, requests: int, seed: int, chunk_tokens: int
+) -> tuple[Job, ...]:
+    """Jobs for a pool of `capacity_tokens`, in pages of `shape_page_size` and prefill chunks of `chunk_tokens`.
+
+    Prompts lie at multiples of the page and of the chunk, one below and one above, near and far (up to a sixth of the
+    pool), and at 1. Outputs end just before, at or just after the end of a page, or one page later. A third of the jobs
+    start with a run of a recent one: whole pages, a page and a bit, or everything.
+
+    A burst ends when its tokens pass three halves of the pool, shared ones counted once; the next burst comes after
+        sum of (total tokens * output tokens) / (1.3 * capacity)
+    rounds: the token-rounds it asks for, over those the pool has, so the pool stays overloaded. From about two dozen
+    requests on, decoding runs out of pages.
+    """
+    page, half = shape_page_size, capacity_tokens // 2
+    if page < 1 or chunk_tokens < 1 or requests < 1:
+        raise UsageError(
+            "synthetic requests: expected page size, chunk and number of requests of at least 1, "
+            f"got {page}, {chunk_tokens} and {requests}"
+        )
+    if half < 2 * page + 2:
+        raise UsageError(
+            f"synthetic requests: expected a pool of at least {4 * page + 4} tokens for pages of {page}, "
+            f"got {capacity_tokens}; use more pages"
+        )
+    mix = Mix(seed)
+    jobs: list[Job] = []
+    arrival = burst_tokens = burst_work = 0
+    for request in range(1, requests + 1):
+        prompt = _prompt_length(mix, page=page, chunk=chunk_tokens, capacity=capacity_tokens)
+        output = min(_output_length(mix, prompt=prompt, page=page), half - prompt)
+        shared = _shared_run(mix, jobs, prompt=prompt, page=page)
+        speculative = mix.chance(1, 4)
+        job = Job(
+            request=request,
+            arrival=arrival,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            blocks=merge_runs([*shared, (request, prompt - sum(tokens for _, tokens in shared))]),
+            wants_logprobs=mix.chance(1, 4),
+            speculative=speculative,
+            wants_hidden=mix.chance(1, 2) and speculative,
+        )
+        jobs.append(job)
+        burst_tokens += job.own_prompt_tokens + output
+        burst_work += job.total_tokens * output
+        if 2 * burst_tokens > 3 * capacity_tokens:
+            arrival += 1 + 10 * burst_work // (13 * capacity_tokens)
+            burst_tokens = burst_work = 0
+    return tuple(jobs)
+
+
+def sample_trace_path() -> Path:
+    """The trace that ships with the package."""
+    return Path(__file__).parent / "data" / "sample_trace.jsonl"
+
+
+def sample_trace_text() -> str:
+    """The contents of the packaged trace."""
+    rows = sample_trace_rows(requests=SAMPLE_REQUESTS, seed=SAMPLE_SEED)
+    return "".join(
+        json.dumps(
+            {
+                "timestamp": row.timestamp_ms,
+                "input_length": row.input_length,
+                "output_length": row.output_length,
+                "hash_ids": list(row.hash_ids),
+            }
+        )
+        + "\n"
+        for row in rows
+    )
+
+
+def sample_trace_rows(*, requests: int, seed: int) -> tuple[TraceRow, ...]:
+    """Made-up conversations: a few system prompts, and turns that repeat what was said and add to it.
+
+    A turn keeps the full blocks of its conversation so far, because a block that was partial holds other content once it
+    is full. Most prompts are short and a few are very long, as in production.
+    """
+    mix = Mix(seed)
+    systems = [tuple(range(first, first + count)) for first, count in ((0, 1), (1, 2), (3, 4))]
+    next_id = 7
+    talks: list[tuple[tuple[int, ...], int]] = []  # (ids of the full blocks, tokens so far)
+    rows: list[TraceRow] = []
+    timestamp = 0
+    for _ in range(requests):
+        if talks and mix.chance(2, 5):
+            ids, tokens = talks.pop(mix.below(len(talks)))
+        else:
+            ids = systems[mix.below(len(systems))]
+            tokens = len(ids) * BLOCK_TOKENS
+        tokens += 1 + mix.below(1500)
+        if mix.chance(1, 10):
+            tokens += mix.below(24_000)
+        needed = -(-tokens // BLOCK_TOKENS)
+        fresh = tuple(range(next_id, next_id + needed - len(ids)))
+        next_id += len(fresh)
+        ids = (*ids, *fresh)
+        output = 1 + mix.below(40) if mix.chance(1, 5) else 60 + mix.below(500)
+        rows.append(TraceRow(timestamp_ms=timestamp, input_length=tokens, output_length=output, hash_ids=ids))
+        if tokens < 60_000:
+            talks.append((ids[: tokens // BLOCK_TOKENS], tokens + output))
+        if mix.chance(1, 3):
+            timestamp += 1000 * (1 + mix.below(8))
+    return tuple(rows)
+
+
+def _prompt_length(mix: Mix, *, page: int, chunk: int, capacity: int) -> int:
+    """A length on, just under or just over a boundary; at least 1, and two tokens short of half of the pool."""
+    kind, near = mix.below(8), mix.below(3) - 1
+    far_pages = max(3, capacity // (6 * page))
+    multiples = (1 + mix.below(3), 1 + mix.below(far_pages))
+    if kind == 0:
+        length = 1
+    elif kind <= 2:
+        length = multiples[0] * page + near
+    elif kind <= 4:
+        length = multiples[0] * chunk + near
+    else:
+        length = multiples[1] * page + near
+    # A chunk can be larger than the pool; the cut keeps the boundary of a page.
+    most = (capacity // 2 - 2) // page * page
+    return max(1, length if length <= most else most + near)
+
+
+def _output_length(mix: Mix, *, prompt: int, page: int) -> int:
+    """A length that ends before, at or after a page's end; 1 when the boundary leaves nothing."""
+    to_end = -prompt % page
+    choices = (1, to_end, to_end + 1, to_end + 2, to_end + page, to_end + page + 1)
+    return max(1, choices[mix.below(len(choices))])
+
+
+def _shared_run(mix: Mix, jobs: list[Job], *, prompt: int, page: int) -> list[tuple[int, int]]:
+    """Leading runs taken from a recent job, or none."""
+    wanted, pick, kind, extra = mix.chance(1, 3), mix.next_u64(), mix.below(4), mix.below(page)
+    if not wanted or not jobs:
+        return []
+    recent = jobs[-_RECENT:]
+    leader = recent[pick % len(recent)]
+    most = min(prompt, leader.prompt_tokens)
+    aligned = most // page * page
+    tokens = (aligned, min(most, max(0, aligned - page) + extra), most, min(most, page))[kind]
+    return leading_runs(leader.blocks, tokens)

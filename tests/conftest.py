@@ -1,0 +1,74 @@
+"""What every test gets: poisoned fresh memory, an environment without kvcheck's settings, and honest skips.
+
+Invariants:
+- `torch.empty` and its kin never return zeros by luck: floats are NaN, all other bytes are 0xA5.
+- A test marked gpu or mooncake is skipped with the reason, never passed, where the thing is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+# One thread a worker: the workers already fill the cores, and sums do not depend on a split. Set before torch loads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile("kvcheck", derandomize=True, deadline=None, max_examples=50)
+hypothesis.settings.load_profile("kvcheck")
+
+ALLOCATORS = ("empty", "empty_like", "empty_strided")
+POISON_BYTE = 0xA5
+PLAIN_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def poison(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill what was just allocated with values that no test expects."""
+    if tensor.device.type == "meta" or tensor.numel() == 0:
+        return tensor
+    if tensor.dtype in PLAIN_FLOATS:
+        return tensor.fill_(float("nan"))
+    if tensor.dtype is torch.bool:  # any byte but 0 and 1 is undefined behaviour
+        return tensor.fill_(True)
+    if tensor.ndim and tensor.is_contiguous():
+        tensor.view(torch.uint8).fill_(POISON_BYTE)
+    return tensor
+
+
+def poisoning(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`allocate`, with its result poisoned."""
+
+    def allocate_poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return poison(allocate(*args, **kwargs))
+
+    return allocate_poisoned
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that relies on fresh memory being zero fails here instead of on a busy machine."""
+    for name in ALLOCATORS:
+        monkeypatch.setattr(torch, name, poisoning(getattr(torch, name)))
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of whoever runs the tests, and colour forced by a CI service, do not reach the commands."""
+    for name in [*os.environ]:
+        if name.startswith("KVCHECK_") or name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip, with the reason, what this machine cannot run."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; torch sees none")
+    if item.get_closest_marker("mooncake") and importlib.util.find_spec("mooncake") is None:
+        pytest.skip("needs the mooncake transfer engine: pip install 'kvcheck[mooncake]'")

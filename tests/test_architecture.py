@@ -1,0 +1,356 @@
+"""Imports go one way, files stay small, and what product code may not touch is not touched.
+
+Invariants:
+- Every check is a function of (module name, source text), so test_architecture_checks.py shows each to
+  fail on a literal that breaks it.
+- A string "kvcheck.module:attribute" in a table is an import: it obeys the same order and must lead somewhere.
+- An exception is a row with its reason; a row that nothing needs any more fails too.
+
+The order and the reasons are explained in ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+PACKAGE = PROJECT / "kvcheck"
+
+BASE = frozenset({"core.errors", "core.paging", "core.registry", "core.record", "core.codes"})
+RUN_PARTS = ("kernels", "core.backend", "core.pools", "core.offload", "core.hicache", "core.transfer", "core.scheduler")
+JUDGED_PARTS = (*RUN_PARTS, "core.targets", "core.workload")
+
+# module or package: (what it may import besides itself and BASE, why). Lowest first; the longest match rules.
+MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
+    "kernels": ((), "tensor in, tensor out; even BASE is above them"),
+    "core.errors": ((), "BASE"),
+    "core.paging": ((), "BASE"),
+    "core.registry": ((), "BASE"),
+    "core.codes": ((), "BASE"),
+    "core.record": ((), "BASE: reports read it without loading what was measured"),
+    "core.backend": (("kernels",), "runs operations, knows nothing of pools"),
+    "core.pools.shape": ((), "a value of plain numbers that workloads share with pools"),
+    "core.pools": (("core.backend", "kernels"), "own the tensors, reach them through a backend"),
+    "core.offload": (("core.pools", "core.backend", "kernels"), "a sibling of hicache and transfer"),
+    "core.hicache": (("core.pools", "core.backend", "kernels"), "a sibling of offload and transfer"),
+    "core.transfer": (("core.pools", "core.backend", "kernels"), "a sibling of offload and hicache"),
+    "core.scheduler": (RUN_PARTS[:-1], "drives pools, offload, host tier and transfer together"),
+    "core.targets": (RUN_PARTS, "puts the parts together, fixed or broken on purpose"),
+    "core.workload": (
+        ("core.scheduler", "core.pools", "core.backend", "kernels"),
+        "feeds a scheduler; names no target",
+    ),
+    "core.stress.history": (("core.workload.content",), "what a run leaves behind for the oracles"),
+    "core.stress.oracles": (("core.stress.history", "core.workload.content"), "judge a history alone, from any target"),
+    "core.stress": (JUDGED_PARTS, "runs targets under workloads; knows no benchmark"),
+    "core.bench": (JUDGED_PARTS, "times targets under workloads; knows no schedule search"),
+    "core.report": ((), "a record is all it needs, so that any stored run can be shown again"),
+    "commands": (("core",), "argv to exit code; nothing imports a command"),
+    "__main__": (("commands.main",), "python -m kvcheck"),
+    "kvcheck": ((), "the version, for everybody"),
+}
+ROOT_NAMES = frozenset({"kvcheck", "__version__"})  # the root package and what it defines
+STRING_ONLY = "core.targets.mutants"  # broken on purpose: reached by the name of a mutant, never by an import
+
+LINES_OF_A_FILE = 400
+LINES_OF_A_FUNCTION = 70
+LONG_FILES: dict[str, str] = {}  # module: reason
+LONG_FUNCTIONS: dict[str, str] = {}  # "module:function": reason
+DRAWERS = frozenset({"util", "utils", "helper", "helpers", "common", "misc", "manager"})
+
+MAY_CATCH_ALL = {
+    "core.stress.engine": "a crash of an oracle is UNKNOWN and a crash of the target is a finding",
+    "commands.main": "the last place where a crash of our own becomes exit 70",
+}
+ADAPTERS = {  # optional or slow library: the only modules that import it
+    "mooncake": ("core.transfer.mooncake", "core.hicache.storage"),
+    "sglang": ("core.targets",),
+    "triton": ("kernels",),
+    "pandas": ("core.report",),
+    "matplotlib": ("core.report",),
+    "jinja2": ("core.report",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ban:
+    """What modules under `where`, except those under `but`, may not name, call, or call as a method of anything."""
+
+    where: tuple[str, ...]
+    but: tuple[str, ...] = ()
+    names: frozenset[str] = frozenset()
+    calls: frozenset[str] = frozenset()
+    methods: frozenset[str] = frozenset()
+    why: str
+
+
+EVERYWHERE = ("",)
+BANS = (
+    Ban(
+        where=("core.stress", "core.workload"),
+        names=frozenset({"random", "time.time", "time.time_ns", "secrets", "uuid.uuid4", "numpy.random.seed"}),
+        calls=frozenset({"hash", "id"}),
+        why="a schedule must replay: clock, randomness and order are arguments",
+    ),
+    Ban(
+        where=("core.pools", "core.offload", "core.hicache", "core.transfer", "core.scheduler"),
+        methods=frozenset({"copy_", "to", "cpu", "cuda", "synchronize", "wait_event", "wait_stream"}),
+        why="product code moves bytes through a backend and the kernels only",
+    ),
+    Ban(
+        where=EVERYWHERE,
+        names=frozenset({"pickle", "marshal", "torch.load"}),
+        calls=frozenset({"eval", "exec"}),
+        why="a trace, a record or a schedule line from a stranger must not run code",
+    ),
+    Ban(
+        where=EVERYWHERE,
+        but=("commands",),
+        names=frozenset({"os.environ", "os.environb", "os.getenv", "os.putenv"}),
+        why="the environment is read in commands/ only, so a plan says everything a run depends on",
+    ),
+)
+
+
+def is_under(name: str, package: str) -> bool:
+    """Whether `name` is `package` or lies in it; everything lies in ""."""
+    return not package or name == package or name.startswith(package + ".")
+
+
+def row_of(module: str) -> str | None:
+    """The longest row of MAY_IMPORT that `module` lies in."""
+    return max((row for row in MAY_IMPORT if is_under(module, row)), key=len, default=None)
+
+
+def dotted(path: Path) -> str:
+    """Module name of a file below kvcheck/, without the leading "kvcheck."; the root package is "kvcheck"."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "kvcheck"
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, full dotted name) of every absolute import, TYPE_CHECKING blocks included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def table_rows(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """(line, module, attribute) of every string that names an object of the package; `module` without "kvcheck."."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and (match := re.fullmatch(r"kvcheck\.([\w.]+):(\w+)", str(node.value))):
+            yield node.lineno, match[1], match[2]
+
+
+def within_package(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, name without "kvcheck.") of every import that stays in the package."""
+    for line, name in imported(tree):
+        if is_under(name, "kvcheck"):
+            yield line, name.removeprefix("kvcheck.")
+
+
+def names_used(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, full dotted name) of every import and of every attribute chain that starts at an imported name."""
+    yield from imported(tree)
+    full = {
+        alias.asname or alias.name: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        chain: list[str] = []
+        at: ast.AST = node
+        while isinstance(at, ast.Attribute):
+            chain.append(at.attr)
+            at = at.value
+        if chain and isinstance(at, ast.Name) and at.id in full:
+            yield node.lineno, ".".join((full[at.id], *reversed(chain)))  # type: ignore[attr-defined]
+
+
+def check_imports(module: str, tree: ast.Module) -> Iterator[str]:
+    """Downwards only, by absolute name, and never straight to a mutant."""
+    row = row_of(module)
+    if row is None:
+        yield f"{module} has no row in MAY_IMPORT; add one where it belongs in the order"
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield f"line {node.lineno}: relative import; write the absolute name"
+    allowed = {row, *MAY_IMPORT[row][0]} | (BASE if row != "kernels" else set())
+    by_string = [(line, name) for line, name, _ in table_rows(tree)]
+    for line, name in [*within_package(tree), *by_string]:
+        if name in ROOT_NAMES and row != "kernels":
+            continue
+        if not any(is_under(name, package) for package in allowed):
+            yield f"line {line}: {row} may not import {name}; {row}: {MAY_IMPORT[row][1]}"
+    for line, name in within_package(tree):
+        if is_under(name, STRING_ONLY) and not is_under(module, STRING_ONLY):
+            yield f"line {line}: mutants are reached by name through a registry, not imported"
+
+
+def check_bans(module: str, tree: ast.Module) -> Iterator[str]:
+    """Names, calls and methods that this module may not use."""
+    for ban in BANS:
+        if not any(is_under(module, place) for place in ban.where) or any(is_under(module, ok) for ok in ban.but):
+            continue
+        found = {(line, name) for line, name in names_used(tree) if any(is_under(name, bad) for bad in ban.names)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                if isinstance(node.func, ast.Name) and node.func.id in ban.calls:
+                    found.add((node.lineno, f"{node.func.id}()"))
+                elif isinstance(node.func, ast.Attribute) and node.func.attr in ban.methods:
+                    found.add((node.lineno, f".{node.func.attr}()"))
+        yield from (f"line {line}: {name} is banned here: {ban.why}" for line, name in sorted(found))
+    for library, adapters in ADAPTERS.items():
+        for line, name in imported(tree):
+            if is_under(name, library) and not any(is_under(module, place) for place in adapters):
+                yield f"line {line}: {library} is imported only in {', '.join(adapters)}, so that others start without"
+
+
+def check_handlers(module: str, tree: ast.Module) -> Iterator[str]:
+    """Nobody swallows what he does not know."""
+    if module in MAY_CATCH_ALL:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            if any(c is None or (isinstance(c, ast.Name) and c.id in ("Exception", "BaseException")) for c in caught):
+                yield f"line {node.lineno}: catches everything; name the exception"
+
+
+def has_code(tree: ast.Module) -> bool:
+    """Whether a module holds more than its docstring, imports and dunder names."""
+    for node in tree.body[1:]:
+        is_dunder = isinstance(node, ast.Assign) and all(
+            isinstance(t, ast.Name) and t.id[:2] == "__" for t in node.targets
+        )
+        if not is_dunder and not isinstance(node, ast.Import | ast.ImportFrom):
+            return True
+    return False
+
+
+def check_docstring(module: str, tree: ast.Module) -> Iterator[str]:
+    """One line of purpose, then the invariants as a list; and a name that says something."""
+    if module.rpartition(".")[2] in DRAWERS:
+        yield f"{module} is the name of a drawer; name the concept"
+    text = ast.get_docstring(tree)
+    if not text:
+        yield "no module docstring: one line that says what the module is for"
+    elif text.partition("\n")[2] and text.splitlines()[1]:
+        yield "the docstring's first line is the purpose, alone; then an empty line"
+    elif has_code(tree) and not re.search(r"^Invariants:\n- ", text, re.MULTILINE):
+        yield 'the docstring has no list under "Invariants:"'
+
+
+def check_size(module: str, tree: ast.Module) -> Iterator[str]:
+    """A function fits a screen."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+            length = node.end_lineno - node.lineno + 1
+            if (length > LINES_OF_A_FUNCTION) != (f"{module}:{node.name}" in LONG_FUNCTIONS):
+                most = f"at most {LINES_OF_A_FUNCTION} (LONG_FUNCTIONS)"
+                yield f"line {node.lineno}: {node.name} has {length} lines; {most}"
+
+
+CHECKS: tuple[Callable[[str, ast.Module], Iterator[str]], ...] = (
+    check_imports,
+    check_bans,
+    check_handlers,
+    check_docstring,
+    check_size,
+)
+
+
+def violations(module: str, source: str) -> list[str]:
+    """Everything wrong with one module, from its text alone."""
+    tree = ast.parse(source)
+    found = [message for check in CHECKS for message in check(module, tree)]
+    lines = source.count("\n")
+    if (lines > LINES_OF_A_FILE) != (module in LONG_FILES):
+        found.append(f"{lines} lines; at most {LINES_OF_A_FILE} (LONG_FILES)")
+    return found
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Names a module defines or imports at its top level."""
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def loose_ends(sources: dict[str, str], packages: set[str], entry_points: set[str]) -> list[str]:
+    """Modules that nothing reaches, and table rows that reach nothing."""
+    trees = {module: ast.parse(source) for module, source in sources.items()}
+    reached = {"__main__", *entry_points, *packages}
+    found: list[str] = []
+    for module, tree in trees.items():
+        for line, target, attribute in table_rows(tree):
+            if target not in trees or attribute not in defined(trees[target]):
+                found.append(f"{module}, line {line}: kvcheck.{target}:{attribute} does not exist")
+            elif target != module:
+                reached.add(target)
+        for _, name in within_package(tree):  # "a.b.c" may be module a.b and attribute c
+            reached |= {name, name.rpartition(".")[0]} - {module}
+    return found + [
+        f"{module}: no module imports it and no table names it" for module in trees if module not in reached
+    ]
+
+
+MODULE_FILES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@pytest.mark.parametrize("module", MODULE_FILES)
+def test_module_keeps_the_rules(module: str) -> None:
+    assert violations(module, MODULE_FILES[module].read_text()) == []
+
+
+def test_nothing_is_dead_and_every_table_row_leads_somewhere() -> None:
+    sources = {module: path.read_text() for module, path in MODULE_FILES.items()}
+    packages = {module for module, path in MODULE_FILES.items() if path.name == "__init__.py"}
+    scripts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["scripts"]
+    entry_points = {target.partition(":")[0].removeprefix("kvcheck.") for target in scripts.values()}
+    assert loose_ends(sources, packages, entry_points) == []
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parent.rglob("*.py")), ids=lambda path: path.name)
+def test_test_file_is_small(path: Path) -> None:
+    assert path.read_text().count("\n") <= LINES_OF_A_FILE
+
+
+def test_every_package_has_its_init() -> None:
+    folders = {path.parent for path in MODULE_FILES.values()}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+def test_the_order_goes_downwards() -> None:
+    """Each row names rows above it in the table only, so the table as a whole can have no cycle."""
+    order = list(MAY_IMPORT)
+    for row, (below, reason) in MAY_IMPORT.items():
+        assert reason, f"{row} has no reason"
+        if row != "commands":  # all of core, by one word
+            assert all(order.index(row_of(name) or row) < order.index(row) for name in below), row
+
+
+def test_exceptions_are_still_there() -> None:
+    assert set(LONG_FILES) <= set(MODULE_FILES)
+    for key in LONG_FUNCTIONS:
+        module, _, function = key.partition(":")
+        assert f"def {function}(" in MODULE_FILES[module].read_text(), key

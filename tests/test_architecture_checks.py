@@ -1,0 +1,115 @@
+"""The architecture checks themselves, on literal sources: what they accept and what they refuse.
+
+Invariants:
+- Every kind of message that test_architecture.py can give appears here with a source that earns it.
+"""
+
+from __future__ import annotations
+
+import pytest
+from test_architecture import loose_ends, violations
+
+GOOD = '"""Purpose.\n\nInvariants:\n- One.\n"""\n'
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [
+        (
+            "core.pools.mha",
+            "from kvcheck.core.backend.backend import Backend\nfrom kvcheck.core.errors import UsageError",
+        ),
+        ("core.pools.mha", "from kvcheck.core.pools import buffers\nimport torch\nlabel = str(torch.cuda)"),
+        ("core.stress.engine", "try:\n    pass\nexcept Exception:\n    raise"),
+        ("core.stress.walk", "import time, numpy as np\nnow = time.monotonic()\nrng = np.random.default_rng(3)"),
+        ("core.stress.walk", "def pick(random: object) -> object:\n    return random.choice()"),
+        ("core.targets", 'MUTANTS = {"a": "kvcheck.core.targets.mutants.metadata:ViewMetadata"}'),
+        ("commands.stress", "import os\nfrom kvcheck import __version__\nhome = os.environ"),
+        ("core.report.to_csv", "import pandas\ntry:\n    pass\nexcept (OSError, ValueError):\n    raise"),
+    ],
+)
+def test_checker_accepts(module: str, code: str) -> None:
+    assert violations(module, GOOD + code) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "message"),
+    [
+        ("core.pools.mha", "from kvcheck.core.stress import engine", "may not import core.stress.engine"),
+        ("core.pools.mha", "import kvcheck.core.scheduler.decode", "may not import core.scheduler.decode"),
+        ("core.pools.mha", "if TYPE_CHECKING:\n    from kvcheck.core import targets", "may not import core.targets"),
+        ("core.pools.shape", "from kvcheck.core.pools.mha import MhaPool", "core.pools.shape may not import"),
+        ("core.offload", "from kvcheck.core.transfer.seal import Seal", "may not import core.transfer.seal.Seal"),
+        ("core.stress.walk", "from kvcheck.core.bench import cases", "may not import core.bench.cases"),
+        ("core.stress.oracles.content", "from kvcheck.core.stress.engine import run", "core.stress.oracles may not"),
+        ("core.report.to_csv", "from kvcheck.core.stress.history import History", "core.report may not import"),
+        ("core.errors", "from kvcheck.kernels import hold", "core.errors may not import kernels.hold"),
+        ("kernels.hold", "from kvcheck.core.errors import UsageError", "kernels may not import core.errors"),
+        ("kernels.hold", "from kvcheck import __version__", "kernels may not import __version__"),
+        ("core.bench.cases", "from kvcheck.commands.stress import run", "may not import commands.stress.run"),
+        ("core.pools.mha", 'ROWS = {"a": "kvcheck.core.stress.engine:run"}', "may not import core.stress.engine"),
+        ("commands.selftest", "from kvcheck.core.targets.mutants import metadata", "reached by name"),
+        ("core.targets.builtin", "from kvcheck.core.targets import mutants", "reached by name"),
+        ("core.pools.mha", "from .buffers import BufferSet", "relative import"),
+        ("core.mystery", "x = 1", "no row in MAY_IMPORT"),
+        ("core.pools.mha", "target.copy_(source)", ".copy_() is banned"),
+        ("core.transfer.seal", "row = row.to('cpu')", ".to() is banned"),
+        ("core.scheduler.decode", "torch.cuda.synchronize()", ".synchronize() is banned"),
+        ("core.stress.walk", "import random", "random is banned"),
+        ("core.workload.traces", "from random import Random", "random.Random is banned"),
+        ("core.stress.walk", "import time as clock\nnow = clock.time()", "time.time is banned"),
+        ("core.stress.walk", "import numpy as np\nnp.random.seed(1)", "numpy.random.seed is banned"),
+        ("core.stress.walk", "key = hash(name)", "hash() is banned"),
+        ("core.report.store", "import pickle", "pickle is banned"),
+        ("commands.report", "import torch\nrun = torch.load('run')", "torch.load is banned"),
+        ("core.codes", "eval('1')", "eval() is banned"),
+        ("core.backend.cuda", "import os\nvisible = os.environ['X']", "os.environ is banned"),
+        ("core.backend.cuda", "from os import getenv", "os.getenv is banned"),
+        ("core.stress.walk", "import matplotlib.pyplot", "matplotlib is imported only in"),
+        ("core.pools.mha", "try:\n    pass\nexcept Exception:\n    raise", "catches everything"),
+        ("core.pools.mha", "try:\n    pass\nexcept:\n    raise", "catches everything"),
+        ("core.pools.mha", "try:\n    pass\nexcept (OSError, BaseException):\n    raise", "catches everything"),
+        ("core.pools.utils", "x = 1", "name of a drawer"),
+        ("core.pools.mha", "def long() -> None:\n" + "    x = 1\n" * 70, "long has 71 lines"),
+        ("core.pools.mha", "x = 1\n" * 400, "at most 400 (LONG_FILES)"),
+    ],
+)
+def test_checker_refuses(module: str, code: str, message: str) -> None:
+    found = violations(module, GOOD + code)
+    assert any(message in line for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = 1", "no module docstring"),
+        ('"""Purpose\nthat goes on."""', "first line is the purpose"),
+        ('"""Purpose."""\nx = 1', 'no list under "Invariants:"'),
+        ('"""Purpose.\n\nInvariants: none\n"""\nx = 1', 'no list under "Invariants:"'),
+    ],
+)
+def test_checker_wants_a_docstring(source: str, message: str) -> None:
+    assert any(message in line for line in violations("core.pools.mha", source))
+
+
+def test_a_package_without_code_needs_no_invariants() -> None:
+    assert (
+        violations("core.pools", '"""Purpose."""\nfrom kvcheck.core.pools.mha import MhaPool\n__all__ = ["MhaPool"]')
+        == []
+    )
+
+
+def test_loose_ends_are_found() -> None:
+    sources = {
+        "core.pools": 'POOLS = {"mha": "kvcheck.core.pools.mha:MhaPool", "mla": "kvcheck.core.pools.mla:MlaPool"}',
+        "core.pools.mha": "from kvcheck.core.pools.buffers import Buffers\nclass MhaPool: ...",
+        "core.pools.mla": "class Renamed: ...",
+        "core.pools.buffers": "class Buffers: ...",
+        "core.pools.forgotten": "from kvcheck.core.pools.forgotten import itself",
+        "commands.main": "def main() -> None: ...",
+    }
+    assert loose_ends(sources, {"core.pools"}, {"commands.main"}) == [
+        "core.pools, line 1: kvcheck.core.pools.mla:MlaPool does not exist",
+        "core.pools.mla: no module imports it and no table names it",
+        "core.pools.forgotten: no module imports it and no table names it",
+    ]
