@@ -100,7 +100,7 @@ class Offload:
         """Copy a saved request into the rows of its new holding; readers wait for the returned signal."""
         self._check(offloaded, holding)
         behind = self._mark_forward()
-        for kept in self._restored(offloaded):
+        for kept in self.restored_buffers(offloaded):
             buffer = self.pool.sets[kept.space].buffer(kept.name)
             rows = self.pool.row_ids(holding, kept.space, buffer, offloaded.tokens)
             if len(rows) != kept.words.shape[1]:
@@ -133,8 +133,8 @@ class Offload:
         """Every buffer of the pool. (mutant: offload-skips-index-buffer)"""
         return self.pool.buffers()
 
-    def _restored(self, offloaded: OffloadedKV) -> tuple[OffloadedBuffer, ...]:
-        """Every buffer of the value. (mutant: restore-skips-index-buffer)"""
+    def restored_buffers(self, offloaded: OffloadedKV) -> tuple[OffloadedBuffer, ...]:
+        """The buffers of a value that a restore writes: every one. (mutant: restore-skips-index-buffer)"""
         return offloaded.buffers
 
     def _saved_rows(self, holding: Holding, space: str, buffer: BufferSpec, tokens: int) -> IndexArray:

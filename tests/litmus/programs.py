@@ -3,84 +3,22 @@
 Invariants:
 - A program asks nothing of a machine but the Backend Protocol; what it saw comes back as a short string.
 - `allowed` is exact: everything in it can happen on `simulated`, and nothing else may happen on any backend.
-- Lanes are called a, b and c. `hold` makes a lane or the host slow on real hardware and does nothing on a CPU.
+- Lanes are called a, b and c; the caller is the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from litmus.rig import Rig, copy
 
-from kvcheck.core.backend.backend import Backend, Footprint, Operation, Part, Place, Signal
+from kvcheck.core.backend.backend import Part, Place
 
 UNTOUCHED = -1
 """What a result holds until the program writes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rig:
-    """A backend, and a way to slow down one actor: "a", "b", "c" or "host"."""
-
-    backend: Backend
-    hold: Callable[[str], None]
-
-    def cells(self, *values: int) -> torch.Tensor:
-        """Ints on the device, written before the program starts."""
-        return self.backend.index(np.array(values, dtype=np.int64))
-
-    def host_cell(self, name: str, value: int, place: Place) -> torch.Tensor:
-        """One int in host memory."""
-        return self.backend.empty(name, (1,), torch.int64, place).fill_(value)
-
-    def run(
-        self,
-        lane: str,
-        *parts: Part,
-        after: Sequence[Signal] = (),
-        reads: Place = Place.DEVICE,
-        writes: Place = Place.DEVICE,
-        stage: Callable[[], tuple[Part, ...]] | None = None,
-    ) -> Signal:
-        """Submit one operation of these parts; each part first holds its lane."""
-        operation = Operation("litmus", tuple(self._held(lane, part) for part in parts), stage=stage)
-        return self.backend.submit(
-            operation,
-            lane=self.backend.lane(lane),
-            reads=[_footprint(reads)],
-            writes=[_footprint(writes)],
-            after=after,
-        )
-
-    def store(self, lane: str, cell: torch.Tensor, value: int, *, after: Sequence[Signal] = ()) -> Signal:
-        """Submit: cell = value."""
-        return self.run(lane, lambda: _fill(cell, value), after=after)
-
-    def copy(self, lane: str, source: torch.Tensor, target: torch.Tensor, *, after: Sequence[Signal] = ()) -> Signal:
-        """Submit: target = source, both on the device or pinned."""
-        return self.run(lane, lambda: _copy(source, target), after=after)
-
-    def record(self, signal: Signal, lane: str) -> None:
-        """Record the signal behind what the lane holds."""
-        self.backend.record(signal, lane=self.backend.lane(lane))
-
-    def wait(self, signal: Signal, lane: str) -> None:
-        """Make the lane wait."""
-        self.backend.wait(signal, lane=self.backend.lane(lane))
-
-    def outcome(self, *results: torch.Tensor) -> str:
-        """Drain, then the results."""
-        self.backend.drain()
-        return " ".join(str(value) for result in results for value in result.tolist())
-
-    def _held(self, lane: str, part: Part) -> Part:
-        def held() -> None:
-            self.hold(lane)
-            part()
-
-        return held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,18 +33,6 @@ class Litmus:
     def name(self) -> str:
         """The program's name, as SEMANTICS.md writes it."""
         return self.program.__name__
-
-
-def _footprint(place: Place) -> Footprint:
-    return Footprint("litmus", ("cell",), (0, 1), np.zeros(1, dtype=np.int64), place=place)
-
-
-def _fill(cell: torch.Tensor, value: int) -> None:
-    cell.fill_(value)
-
-
-def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    target.copy_(source, non_blocking=True)
 
 
 # Lanes and waits.
@@ -253,9 +179,9 @@ def pageable_source_is_read_at_once(rig: Rig) -> str:
 
     def snapshot() -> tuple[Part, ...]:
         taken = pageable.clone()
-        return (lambda: rig.hold("a"), lambda: _copy(taken, out))
+        return (lambda: rig.hold("a"), lambda: copy(taken, out))
 
-    rig.run("a", lambda: _copy(pageable, out), reads=Place.PAGEABLE, stage=snapshot)
+    rig.run("a", lambda: copy(pageable, out), reads=Place.PAGEABLE, stage=snapshot)
     pageable.fill_(2)
     return rig.outcome(out)
 
@@ -272,7 +198,7 @@ def pinned_target_is_written_late(rig: Rig) -> str:
 def pageable_target_is_written_at_once(rig: Rig) -> str:
     x, pageable = rig.cells(0), rig.host_cell("pageable", UNTOUCHED, Place.PAGEABLE)
     rig.store("a", x, 1)
-    rig.run("a", lambda: _copy(x, pageable), writes=Place.PAGEABLE)
+    rig.run("a", lambda: copy(x, pageable), writes=Place.PAGEABLE)
     return str(pageable.item())
 
 
@@ -302,7 +228,7 @@ def index_is_a_copy(rig: Rig) -> str:
 
 def parts_run_in_any_order(rig: Rig) -> str:
     x, out = rig.cells(0), rig.cells(UNTOUCHED, UNTOUCHED)
-    rig.run("a", lambda: _copy(x, out[:1]), lambda: _copy(x, out[1:]))
+    rig.run("a", lambda: copy(x, out[:1]), lambda: copy(x, out[1:]))
     rig.store("b", x, 1)
     return rig.outcome(out)
 
@@ -310,7 +236,7 @@ def parts_run_in_any_order(rig: Rig) -> str:
 def signal_covers_every_part(rig: Rig) -> str:
     x, out = rig.cells(1, 1), rig.cells(UNTOUCHED, UNTOUCHED)
     y = rig.cells(0, 0)
-    landed = rig.run("a", lambda: _copy(x[:1], y[:1]), lambda: _copy(x[1:], y[1:]))
+    landed = rig.run("a", lambda: copy(x[:1], y[:1]), lambda: copy(x[1:], y[1:]))
     rig.copy("b", y, out, after=[landed])
     return rig.outcome(out)
 
@@ -366,9 +292,79 @@ def sent_frees_the_source(rig: Rig) -> str:
     return rig.outcome(target)
 
 
+def landed_is_visible(rig: Rig) -> str:
+    source, wire, target, out = rig.cells(1), rig.cells(0), rig.cells(0), rig.cells(UNTOUCHED)
+    sent = rig.copy("a", source, wire)
+    landed = rig.copy("b", wire, target, after=[sent])
+    rig.copy("c", target, out, after=[landed])
+    return rig.outcome(out)
+
+
 def notified_is_not_visible(rig: Rig) -> str:
     source, target, flag, out = rig.cells(1), rig.cells(0), rig.cells(0), rig.cells(UNTOUCHED, UNTOUCHED)
     rig.copy("b", source, target)
     rig.store("a", flag, 1)
-    rig.run("c", lambda: _copy(torch.stack_target(out, 0), flag))
+    rig.copy("c", flag, out[:1])
+    rig.copy("c", target, out[1:])
     return rig.outcome(out)
+
+
+def notified_after_landing_is_visible(rig: Rig) -> str:
+    source, target, flag, out = rig.cells(1), rig.cells(0), rig.cells(0), rig.cells(UNTOUCHED, UNTOUCHED)
+    landed = rig.copy("b", source, target)
+    rig.store("a", flag, 1, after=[landed])
+    rig.copy("c", flag, out[:1])
+    rig.copy("c", target, out[1:])
+    return rig.outcome(out)
+
+
+FIFO = "A lane is FIFO, lanes are not ordered"
+WAITS = "A wait joins one lane to one record"
+NEVER = "Waiting on a never-recorded signal does nothing"
+BINDS = "A wait binds to the latest record when it is called"
+RERECORD = "A signal can be recorded again"
+SOURCE = "An asynchronous copy reads its source when it runs"
+INDEX = "Index tensors are read when the kernel runs"
+MEMORY = "Pinned and pageable host memory differ"
+FABRIC = "Sent, visible and notified are three events"
+PARTS = "The parts of a large copy run in any order"
+QUERY = "A query may be late and is never early"
+HOST = "A host wait joins the calling host only"
+
+
+def _litmus(rule: str, program: Callable[[Rig], str], *allowed: str) -> Litmus:
+    return Litmus(rule=rule, program=program, allowed=frozenset(allowed))
+
+
+LITMUS: tuple[Litmus, ...] = (
+    _litmus(FIFO, lane_is_fifo, "1"),
+    _litmus(FIFO, lanes_are_unordered, "0", "1"),
+    _litmus(WAITS, after_orders_two_lanes, "1"),
+    _litmus(WAITS, wait_joins_one_lane, "1 0", "1 1"),
+    _litmus(WAITS, waits_compose, "1"),
+    _litmus(NEVER, never_recorded_does_not_wait, "True 0", "True 1"),
+    _litmus(BINDS, wait_binds_when_called, "1"),
+    _litmus(BINDS, wait_ignores_a_later_record, "1"),
+    _litmus(RERECORD, record_covers_what_is_queued, "1", "2"),
+    _litmus(RERECORD, rerecord_moves_the_signal, "2"),
+    _litmus(RERECORD, rerecord_forgets_the_first_lane, "0", "1"),
+    _litmus(SOURCE, pinned_source_is_read_late, "1", "2"),
+    _litmus(SOURCE, pinned_source_is_free_after_wait, "1"),
+    _litmus(INDEX, index_is_read_when_the_kernel_runs, "10", "20"),
+    _litmus(INDEX, index_is_a_copy, "10"),
+    _litmus(MEMORY, pageable_source_is_read_at_once, "1"),
+    _litmus(MEMORY, pageable_target_is_written_at_once, "1"),
+    _litmus(MEMORY, pinned_target_is_written_late, "0 1", "1 1"),
+    _litmus(FABRIC, sent_is_not_visible, "0", "1"),
+    _litmus(FABRIC, sent_frees_the_source, "1"),
+    _litmus(FABRIC, landed_is_visible, "1"),
+    _litmus(FABRIC, notified_is_not_visible, "0 0", "0 1", "1 0", "1 1"),
+    _litmus(FABRIC, notified_after_landing_is_visible, "0 0", "0 1", "1 1"),
+    _litmus(PARTS, parts_run_in_any_order, "0 0", "0 1", "1 0", "1 1"),
+    _litmus(PARTS, signal_covers_every_part, "1 1"),
+    _litmus(QUERY, query_is_never_early, "pending", "reached 1"),
+    _litmus(HOST, host_wait_joins_only_the_host, "-1", "0", "1"),
+    _litmus(HOST, host_wait_orders_later_submissions, "1"),
+    _litmus(HOST, lane_wait_does_not_join_the_host, "-1", "1"),
+    _litmus(HOST, drain_joins_every_lane, "1 1"),
+)

@@ -137,27 +137,30 @@ class KVPool:
         holding.committed = len(pages) * self.page_size
         self._write_locs(holding, 0, holding.committed)
 
-    def pages_short(self, holding: Holding, tokens: int) -> int:
-        """Pages missing before `tokens` tokens fit; 0 when `grow` will succeed."""
-        extra = pages_for(tokens, self.page_size) - len(holding.pages)
-        return max(0, extra - self.pages_free)
+    def pages_short(self, holding: Holding, tokens: int, *, query: int) -> int:
+        """Pages missing before `grow` with the same arguments succeeds, in the space that misses most."""
+        return max(0, *(n - self.allocators[space].available for space, n in self._extra(holding, tokens, query)))
 
-    def grow(self, holding: Holding, tokens: int) -> bool:
-        """Make room for `tokens` tokens in every paged space; False, and nothing changed, where some space is full."""
-        extra = pages_for(tokens, self.page_size) - len(holding.pages)
-        if tokens > self.sizes.max_tokens or extra > self.pages_free:
+    def grow(self, holding: Holding, tokens: int, *, query: int) -> bool:
+        """Make room for `tokens` tokens in every paged space; False, and nothing changed, where some space is full.
+
+        query: position of the next token to be computed; window pages that it cannot see are not taken.
+        """
+        if tokens > self.sizes.max_tokens or self.pages_short(holding, tokens, query=query):
             return False
-        if extra <= 0:
-            return True
         first = len(holding.pages)
-        full = self._take("full", extra, holding.request)
-        holding.pages = np.concatenate((holding.pages, full))
-        if self.has_window:
-            window = self._take("window", extra, holding.request)
-            holding.window_pages = np.concatenate((holding.window_pages, window))
-            for page, peer in zip(full, window, strict=True):
-                self.tables["full_to_window"].write(0, int(page), np.array([peer], dtype=np.int64))
-        self._write_locs(holding, first * self.page_size, len(holding.pages) * self.page_size)
+        for space, count in self._extra(holding, tokens, query):
+            ids = self._take(space, count, holding.request)
+            if space == "full":
+                holding.pages = np.concatenate((holding.pages, ids))
+            else:
+                gone = pages_for(tokens, self.page_size) - len(holding.window_pages) - count
+                pad = np.zeros(max(0, gone), dtype=np.int64)
+                holding.window_pages = np.concatenate((holding.window_pages, pad, ids))
+                stop = len(holding.window_pages)
+                self.tables["full_to_window"].assign(holding.pages[stop - count : stop], ids)
+        if len(holding.pages) > first:
+            self._write_locs(holding, first * self.page_size, len(holding.pages) * self.page_size)
         return True
 
     def evict_window(self, holding: Holding, tokens: int) -> None:
@@ -170,19 +173,19 @@ class KVPool:
         live = gone[gone > 0]
         if not len(live):
             return
-        for page in holding.pages[:passed][gone > 0]:
-            self.tables["full_to_window"].write(0, int(page), np.zeros(1, dtype=np.int64))
+        self.tables["full_to_window"].assign(holding.pages[:passed][gone > 0], np.zeros_like(live))
         self.allocators["window"].free(live)
         holding.window_pages = np.concatenate((np.zeros(passed, dtype=np.int64), holding.window_pages[passed:]))
 
-    def close(self, holding: Holding, *, keep: int = 0) -> None:
-        """Free everything the request owns but the first `keep` pages, which the prefix tree owns from now on."""
-        own = holding.pages[max(keep, holding.shared) :]
-        self.allocators["full"].free(own)
+    def close(self, holding: Holding, *, given: tuple[int, int] = (0, 0)) -> None:
+        """Free what the request owns, but not the logical pages [given) that the prefix tree has taken over."""
+        logical = np.arange(len(holding.pages))
+        own = (logical >= holding.shared) & ((logical < given[0]) | (logical >= given[1]))
+        self.allocators["full"].free(holding.pages[own])
         if self.has_window:
             live = holding.window_pages > 0
-            for page in holding.pages[live]:
-                self.tables["full_to_window"].write(0, int(page), np.zeros(1, dtype=np.int64))
+            pages = holding.pages[: len(live)][live]
+            self.tables["full_to_window"].assign(pages, np.zeros_like(pages))
             self.allocators["window"].free(holding.window_pages[live])
         if self.has_state:
             self.allocators["state"].free(np.array([holding.state_slot], dtype=np.int64))
@@ -212,6 +215,15 @@ class KVPool:
             owned.free()
         for table in self.tables.values():
             table.free()
+
+    def _extra(self, holding: Holding, tokens: int, query: int) -> list[tuple[str, int]]:
+        """Pages to add in each paged space."""
+        wanted = pages_for(tokens, self.page_size)
+        extra = [("full", max(0, wanted - len(holding.pages)))]
+        if self.has_window:
+            first_seen = max(0, query + 1 - self.shape.window) // self.page_size
+            extra.append(("window", max(0, wanted - max(first_seen, len(holding.window_pages)))))
+        return extra
 
     def _take(self, space: str, count: int, request: int) -> IndexArray:
         ids = self.allocators[space].allocate(count, request)

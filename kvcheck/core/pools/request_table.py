@@ -7,11 +7,14 @@ Invariants:
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
+import torch
+
 from kvcheck.core.backend.backend import Backend, Lane, Operation, Place
 from kvcheck.core.paging import IndexArray
 from kvcheck.kernels.page_copy import fill_torch, scatter_rows_torch
-
-import torch
 
 
 class IndexTable:
@@ -28,14 +31,18 @@ class IndexTable:
 
     def write(self, row: int, start: int, values: IndexArray) -> None:
         """table[row, start : start + n] = values, in forward-lane order."""
+        self.assign(np.arange(start, start + len(values), dtype=np.int64), values, row=row)
+
+    def assign(self, columns: IndexArray, values: IndexArray, *, row: int = 0) -> None:
+        """table[row, columns] = values, in forward-lane order."""
         if not len(values):
             return
         flat = self._tensor.view(1, -1, 1)
-        targets = self._backend.index(values).view(1, -1, 1)
-        first = row * self.columns + start
-        places = self._places(first, len(values))
+        entries = self._backend.index(values).view(1, -1, 1)
+        places = self._backend.index(columns + row * self.columns)
         self._backend.submit(
-            Operation(f"table.{self.name}.write", (lambda: scatter_rows_torch(flat, targets, places),)), lane=self._lane
+            Operation(f"table.{self.name}.write", (partial(scatter_rows_torch, flat, entries, places),)),
+            lane=self._lane,
         )
 
     def read_view(self) -> torch.Tensor:
@@ -45,6 +52,3 @@ class IndexTable:
     def free(self) -> None:
         """Give the memory back."""
         self._backend.release(f"table.{self.name}")
-
-    def _places(self, first: int, count: int) -> torch.Tensor:
-        return torch.arange(first, first + count, device=self._backend.device)

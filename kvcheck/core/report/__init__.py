@@ -1,7 +1,7 @@
 """Reports: one RunRecord in, one file or folder out, a module for each format.
 
 Invariants:
-- A writer is `write(record, path)`; it reads the record alone, and either the whole file is there afterwards or the old one.
+- A writer is `write(record, path)`; it reads the record alone, and afterwards the whole file is there, or the old one.
 - Importing this package imports no writer: pandas, matplotlib and jinja2 load only when their format is asked for.
 """
 

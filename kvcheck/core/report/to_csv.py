@@ -1,7 +1,7 @@
 """The record as CSV tables: findings, scenarios, words verified per buffer, mutants.
 
-A path that ends in .csv gets one table, with a `kind` column that tells scenario rows from finding rows; any other path is
-a folder that gets findings.csv, scenarios.csv, words.csv and mutants.csv.
+A path that ends in .csv gets one table, whose `kind` column tells scenario rows from finding rows; any other path is a
+folder that gets findings.csv, scenarios.csv, words.csv and mutants.csv.
 
 Invariants:
 - A text that a spreadsheet would run as a formula gets a leading apostrophe; numbers stay numbers.
@@ -96,8 +96,10 @@ def _scenario_row(result: ScenarioResult) -> dict[str, object]:
 
 
 def _word_rows(record: RunRecord) -> list[Row]:
-    """Rows per scenario, so that a sum over the column counts no word twice; a run without scenarios has its own rows."""
-    counted = [(result.id, result.shape, result.evidence) for result in record.scenarios]
+    """Rows per scenario, so that a sum counts no word twice; a run without scenarios has its own rows."""
+    counted: list[tuple[str | None, str | None, Evidence]] = [
+        (result.id, result.shape, result.evidence) for result in record.scenarios
+    ]
     return [
         {"scenario": scenario, "shape": shape, "buffer": buffer, "words_verified": words}
         for scenario, shape, evidence in counted or [(None, None, record.evidence)]

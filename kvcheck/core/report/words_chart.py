@@ -20,7 +20,6 @@ TEXT_COLOUR = "#808080"
 SHOWN_BUFFERS = 40
 NAME_CHARS = 48
 
-SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "kvcheck", "text.parse_math": False, "font.size": 9.0}
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -29,10 +28,10 @@ def words_svg(words: Mapping[str, int]) -> str:
     rows = sorted(words.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_BUFFERS]
     if not rows:
         return ""
-    with rc_context(SETTINGS):
-        figure = Figure(figsize=(7.2, 0.5 + 0.28 * len(rows)))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "kvcheck", "text.parse_math": False, "font.size": 9.0}):
+        figure = Figure(figsize=(7.2, 0.5 + 0.28 * len(rows)), facecolor="none")
         canvas = FigureCanvasSVG(figure)
-        axes = figure.add_subplot()
+        axes = figure.add_subplot(facecolor="none")
         bars = axes.barh(range(len(rows)), [count for _, count in rows], color=BAR_COLOUR, height=0.62)
         axes.bar_label(bars, labels=[f"{count:,}" for _, count in rows], padding=4, color=TEXT_COLOUR)
         axes.set_yticks(range(len(rows)), [_short(name) for name, _ in rows], color=TEXT_COLOUR)
@@ -42,7 +41,7 @@ def words_svg(words: Mapping[str, int]) -> str:
         axes.invert_yaxis()
         axes.spines[:].set_visible(False)
         stream = io.StringIO()
-        canvas.print_figure(stream, format="svg", bbox_inches="tight", transparent=True, metadata=NO_METADATA)
+        canvas.print_figure(stream, format="svg", bbox_inches="tight", facecolor="none", metadata=NO_METADATA)
     drawn = stream.getvalue()
     # The XML prolog belongs to a file of its own, not to an element inside a page.
     return drawn[drawn.index("<svg") :].strip()

@@ -2,6 +2,6 @@
 
 Invariants:
 - Importing the package imports none of its modules.
-- A workload is a pure function of its file and its integers (capacity, page size, seed): no clock, no global randomness, no
-  built-in hash.
+- A workload is a pure function of its file and its integers (capacity, page size, seed): no clock, no global
+  randomness, no built-in hash.
 """

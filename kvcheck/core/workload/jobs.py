@@ -1,7 +1,7 @@
 """Job and Workload: the requests a scheduler is fed, with the authorship of every prompt token.
 
-Content is named by (author, position): two prompts hold the same token at a position exactly when the same author is named
-there. An author is the request that first brought the prefix, so its own prompt names itself at those positions.
+Content is named by (author, position): two prompts hold the same token at a position exactly when the same author is
+named there. An author is the request that first brought the prefix, so its own prompt names itself at those positions.
 
 Invariants:
 - A job's runs add up to its prompt, hold at least one token each, and neighbouring runs have different authors.

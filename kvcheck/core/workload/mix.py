@@ -1,7 +1,7 @@
 """Mix: the one seeded generator behind every choice that a workload or a scheduler makes.
 
 The algorithm is splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): a
-counter that advances by the odd constant nearest 2**64 divided by the golden ratio, and a finaliser that mixes each count.
+counter that advances by an odd constant (2**64 divided by the golden ratio), and a finaliser that mixes each count.
 
 Invariants:
 - Equal seeds give equal draws, on every machine and every Python version.

@@ -1,7 +1,7 @@
 """Model presets: tiny shapes for the simulator and the public dimensions of real models for benchmarks.
 
-A tiny shape keeps the structure that its family's bugs live in (page kinds, packed rows, layer patterns) and shrinks the
-rest. An NSA index page is never shrunk: 64 keys of 128 bytes and 64 fp32 scales are 8448 bytes, as in the field.
+A tiny shape keeps the structure that its family's bugs live in (page kinds, packed rows, layer patterns) and shrinks
+the rest. An NSA index page is never shrunk: 64 keys of 128 bytes and 64 fp32 scales are 8448 bytes, as in the field.
 Page sizes are a serving choice, not a model's: 64 for the latent families, whose kernels ask for it, and 16 elsewhere.
 
 Invariants:
@@ -137,8 +137,8 @@ _REAL: Final = (
         index_head_dim=128,
         hidden_size=6144,
         source="GlmMoeDsaConfig defaults, which are zai-org/GLM-5: 78 layers, kv_lora_rank 512, qk_rope_head_dim 64, "
-        "index_head_dim 128 (32 index heads); zai-org/GLM-5.1 is documented by Megatron Bridge as the same architecture "
-        "(its own config.json was not read); without the multi-token-prediction layer",
+        "index_head_dim 128 (32 index heads); Megatron Bridge documents zai-org/GLM-5.1 as the same architecture (its "
+        "own config.json was not read); without the multi-token-prediction layer",
     ),
     ModelShape(
         name="deepseek-v3.2",
@@ -150,8 +150,9 @@ _REAL: Final = (
         latent_row_bytes=512 + 4 * 4 + 64 * 2,
         index_head_dim=128,
         hidden_size=7168,
-        source="config.json of deepseek-ai/DeepSeek-V3.2: 61 layers, kv_lora_rank 512, qk_rope_head_dim 64, index_head_dim "
-        "128 (64 index heads); fp8 row of 512 fp8 + 4 fp32 scales + 64 bf16 = 656 bytes, as FlashMLA's sparse kernels read",
+        source="config.json of deepseek-ai/DeepSeek-V3.2: 61 layers, kv_lora_rank 512, qk_rope_head_dim 64, "
+        "index_head_dim 128 (64 index heads); fp8 row of 512 fp8 + 4 fp32 scales + 64 bf16 = 656 bytes, the layout of "
+        "FlashMLA's sparse kernels; without the multi-token-prediction layer",
     ),
     ModelShape(
         name="deepseek-v3",
@@ -160,7 +161,8 @@ _REAL: Final = (
         full_layers=_layers(61),
         latent_dim=512 + 64,
         hidden_size=7168,
-        source="config.json of deepseek-ai/DeepSeek-V3: 61 layers, kv_lora_rank 512, qk_rope_head_dim 64",
+        source="config.json of deepseek-ai/DeepSeek-V3: 61 layers, kv_lora_rank 512, qk_rope_head_dim 64; without "
+        "the multi-token-prediction layer",
     ),
     ModelShape(
         name="llama-3-8b",
@@ -238,8 +240,8 @@ _REAL: Final = (
         ssm_key_dim=128,
         ssm_value_dim=128,
         hidden_size=2048,
-        source="config.json of Qwen/Qwen3-Next-80B-A3B-Instruct: 48 layers, every fourth full (2 KV heads of 256), the others "
-        "linear: 16 key heads and 32 value heads of 128, conv kernel 4; fp32 state is SGLang's default",
+        source="config.json of Qwen/Qwen3-Next-80B-A3B-Instruct: 48 layers, every fourth full (2 KV heads of 256), the "
+        "others linear: 16 key heads and 32 value heads of 128, conv kernel 4; fp32 state is SGLang's default",
     ),
 )
 

@@ -29,13 +29,13 @@ def synthetic_jobs(
     """Jobs for a pool of `capacity_tokens`, in pages of `shape_page_size` and prefill chunks of `chunk_tokens`.
 
     Prompts lie at multiples of the page and of the chunk, one below and one above, near and far (up to a sixth of the
-    pool), and at 1. Outputs end just before, at or just after the end of a page, or one page later. A third of the jobs
+    pool), and at 1. Outputs end at or just after the end of a page, or some pages later. A third of the jobs
     start with a run of a recent one: whole pages, a page and a bit, or everything.
 
     A burst ends when its tokens pass three halves of the pool, shared ones counted once; the next burst comes after
         sum of (total tokens * output tokens) / (1.3 * capacity)
-    rounds: the token-rounds it asks for, over those the pool has, so the pool stays overloaded. From about two dozen
-    requests on, decoding runs out of pages.
+    rounds: the token-rounds it asks for, over those the pool has, so the pool stays overloaded. 64 requests run a pool
+    of up to 64 pages out of pages while decoding; a pool of a thousand needs a few hundred.
     """
     page, half = shape_page_size, capacity_tokens // 2
     if page < 1 or chunk_tokens < 1 or requests < 1:
@@ -53,7 +53,7 @@ def synthetic_jobs(
     arrival = burst_tokens = burst_work = 0
     for request in range(1, requests + 1):
         prompt = _prompt_length(mix, page=page, chunk=chunk_tokens, capacity=capacity_tokens)
-        output = min(_output_length(mix, prompt=prompt, page=page), half - prompt)
+        output = min(_output_length(mix, prompt=prompt, page=page, pages=capacity_tokens // page), half - prompt)
         shared = _shared_run(mix, jobs, prompt=prompt, page=page)
         speculative = mix.chance(1, 4)
         job = Job(
@@ -100,8 +100,8 @@ def sample_trace_text() -> str:
 def sample_trace_rows(*, requests: int, seed: int) -> tuple[TraceRow, ...]:
     """Made-up conversations: a few system prompts, and turns that repeat what was said and add to it.
 
-    A turn keeps the full blocks of its conversation so far, because a block that was partial holds other content once it
-    is full. Most prompts are short and a few are very long, as in production.
+    A turn keeps the full blocks of its conversation so far, because a block that was partial holds other content once
+    it is full. Most prompts are short and a few are very long, as in production.
     """
     mix = Mix(seed)
     systems = [tuple(range(first, first + count)) for first, count in ((0, 1), (1, 2), (3, 4))]
@@ -149,11 +149,15 @@ def _prompt_length(mix: Mix, *, page: int, chunk: int, capacity: int) -> int:
     return max(1, length if length <= most else most + near)
 
 
-def _output_length(mix: Mix, *, prompt: int, page: int) -> int:
-    """A length that ends before, at or after a page's end; 1 when the boundary leaves nothing."""
+def _output_length(mix: Mix, *, prompt: int, page: int, pages: int) -> int:
+    """A length that ends before, at or after a page's end; 1 when the boundary leaves nothing.
+
+    Most outputs go on for up to a sixteenth of the pool: with ten requests at once, that uses up the last pages.
+    """
     to_end = -prompt % page
     choices = (1, to_end, to_end + 1, to_end + 2, to_end + page, to_end + page + 1)
-    return max(1, choices[mix.below(len(choices))])
+    kind, more = mix.below(len(choices)), mix.below(1 + pages // 16) * page
+    return max(1, choices[kind] + (more if kind > 1 else 0))
 
 
 def _shared_run(mix: Mix, jobs: list[Job], *, prompt: int, page: int) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Request traces in Mooncake's JSONL format, and how they are scaled to the pool at hand.
 
-A line is one request: `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`, one for each block of
-512 prompt tokens, the last of which may be partial. Equal ids after an equal prefix are equal content. Other keys are
-ignored.
+A line is one request: `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`, one for each block
+of 512 prompt tokens, the last of which may be partial. Equal ids after an equal prefix are equal content. Other keys
+are ignored.
 
 Invariants:
 - A line that breaks the format ends reading with its path and number; no line is skipped or repaired.
@@ -78,18 +78,18 @@ def scale_trace(
 ) -> Workload:
     """Jobs for a pool of `capacity_tokens`, made from `rows`; `seed` decides which metadata fields each job uses.
 
-    Prompts. Every full block becomes b tokens, a partial one max(1, floor(length * b / 512)). b is the largest for which
-    no prompt is cut and the mean prompt is at most a tenth of the capacity; if that leaves the mean under a sixteenth, b
-    grows until it is reached, and longer prompts are cut to the whole blocks that fit. b is 1 .. 512 and at most a
-    quarter of the capacity. prompt + output is never more than half of the capacity.
+    Prompts. Every full block becomes b tokens, a partial one max(1, floor(length * b / 512)). b is the largest for
+    which no prompt is cut and the mean prompt is at most a tenth of the capacity; if that leaves the mean under a
+    sixteenth, b grows until it is reached, and longer prompts are cut to the whole blocks that fit. b is 1 .. 512 and
+    at most a quarter of the capacity. prompt + output is never more than half of the capacity.
 
-    Outputs. Scaled by one factor to a mean of `mean_output` (20 where the pool has at least 320 tokens, else a sixteenth
-    of it), rounded, at least 1, cut at a quarter of the capacity.
+    Outputs. Scaled by one factor to a mean of `mean_output` (20 where the pool has at least 320 tokens, else a
+    sixteenth of it), rounded, at least 1, cut at a quarter of the capacity.
 
-    Arrivals. With C = capacity / mean total tokens requests at once and one token a request and round, the pool finishes
-    C / mean output requests a round. Timestamps are mapped linearly onto
+    Arrivals. With C = capacity / mean total tokens requests at once and one token a request and round, the pool
+    finishes C / mean output requests a round. Timestamps are mapped linearly onto
         n * mean output * mean total / (1.3 * capacity)
-    rounds, so the trace offers 1.3 times that. Shared prefixes count in full here; a prefix cache lowers the true demand.
+    rounds, so the trace offers 1.3 times that. Shared prefixes count in full; a prefix cache lowers the true demand.
     """
     if capacity_tokens < MIN_CAPACITY_TOKENS:
         raise UsageError(
@@ -258,8 +258,8 @@ def _jobs(
 class _BlockTree:
     """Who first brought each block, after each prefix.
 
-    A node is one block after one prefix. Its content is known as far as some request has reached into it; a request that
-    reaches further authors the rest. So a partial last block is shared with a later prompt that has the same id.
+    A node is one block after one prefix. Its content is known as far as some request has reached into it; a request
+    that reaches further authors the rest. So a partial last block is shared with a later prompt that has the same id.
     """
 
     def __init__(self) -> None:

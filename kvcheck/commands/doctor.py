@@ -1,0 +1,299 @@
+"""`kvcheck doctor`, `kvcheck list` and `kvcheck explain`: what this machine has, and what kvcheck knows.
+
+Invariants:
+- Only doctor looks at the machine; all it leaves behind is the folder for runs, where it tried to write.
+- Torch is imported for the facts that only torch knows; every version is read from package metadata.
+- What cannot be told is "unknown", never "ok".
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import inspect
+import json
+import platform
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcheck.core.codes import CODES, Code
+from kvcheck.core.errors import UnknownVerdict, UsageError
+from kvcheck.core.registry import Registry
+from kvcheck.core.report.store import write_text
+
+RUNS_FOLDER = Path("reports/runs")
+OLDEST_PYTHON = (3, 11)
+PRESSURE_FILE = Path("/proc/pressure/cpu")
+BUSY_PERCENT = 20.0
+
+# Distribution, and what it is needed for. All of them take part in a CPU stress run and its reports.
+REQUIRED = {
+    "torch": "tensors",
+    "numpy": "patterns",
+    "typer": "the command line",
+    "pandas": "CSV reports",
+    "matplotlib": "HTML reports",
+    "jinja2": "HTML reports",
+}
+# Distribution: the command that installs it, and what it is for.
+OPTIONAL = {
+    "triton": ("pip install triton", "CUDA kernels"),
+    "mooncake-transfer-engine": ("pip install 'kvcheck[mooncake]'", "the mooncake transport"),
+}
+
+# Kind of `kvcheck list`: the tables that hold it, as "module:attribute".
+KINDS: dict[str, tuple[str, ...]] = {
+    "scenarios": ("kvcheck.core.stress.scenarios:SCENARIOS",),
+    "shapes": ("kvcheck.core.workload.shapes:SHAPES",),
+    "oracles": ("kvcheck.core.stress.oracles:ORACLES",),
+    "mutants": ("kvcheck.core.targets.mutants:MUTANTS",),
+    "strategies": ("kvcheck.core.stress.strategies:STRATEGIES",),
+    "targets": ("kvcheck.core.targets:TARGETS",),
+    "transports": ("kvcheck.core.transfer:TRANSPORTS",),
+    "cases": (),
+    "formats": ("kvcheck.core.report:WRITERS",),
+    "codes": ("kvcheck.core.codes:CODES",),
+    "invariants": ("kvcheck.core.stress.oracles:ORACLES",),
+}
+NOTES = {
+    "cases": "benchmarks are not part of this version, so there are no cases",
+    "invariants": "one line per oracle: what it holds the code under test to; `kvcheck explain ORACLE` says more",
+}
+EXPLAINED_KINDS = ("oracles", "mutants", "scenarios")
+CARD_FIELDS = ("shows", "matters", "example")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One line of doctor. state: "ok", "missing" or "unknown"."""
+
+    name: str
+    state: str
+    detail: str
+    fix: str = ""
+    needed: bool = False
+
+
+def doctor(
+    out: Annotated[Path, typer.Option(help="Folder that runs are to be written to.")] = RUNS_FOLDER,
+) -> None:
+    """Say what this machine has for kvcheck, and how to get what is missing.
+
+    Exits 0 if a stress run on the CPU has all it needs, 4 if not.
+
+    Example:
+
+      kvcheck doctor --out /tmp/runs
+    """
+    checks = [_python(), *_libraries(), *_torch_checks(), _pressure(), _writable(out)]
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        fix = f"   fix: {check.fix}" if check.fix else ""
+        typer.echo(f"{check.state:<8} {check.name:<{width}}  {check.detail}{fix}")
+    wanting = [check for check in checks if check.needed and check.state != "ok"]
+    if wanting:
+        names = ", ".join(check.name for check in wanting)
+        raise UnknownVerdict(f"a stress run on the CPU cannot be judged here: missing {names}; next: {wanting[0].fix}")
+    typer.echo("All that a stress run on the CPU needs is here: kvcheck stress")
+
+
+def list_kind(
+    kind: Annotated[str, typer.Argument(help=", ".join(KINDS))],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+) -> None:
+    """List what kvcheck has of one kind: scenarios, shapes, oracles, codes and so on.
+
+    Example:
+
+      kvcheck list oracles --json
+    """
+    rows = [{"name": name, "about": _first_line(thing)} for name, thing in things(kind).items()]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    if kind in NOTES:
+        typer.echo(NOTES[kind])
+    width = max((len(row["name"]) for row in rows), default=0)
+    for row in rows:
+        typer.echo(f"{row['name']:<{width}}  {row['about']}".rstrip())
+
+
+def explain(
+    code: Annotated[str, typer.Argument(help="Finding code (KV102), or name of an oracle, mutant or scenario.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+) -> None:
+    """Say what a finding code means, or what an oracle, mutant or scenario is for.
+
+    Example:
+
+      kvcheck explain kv102
+    """
+    card = _card(code)
+    if as_json:
+        typer.echo(json.dumps(card, indent=1, ensure_ascii=False))
+        return
+    for key, value in card.items():
+        typer.echo(f"{key.replace('_', ' ')}: {value}" if "\n" not in value else f"{key}:\n{value}")
+
+
+def things(kind: str) -> dict[str, object]:
+    """Name to object, over all tables of one kind. Raises UsageError for a kind that does not exist."""
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}{hint}")
+    found: dict[str, object] = {}
+    for entry in KINDS[kind]:
+        module, attribute = entry.split(":")
+        table = getattr(importlib.import_module(module), attribute)
+        if isinstance(table, Registry):
+            found.update((name, _loaded(table, name)) for name in table.names())
+        elif isinstance(table, Mapping):
+            found.update((str(name), thing) for name, thing in table.items())
+        else:
+            assert isinstance(table, Iterable), f"{entry} is neither a table nor a row of names"
+            found.update((str(getattr(thing, "name", thing)), thing) for thing in table)
+    return found
+
+
+def _loaded(table: Registry[object], name: str) -> object:
+    """The entry, or what stands in its way: a row that needs a library that is not here is still listed."""
+    try:
+        return table.load(name)
+    except ImportError as error:
+        return f"not usable here: {error}"
+
+
+def _first_line(thing: object) -> str:
+    """What one row is, in a line."""
+    if isinstance(thing, Code):
+        return f"{thing.title}: {thing.meaning}"
+    shown = getattr(thing, "shows", None)
+    if isinstance(shown, str) and shown:
+        return shown.splitlines()[0]
+    return _text(thing).partition("\n")[0]
+
+
+def _text(thing: object) -> str:
+    """The prose that a row carries: its own, or that of its class."""
+    if isinstance(thing, str):
+        return thing
+    source = getattr(thing, "source", None)
+    if isinstance(source, str) and source:  # a model shape says where its numbers come from
+        return f"{getattr(thing, 'family', '')}: {source}".removeprefix(": ")
+    if inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing):
+        return inspect.getdoc(thing) or ""
+    return inspect.getdoc(type(thing)) or ""
+
+
+def _card(name: str) -> dict[str, str]:
+    """The card of a code, oracle, mutant or scenario. Raises UsageError with a near match for an unknown name."""
+    known = CODES.get(name.upper())
+    if known is not None:
+        return {key: str(value) for key, value in asdict(known).items()}
+    names = list(CODES)
+    for kind in EXPLAINED_KINDS:
+        table = things(kind)
+        for key, thing in table.items():
+            if key.lower() == name.lower():
+                return {kind.removesuffix("s"): key, **_prose(thing)}
+        names += table
+    near = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name.upper(), names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise UsageError(
+        f"nothing called {name!r} to explain; expected a code, oracle, mutant or scenario{hint}; see kvcheck list codes"
+    )
+
+
+def _prose(thing: object) -> dict[str, str]:
+    if any(isinstance(getattr(thing, field, None), str) for field in CARD_FIELDS) and is_dataclass(thing):
+        fields = ("bug", "scenario", "killed_by", "reopens", *CARD_FIELDS)
+        return {field: str(getattr(thing, field)) for field in fields if isinstance(getattr(thing, field, None), str)}
+    return {"card": _text(thing)}
+
+
+def _python() -> Check:
+    enough = sys.version_info[:2] >= OLDEST_PYTHON
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    detail = platform.python_version() if enough else f"{platform.python_version()}, older than {oldest}"
+    fix = "" if enough else f"install Python {oldest} or newer"
+    return Check(name="python", state="ok" if enough else "missing", detail=detail, fix=fix, needed=True)
+
+
+def _libraries() -> list[Check]:
+    checks = [_library(name, fix=f"pip install {name}", use=use, needed=True) for name, use in REQUIRED.items()]
+    return checks + [_library(name, fix=fix, use=use, needed=False) for name, (fix, use) in OPTIONAL.items()]
+
+
+def _library(name: str, *, fix: str, use: str, needed: bool) -> Check:
+    version = _version(name, variants=not needed)
+    if version is None:
+        return Check(name=name, state="missing", detail=f"for {use}", fix=fix, needed=needed)
+    return Check(name=name, state="ok", detail=version, needed=needed)
+
+
+def _version(name: str, *, variants: bool) -> str | None:
+    """The installed version; `variants` accepts builds under a longer name, such as NAME-cuda13. None: not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        for found in importlib.metadata.distributions() if variants else ():
+            if found.name.startswith(f"{name}-"):
+                return f"{found.version} ({found.name})"
+    return None
+
+
+def _torch_checks() -> list[Check]:
+    """Threads, and the CUDA device if there is one."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a broken build fails in the loader of its shared libraries
+        detail = f"torch cannot be imported: {error}"
+        fix = "pip install --force-reinstall torch"
+        return [
+            Check(name="torch threads", state="missing", detail=detail, fix=fix, needed=True),
+            Check(name="CUDA device", state="unknown", detail="torch is needed to look for one"),
+        ]
+    threads = Check(name="torch threads", state="ok", detail=str(torch.get_num_threads()), needed=True)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count:
+        names = sorted({torch.cuda.get_device_name(index) for index in range(count)})
+        return [threads, Check(name="CUDA device", state="ok", detail=f"{count} x {', '.join(names)}")]
+    reason = str(said[0].message).splitlines()[0] if said else f"torch {torch.__version__} sees none"
+    fix = "install a driver and a CUDA build of torch; the CPU needs neither"
+    return [threads, Check(name="CUDA device", state="missing", detail=reason, fix=fix)]
+
+
+def _pressure() -> Check:
+    """How long runnable work has waited for a CPU: integrity does not mind, measured times do."""
+    name = "CPU noise"
+    try:
+        some = PRESSURE_FILE.read_text(encoding="ascii").splitlines()[0]
+        percent = float(dict(part.split("=") for part in some.split()[1:])["avg10"])
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        fix = "boot with psi=1 to measure it; stress runs need it not"
+        return Check(name=name, state="unknown", detail=f"{PRESSURE_FILE}: {error}", fix=fix)
+    busy = "; busy, times will scatter" if percent >= BUSY_PERCENT else ""
+    return Check(name=name, state="ok", detail=f"work waited {percent:.1f}% of the last 10 s{busy}")
+
+
+def _writable(out: Path) -> Check:
+    """Whether a run can be written: tried with a file, since permissions alone do not tell."""
+    probe = out / ".kvcheck-doctor"
+    try:
+        write_text(probe, "kvcheck doctor\n")
+        probe.unlink()
+    except (UsageError, OSError) as error:
+        return Check(
+            name="reports folder", state="missing", detail=str(error), fix="kvcheck stress --out DIR", needed=True
+        )
+    return Check(name="reports folder", state="ok", detail=f"{out} can be written", needed=True)

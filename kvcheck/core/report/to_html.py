@@ -1,0 +1,343 @@
+"""The record as one HTML page that needs no network and no other file.
+
+Invariants:
+- The page loads nothing: its own policy forbids it, and the one script is allowed by its hash.
+- Meaning is carried by letters and words; colour only repeats it.
+- Text of the record reaches the page only through autoescape; the embedded JSON holds no `<`, `>` or `&`.
+- The page shows the first FINDINGS_SHOWN findings and says how many more there are; the embedded JSON is complete.
+- What does not apply is "n/a", never 0.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from kvcheck.core.codes import CODES
+from kvcheck.core.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.store import write_text
+from kvcheck.core.report.words_chart import words_svg
+
+FINDINGS_SHOWN = 100
+MESSAGE_CHARS = 2000
+MAP_AXIS = 48
+PLAIN_JSON_BYTES = 100_000
+ANY = "any"
+MARKS = {"pass": "✔", "unknown": "?", "fail": "✘"}
+
+# One letter per kind of finding, for the layer x page maps. The first prefix that fits counts.
+LETTERS = {
+    "KV101": ("S", "stale"),
+    "KV102": ("F", "foreign"),
+    "KV103": ("T", "torn"),
+    "KV104": ("N", "never written"),
+    "KV105": ("B", "bit difference"),
+    "KV2": ("O", "ordering"),
+    "KV3": ("C", "contract"),
+    "KV4": ("A", "accounting"),
+    "KV5": ("X", "output"),
+    "KV6": ("P", "protocol"),
+    "": ("H", "hang, crash or other"),
+}
+WORST_FIRST = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS)
+
+
+def write(record: RunRecord, path: Path) -> None:
+    """The page at `path`, or as report.html in an existing folder."""
+    write_text(path / "report.html" if path.is_dir() else path, render(record))
+
+
+def render(record: RunRecord) -> str:
+    """The text of the page."""
+    ordered = worst_first(record.findings)
+    shown = ordered[:FINDINGS_SHOWN]
+    maps = _maps(record.findings)
+    encoding, embedded = _embed(record.to_json())
+    words = sorted(record.evidence.words_verified.items(), key=lambda item: (-item[1], item[0]))
+    template, style, script = (_part(name) for name in ("page.html.j2", "page.css", "page.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
+    return environment.from_string(template).render(
+        record=record,
+        verdict=record.verdict.value,
+        marks=MARKS,
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+        style=Markup(style),
+        script=Markup(script),
+        subtitle=_subtitle(record),
+        banner=_banner(record, ordered),
+        counts=_counts(record),
+        scenarios=[_scenario(row) for row in sorted(record.scenarios, key=lambda row: WORST_FIRST.index(row.verdict))],
+        findings=_cards(shown, record.repro),
+        total=f"{len(ordered):,}",
+        left_out=f"{len(ordered) - len(shown):,}" if len(ordered) > len(shown) else "",
+        maps=maps,
+        legend=", ".join(f"{letter} {word}" for letter, word in LETTERS.values()),
+        words=[{"label": name, "value": f"{count:,}"} for name, count in words],
+        chart=Markup(words_svg(record.evidence.words_verified)),
+        mutants=_mutants(record),
+        facts=[
+            {"id": "environment", "title": "Environment", "rows": _facts({**record.tool, **record.environment})},
+            {"id": "plan", "title": "Plan", "rows": _facts({**_run_facts(record), **record.plan})},
+        ],
+        encoding=encoding,
+        embedded=Markup(embedded),
+    )
+
+
+def _part(name: str) -> str:
+    """One of the page's own source files, which lie beside this module."""
+    return files("kvcheck.core.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """By code, as they are numbered from wrong bytes to nothing touched; the run's own order within a code."""
+    return tuple(sorted(findings, key=lambda finding: finding.code))
+
+
+def _embed(text: str) -> tuple[str, str]:
+    """(encoding, text for the template element): JSON without markup characters, or packed when it is long."""
+    compact = json.dumps(json.loads(text), ensure_ascii=True, separators=(",", ":"))
+    if len(compact) > PLAIN_JSON_BYTES:
+        return "gzip", base64.b64encode(gzip.compress(compact.encode(), mtime=0)).decode()
+    for letter in "<>&":
+        compact = compact.replace(letter, f"\\u{ord(letter):04x}")
+    return "json", compact
+
+
+def _subtitle(record: RunRecord) -> str:
+    parts = [
+        f"kvcheck {record.tool.get('version', '')}".strip(),
+        str(record.environment.get("device", "")),
+        record.run_id,
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _banner(record: RunRecord, ordered: tuple[Finding, ...]) -> dict[str, str]:
+    failing = [row for row in record.mutants if row.verdict is Verdict.FAIL]
+    if ordered:
+        worst = ordered[0]
+        known = CODES.get(worst.code)
+        title = f" {known.title}" if known else ""
+        return {
+            "summary": _count(len(ordered), "finding"),
+            "message": _clip(f"{worst.code}{title}: {worst.message}", 400),
+            "command": worst.replay or record.repro,
+        }
+    if failing:
+        row = failing[0]
+        message = f"{row.name}: {row.outcome}{f'; {row.message}' if row.message else ''}"
+        summary = f"{len(failing)} of {_count(len(record.mutants), 'mutant')} not found as expected"
+        return {"summary": summary, "message": _clip(message, 400), "command": row.replay or record.repro}
+    judged = _evidence(record.evidence) or "nothing counted"
+    if record.verdict is Verdict.PASS:
+        return {"summary": "no finding", "message": f"Judged: {judged}.", "command": record.repro}
+    return {"summary": "not judged", "message": _clip(_why_not(record), 400), "command": record.repro}
+
+
+def _why_not(record: RunRecord) -> str:
+    """Why a run without findings is no pass."""
+    for verdict in (Verdict.FAIL, Verdict.UNKNOWN):
+        for row in record.scenarios:
+            if row.verdict is verdict:
+                return f"{row.id}: {_why(row) or 'no reason was recorded'}"
+        for mutant in record.mutants:
+            if mutant.verdict is verdict:
+                return f"{mutant.name}: {mutant.outcome}; {mutant.message or 'no reason was recorded'}"
+    if record.warnings:
+        return record.warnings[0]
+    return "No scenario ran, so nothing was judged. This is not a pass."
+
+
+def _counts(record: RunRecord) -> list[dict[str, str]]:
+    by_verdict = {verdict: sum(row.verdict is verdict for row in record.scenarios) for verdict in WORST_FIRST}
+    pairs: list[tuple[str, int]] = [
+        (_plural(len(record.findings), "finding"), len(record.findings)),
+        *((f"{_plural(count, 'scenario')} {verdict.value.upper()}", count) for verdict, count in by_verdict.items()),
+    ]
+    if record.mutants:
+        killed = sum(row.verdict is Verdict.PASS for row in record.mutants)
+        pairs.append((f"of {_count(len(record.mutants), 'mutant')} found as expected", killed))
+    pairs += [("schedules", record.evidence.schedules), ("events", record.evidence.events)]
+    if record.evidence.words_verified:
+        pairs.append(("words verified", sum(record.evidence.words_verified.values())))
+    return [{"label": label, "value": f"{value:,}"} for label, value in pairs]
+
+
+def _scenario(row: ScenarioResult) -> dict[str, str]:
+    return {
+        "verdict": row.verdict.value,
+        "id": row.id,
+        "shape": row.shape,
+        "why": _why(row),
+        "schedules": f"{row.schedules:,}",
+        "evidence": _evidence(row.evidence, but=("schedules",)) or "n/a",
+        "duration": f"{row.duration_s:.1f} s",
+    }
+
+
+def _why(row: ScenarioResult) -> str:
+    known = CODES.get(row.code or "")
+    named = f"{row.code} {known.title}" if known else row.code
+    return ": ".join(part for part in (named, row.reason) if part)
+
+
+def _evidence(evidence: Evidence, but: tuple[str, ...] = ()) -> str:
+    """The counts that apply, in words."""
+    parts = []
+    for field in dataclasses.fields(Evidence):
+        value = getattr(evidence, field.name)
+        if field.name == "words_verified":
+            parts += [f"{sum(value.values()):,} words verified"] if value else []
+        elif value is not None and field.name not in but:
+            parts.append(f"{value:,} {field.name.replace('_', ' ')}")
+    return ", ".join(parts)
+
+
+def _cards(findings: tuple[Finding, ...], repro: str) -> list[dict[str, str]]:
+    taken: set[str] = set()
+    cards = []
+    for number, finding in enumerate(findings, start=1):
+        known = CODES.get(finding.code)
+        anchor = re.sub(r"[^A-Za-z0-9._-]", "-", finding.id) or f"finding-{number}"
+        if anchor in taken:
+            anchor = f"{anchor}-{number}"
+        taken.add(anchor)
+        cards.append(
+            {
+                "anchor": anchor,
+                "id": finding.id or str(number),
+                "code": finding.code,
+                "title": known.title if known else "unknown code",
+                "meaning": known.meaning if known else "This version does not know the code.",
+                "scenario": " · ".join(part for part in (finding.scenario, finding.shape) if part),
+                "message": _clip(finding.message, MESSAGE_CHARS),
+                "where": _where(finding),
+                "whose": _whose(finding),
+                "oracle": finding.oracle,
+                "replay": finding.replay or repro,
+                "minimal": _clip(json.dumps(finding.minimal, indent=1, ensure_ascii=False), MESSAGE_CHARS)
+                if finding.minimal
+                else "",
+            }
+        )
+    return cards
+
+
+def _where(finding: Finding) -> str:
+    names = ("tier", "buffer", "layer", "page", "row", "lane")
+    parts = [f"{name} {getattr(finding, name)}" for name in names if getattr(finding, name) is not None]
+    return " · ".join(parts) or "n/a (names no single place)"
+
+
+def _whose(finding: Finding) -> str:
+    mine, seen = finding.request, finding.seen_request
+    if seen is None:
+        return "n/a (names no request)" if mine is None else f"request {mine}"
+    reader = "a reader" if mine is None else f"request {mine}"
+    return f"{reader} saw bytes of request {seen}" if finding.code < "KV2" else f"{reader}; the other is request {seen}"
+
+
+def _letter(code: str) -> str:
+    return next(letter for prefix, (letter, _) in LETTERS.items() if code.startswith(prefix))
+
+
+def _maps(findings: tuple[Finding, ...]) -> list[dict[str, object]]:
+    """One layer x page map per buffer that a finding places somewhere."""
+    placed: dict[str, dict[tuple[int | None, int | None], list[str]]] = {}
+    for finding in findings:
+        if finding.buffer is not None and (finding.layer is not None or finding.page is not None):
+            cells = placed.setdefault(finding.buffer, {})
+            cells.setdefault((finding.layer, finding.page), []).append(finding.code)
+    maps: list[dict[str, object]] = []
+    for buffer, cells in sorted(placed.items()):
+        layers, more_layers = _axis(layer for layer, _ in cells)
+        pages, more_pages = _axis(page for _, page in cells)
+        left = [f"{count:,} more {word}" for count, word in ((more_layers, "layers"), (more_pages, "pages")) if count]
+        maps.append(
+            {
+                "buffer": buffer,
+                "more": f" ({' and '.join(left)} not drawn)" if left else "",
+                "pages": [ANY if page is None else page for page in pages],
+                "rows": [
+                    {
+                        "layer": ANY if layer is None else layer,
+                        "cells": [_cell(cells.get((layer, page)), layer=layer, page=page) for page in pages],
+                    }
+                    for layer in layers
+                ],
+            }
+        )
+    return maps
+
+
+def _axis(values: Iterable[int | None]) -> tuple[list[int | None], int]:
+    """The values to draw, sorted, with None ("any") last, and how many are left out."""
+    found = sorted(set(values), key=lambda value: (value is None, value or 0))
+    return found[:MAP_AXIS], max(0, len(found) - MAP_AXIS)
+
+
+def _cell(codes: list[str] | None, *, layer: int | None, page: int | None) -> dict[str, object] | None:
+    if not codes:
+        return None
+    counted = ", ".join(f"{code} x{codes.count(code)}" for code in sorted(set(codes)))
+    place = f"layer {ANY if layer is None else layer}, page {ANY if page is None else page}"
+    return {"letter": _letter(min(codes)), "count": len(codes), "title": f"{place}: {counted}"}
+
+
+def _mutants(record: RunRecord) -> dict[str, object]:
+    """The detection matrix: mutants by the oracles that were to find them or did."""
+    names = {name for row in record.mutants for name in (row.killer, row.killed_by) if name}
+    oracles = sorted(names)
+    rows: list[dict[str, object]] = []
+    for row in sorted(record.mutants, key=lambda row: WORST_FIRST.index(row.verdict)):
+        found_by = row.killed_by or (row.killer if row.outcome == "killed" else None)
+        cells = ["K" if name == found_by else "missed" if name == row.killer else "" for name in oracles]
+        plain = {"name": row.name, "bug": row.bug, "outcome": row.outcome, "message": row.message, "replay": row.replay}
+        rows.append({**plain, "verdict": row.verdict.value, "cells": cells, "schedules": f"{row.schedules:,}"})
+    return {"oracles": oracles, "rows": rows}
+
+
+def _run_facts(record: RunRecord) -> dict[str, object]:
+    return {
+        "run": record.run_id,
+        "command": " ".join(record.argv),
+        "repeat with": record.repro,
+        "seed": record.seed,
+        "started": record.started_at,
+        "duration": f"{record.duration_s:.1f} s",
+        "exit code": record.exit_code,
+    }
+
+
+def _facts(values: Mapping[str, object]) -> list[dict[str, str]]:
+    return [{"label": str(label), "value": _plain(value)} for label, value in values.items()]
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return "n/a"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _clip(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {_plural(number, noun)}"
+
+
+def _plural(number: int, noun: str) -> str:
+    return noun if number == 1 else f"{noun}s"

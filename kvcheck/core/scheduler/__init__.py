@@ -1,0 +1,1 @@
+"""The decode scheduler: admits, prefills, decodes, retracts, resumes and finishes requests."""

@@ -1,0 +1,349 @@
+"""One decode engine: prefix match, chunked prefill, metadata hand-over, decode, retract, resume, finish.
+
+    waiting -> prefilling -> handing over -> ready -> running -> finished
+                                                       ^    |
+                                              resume   |    v  save, free
+                                                      retracted
+
+Invariants:
+- Pages of a retracted request are freed only after its save has completed.
+- While retracted requests wait, nothing new is admitted.
+- At least one running request survives a retraction, so the batch always advances.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvcheck.core.backend.backend import Backend, Signal
+from kvcheck.core.errors import ForeignAccess, Hang, LengthMismatch
+from kvcheck.core.hicache.radix_tree import PrefixTree
+from kvcheck.core.offload import Offload, OffloadedKV
+from kvcheck.core.paging import floor_to_page, pages_for
+from kvcheck.core.pools.pool import KVPool
+from kvcheck.core.scheduler.decoder import Chunk, Decoder
+from kvcheck.core.scheduler.request import Active, Generation, SchedulerConfig, StepReport
+from kvcheck.core.transfer.metadata import MetadataBuffers
+from kvcheck.core.transfer.transport import Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """Everything a scheduler stands on. tree: None for families whose spaces a prefix cannot share yet."""
+
+    backend: Backend
+    pool: KVPool
+    offload: Offload
+    tree: PrefixTree | None
+    prefill_metadata: MetadataBuffers
+    decode_metadata: MetadataBuffers
+    transport: Transport
+    decoder: Decoder
+
+
+class Scheduler:
+    """Drives requests through their life, one `step` at a time."""
+
+    def __init__(self, parts: EngineParts, config: SchedulerConfig) -> None:
+        self.parts = parts
+        self.config = config
+        self._pool = parts.pool
+        self._waiting: deque[Generation] = deque()
+        self._prefilling: list[Active] = []
+        self._handing_over: list[Active] = []
+        self._ready: deque[Active] = deque()
+        self._running: list[Active] = []
+        self._retracted: deque[Active] = deque()
+        self._restoring: list[tuple[Signal, OffloadedKV]] = []
+        self._report = StepReport()
+
+    def submit(self, generation: Generation) -> None:
+        """Queue a request. Raises LengthMismatch for one that can never fit."""
+        longest = len(generation.prompt) + generation.output_tokens
+        if longest > self._pool.sizes.max_tokens or pages_for(longest, self._pool.page_size) > self._pool.sizes.pages:
+            raise LengthMismatch(
+                f"request {generation.request} needs {longest} tokens; the pool holds {self._pool.sizes.pages} pages "
+                f"of {self._pool.page_size} and requests of at most {self._pool.sizes.max_tokens} tokens"
+            )
+        self._waiting.append(generation)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left to do."""
+        busy = (self._waiting, self._prefilling, self._handing_over, self._ready, self._running, self._retracted)
+        return not any(busy) and not self._restoring
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are not admitted yet."""
+        return len(self._waiting)
+
+    def step(self) -> StepReport:
+        """One scheduling round."""
+        self._report = StepReport()
+        self._drop_restored()
+        self._take_metadata()
+        self._resume()
+        self._admit()
+        self._prefill()
+        self._join_ready()
+        self._decode()
+        return self._report
+
+    def close(self) -> None:
+        """Free the prefix tree's pages and all memory. Call when idle."""
+        self.parts.backend.drain()
+        self._drop_restored()
+        if self.parts.tree is not None:
+            self.parts.tree.evict(self._pool.sizes.pages)
+        self.parts.prefill_metadata.free()
+        self.parts.decode_metadata.free()
+        self._pool.free()
+
+    # Admission and prefill
+
+    def _admit(self) -> None:
+        while self._waiting and not self._retracted and len(self._prefilling) < self.config.max_prefilling:
+            generation = self._waiting[0]
+            in_flight = len(self._prefilling) + len(self._handing_over) + len(self._ready) + len(self._running)
+            if in_flight >= self._pool.sizes.requests or not self._fits(len(generation.prompt)):
+                return
+            slot = self.parts.decode_metadata.lease(generation.request)
+            if slot is None:
+                return
+            holding = self._pool.open(generation.request)
+            if holding is None:
+                self.parts.decode_metadata.release(slot)
+                return
+            active = Active(generation=generation, holding=holding, node=None, target_slot=slot)
+            if self.parts.tree is not None:
+                # The last prompt token is always computed: its pass samples the first output.
+                match = self.parts.tree.match(generation.prompt[:-1])
+                self.parts.tree.lock(match.node)
+                active.node = match.node
+                self._pool.adopt(holding, match.pages)
+            self._waiting.popleft()
+            self._prefilling.append(active)
+            self._report.admitted.append(generation.request)
+
+    def _fits(self, prompt: int) -> bool:
+        """A prompt's pages are free or evictable, beyond what earlier prompts still need."""
+        evictable = self.parts.tree.pages_evictable() if self.parts.tree is not None else 0
+        return self._pool.pages_free + evictable - self._reserved() >= pages_for(prompt + 1, self._pool.page_size)
+
+    def _reserved(self) -> int:
+        size = self._pool.page_size
+        return sum(pages_for(a.prompt_length + 1, size) - len(a.holding.pages) for a in self._prefilling)
+
+    def _prefill(self) -> None:
+        chunks: list[Chunk] = []
+        actives: list[Active] = []
+        for active in list(self._prefilling):
+            start = active.holding.committed
+            stop = min(active.prompt_length, start + self.config.chunk_tokens)
+            if self._make_room(active, stop, query=start):
+                chunks.append(Chunk(active.request, active.holding, start, stop))
+                actives.append(active)
+        for active, token in zip(actives, self._forward(chunks), strict=True):
+            if active.holding.committed < active.prompt_length:
+                continue
+            self._prefilling.remove(active)
+            self._cache_prompt(active)
+            if token != int(self.parts.decoder.metadata(active.request)["output_ids"][0]):
+                raise LengthMismatch(f"request {active.request}: the sampled token and the metadata's token differ")
+            self._handing_over.append(active)
+
+    def _cache_prompt(self, active: Active) -> None:
+        """Let others share the prompt's whole pages from now on."""
+        tree = self.parts.tree
+        if tree is None or active.node is None:
+            return
+        whole = floor_to_page(active.prompt_length, self._pool.page_size)
+        tokens = active.generation.prompt[:whole]
+        if len(tree.match(tokens).pages) != active.holding.shared:
+            return  # somebody cached a longer run of it meanwhile; ours is offered again when we finish
+        pages = active.holding.pages[: whole // self._pool.page_size]
+        tree.insert(tokens, pages)
+        node = tree.match(tokens).node
+        tree.lock(node)
+        tree.unlock(active.node)
+        active.node = node
+        active.holding.shared = len(pages)
+
+    # Metadata hand-over
+
+    def _take_metadata(self) -> None:
+        for active in list(self._handing_over):
+            if active.delivery is None:
+                self._send_metadata(active)
+            elif self.parts.backend.query(active.delivery.notified):
+                self._commit_metadata(active)
+
+    def _send_metadata(self, active: Active) -> None:
+        slot = self.parts.prefill_metadata.lease(active.request)
+        if slot is None:
+            return
+        values = self.parts.decoder.metadata(active.request)
+        written = self.parts.prefill_metadata.set(slot, active.request, values)
+        active.source_slot = slot
+        active.delivery = self.parts.transport.send(
+            request=active.request, source_slot=slot, target_slot=active.target_slot, after=written
+        )
+
+    def _commit_metadata(self, active: Active) -> None:
+        assert active.delivery is not None and active.source_slot is not None
+        row = self.parts.decode_metadata.get(active.target_slot, active.request)
+        room = int(row.field("bootstrap_room")[0])
+        if room != active.request:
+            raise ForeignAccess(f"metadata slot {active.target_slot}: expected room {active.request}, got {room}")
+        active.metadata = row
+        active.output.append(int(row.field("output_ids")[0]))
+        self.parts.backend.wait(active.delivery.sent)
+        self.parts.prefill_metadata.release(active.source_slot)
+        self.parts.decode_metadata.release(active.target_slot)
+        self._handing_over.remove(active)
+        self._ready.append(active)
+
+    # Decode
+
+    def _join_ready(self) -> None:
+        while self._ready and len(self._running) < self.config.max_running:
+            active = self._ready.popleft()
+            self._join(active)
+
+    def _join(self, active: Active) -> None:
+        assert active.metadata is not None
+        self.parts.decoder.join(active.request, active.metadata)
+        self._report.joined.append(active.request)
+        if len(active.output) >= active.generation.output_tokens:
+            self._finish(active)
+        else:
+            self._running.append(active)
+
+    def _decode(self) -> None:
+        for active in list(self._running):
+            if active in self._running:
+                start = active.holding.committed
+                self._make_room(active, start + 1, query=start)
+        batch = [a for a in self._running if len(a.holding.pages) * self._pool.page_size > a.holding.committed]
+        chunks = [Chunk(a.request, a.holding, a.holding.committed, a.holding.committed + 1) for a in batch]
+        for active, token in zip(batch, self._forward(chunks), strict=True):
+            active.output.append(token)
+            if len(active.output) >= active.generation.output_tokens:
+                self._running.remove(active)
+                self._finish(active)
+
+    def _forward(self, chunks: Sequence[Chunk]) -> tuple[int, ...]:
+        """Run one pass and commit its positions."""
+        if not chunks:
+            return ()
+        self.parts.backend.wait(self.parts.decoder.forward(chunks))
+        for chunk in chunks:
+            chunk.holding.committed = chunk.stop
+            self._pool.evict_window(chunk.holding, chunk.stop)
+        return self.parts.decoder.collect()
+
+    def _finish(self, active: Active) -> None:
+        given = (0, 0)
+        tree = self.parts.tree
+        if tree is not None and active.node is not None:
+            tokens = active.committed_tokens()
+            whole = floor_to_page(len(tokens), self._pool.page_size)
+            stop = whole // self._pool.page_size
+            known = tree.insert(tokens[:whole], active.holding.pages[:stop])
+            given = (known, stop)
+            tree.unlock(active.node)
+        self._pool.close(active.holding, given=given)
+        self._report.finished.append((active.request, tuple(active.output)))
+
+    # Room: evict, retract, resume
+
+    def _make_room(self, active: Active, tokens: int, *, query: int) -> bool:
+        """Grow a request, evicting cached prefixes first and retracting others where that is not enough."""
+        while not self._pool.grow(active.holding, tokens, query=query):
+            short = self._pool.pages_short(active.holding, tokens, query=query)
+            if self.parts.tree is not None and self.parts.tree.evict(short):
+                continue
+            victim = self._victim(spared=active)
+            if victim is None:
+                if not (self._prefilling or self._ready or self._handing_over or self._restoring):
+                    raise Hang(
+                        f"request {active.request}: {short} pages short, and nothing is left to evict or retract"
+                    )
+                return False
+            self._retract(victim)
+        return True
+
+    def _victim(self, *, spared: Active) -> Active | None:
+        candidates = [a for a in self._running if a is not spared]
+        if not candidates:
+            return None
+        if self.config.retract_policy == "latest":
+            return candidates[-1]
+        return min(candidates, key=lambda a: (len(a.output), -a.prompt_length, -a.request))
+
+    def _retract(self, active: Active) -> None:
+        """Save a running request to the host, then free what it holds."""
+        self._running.remove(active)
+        active.offloaded = self.parts.offload.save(active.holding)
+        self.parts.backend.wait(active.offloaded.saved)
+        if self.parts.tree is not None and active.node is not None:
+            self.parts.tree.unlock(active.node)
+            active.node = self.parts.tree.root
+            self.parts.tree.lock(active.node)
+        self._pool.close(active.holding)
+        self._retracted.append(active)
+        self._report.retracted.append(active.request)
+
+    def _resume(self) -> None:
+        while self._retracted and len(self._running) < self.config.max_running:
+            active = self._retracted[0]
+            offloaded = active.offloaded
+            assert offloaded is not None
+            tokens = self._resumed_length(offloaded)
+            if not self._resume_fits(tokens):
+                return
+            holding = self._pool.open(active.request)
+            if holding is None:
+                return
+            if not self._pool.grow(holding, tokens + 1, query=offloaded.tokens):
+                self._pool.close(holding)
+                return
+            self._retracted.popleft()
+            active.holding = holding
+            restored = self.parts.offload.restore(offloaded, holding)
+            holding.committed = tokens
+            self.parts.backend.wait(restored, lane=self._pool.forward)
+            self._restoring.append((restored, offloaded))
+            active.offloaded = None
+            self._report.resumed.append(active.request)
+            self._join(active)
+
+    def _resumed_length(self, offloaded: OffloadedKV) -> int:
+        """Committed tokens of a resumed request: those that were saved. (mutant: resume-refeeds-token)"""
+        return offloaded.tokens
+
+    def _resume_fits(self, tokens: int) -> bool:
+        """Room for the request and a page for each running one, so that it is not retracted at once."""
+        evictable = self.parts.tree.pages_evictable() if self.parts.tree is not None else 0
+        needed = pages_for(tokens + 1, self._pool.page_size) + len(self._running)
+        spare = self._pool.pages_free - self._reserved()
+        if spare < needed and evictable:
+            assert self.parts.tree is not None
+            self.parts.tree.evict(needed - spare)
+            spare = self._pool.pages_free - self._reserved()
+        idle = not (self._running or self._prefilling or self._ready or self._handing_over)
+        return spare >= needed or (idle and self._pool.pages_free >= pages_for(tokens + 1, self._pool.page_size))
+
+    def _drop_restored(self) -> None:
+        kept: list[tuple[Signal, OffloadedKV]] = []
+        for restored, offloaded in self._restoring:
+            if self.parts.backend.query(restored):
+                self.parts.offload.discard(offloaded)
+            else:
+                kept.append((restored, offloaded))
+        self._restoring = kept

@@ -1,0 +1,8 @@
+"""Targets: what kvcheck can be pointed at."""
+
+from __future__ import annotations
+
+from kvcheck.core.registry import Registry
+from kvcheck.core.targets.target import Target
+
+TARGETS: Registry[type[Target]] = Registry("target", {"builtin": "kvcheck.core.targets.builtin:BuiltinTarget"})

@@ -1,0 +1,222 @@
+"""The builtin target: kvcheck's own complete implementation, assembled from a table of parts.
+
+Invariants:
+- FIXED names every part; a mutant is FIXED with one part replaced, and nothing else differs.
+- Watching is done from outside the parts: they contain no reporting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+from kvcheck.core.backend.backend import Signal
+from kvcheck.core.hicache.radix_tree import PrefixTree
+from kvcheck.core.offload import Offload, OffloadedKV
+from kvcheck.core.paging import IndexArray
+from kvcheck.core.pools.pool import Holding, KVPool
+from kvcheck.core.scheduler.decoder import Decoder
+from kvcheck.core.scheduler.request import Generation, StepReport
+from kvcheck.core.scheduler.scheduler import EngineParts, Scheduler
+from kvcheck.core.targets.target import Engine, EventSink, Setup, SpaceCount, digest
+from kvcheck.core.transfer import TRANSPORTS
+from kvcheck.core.transfer.metadata import MetadataBuffers, MetadataRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The classes an engine is made of."""
+
+    pool: type[KVPool] = KVPool
+    offload: type[Offload] = Offload
+    metadata: type[MetadataBuffers] = MetadataBuffers
+    scheduler: type[Scheduler] = Scheduler
+
+
+FIXED = Parts()
+
+
+class BuiltinTarget:
+    """Builds engines from parts."""
+
+    name = "builtin"
+    capabilities = frozenset({"retract-resume", "prefix-tree", "metadata", "loopback"})
+
+    def __init__(self, parts: Parts = FIXED) -> None:
+        self._parts = parts
+
+    def build(self, setup: Setup) -> Engine:
+        """Assemble one engine."""
+        return BuiltinEngine(self._parts, setup)
+
+
+class BuiltinEngine:
+    """A scheduler with its parts, watched."""
+
+    def __init__(self, parts: Parts, setup: Setup) -> None:
+        backend, sink = setup.backend, setup.sink
+        self._watch = _Watch(sink)
+        self.pool = parts.pool(setup.shape, setup.sizes, backend=backend, listener=self._watch)
+        lane = backend.lane("forward")
+        ends = [
+            parts.metadata(
+                end,
+                slots=setup.metadata_slots,
+                hidden_size=setup.shape.hidden_size,
+                backend=backend,
+                lane=lane,
+                listener=self._watch,
+            )
+            for end in ("prefill", "decode")
+        ]
+        self._watch.metadata = {end.space: end for end in ends}
+        shareable = not (self.pool.has_window or self.pool.has_state)
+        self.tree = PrefixTree(self.pool.page_size, self.pool.allocators["full"]) if shareable else None
+        decoder = setup.decoder(self.pool, ends[1].fields)
+        self.scheduler = parts.scheduler(
+            EngineParts(
+                backend=backend,
+                pool=self.pool,
+                offload=WatchedOffload(parts.offload(self.pool, backend), sink),
+                tree=self.tree,
+                prefill_metadata=ends[0],
+                decode_metadata=ends[1],
+                transport=TRANSPORTS.load(setup.transport)(backend, ends[0], ends[1]),
+                decoder=WatchedDecoder(decoder, ends[1], sink),
+            ),
+            setup.config,
+        )
+        self._ends = ends
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left to do."""
+        return self.scheduler.is_idle
+
+    def submit(self, generation: Generation) -> None:
+        """Queue a request."""
+        self.scheduler.submit(generation)
+
+    def step(self) -> StepReport:
+        """One scheduling round."""
+        return self.scheduler.step()
+
+    def counts(self) -> tuple[SpaceCount, ...]:
+        """Accounting of pages, slots, rows and metadata slots."""
+        cached = self.tree.pages_cached if self.tree is not None else 0
+        rows = [
+            SpaceCount(name, each.available, cached if name == "full" else 0, each.count)
+            for name, each in self.pool.allocators.items()
+        ]
+        rows += [SpaceCount(end.space, end.slots.available, 0, end.slots.count) for end in self._ends]
+        return tuple(rows)
+
+    def evictions(self) -> int:
+        """Prefix tree nodes evicted."""
+        return self.tree.evictions if self.tree is not None else 0
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.scheduler.close()
+
+
+class _Watch:
+    """Passes allocations on; looks at metadata slots when they are handed out."""
+
+    def __init__(self, sink: EventSink) -> None:
+        self._sink = sink
+        self.metadata: dict[str, MetadataBuffers] = {}
+
+    def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
+        self._sink.allocated(space, ids, owner)
+        if (end := self.metadata.get(space)) is not None:
+            slot = int(ids[0])
+            self._sink.leased(
+                request=owner, space=space, slot=slot, row=end.row_view(slot).detach().cpu(), fields=end.fields
+            )
+
+    def freed(self, space: str, ids: IndexArray) -> None:
+        self._sink.freed(space, ids)
+
+
+class WatchedOffload(Offload):
+    """An Offload that reports what it saved and restored, and whether the value is owned."""
+
+    def __init__(self, inner: Offload, sink: EventSink) -> None:
+        self.pool = inner.pool
+        self._inner = inner
+        self._sink = sink
+
+    def save(self, holding: Holding) -> OffloadedKV:
+        """Save, then compare storages and index values."""
+        before = digest(holding)
+        value = self._inner.save(holding)
+        request = holding.request
+        self._sink.descriptor(request=request, what="offload.save", before=before, after=digest(holding))
+        self._report_storage(value, holding)
+        self._sink.saved(
+            request=request,
+            tokens=value.tokens,
+            buffers=tuple(f"{kept.space}.{kept.name}" for kept in value.buffers),
+            table=self._table_names(),
+        )
+        return value
+
+    def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
+        """Restore, then report pages and buffers."""
+        before = digest(holding)
+        written = tuple(f"{kept.space}.{kept.name}" for kept in self._inner.restored_buffers(offloaded))
+        signal = self._inner.restore(offloaded, holding)
+        self._sink.descriptor(request=holding.request, what="offload.restore", before=before, after=digest(holding))
+        self._sink.restored(
+            request=holding.request,
+            tokens=offloaded.tokens,
+            pages=self.pool.unit_ids(holding, "full", offloaded.tokens),
+            buffers=written,
+            table=self._table_names(),
+        )
+        return signal
+
+    def discard(self, offloaded: OffloadedKV) -> None:
+        """Pass on."""
+        self._inner.discard(offloaded)
+
+    def _table_names(self) -> tuple[str, ...]:
+        return tuple(f"{space}.{buffer.name}" for space, buffer in self.pool.buffers())
+
+    def _report_storage(self, value: OffloadedKV, holding: Holding) -> None:
+        for kept in value.buffers:
+            first, last = self.pool.sets[kept.space].storage_ranges()[kept.name]
+            if kept.words.numel() and first <= kept.words.untyped_storage().data_ptr() < last:
+                pages = self.pool.unit_ids(holding, kept.space, value.tokens)
+                self._sink.aliased(
+                    request=holding.request,
+                    what="offloaded KV",
+                    buffer=kept.name,
+                    page=int(pages[0]) if len(pages) else None,
+                )
+            else:
+                self._sink.owned("offloaded KV")
+
+
+class WatchedDecoder:
+    """A Decoder that looks at metadata rows when requests join."""
+
+    def __init__(self, inner: Decoder, end: MetadataBuffers, sink: EventSink) -> None:
+        self._inner = inner
+        self._end = end
+        self._sink = sink
+        self.forward = inner.forward
+        self.collect = inner.collect
+        self.metadata = inner.metadata
+
+    def join(self, request: int, row: MetadataRow) -> None:
+        """Compare storages, then pass on."""
+        first, last = self._end.storage_range()
+        address = row.packed.data_ptr()
+        if first <= address < last:
+            slot = (address - first) // self._end.row_bytes
+            self._sink.aliased(request=request, what="metadata row", buffer=self._end.space, page=slot)
+        else:
+            self._sink.owned("metadata row")
+        self._inner.join(request, row)

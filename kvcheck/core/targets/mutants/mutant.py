@@ -1,0 +1,30 @@
+"""Mutant: a bug as a value, with its card and the oracle that must kill it.
+
+Invariants:
+- A mutant differs from FIXED in exactly one part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcheck.core.targets.builtin import Parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """name: for --mutant. bug: row of the bug table (a to e). shape: preset that shows it. code: the finding it must give.
+
+    shows, matters, example: the card that `kvcheck explain` prints.
+    """
+
+    name: str
+    bug: str
+    parts: Parts
+    scenario: str
+    shape: str
+    killed_by: str
+    code: str
+    shows: str
+    matters: str
+    example: str

@@ -1,0 +1,220 @@
+"""Bug a put back, piece by piece: what a retracted request loses, keeps too long, or shares.
+
+Invariants:
+- Each subclass removes one line of the fix and restates nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+
+from kvcheck.core.backend.backend import Signal
+from kvcheck.core.offload import Offload, OffloadedBuffer, OffloadedKV
+from kvcheck.core.paging import IndexArray
+from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity
+from kvcheck.core.pools.pool import Holding, KVPool
+from kvcheck.core.scheduler.scheduler import Scheduler
+from kvcheck.core.targets.builtin import FIXED
+from kvcheck.core.targets.mutants.mutant import Mutant
+from kvcheck.core.transfer.metadata import MetadataBuffers, MetadataRow
+
+
+class ViewMetadata(MetadataBuffers):
+    """`get` hands out the slot itself."""
+
+    def get(self, slot: int, request: int) -> MetadataRow:
+        """The copy is gone."""
+        return MetadataRow(self.row_view(slot), self.fields)
+
+
+class UnclearedMetadata(MetadataBuffers):
+    """A freed slot keeps its fields."""
+
+    def clear(self, slot: int) -> None:
+        """Nothing is cleared."""
+
+
+def _without_index(table: tuple[tuple[str, BufferSpec], ...]) -> tuple[tuple[str, BufferSpec], ...]:
+    return tuple(row for row in table if row[1].name != "index_k_with_scale")
+
+
+class SaveSkipsIndex(Offload):
+    """The offload's own list of buffers lacks the index buffer."""
+
+    def _table(self) -> tuple[tuple[str, BufferSpec], ...]:
+        return _without_index(self.pool.buffers())
+
+
+class RestoreSkipsIndex(Offload):
+    """The index buffer is saved, and forgotten on the way back."""
+
+    def restored_buffers(self, offloaded: OffloadedKV) -> tuple[OffloadedBuffer, ...]:
+        """All but the index buffer."""
+        return tuple(kept for kept in offloaded.buffers if kept.name != "index_k_with_scale")
+
+
+class SaveTakesNextPages(Offload):
+    """Index pages are computed one too high, as a ceiling instead of a floor would."""
+
+    def _saved_rows(self, holding: Holding, space: str, buffer: BufferSpec, tokens: int) -> IndexArray:
+        rows = super()._saved_rows(holding, space, buffer, tokens)
+        if buffer.rows is not Granularity.PAGE:
+            return rows
+        shifted: IndexArray = rows % self.pool.sizes.pages + 1
+        return shifted
+
+
+class AliasingOffload(Offload):
+    """The value keeps the pool's own tensor and the row ids, and gathers when it is restored."""
+
+    def save(self, holding: Holding) -> OffloadedKV:
+        """No copy is made: rows are remembered, bytes are not."""
+        value = super().save(holding)
+        self._backend.wait(value.saved)
+        self.discard(value)
+        kept = []
+        for space, buffer in self.pool.buffers():
+            rows = self.pool.row_ids(holding, space, buffer, value.tokens)
+            source = self.pool.sets[space].write_view(buffer.name)
+            start, stop = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+            view = source[:, start:stop] if stop - start == len(rows) else source[:, : len(rows)]
+            kept.append(OffloadedBuffer(space=space, name=buffer.name, words=view, memory=""))
+        return replace(value, buffers=tuple(kept))
+
+    def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
+        """What the pool holds by now is copied."""
+        done = super().restore(offloaded, holding)
+        self._backend.wait(done)
+        return done
+
+    def discard(self, offloaded: OffloadedKV) -> None:
+        """Views own no memory."""
+        if offloaded.buffers and offloaded.buffers[0].memory:
+            super().discard(offloaded)
+
+
+class FreeKeepsIndex(BufferSet):
+    """`free` walks its own list of buffers, without the index buffer."""
+
+    def free(self) -> None:
+        """The index buffer stays allocated."""
+        for buffer in self.spec.buffers:
+            if buffer.name != "index_k_with_scale":
+                self._backend.release(self.memory_name(buffer.name))
+        self._words.clear()
+
+
+class PoolKeepsIndex(KVPool):
+    """A pool whose buffer sets free all but the index buffer."""
+
+    buffer_set = FreeKeepsIndex
+
+
+class RefeedingScheduler(Scheduler):
+    """A resumed request counts its last sampled token as committed, though no KV was written for it."""
+
+    def _resumed_length(self, offloaded: OffloadedKV) -> int:
+        return offloaded.tokens + 1
+
+
+_UPSTREAM = "SGLang #23346 (GLM-5.1, retract and resume on the decode node)"
+
+RETRACT_RESUME: tuple[Mutant, ...] = (
+    Mutant(
+        name="metadata-get-returns-views",
+        bug="a",
+        parts=replace(FIXED, metadata=ViewMetadata),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="aliasing",
+        code="KV305",
+        shows="A request keeps slices of a metadata slot instead of an owned copy of its row.",
+        matters="The slot's next owner overwrites the draft seed and log-probabilities of a request that still runs.",
+        example=f"{_UPSTREAM}: get_buf returned slices of shared storage.",
+    ),
+    Mutant(
+        name="offload-skips-index-buffer",
+        bug="a",
+        parts=replace(FIXED, offload=SaveSkipsIndex),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="content",
+        code="KV102",
+        shows="The index buffer of an NSA pool is not saved on retract.",
+        matters="After resume the indexer picks tokens from other requests' keys: wrong top-k, garbled long contexts.",
+        example=f"{_UPSTREAM}: only the latent rows were copied to the host.",
+    ),
+    Mutant(
+        name="restore-skips-index-buffer",
+        bug="a",
+        parts=replace(FIXED, offload=RestoreSkipsIndex),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="content",
+        code="KV102",
+        shows="The index buffer is saved, but not written back on resume.",
+        matters="Half a fix: the save costs time and the reader still sees the pages' previous owners.",
+        example=f"{_UPSTREAM}: the return types of save and restore differed by pool.",
+    ),
+    Mutant(
+        name="free-keeps-index-buffer",
+        bug="a",
+        parts=replace(FIXED, pool=PoolKeepsIndex),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="accounting",
+        code="KV401",
+        shows="Clearing an NSA pool leaves its index buffer allocated.",
+        matters="Device memory is lost each time a pool is rebuilt.",
+        example=f"{_UPSTREAM}: the clear of the pool class did not know the buffer its subclass had added.",
+    ),
+    Mutant(
+        name="offload-saves-wrong-pages",
+        bug="a",
+        parts=replace(FIXED, offload=SaveTakesNextPages),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="content",
+        code="KV102",
+        shows="The index buffer is saved from the page after each of the request's pages.",
+        matters="Everything is copied, sizes match, and the bytes are a neighbour's.",
+        example="Page ids derived from token slots with the wrong rounding.",
+    ),
+    Mutant(
+        name="resume-refeeds-token",
+        bug="a",
+        parts=replace(FIXED, scheduler=RefeedingScheduler),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="content",
+        code="KV102",
+        shows="A resumed request counts the token it sampled last as committed; its KV was never written.",
+        matters="Attention reads a row that still holds somebody else's token, and the prefix tree may share it.",
+        example=f"{_UPSTREAM}: fill_ids was one longer than the allocated KV.",
+    ),
+    Mutant(
+        name="metadata-slot-not-cleared",
+        bug="a",
+        parts=replace(FIXED, metadata=UnclearedMetadata),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="content",
+        code="KV102",
+        shows="A freed metadata slot keeps all fields of its previous request.",
+        matters="Fields that the next request does not use travel with it: another user's log-probabilities.",
+        example="SGLang until 0.5.13: a slot kept its previous bootstrap room, and unused fields were never cleared.",
+    ),
+    Mutant(
+        name="offload-value-aliases-pool",
+        bug="a",
+        parts=replace(FIXED, offload=AliasingOffload),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="aliasing",
+        code="KV305",
+        shows="The offloaded value refers to the pool's memory instead of holding the bytes.",
+        matters="It is right until the pages are reused, which is what retraction is for.",
+        example="A copy to the device that the tensor already lies on returns the same storage.",
+    ),
+)

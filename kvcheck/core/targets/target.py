@@ -1,0 +1,110 @@
+"""Target: what is under test, behind one Protocol, with what it can do declared.
+
+Invariants:
+- A target builds engines from a Setup and tells an EventSink what it did; it judges nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kvcheck.core.backend.backend import Backend
+from kvcheck.core.paging import IndexArray
+from kvcheck.core.pools.allocator import AllocationListener
+from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.scheduler.decoder import Decoder
+from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepReport
+from kvcheck.core.transfer.metadata import MetadataField
+
+
+class EventSink(AllocationListener, Protocol):
+    """What a target reports beside its results."""
+
+    def saved(self, *, request: int, tokens: int, buffers: tuple[str, ...], table: tuple[str, ...]) -> None:
+        """A request was offloaded: the buffers in the value, and all buffers of the pool."""
+
+    def restored(
+        self, *, request: int, tokens: int, pages: IndexArray, buffers: tuple[str, ...], table: tuple[str, ...]
+    ) -> None:
+        """A request was restored into pages."""
+
+    def aliased(self, *, request: int, what: str, buffer: str, page: int | None) -> None:
+        """A value that must be owned shares storage with a buffer."""
+
+    def owned(self, what: str) -> None:
+        """A value that must be owned was looked at and shares nothing."""
+
+    def descriptor(self, *, request: int, what: str, before: bytes, after: bytes) -> None:
+        """Index values handed to the product, before and after the call."""
+
+    def leased(
+        self, *, request: int, space: str, slot: int, row: torch.Tensor, fields: tuple[MetadataField, ...]
+    ) -> None:
+        """A metadata slot was handed out with this content, [row_bytes]."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceCount:
+    """Accounting of one space: free + held by requests + cached must be total."""
+
+    space: str
+    free: int
+    cached: int
+    total: int
+
+
+class Engine(Protocol):
+    """A serving engine under test."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left to do."""
+
+    def submit(self, generation: Generation) -> None:
+        """Queue a request."""
+
+    def step(self) -> StepReport:
+        """One scheduling round."""
+
+    def counts(self) -> tuple[SpaceCount, ...]:
+        """Accounting of every space, now."""
+
+    def evictions(self) -> int:
+        """Prefix tree nodes evicted from the device so far."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What an engine is built from. decoder: makes the model for the pool and metadata fields of the engine."""
+
+    shape: ModelShape
+    sizes: PoolSizes
+    config: SchedulerConfig
+    metadata_slots: int
+    transport: str
+    backend: Backend
+    sink: EventSink
+    decoder: Callable[[KVPool, tuple[MetadataField, ...]], Decoder]
+
+
+class Target(Protocol):
+    """Something that engines can be built from."""
+
+    name: str
+    capabilities: frozenset[str]
+
+    def build(self, setup: Setup) -> Engine:
+        """A fresh engine."""
+
+
+def digest(holding: Holding) -> bytes:
+    """The index values of a holding, as bytes to compare."""
+    return holding.pages.tobytes() + b"|" + holding.window_pages.tobytes()

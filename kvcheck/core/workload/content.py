@@ -1,0 +1,101 @@
+"""The content rule: every word of KV, state and metadata says whose it is, where it belongs and what it stands for.
+
+word = mix64(tag) XOR mask(space, buffer, piece, layer, word index),   tag = request:24 | attempt:8 | position:32
+
+Invariants:
+- The rule is a bijection in the tag for 64-bit words: one word is enough to name its owner. 32-bit words keep the low
+  half and are resolved by trying the tags of the run.
+- Buffer, layer and word index enter through the mask, so a word copied to another buffer, layer or place is foreign.
+- Words are integers from end to end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvcheck.kernels.content import as_signed, mix64_int, mix64_torch, unmix64_int
+
+_U64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+POISON_WORD = as_signed(0xA5A5A5A5A5A5A5A5)
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Whose word it is: the request that wrote it, its attempt, and the token position (or state version)."""
+
+    request: int
+    attempt: int
+    position: int
+
+    def packed(self) -> int:
+        """The 64 bits that are mixed."""
+        return (self.request << 40) | (self.attempt << 32) | self.position
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a word lies, as far as the rule cares."""
+
+    space: str
+    buffer: str
+    piece: str
+    layer: int
+
+
+def codes(authors: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> torch.Tensor:
+    """mix64(tag) of first attempts. authors, positions: [T]. Returns [T] int64."""
+    return mix64_torch(torch.from_numpy((authors << 40) | positions))
+
+
+def mask(site: Site, words: int) -> torch.Tensor:
+    """The masks of a row's words: [W] int64."""
+    counts = np.arange(1, words + 1, dtype=np.uint64) * np.uint64(_GOLDEN) ^ np.uint64(_site_key(site))
+    return mix64_torch(torch.from_numpy(counts.view(np.int64)))
+
+
+def word(tag: Tag, site: Site, index: int) -> int:
+    """One 64-bit word by the rule, signed."""
+    return as_signed(mix64_int(tag.packed()) ^ _mask_int(site, index))
+
+
+def decode(value: int, site: Site, index: int, *, requests: int) -> Tag | None:
+    """The tag that a 64-bit word (signed) carries at that place, or None where it carries none of this run."""
+    packed = unmix64_int((value & _U64) ^ _mask_int(site, index))
+    tag = Tag(packed >> 40, (packed >> 32) & 0xFF, packed & 0xFFFFFFFF)
+    plausible = 1 <= tag.request <= requests and tag.attempt == 0 and tag.position < 1 << 22
+    return tag if plausible else None
+
+
+def decode_half(value: int, site: Site, index: int, *, requests: int, positions: int) -> Tag | None:
+    """The tag whose word has that low half (32 bits, signed), by trying every tag of the run."""
+    wanted = ((value ^ _mask_int(site, index)) & 0xFFFFFFFF) - (1 << 32)
+    wanted = wanted + (1 << 32) if wanted < -(1 << 31) else wanted
+    for request in range(1, requests + 1):
+        at = np.arange(positions, dtype=np.int64)
+        halves = codes(np.full(positions, request, dtype=np.int64), at).view(torch.int32)[::2]
+        hits = torch.nonzero(halves == wanted)
+        if len(hits):
+            return Tag(request, 0, int(hits[0, 0]))
+    return None
+
+
+def _site_key(site: Site) -> int:
+    """FNV-1a over the site's names, mixed with the layer."""
+    key = 0xCBF29CE484222325
+    for byte in f"{site.space}/{site.buffer}/{site.piece}".encode():
+        key = ((key ^ byte) * 0x100000001B3) & _U64
+    return mix64_int((key + (site.layer + 1) * _GOLDEN) & _U64)
+
+
+def _mask_int(site: Site, index: int) -> int:
+    return mix64_int((((index + 1) * _GOLDEN) & _U64) ^ _site_key(site))
+
+
+def codes_of(request: int) -> int:
+    """mix64(tag) of a request at position 0, signed: the code of its metadata."""
+    return as_signed(mix64_int(Tag(request, 0, 0).packed()))

@@ -1,0 +1,352 @@
+"""ContentDecoder: a model whose KV is content words and whose attention checks every word it reads.
+
+Invariants:
+- A token is a function of what the attention read: the expected codes of the positions read when every word is as
+  expected (then they are what was read), and of the deviating words otherwise. A run that reads only its own data
+  therefore gives exactly the tokens of any other such run.
+- Rows are found through the pool's tables at the moment a kernel runs, on whatever backend it runs.
+- Comparing never makes the host wait inside a pass; verdicts are collected after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from kvcheck.core.backend.backend import Backend, Footprint, Operation, Signal
+from kvcheck.core.paging import IndexArray, pages_for
+from kvcheck.core.pools.buffers import BufferSpec, Granularity, Piece
+from kvcheck.core.pools.pool import KVPool
+from kvcheck.core.scheduler.decoder import Chunk
+from kvcheck.core.transfer.metadata import MetadataField, MetadataRow
+from kvcheck.core.workload import content, handover
+from kvcheck.core.workload.jobs import Job, token_authors
+from kvcheck.core.workload.passes import PassPlan, Rows, plan_pass
+from kvcheck.kernels.content import as_signed, differing_torch, mix64_int, rows_torch
+
+MAX_ROWS_REPORTED = 4
+"""Deviating rows of one read that are described word by word; the rest are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """A row that a read found to differ. words: what was seen, signed. half: words are 32-bit.
+
+    layer: global layer id. page: physical page or slot. row: token within the page. position: logical token.
+    author: the request whose word belongs there. count: deviating rows of this read, this one included.
+    """
+
+    request: int
+    space: str
+    buffer: str
+    piece: str
+    layer: int
+    page: int
+    row: int
+    position: int
+    author: int
+    words: tuple[int, ...]
+    half: bool
+    count: int
+
+
+class ReadSink(Protocol):
+    """Where the decoder reports what it computed and saw."""
+
+    def forward(self, *, request: int, start: int, stop: int) -> None:
+        """Positions [start, stop) were computed."""
+
+    def verified(self, buffer: str, words: int) -> None:
+        """So many words of a buffer were read and compared."""
+
+    def mismatch(self, found: Mismatch) -> None:
+        """A row differed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Observation:
+    """One comparison of a pass, not looked at yet. bad: bool [rows]; units: [rows] pages or slots."""
+
+    site: content.Site
+    bad: torch.Tensor
+    rows: torch.Tensor
+    units: torch.Tensor
+    offsets: torch.Tensor | None
+    chunk: IndexArray
+    positions: IndexArray
+
+
+class ContentDecoder:
+    """The scheduler's Decoder over content words."""
+
+    def __init__(
+        self, pool: KVPool, backend: Backend, jobs: Sequence[Job], sink: ReadSink, fields: tuple[MetadataField, ...]
+    ):
+        self._pool = pool
+        self._backend = backend
+        self._jobs = {job.request: job for job in jobs}
+        self._sink = sink
+        self._fields = fields
+        self._codes: dict[int, torch.Tensor] = {}
+        self._authors: dict[int, IndexArray] = {}
+        self._folds: dict[int, IndexArray] = {}
+        self._masks: dict[tuple[content.Site, int], torch.Tensor] = {}
+        self._first: dict[int, int] = {}
+        self._chunks: tuple[Chunk, ...] = ()
+        self._observed: list[_Observation] = []
+        self._units: dict[str, tuple[IndexArray, IndexArray]] = {}
+
+    def forward(self, chunks: Sequence[Chunk]) -> Signal:
+        """Queue writes and checked reads of every layer."""
+        for chunk in chunks:
+            self._learn(chunk.request)
+            self._sink.forward(request=chunk.request, start=chunk.start, stop=chunk.stop)
+        plan = plan_pass(chunks, self._codes, self._pool, self._backend)
+        self._chunks, self._observed = plan.chunks, []
+        self._units = {spec.name: self._touched(spec.name, plan) for spec in self._pool.specs}
+        where = {layer: (spec.name, local) for spec in self._pool.specs for local, layer in enumerate(spec.layers)}
+        for layer in sorted(where):
+            space, local = where[layer]
+            self._layer(plan, space, local, layer)
+        done = self._backend.signal()
+        self._backend.record(done, lane=self._pool.forward)
+        return done
+
+    def collect(self) -> tuple[int, ...]:
+        """Report what the pass saw; the tokens it samples."""
+        deltas = [0] * len(self._chunks)
+        for seen in self._observed:
+            self._sink.verified(seen.site.buffer, seen.rows.numel())
+            if bool(seen.bad.any()):
+                self._report(seen, deltas)
+        tokens = []
+        for chunk, delta in zip(self._chunks, deltas, strict=True):
+            fold = int(self._folds[chunk.request][chunk.stop - 1])
+            token = mix64_int((fold + delta) & ((1 << 64) - 1)) >> 33
+            if chunk.stop == self._jobs[chunk.request].prompt_tokens:
+                self._first[chunk.request] = token
+            tokens.append(token)
+        self._observed = []
+        return tuple(tokens)
+
+    def metadata(self, request: int) -> Mapping[str, torch.Tensor]:
+        """The fields this request uses."""
+        return handover.metadata_values(self._jobs[request], self._first[request], self._fields)
+
+    def join(self, request: int, row: MetadataRow) -> None:
+        """Compare the request's whole packed row with what its prefill produced."""
+        job = self._jobs[request]
+        expected = handover.expected_row(job, self._first[request], self._fields)
+        self._sink.verified("metadata", expected.numel() // 8)
+        for found in handover.mismatches(job, expected, row, self._fields):
+            self._sink.mismatch(Mismatch(**found))
+
+    # One layer
+
+    def _layer(self, plan: PassPlan, space: str, local: int, layer: int) -> None:
+        buffers = self._pool.sets[space].spec.buffers
+        writes = tuple(self._write_part(plan, space, buffer, local, layer) for buffer in buffers)
+        reads = (
+            tuple(buffer for buffer in buffers if buffer.rows is Granularity.PAGE),
+            tuple(buffer for buffer in buffers if buffer.rows is not Granularity.PAGE),
+        )
+        if space == "state":
+            self._submit("decode.read_state", plan, space, buffers, local, layer)
+        self._backend.submit(
+            Operation("decode.write", writes),
+            lane=self._pool.forward,
+            writes=(self._footprint(space, buffers, local, own=True),),
+        )
+        if space == "state":
+            return
+        for name, group in zip(("decode.read_index", "decode.read"), reads, strict=True):
+            if group:
+                self._submit(name, plan, space, group, local, layer)
+
+    def _submit(
+        self, name: str, plan: PassPlan, space: str, buffers: tuple[BufferSpec, ...], local: int, layer: int
+    ) -> None:
+        owner = self._pool.sets[space]
+        views = [owner.read_view(buffer.name, (local,), self._pool.forward) for buffer in buffers]
+        parts = tuple(
+            partial(self._read, plan, space, buffer, view, local, layer)
+            for buffer, view in zip(buffers, views, strict=True)
+        )
+        reads = (self._footprint(space, buffers, local, own=False),)
+        self._backend.submit(Operation(name, parts), lane=self._pool.forward, reads=reads)
+
+    def _write_part(self, plan: PassPlan, space: str, buffer: BufferSpec, local: int, layer: int) -> partial[None]:
+        words = self._pool.sets[space].write_view(buffer.name)
+        return partial(self._write, plan, space, buffer, words[local], layer)
+
+    def _write(self, plan: PassPlan, space: str, buffer: BufferSpec, words: torch.Tensor, layer: int) -> None:
+        if space == "state":
+            slots = self._state_slots(plan)
+            words.index_copy_(0, slots, self._rule(plan.state_write, space, buffer, layer, words.shape[-1]))
+            return
+        locs = self._locs(space, plan.write)
+        if buffer.rows is Granularity.TOKEN:
+            words.index_copy_(0, locs, self._rule(plan.write.codes, space, buffer, layer, words.shape[-1]))
+            return
+        for piece in buffer.pieces:
+            view = self._piece(words, piece)
+            site = content.Site(space, buffer.name, piece.name, layer)
+            rows = rows_torch(plan.write.codes, self._mask(site, view.shape[-1]), view.dtype)
+            view[locs // self._pool.page_size, locs % self._pool.page_size] = rows
+
+    def _read(
+        self, plan: PassPlan, space: str, buffer: BufferSpec, words: torch.Tensor, local: int, layer: int
+    ) -> None:
+        size = self._pool.page_size
+        if space == "state":
+            slots = self._state_slots(plan)
+            site = content.Site(space, buffer.name, "", layer)
+            rows = words[local].index_select(0, slots)
+            bad = differing_torch(rows, plan.state_read, self._mask(site, rows.shape[-1])) & ~plan.fresh
+            positions = np.array([chunk.start - 1 for chunk in plan.chunks])
+            self._observe(site, bad, rows, slots, None, np.arange(len(plan.chunks)), positions)
+        elif buffer.rows is Granularity.TOKEN:
+            wanted = plan.window if space == "window" and plan.window is not None else plan.read
+            locs = self._locs(space, wanted)
+            site = content.Site(space, buffer.name, "", layer)
+            rows = words[local].index_select(0, locs)
+            bad = differing_torch(rows, wanted.codes, self._mask(site, rows.shape[-1]))
+            self._observe(site, bad, rows, locs // size, locs % size, wanted.chunk, wanted.positions)
+        else:
+            table = self._pool.tables["req_to_token"].read_view().view(-1)
+            pages = table.index_select(0, plan.page_places) // size
+            rows = words[local].index_select(0, pages)
+            for piece in buffer.pieces:
+                site = content.Site(space, buffer.name, piece.name, layer)
+                view = self._piece(rows, piece)
+                bad = differing_torch(view, plan.page_codes, self._mask(site, view.shape[-1])) & plan.page_valid
+                offsets = torch.arange(size, device=bad.device).expand(len(rows), size).reshape(-1)
+                positions = (plan.page_number[:, None] * size + np.arange(size)).reshape(-1)
+                flat = view.reshape(-1, view.shape[-1])
+                units = pages.repeat_interleave(size)
+                self._observe(site, bad.reshape(-1), flat, units, offsets, np.repeat(plan.page_chunk, size), positions)
+
+    def _observe(
+        self,
+        site: content.Site,
+        bad: torch.Tensor,
+        rows: torch.Tensor,
+        units: torch.Tensor,
+        offsets: torch.Tensor | None,
+        chunk: IndexArray,
+        positions: IndexArray,
+    ) -> None:
+        self._observed.append(
+            _Observation(site=site, bad=bad, rows=rows, units=units, offsets=offsets, chunk=chunk, positions=positions)
+        )
+
+    # Where things lie
+
+    def _locs(self, space: str, rows: Rows) -> torch.Tensor:
+        size = self._pool.page_size
+        locs = self._pool.tables["req_to_token"].read_view().view(-1).index_select(0, rows.places)
+        if space != "window":
+            return locs
+        peers = self._pool.tables["full_to_window"].read_view().view(-1).index_select(0, locs // size)
+        return peers * size + locs % size
+
+    def _state_slots(self, plan: PassPlan) -> torch.Tensor:
+        return self._pool.tables["req_to_state"].read_view().view(-1).index_select(0, plan.rows)
+
+    def _piece(self, words: torch.Tensor, piece: Piece) -> torch.Tensor:
+        """Token-addressed words of a piece: [pages, P, W]."""
+        size = self._pool.page_size
+        first, last = piece.offset // 8, (piece.offset + size * piece.size_bytes) // 8
+        block = words[:, first:last]
+        if piece.size_bytes % 8:
+            block = block.view(torch.int32)
+        return block.unflatten(1, (size, -1))
+
+    def _rule(self, codes: torch.Tensor, space: str, buffer: BufferSpec, layer: int, words: int) -> torch.Tensor:
+        return rows_torch(codes, self._mask(content.Site(space, buffer.name, "", layer), words), torch.int64)
+
+    def _mask(self, site: content.Site, words: int) -> torch.Tensor:
+        key = (site, words)
+        if key not in self._masks:
+            self._masks[key] = content.mask(site, words).to(self._backend.device)
+        return self._masks[key]
+
+    def _learn(self, request: int) -> None:
+        """Codes, authors and running folds of a request, made once, padded to whole pages."""
+        if request in self._codes:
+            return
+        job = self._jobs[request]
+        authors = token_authors(job)
+        padding = pages_for(len(authors) + 1, self._pool.page_size) * self._pool.page_size - len(authors)
+        authors = np.concatenate((authors, np.full(padding, request, dtype=np.int64)))
+        codes = content.codes(authors, np.arange(len(authors), dtype=np.int64))
+        weights = torch.arange(len(authors), dtype=torch.int64) * 2 + 1
+        self._folds[request] = (codes * weights).cumsum(0).numpy()
+        self._authors[request] = authors
+        self._codes[request] = codes.to(self._backend.device)
+
+    # What is touched, what was seen
+
+    def _touched(self, space: str, plan: PassPlan) -> tuple[IndexArray, IndexArray]:
+        """Pages or slots that a pass may touch, and the request each is touched for."""
+        units = [self._pool.unit_ids(chunk.holding, space, chunk.stop) for chunk in plan.chunks]
+        owners = [np.full(len(ids), chunk.request) for ids, chunk in zip(units, plan.chunks, strict=True)]
+        return np.concatenate(units), np.concatenate(owners)
+
+    def _footprint(self, space: str, buffers: tuple[BufferSpec, ...], local: int, *, own: bool) -> Footprint:
+        units, owners = self._units[space]
+        if own and space != "state":
+            units, owners = self._written(space)
+        names = tuple(buffer.name for buffer in buffers)
+        return Footprint(space, names, (local, local + 1), units, owners=owners)
+
+    def _written(self, space: str) -> tuple[IndexArray, IndexArray]:
+        size = self._pool.page_size
+        units, owners = [], []
+        for chunk in self._chunks:
+            pages = chunk.holding.window_pages if space == "window" else chunk.holding.pages
+            mine = pages[chunk.start // size : pages_for(chunk.stop, size)]
+            units.append(mine)
+            owners.append(np.full(len(mine), chunk.request))
+        return np.concatenate(units), np.concatenate(owners)
+
+    def _report(self, seen: _Observation, deltas: list[int]) -> None:
+        bad = torch.nonzero(seen.bad).view(-1).cpu().numpy()
+        words = seen.rows[seen.bad].cpu().numpy()
+        for at, row in zip(bad, words, strict=True):
+            deltas[int(seen.chunk[at])] += mix64_int(int(row[0]) & ((1 << 64) - 1)) | 1
+        reported: dict[int, int] = {}
+        counts = np.bincount(seen.chunk[bad], minlength=len(self._chunks))
+        for at, row in zip(bad, words, strict=True):
+            which = int(seen.chunk[at])
+            reported[which] = reported.get(which, 0) + 1
+            if reported[which] > MAX_ROWS_REPORTED:
+                continue
+            request, position = self._chunks[which].request, int(seen.positions[at])
+            self._sink.mismatch(
+                Mismatch(
+                    request=request,
+                    space=seen.site.space,
+                    buffer=seen.site.buffer,
+                    piece=seen.site.piece,
+                    layer=seen.site.layer,
+                    page=int(seen.units[at]),
+                    row=0 if seen.offsets is None else int(seen.offsets[at]),
+                    position=position,
+                    author=int(self._authors[request][position]),
+                    words=tuple(int(value) for value in row[:64]),
+                    half=seen.rows.dtype == torch.int32,
+                    count=int(counts[which]),
+                )
+            )
+
+
+def prompt_tokens(job: Job) -> IndexArray:
+    """Token ids of a prompt: equal exactly where author and position are equal. [prompt_tokens] int64."""
+    authors = token_authors(job)[: job.prompt_tokens]
+    return content.codes(authors, np.arange(job.prompt_tokens, dtype=np.int64)).numpy() & as_signed((1 << 31) - 1)

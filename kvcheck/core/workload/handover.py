@@ -1,0 +1,92 @@
+"""The content of metadata rows: which fields a request uses, and what a row must hold.
+
+Invariants:
+- Fields that a request does not use are zero in its row; anything else there is somebody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from kvcheck.core.transfer.metadata import MetadataField, MetadataRow
+from kvcheck.core.workload import content
+from kvcheck.core.workload.jobs import Job
+
+TOP_LOGPROBS = 20
+"""Top log-probabilities that a request which asks for them hands over; the field is wider, so a prefix is written."""
+
+
+def metadata_values(job: Job, first_token: int, fields: tuple[MetadataField, ...]) -> dict[str, torch.Tensor]:
+    """The fields a prefill writes: name to [n <= width]."""
+    values: dict[str, torch.Tensor] = {}
+    for field in fields:
+        used = _used(job, field)
+        if field.name in ("output_ids", "bootstrap_room"):
+            values[field.name] = torch.tensor(
+                [first_token if field.name == "output_ids" else job.request], dtype=field.dtype
+            )
+        elif used:
+            words = content.codes_of(job.request) ^ content.mask(
+                _site(field.name), -(-used * field.dtype.itemsize // 8)
+            )
+            values[field.name] = words.view(torch.uint8)[: used * field.dtype.itemsize].view(field.dtype)
+    return values
+
+
+def expected_row(job: Job, first_token: int, fields: tuple[MetadataField, ...]) -> torch.Tensor:
+    """The packed row, [row_bytes] uint8."""
+    row = torch.zeros(fields[-1].offset + fields[-1].size_bytes, dtype=torch.uint8)
+    for field in fields:
+        value = metadata_values(job, first_token, (field,)).get(field.name)
+        if value is not None:
+            packed = value.view(torch.uint8)
+            row[field.offset : field.offset + len(packed)] = packed
+    return row
+
+
+def mismatches(
+    job: Job, expected: torch.Tensor, row: MetadataRow, fields: tuple[MetadataField, ...]
+) -> Iterator[dict[str, Any]]:
+    """Keyword arguments of a Mismatch for each field that differs."""
+    if torch.equal(expected, row.packed):
+        return
+    for field in fields:
+        span = slice(field.offset, field.offset + field.size_bytes)
+        seen, wanted = row.packed[span], expected[span]
+        if torch.equal(seen, wanted):
+            continue
+        padded = torch.zeros(-(-field.size_bytes // 8) * 8, dtype=torch.uint8)
+        padded[: len(seen)] = seen
+        words = padded.view(torch.int64)
+        yield {
+            "request": job.request,
+            "space": "metadata",
+            "buffer": f"metadata.{field.name}",
+            "piece": field.name,
+            "layer": 0,
+            "page": 0,
+            "row": 0,
+            "position": 0,
+            "author": job.request,
+            "words": tuple(int(value) for value in words[:64]),
+            "half": False,
+            "count": int((seen != wanted).sum()),
+        }
+
+
+def _used(job: Job, field: MetadataField) -> int:
+    """Elements of a field that the request uses."""
+    if field.name.startswith("output_top_logprobs"):
+        return TOP_LOGPROBS if job.wants_logprobs else 0
+    if field.name.startswith("output_topk"):
+        return field.width if job.speculative else 0
+    if field.name == "output_hidden_states":
+        return field.width if job.wants_hidden else 0
+    return field.width
+
+
+def _site(name: str) -> content.Site:
+    return content.Site("metadata", f"metadata.{name}", name, 0)

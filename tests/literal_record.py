@@ -1,0 +1,157 @@
+"""One literal RunRecord, from which the golden reports are made, and its passing and unknown brothers.
+
+Invariants:
+- Every field is written out: no clock, no machine, no randomness.
+- Hostile text is in it on purpose: markup, a spreadsheet formula, a comma, a quote and a line break.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvcheck.core.record import Evidence, Finding, MutantResult, RunRecord, ScenarioResult, Verdict
+
+MARKUP = "<script>alert('x')</script>"
+
+RETRACT = Evidence(
+    schedules=400,
+    events=81250,
+    requests=3200,
+    retractions=212,
+    resumes=212,
+    foreign_reuses=57,
+    words_verified={"latent": 1_204_224, "index_k_with_scale": 301_056},
+)
+TRANSFER = Evidence(schedules=37, events=911, requests=74, transfers=74, aborts=3, words_verified={"metadata": 5920})
+NOTHING = Evidence(schedules=200, events=400, requests=200)
+
+FOREIGN = Finding(
+    id="1",
+    code="KV102",
+    oracle="content",
+    scenario="retract-resume",
+    shape="glm-5.1-tiny",
+    tier="device",
+    buffer="index_k_with_scale",
+    layer=2,
+    page=17,
+    row=0,
+    request=7,
+    seen_request=9,
+    lane="compute",
+    message="request 7 resumed and read bytes of request 9 in index_k_with_scale, layer 2, page 17; expected its own",
+    schedule="kv1:retract-resume/glm-5.1-tiny:12:0.3.1.4",
+    replay="kvcheck replay 'kv1:retract-resume/glm-5.1-tiny:12:0.3.1.4'",
+    minimal={"requests": 2, "steps": ["write 7 -> page 17", "retract 7", "write 9 -> page 17", "resume 7"]},
+)
+FINDINGS = (
+    replace(
+        FOREIGN,
+        id="3",
+        code="KV901",
+        oracle="liveness",
+        buffer=None,
+        layer=None,
+        page=None,
+        row=None,
+        seen_request=None,
+        tier=None,
+        lane=None,
+        minimal=None,
+        message=f'=HYPERLINK("http://example.invalid"), {MARKUP}\nand a second line',
+    ),
+    FOREIGN,
+    replace(FOREIGN, id="2", layer=3, page=18, code="KV104", seen_request=None, message="never written"),
+    replace(FOREIGN, id="4", layer=3, page=18, request=None),
+    replace(FOREIGN, id="5", code="KV201", layer=None, page=17, buffer=f"latent {MARKUP}", row=None, minimal=None),
+)
+SCENARIOS = (
+    ScenarioResult(
+        id="retract-resume/glm-5.1-tiny",
+        shape="glm-5.1-tiny",
+        verdict=Verdict.FAIL,
+        code="KV102",
+        schedules=400,
+        duration_s=3.125,
+        evidence=RETRACT,
+    ),
+    ScenarioResult(
+        id="handover/<b>tiny</b>",
+        shape="<b>tiny</b>",
+        verdict=Verdict.PASS,
+        schedules=37,
+        duration_s=1.25,
+        evidence=TRANSFER,
+    ),
+    ScenarioResult(
+        id="retract-resume/gpt-oss-tiny",
+        shape="gpt-oss-tiny",
+        verdict=Verdict.UNKNOWN,
+        code="KV990",
+        reason="no retraction in 200 schedules: the pool holds every request at once",
+        schedules=200,
+        duration_s=0.5,
+        evidence=NOTHING,
+    ),
+)
+MUTANTS = (
+    MutantResult(
+        name="index-buffer-not-saved",
+        bug="a",
+        killer="content",
+        outcome="killed",
+        schedules=4,
+        verdict=Verdict.PASS,
+        killed_by="content",
+        message="KV102 in index_k_with_scale",
+        replay="kvcheck replay kv1:m1",
+    ),
+    MutantResult(
+        name="metadata-read-returns-view",
+        bug="a",
+        killer="aliasing",
+        outcome="survived",
+        schedules=100,
+        verdict=Verdict.FAIL,
+    ),
+)
+FAILED = RunRecord(
+    run_id="20260102-030405-0c4e",
+    tool={"name": "kvcheck", "version": "0.1.0", "commit": "3f2c1ab"},
+    argv=("kvcheck", "stress", "retract-resume", f"--shape={MARKUP}"),
+    repro="kvcheck stress retract-resume --seed 1",
+    seed=1,
+    started_at="2026-01-02T03:04:05Z",
+    duration_s=4.875,
+    verdict=Verdict.FAIL,
+    exit_code=1,
+    complete=True,
+    environment={"python": "3.11.9", "torch": "2.6.0", "device": "cpu", "cores": 2, "psi": None, "note": MARKUP},
+    plan={"scenarios": ["retract-resume"], "shapes": ["glm-5.1-tiny"], "trace": None, "schedules": 400},
+    evidence=RETRACT.plus(TRANSFER).plus(NOTHING),
+    scenarios=SCENARIOS,
+    findings=FINDINGS,
+    mutants=MUTANTS,
+    warnings=("only 2 cores: fewer schedules than asked for",),
+)
+PASSED = replace(
+    FAILED,
+    run_id="20260102-030406-0c4f",
+    verdict=Verdict.PASS,
+    exit_code=0,
+    evidence=TRANSFER,
+    scenarios=SCENARIOS[1:2],
+    findings=(),
+    mutants=(),
+    warnings=(),
+)
+UNJUDGED = replace(
+    PASSED,
+    run_id="20260102-030407-0c50",
+    seed=None,
+    verdict=Verdict.UNKNOWN,
+    exit_code=4,
+    complete=False,
+    evidence=NOTHING,
+    scenarios=SCENARIOS[2:],
+)
