@@ -53,7 +53,15 @@ def test_doctor_has_a_line_for_each_component_and_exits_0(tmp_path: Path) -> Non
     code, output, error = run("doctor", "--out", str(tmp_path))
     assert code == 0, error
     lines = output.splitlines()
-    names = [*module.REQUIRED, *module.OPTIONAL, "python", "torch threads", "CUDA device", "CPU noise", "reports folder"]
+    names = [
+        *module.REQUIRED,
+        *module.OPTIONAL,
+        "python",
+        "torch threads",
+        "CUDA device",
+        "CPU noise",
+        "reports folder",
+    ]
     for name in names:
         assert sum(bool(re.match(rf"\w+ +{re.escape(name)}  ", line)) for line in lines) == 1, name
     assert {line.split()[0] for line in lines[:-1]} <= set(STATES)

@@ -1,16 +1,18 @@
 """Reports are golden files made from one literal record; hostile text stays text; files are replaced whole.
 
 Invariants:
-- `python tests/test_report.py --regenerate` rewrites tests/golden/ from literal_record.py; read the diff before you keep it.
-- The drawn chart is left out of the golden page, for its bytes belong to the installed matplotlib; it has tests of its own.
+- `python tests/test_report.py --regenerate` rewrites tests/golden/; read the diff before you keep it.
+- The chart is left out of the golden page: its bytes belong to the installed matplotlib. It has tests of its own.
 """
 
 from __future__ import annotations
 
 import base64
+import csv
 import errno
 import gzip
 import hashlib
+import io
 import json
 import os
 import re
@@ -197,8 +199,15 @@ def test_chart_is_text_and_the_same_each_time() -> None:
 def test_csv_formulas_are_defused_and_numbers_are_not() -> None:
     starts = [replace(FOREIGN, message=f"{start}1+1", row=-1) for start in ("=", "+", "-", "@", "\t", "\r", "1")]
     text = tables(replace(FAILED, findings=tuple(starts)))["findings.csv"]
-    assert [text.count(f"'{start}1+1") for start in ("=", "+", "-", "@", "\t", "\r", "1")] == [1, 1, 1, 1, 1, 1, 0]
+    assert [text.count(f"'{start}1+1") for start in ("=", "+", "-", "@", "\t", "\n", "1")] == [1, 1, 1, 1, 1, 1, 0]
     assert ",-1," in text and "'-1," not in text
+
+
+@pytest.mark.parametrize("message", ["a\rb", "a\r\nb", "a\nb", 'a"b', "a,b"])
+def test_csv_text_stays_in_its_cell(message: str) -> None:
+    text = tables(replace(FAILED, findings=(replace(FOREIGN, message=message),)))["findings.csv"]
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert [row["message"] for row in rows] == [message.replace("\r\n", "\n").replace("\r", "\n")]
 
 
 def test_csv_of_an_empty_run_has_its_columns() -> None:
@@ -266,7 +275,7 @@ def test_runs_are_found_by_id_prefix_folder_and_file(tmp_path: Path) -> None:
     assert store.run_ids() == (FAILED.run_id, PASSED.run_id)
     for name in (FAILED.run_id, "20260102-030405", str(paths[0]), str(paths[0].parent)):
         assert find_run(name, store.out).resolve() == paths[0].resolve()
-    with pytest.raises(UsageError, match="ambiguous.*0c4e.*0c4f"):
+    with pytest.raises(UsageError, match=r"ambiguous.*0c4e.*0c4f"):
         find_run("2026", store.out)
     with pytest.raises(UsageError, match="did you mean '20260102-030405-0c4e'"):
         find_run("20260102-030495-0c4e", store.out)

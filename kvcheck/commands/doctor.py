@@ -14,6 +14,7 @@ import importlib.metadata
 import inspect
 import json
 import platform
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -199,7 +200,8 @@ def _card(name: str) -> dict[str, str]:
     if known is not None:
         return {key: str(value) for key, value in asdict(known).items()}
     names = list(CODES)
-    for kind in EXPLAINED_KINDS:
+    looks_like_code = re.fullmatch(r"(?i)kv\d+", name) is not None
+    for kind in () if looks_like_code else EXPLAINED_KINDS:
         table = things(kind)
         for key, thing in table.items():
             if key.lower() == name.lower():
@@ -214,7 +216,7 @@ def _card(name: str) -> dict[str, str]:
 
 def _prose(thing: object) -> dict[str, str]:
     if any(isinstance(getattr(thing, field, None), str) for field in CARD_FIELDS) and is_dataclass(thing):
-        fields = ("bug", "scenario", "killed_by", "reopens", *CARD_FIELDS)
+        fields = ("bug", "scenario", "shape", "killed_by", "code", *CARD_FIELDS)
         return {field: str(getattr(thing, field)) for field in fields if isinstance(getattr(thing, field, None), str)}
     return {"card": _text(thing)}
 
@@ -240,7 +242,7 @@ def _library(name: str, *, fix: str, use: str, needed: bool) -> Check:
 
 
 def _version(name: str, *, variants: bool) -> str | None:
-    """The installed version; `variants` accepts builds under a longer name, such as NAME-cuda13. None: not installed."""
+    """The installed version, or None; `variants` accepts builds under a longer name, such as NAME-cuda13."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

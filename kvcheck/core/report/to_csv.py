@@ -69,9 +69,11 @@ def _csv(record: RunRecord, columns: Sequence[str], rows: Sequence[Row]) -> str:
 
 
 def _safe(cell: object) -> object:
-    if isinstance(cell, str) and cell.startswith(FORMULA_STARTS):
-        return "'" + cell
-    return cell
+    if not isinstance(cell, str):
+        return cell
+    # A lone carriage return is a line break to some readers, and is written unquoted: it would split the row.
+    lines = cell.replace("\r\n", "\n").replace("\r", "\n")
+    return "'" + lines if cell.startswith(FORMULA_STARTS) else lines
 
 
 def _plain_row(value: Finding | ScenarioResult | MutantResult) -> dict[str, object]:

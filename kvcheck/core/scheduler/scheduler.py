@@ -89,9 +89,11 @@ class Scheduler:
         self._take_metadata()
         self._resume()
         self._admit()
-        self._prefill()
+        computed = self._prefill()
         self._join_ready()
-        self._decode()
+        computed = self._decode() or computed
+        if not computed:
+            self._wait_for_something()
         return self._report
 
     def close(self) -> None:
@@ -139,7 +141,8 @@ class Scheduler:
         size = self._pool.page_size
         return sum(pages_for(a.prompt_length + 1, size) - len(a.holding.pages) for a in self._prefilling)
 
-    def _prefill(self) -> None:
+    def _prefill(self) -> bool:
+        """One chunk for each prefilling request; whether there was any."""
         chunks: list[Chunk] = []
         actives: list[Active] = []
         for active in list(self._prefilling):
@@ -156,6 +159,7 @@ class Scheduler:
             if token != int(self.parts.decoder.metadata(active.request)["output_ids"][0]):
                 raise LengthMismatch(f"request {active.request}: the sampled token and the metadata's token differ")
             self._handing_over.append(active)
+        return bool(chunks)
 
     def _cache_prompt(self, active: Active) -> None:
         """Let others share the prompt's whole pages from now on."""
@@ -224,7 +228,8 @@ class Scheduler:
         else:
             self._running.append(active)
 
-    def _decode(self) -> None:
+    def _decode(self) -> bool:
+        """One token for each running request; whether there was any."""
         for active in list(self._running):
             if active in self._running:
                 start = active.holding.committed
@@ -236,6 +241,7 @@ class Scheduler:
             if len(active.output) >= active.generation.output_tokens:
                 self._running.remove(active)
                 self._finish(active)
+        return bool(chunks)
 
     def _forward(self, chunks: Sequence[Chunk]) -> tuple[int, ...]:
         """Run one pass and commit its positions."""
@@ -338,6 +344,14 @@ class Scheduler:
             spare = self._pool.pages_free - self._reserved()
         idle = not (self._running or self._prefilling or self._ready or self._handing_over)
         return spare >= needed or (idle and self._pool.pages_free >= pages_for(tokens + 1, self._pool.page_size))
+
+    def _wait_for_something(self) -> None:
+        """With nothing to compute, sleep until the oldest hand-over or restore is done, instead of polling."""
+        deliveries = [a.delivery for a in self._handing_over if a.delivery is not None]
+        if deliveries:
+            self.parts.backend.wait(deliveries[0].notified)
+        elif self._restoring:
+            self.parts.backend.wait(self._restoring[0][0])
 
     def _drop_restored(self) -> None:
         kept: list[tuple[Signal, OffloadedKV]] = []

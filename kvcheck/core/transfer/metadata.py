@@ -96,7 +96,7 @@ class MetadataBuffers:
         self._slots = SlotAllocator(self.space, count=slots, first=0, listener=listener)
         self._rows = backend.empty(self.space, (slots, self.row_bytes), torch.uint8, Place.DEVICE)
         rows = self._rows
-        backend.submit(Operation("metadata.clear", (lambda: fill_torch(rows, 0),)), lane=lane)
+        backend.wait(backend.submit(Operation("metadata.clear", (lambda: fill_torch(rows, 0),)), lane=lane))
 
     @property
     def slots(self) -> SlotAllocator:

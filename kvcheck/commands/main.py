@@ -1,0 +1,131 @@
+"""The kvcheck command: a table of subcommands, and the one place where errors become exit codes.
+
+Invariants:
+- `kvcheck --help` imports no subcommand; a subcommand is imported when it is named.
+- Every way out has a code of the table in README.md; a crash of kvcheck itself is 70, never 1.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from kvcheck import __version__
+from kvcheck.core.errors import KvcheckError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "stress": ("kvcheck.commands.stress:stress", "Stress the KV cache and judge every word it serves."),
+    "replay": ("kvcheck.commands.stress:replay", "Run a printed schedule, or the findings of a run, again."),
+    "selftest": ("kvcheck.commands.selftest:selftest", "Check that every mutant is killed, the fixed build first."),
+    "report": ("kvcheck.commands.report:report", "Make HTML, CSV and JSON from a run."),
+    "list": ("kvcheck.commands.doctor:list_kind", "List scenarios, shapes, oracles, mutants, codes and more."),
+    "explain": ("kvcheck.commands.doctor:explain", "Say what a code, oracle, mutant or scenario means."),
+    "doctor": ("kvcheck.commands.doctor:doctor", "Say what this machine has and what is missing."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Subcommands by name; help texts come from the table."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in table order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name, imported now; a placeholder with its help while --help is printed."""
+        if cmd_name not in COMMANDS:
+            return None
+        target, summary = COMMANDS[cmd_name]
+        if ctx.resilient_parsing or _asks_for_help(sys.argv[1:]):
+            return _placeholder(cmd_name, summary)
+        module, name = target.split(":")
+        return _command(cmd_name, getattr(importlib.import_module(module), name), summary)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    help="Integrity checker, race detector and price list for the KV cache of LLM inference.",
+    epilog="Examples: kvcheck stress | kvcheck stress --mutant offload-skips-index-buffer | kvcheck explain KV102",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    ctx: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+) -> None:
+    if version:
+        typer.echo(f"kvcheck {__version__}")
+        raise typer.Exit()
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit(2)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; returns its exit code and never raises."""
+    try:
+        code = get_command(app).main(args=arguments, prog_name="kvcheck", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except KvcheckError as error:
+        _complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:  # the last line of defence: usage errors of the option parser, then our own faults
+        if hasattr(error, "exit_code") and hasattr(error, "format_message"):
+            _complain(f"{error.format_message()}; see kvcheck --help")
+            return 2
+        if type(error).__name__ == "Abort":
+            _complain("interrupted")
+            return 130
+        if hasattr(error, "exit_code"):
+            return int(error.exit_code)
+        traceback.print_exc()
+        _complain(f"kvcheck itself failed ({type(error).__name__}: {error}); please report it with the lines above")
+        return 70
+
+
+def main() -> None:
+    """Entry point of the `kvcheck` script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def _asks_for_help(arguments: list[str]) -> bool:
+    return not arguments or arguments[0] in ("-h", "--help")
+
+
+def _placeholder(name: str, summary: str) -> Any:
+    def nothing() -> None:
+        """Replaced when the command is named."""
+
+    return _command(name, nothing, summary)
+
+
+def _command(name: str, function: Any, summary: str) -> Any:
+    single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    epilog = getattr(function, "examples", None)
+    single.command(name, help=function.__doc__ if name != "nothing" and epilog else summary, epilog=epilog)(function)
+    command = get_command(single)
+    command.name = name
+    command.short_help = summary
+    return command
+
+
+def _complain(message: str) -> None:
+    print(f"kvcheck: {message}", file=sys.stderr)

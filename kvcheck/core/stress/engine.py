@@ -1,0 +1,203 @@
+"""The stress engine: one plan in, one judged outcome out; and the loop over the schedules of a cell.
+
+Invariants:
+- An error of the target is a finding; an oracle that breaks makes the outcome UNKNOWN, never a pass.
+- The same plan gives the same findings and the same digest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from kvcheck.core.backend import BACKENDS
+from kvcheck.core.backend.backend import Backend
+from kvcheck.core.backend.cuda import CudaBackend
+from kvcheck.core.backend.eager import EagerBackend
+from kvcheck.core.backend.simulated import SimulatedBackend
+from kvcheck.core.errors import (
+    DoubleFree,
+    ForeignAccess,
+    FreeInFlight,
+    Hang,
+    InternalError,
+    KvcheckError,
+    LayoutMismatch,
+    LengthMismatch,
+    TargetError,
+    UsageError,
+)
+from kvcheck.core.record import Evidence, Finding, Verdict
+from kvcheck.core.stress.evidence import EvidenceCount
+from kvcheck.core.stress.history import Broke, Expected, History
+from kvcheck.core.stress.oracles import ORACLES
+from kvcheck.core.stress.oracles.oracle import Oracle
+from kvcheck.core.stress.scenarios import SCENARIOS
+from kvcheck.core.stress.scenarios.scenario import Load, Scenario
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.strategies import Recorder, encode_choices, make_strategy
+from kvcheck.core.targets.target import Target
+from kvcheck.core.workload.mix import Mix
+from kvcheck.core.workload.shapes import shape as shape_named
+
+SCHEDULES_PER_WORKLOAD = 8
+"""Schedules that share one workload, and so one reference run."""
+
+MAX_LINE_CHOICES = 3000
+"""Characters of recorded choices that a schedule line may carry; longer runs replay from their seed."""
+
+_CODES: tuple[tuple[type[BaseException], str], ...] = (
+    (DoubleFree, "KV402"),
+    (FreeInFlight, "KV202"),
+    (ForeignAccess, "KV403"),
+    (LengthMismatch, "KV301"),
+    (LayoutMismatch, "KV301"),
+    (Hang, "KV901"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one schedule gave. reason: why the verdict is UNKNOWN. digest: of the number of events and all findings."""
+
+    plan: Plan
+    findings: tuple[Finding, ...]
+    evidence: Evidence
+    broken_oracles: tuple[str, ...]
+    digest: int
+    judged: Mapping[str, int]
+
+    @property
+    def verdict(self) -> Verdict:
+        """FAIL with findings, UNKNOWN with a broken oracle, else PASS for this schedule."""
+        if self.findings:
+            return Verdict.FAIL
+        return Verdict.UNKNOWN if self.broken_oracles else Verdict.PASS
+
+
+class StressEngine:
+    """Runs plans against one target. Keeps the last workload and its reference outputs."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._cached: tuple[object, Load, Mapping[int, tuple[int, ...]]] | None = None
+        torch.set_num_threads(1)
+
+    def run(self, plan: Plan) -> Outcome:
+        """Run and judge one schedule."""
+        scenario = SCENARIOS.load(plan.scenario)()
+        shape = shape_named(plan.shape)
+        if missing := scenario.needs - self._target.capabilities:
+            raise UsageError(
+                f"target {self._target.name} lacks {', '.join(sorted(missing))}, which {plan.scenario} needs"
+            )
+        load, reference = self._workload(scenario, plan)
+        history = History()
+        oracles = [ORACLES.load(name)() for name in ORACLES.names()]
+        count = EvidenceCount()
+        history.listen(count.handlers())
+        for oracle in oracles:
+            history.listen(oracle.handlers())
+        for request, tokens in sorted(reference.items()):
+            history.append(Expected(request, tokens))
+        backend, recorder = _backend(plan, history)
+        evictions = 0
+        try:
+            evictions = scenario.run(
+                self._target, shape, load, backend=backend, history=history, transport=plan.transport
+            )
+        except InternalError:
+            raise
+        except (UsageError, MemoryError):
+            raise
+        except Exception as error:  # the target's own error is what we are here to find
+            history.append(Broke(_code_of(error), type(error).__name__, str(error)))
+        broken = _finish(oracles)
+        final = _exact(plan, recorder)
+        findings = tuple(_complete(finding, final) for oracle in oracles for finding in oracle.findings)
+        return Outcome(
+            plan=plan,
+            findings=findings,
+            evidence=count.total(events=history.count, evictions=evictions),
+            broken_oracles=broken,
+            digest=_digest(history, findings),
+            judged={oracle.name: oracle.judged for oracle in oracles},
+        )
+
+    def note(self, plan: Plan) -> str:
+        """How the plan's workload was made."""
+        return self._workload(SCENARIOS.load(plan.scenario)(), plan)[0].note
+
+    def _workload(self, scenario: Scenario, plan: Plan) -> tuple[Load, Mapping[int, tuple[int, ...]]]:
+        group = plan.schedule // SCHEDULES_PER_WORKLOAD if plan.trace is None else 0
+        seed = Mix(plan.seed * 7_919 + group).next_u64() >> 16
+        key = (plan.scenario, plan.shape, seed, plan.requests, plan.trace, plan.transport)
+        if self._cached is None or self._cached[0] != key:
+            shape = shape_named(plan.shape)
+            load = scenario.load(shape, seed=seed, requests=plan.requests, trace=plan.trace)
+            self._cached = (key, load, scenario.reference(shape, load, plan.transport))
+        return self._cached[1], self._cached[2]
+
+
+def schedules(first: Plan, count: int) -> Iterator[Plan]:
+    """The plans of a cell: the same but for the schedule number."""
+    for number in range(count):
+        yield dataclasses.replace(first, schedule=first.schedule + number)
+
+
+def evidence_gap(plan: Plan, evidence: Evidence) -> str | None:
+    """What a cell did not exercise, or None."""
+    return SCENARIOS.load(plan.scenario)().missing(evidence, shape_named(plan.shape))
+
+
+def _backend(plan: Plan, history: History) -> tuple[Backend, Recorder | None]:
+    BACKENDS.require(plan.backend)
+    if plan.backend == "eager":
+        return EagerBackend(history), None
+    if plan.backend == "cuda":
+        return CudaBackend(int(plan.device.partition(":")[2] or 0), history), None
+    recorder = Recorder(make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices))
+    return SimulatedBackend(recorder, history), recorder
+
+
+def _finish(oracles: list[Oracle]) -> tuple[str, ...]:
+    broken = []
+    for oracle in oracles:
+        try:
+            oracle.finish()
+        except Exception as error:  # a broken oracle must not look like a pass
+            broken.append(f"{oracle.name}: {type(error).__name__}: {error}")
+    return tuple(broken)
+
+
+def _code_of(error: Exception) -> str:
+    if isinstance(error, KvcheckError) and not isinstance(error, TargetError):
+        raise error
+    return next((code for kind, code in _CODES if isinstance(error, kind)), "KV902")
+
+
+def _exact(plan: Plan, recorder: Recorder | None) -> Plan:
+    """The plan with its choices written out, where they are short enough to be printed."""
+    if recorder is None or not recorder.is_whole or plan.strategy == "replay":
+        return plan
+    text = encode_choices(recorder.choices)
+    return dataclasses.replace(plan, strategy="replay", choices=text) if len(text) <= MAX_LINE_CHOICES else plan
+
+
+def _complete(finding: Finding, plan: Plan) -> Finding:
+    line = dataclasses.replace(plan, expect=finding.code).line()
+    return dataclasses.replace(
+        finding, scenario=plan.scenario, shape=plan.shape, schedule=line, replay=f"kvcheck replay {line}"
+    )
+
+
+def _digest(history: History, findings: tuple[Finding, ...]) -> int:
+    """A checksum of the number of events and of everything found: equal runs have equal digests."""
+    told = [
+        (f.code, f.oracle, f.buffer, f.layer, f.page, f.row, f.request, f.seen_request, f.message) for f in findings
+    ]
+    return zlib.crc32(repr((history.count, told)).encode())

@@ -1,0 +1,326 @@
+"""History: what happened in one schedule, as events that oracles judge while it runs or from a stored list.
+
+Invariants:
+- Oracles see events only; an event holds copies, never live product objects.
+- An event's place in the list is its time; nothing else is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvcheck.core.backend.backend import Footprint, Lane, Operation
+from kvcheck.core.paging import IndexArray
+from kvcheck.core.transfer.metadata import MetadataField
+from kvcheck.core.workload.decoder import Mismatch
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """An operation was queued. units: space to the ids it may touch; writes: space to (ids, owners)."""
+
+    ordinal: int
+    name: str
+    lane: str
+    reads: tuple[Footprint, ...]
+    writes: tuple[Footprint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """An operation has run."""
+
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """Ids were handed to a request."""
+
+    space: str
+    ids: tuple[int, ...]
+    owner: int
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Ids are free."""
+
+    space: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Positions [start, stop) of a request were computed."""
+
+    request: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Words of a buffer were read and compared."""
+
+    buffer: str
+    words: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saw:
+    """A read found a row that differs."""
+
+    mismatch: Mismatch
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A metadata slot was handed out. residue: (field, words) of fields that were not empty."""
+
+    request: int
+    space: str
+    slot: int
+    residue: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A request was offloaded. buffers: in the value. table: of the pool."""
+
+    request: int
+    tokens: int
+    buffers: tuple[str, ...]
+    table: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A request was restored into pages of the full space."""
+
+    request: int
+    tokens: int
+    pages: tuple[int, ...]
+    buffers: tuple[str, ...]
+    table: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aliased:
+    """A value that must be owned shares storage with a buffer."""
+
+    request: int
+    what: str
+    buffer: str
+    page: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A value that must be owned shares nothing."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """Index values around a call that must not change them."""
+
+    request: int
+    what: str
+    unchanged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Retracted:
+    """The scheduler reported a retraction."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The scheduler reported a resume."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The reference run's output of a request."""
+
+    request: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request's output."""
+
+    request: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Accounting of a space when idle: free + cached must be total."""
+
+    space: str
+    free: int
+    cached: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Bytes still allocated after close, by name of memory."""
+
+    held: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """The target raised. code: the finding that the kind of error stands for."""
+
+    code: str
+    error: str
+    message: str
+
+
+Event = (
+    Submitted
+    | Completed
+    | Allocated
+    | Freed
+    | Forward
+    | Verified
+    | Saw
+    | Leased
+    | Saved
+    | Restored
+    | Aliased
+    | Owned
+    | Descriptor
+    | Retracted
+    | Resumed
+    | Expected
+    | Finished
+    | Counted
+    | Closed
+    | Broke
+)
+Handler = Callable[[Any], None]
+
+
+class History:
+    """Takes events and passes each to the handlers of its kind; keeps them too when asked to."""
+
+    def __init__(self, *, keep: bool = False) -> None:
+        self.events: list[Event] = []
+        self.count = 0
+        self._keep = keep
+        self._handlers: dict[type, list[Handler]] = {}
+
+    @staticmethod
+    def of(*events: Event) -> History:
+        """A literal history."""
+        history = History(keep=True)
+        for event in events:
+            history.append(event)
+        return history
+
+    def listen(self, handlers: Iterable[tuple[type, Handler]]) -> None:
+        """Pass later events of these kinds on."""
+        for kind, handler in handlers:
+            self._handlers.setdefault(kind, []).append(handler)
+
+    def append(self, event: Event) -> None:
+        """One more event."""
+        self.count += 1
+        if self._keep:
+            self.events.append(event)
+        for handler in self._handlers.get(type(event), ()):
+            handler(event)
+
+    # OperationObserver
+
+    def submitted(
+        self, ordinal: int, operation: Operation, lane: Lane, reads: Iterable[Footprint], writes: Iterable[Footprint]
+    ) -> None:
+        """An operation was queued."""
+        self.append(Submitted(ordinal, operation.name, lane.name, tuple(reads), tuple(writes)))
+
+    def completed(self, ordinal: int) -> None:
+        """An operation has run."""
+        self.append(Completed(ordinal))
+
+    # EventSink of a target
+
+    def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
+        """Ids were handed out."""
+        self.append(Allocated(space, tuple(ids.tolist()), owner))
+
+    def freed(self, space: str, ids: IndexArray) -> None:
+        """Ids are free."""
+        self.append(Freed(space, tuple(ids.tolist())))
+
+    def saved(self, *, request: int, tokens: int, buffers: tuple[str, ...], table: tuple[str, ...]) -> None:
+        """A request was offloaded."""
+        self.append(Saved(request, tokens, buffers, table))
+
+    def restored(
+        self, *, request: int, tokens: int, pages: IndexArray, buffers: tuple[str, ...], table: tuple[str, ...]
+    ) -> None:
+        """A request was restored."""
+        self.append(Restored(request, tokens, tuple(pages.tolist()), buffers, table))
+
+    def aliased(self, *, request: int, what: str, buffer: str, page: int | None) -> None:
+        """A value shares storage."""
+        self.append(Aliased(request, what, buffer, page))
+
+    def owned(self, what: str) -> None:
+        """A value shares nothing."""
+        self.append(Owned(what))
+
+    def descriptor(self, *, request: int, what: str, before: bytes, after: bytes) -> None:
+        """Index values around a call."""
+        self.append(Descriptor(request, what, before == after))
+
+    def leased(
+        self, *, request: int, space: str, slot: int, row: torch.Tensor, fields: tuple[MetadataField, ...]
+    ) -> None:
+        """A metadata slot was handed out; keep what was left in it."""
+        residue = []
+        if bool(row.any()):
+            for field in fields:
+                part = row[field.offset : field.offset + field.size_bytes]
+                if bool(part.any()):
+                    words = part[: len(part) // 8 * 8].contiguous().view(torch.int64)[:64]
+                    residue.append((field.name, tuple(int(word) for word in words)))
+        self.append(Leased(request, space, slot, tuple(residue)))
+
+    # ReadSink of the decoder
+
+    def forward(self, *, request: int, start: int, stop: int) -> None:
+        """Positions were computed."""
+        self.append(Forward(request, start, stop))
+
+    def verified(self, buffer: str, words: int) -> None:
+        """Words were compared."""
+        self.append(Verified(buffer, words))
+
+    def mismatch(self, found: Mismatch) -> None:
+        """A row differed."""
+        self.append(Saw(found))
+
+
+def unit_pairs(footprints: Iterable[Footprint]) -> Iterable[tuple[str, IndexArray, IndexArray | None]]:
+    """(space, ids, owners) of each footprint that names any id."""
+    for footprint in footprints:
+        if len(footprint.rows):
+            yield footprint.space, np.asarray(footprint.rows), footprint.owners

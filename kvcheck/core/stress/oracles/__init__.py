@@ -1,0 +1,21 @@
+"""Oracles: each judges one contract over a history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvcheck.core.registry import Registry
+from kvcheck.core.stress.oracles.oracle import Oracle
+
+ORACLES: Registry[Callable[[], Oracle]] = Registry(
+    "oracle",
+    {
+        "content": "kvcheck.core.stress.oracles.content:ContentOracle",
+        "aliasing": "kvcheck.core.stress.oracles.aliasing:AliasingOracle",
+        "lifetime": "kvcheck.core.stress.oracles.lifetime:LifetimeOracle",
+        "contract": "kvcheck.core.stress.oracles.contract:ContractOracle",
+        "accounting": "kvcheck.core.stress.oracles.accounting:AccountingOracle",
+        "output": "kvcheck.core.stress.oracles.output:OutputOracle",
+        "liveness": "kvcheck.core.stress.oracles.liveness:LivenessOracle",
+    },
+)

@@ -1,0 +1,58 @@
+"""The accounting oracle: when everything has finished, everything is free or cached, and after close nothing is held.
+
+Invariants:
+- free + cached = total for each space when idle; no memory is allocated after close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcheck.core.record import Finding
+from kvcheck.core.stress.history import Closed, Counted, Handler
+
+
+class AccountingOracle:
+    """No page, slot, row or byte is lost: free + cached = total when idle, and nothing is allocated after close."""
+
+    name = "accounting"
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        """Counts at the end."""
+        return ((Counted, self._counted), (Closed, self._closed))
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""
+
+    def _counted(self, event: Counted) -> None:
+        self.judged += 1
+        lost = event.total - event.free - event.cached
+        if lost:
+            verb = "are held by nobody" if lost > 0 else "exist twice"
+            self.findings.append(
+                Finding(
+                    code="KV401",
+                    oracle=self.name,
+                    tier="device",
+                    message=f"{abs(lost)} of {event.total} ids of {event.space} {verb} after all requests have finished "
+                    f"({event.free} free, {event.cached} cached)",
+                )
+            )
+
+    def _closed(self, event: Closed) -> None:
+        self.judged += 1
+        for name, held in event.held:
+            buffer = name.rsplit(".", 1)[-1]
+            self.findings.append(
+                Finding(
+                    code="KV401",
+                    oracle=self.name,
+                    tier="host" if name.startswith("offload.") else "device",
+                    buffer=buffer,
+                    message=f"{held} bytes of {name} are still allocated after close",
+                )
+            )

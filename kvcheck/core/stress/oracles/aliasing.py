@@ -1,0 +1,65 @@
+"""The aliasing oracle: what must be owned shares no storage, and what must not change has not changed.
+
+Invariants:
+- Needs no particular schedule: storage is shared or it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcheck.core.record import Finding
+from kvcheck.core.stress.history import Aliased, Descriptor, Handler, Owned
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+
+
+class AliasingOracle:
+    """Offloaded values and metadata rows own their memory; index values handed to the product stay as they were."""
+
+    name = "aliasing"
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        """Storage comparisons and descriptors."""
+        return ((Aliased, self._aliased), (Owned, self._owned), (Descriptor, self._descriptor))
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""
+
+    def _owned(self, event: Owned) -> None:
+        self.judged += 1
+
+    def _aliased(self, event: Aliased) -> None:
+        self.judged += 1
+        where = "" if event.page is None else f" ({'slot' if 'metadata' in event.buffer else 'page'} {event.page})"
+        self._add(
+            Finding(
+                code="KV305",
+                oracle=self.name,
+                tier="device",
+                buffer=event.buffer,
+                page=event.page,
+                request=event.request,
+                message=f"the {event.what} of request {event.request} shares its storage with {event.buffer}{where}, "
+                "which will be reused; expected an owned copy",
+            )
+        )
+
+    def _descriptor(self, event: Descriptor) -> None:
+        self.judged += 1
+        if not event.unchanged:
+            self._add(
+                Finding(
+                    code="KV303",
+                    oracle=self.name,
+                    request=event.request,
+                    message=f"{event.what} changed the page list of request {event.request} in place",
+                )
+            )
+
+    def _add(self, finding: Finding) -> None:
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(finding)

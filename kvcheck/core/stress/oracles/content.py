@@ -1,0 +1,130 @@
+"""The content oracle: every word read is the reader's own, at its place; otherwise it names whose it is.
+
+Invariants:
+- foreign (KV102), position (KV301), torn (KV103), never written (KV104) and bit difference (KV105) are told apart by
+  decoding what was seen, not by guessing from where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcheck.core.record import Finding
+from kvcheck.core.stress.history import Expected, Handler, Leased, Saw, Verified
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.workload import content
+from kvcheck.core.workload.content import Site, Tag
+from kvcheck.core.workload.decoder import Mismatch
+
+_HALF_POISON = content.POISON_WORD >> 32
+
+
+class ContentOracle:
+    """Every KV, state and metadata word a request reads was written for it, at that position, in that buffer."""
+
+    name = "content"
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+        self._requests = 1
+        self._seen: set[tuple[object, ...]] = set()
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        """Reads and leases."""
+        return ((Verified, self._verified), (Saw, self._saw), (Leased, self._leased), (Expected, self._expected))
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""
+
+    def _expected(self, event: Expected) -> None:
+        self._requests = max(self._requests, event.request)
+
+    def _verified(self, event: Verified) -> None:
+        self.judged += event.words
+
+    def _saw(self, event: Saw) -> None:
+        found = event.mismatch
+        key = (found.request, found.buffer, found.layer, found.page)
+        if len(self.findings) >= MAX_FINDINGS or key in self._seen:
+            return
+        self._seen.add(key)
+        self._requests = max(self._requests, found.request, found.author)
+        code, seen, story = self._classify(found)
+        self.findings.append(
+            Finding(
+                code=code,
+                oracle=self.name,
+                tier="device",
+                buffer=found.buffer,
+                layer=None if found.space == "metadata" else found.layer,
+                page=None if found.space == "metadata" else found.page,
+                row=None if found.space == "metadata" else found.row,
+                request=found.request,
+                seen_request=seen,
+                message=f"request {found.request} read {_where(found)} and saw {story}; {_wanted(found)}",
+            )
+        )
+
+    def _leased(self, event: Leased) -> None:
+        self.judged += 1
+        for name, words in event.residue:
+            if len(self.findings) >= MAX_FINDINGS or ("lease", event.space, name) in self._seen:
+                return
+            self._seen.add(("lease", event.space, name))
+            tag = self._tag(words[0], Site("metadata", f"metadata.{name}", name, 0), 0) if words else None
+            whose = f"request {tag.request}'s bytes" if tag is not None else "an earlier owner's bytes"
+            self.findings.append(
+                Finding(
+                    code="KV102",
+                    oracle=self.name,
+                    tier="device",
+                    buffer=f"metadata.{name}",
+                    page=event.slot,
+                    request=event.request,
+                    seen_request=tag.request if tag is not None else None,
+                    message=f"{event.space} slot {event.slot} was handed to request {event.request} with {whose} "
+                    f"in {name}; a slot must be empty when it changes hands",
+                )
+            )
+
+    def _classify(self, found: Mismatch) -> tuple[str, int | None, str]:
+        poison = _HALF_POISON if found.half else content.POISON_WORD
+        if all(word == poison for word in found.words):
+            return "KV104", None, "memory that was never written"
+        site = Site(found.space, found.buffer, found.piece, found.layer)
+        tags = [self._tag(word, site, at, half=found.half) for at, word in enumerate(found.words)]
+        known = [tag for tag in tags if tag is not None]
+        if not known:
+            return "KV105", None, f"words that nobody writes there (first: {found.words[0] & ((1 << 64) - 1):#018x})"
+        if len(set(tags)) > 1:
+            owners = sorted({tag.request for tag in known})
+            foreign = [owner for owner in owners if owner not in (found.author, found.request)]
+            return "KV103", foreign[0] if foreign else owners[0], f"a torn row with words of requests {owners}"
+        tag = known[0]
+        if tag.request not in (found.author, found.request):
+            return "KV102", tag.request, f"request {tag.request}'s bytes (its position {tag.position})"
+        if found.space == "state" and tag.position < found.position:
+            return "KV101", tag.request, f"its own state as of token {tag.position}"
+        return "KV301", tag.request, f"the bytes of position {tag.position}"
+
+    def _tag(self, word: int, site: Site, at: int, *, half: bool = False) -> Tag | None:
+        if half:
+            return content.decode_half(word, site, at, requests=self._requests, positions=4096)
+        return content.decode(word, site, at, requests=max(self._requests, 1 << 20))
+
+
+def _where(found: Mismatch) -> str:
+    if found.space == "metadata":
+        return f"its {found.buffer}"
+    unit = "slot" if found.space == "state" else "page"
+    more = f" (and {found.count - 1} more rows)" if found.count > 1 else ""
+    piece = f".{found.piece}" if found.piece else ""
+    return f"{found.buffer}{piece}, layer {found.layer}, {unit} {found.page}, row {found.row}{more}"
+
+
+def _wanted(found: Mismatch) -> str:
+    if found.space == "metadata":
+        return "expected what its own prefill handed over"
+    whose = "its own" if found.author == found.request else f"the shared prefix's (written by request {found.author})"
+    return f"expected {whose} position {found.position}"

@@ -1,0 +1,96 @@
+"""The contract oracle: lengths continue, offloads are complete, ids are in bounds.
+
+Invariants:
+- Every buffer of the pool's table is in every offloaded value and in every restore.
+- A request computes position after position, with no gap and no repeat, across retractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcheck.core.record import Finding
+from kvcheck.core.stress.history import Forward, Handler, Restored, Saved, Submitted
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+
+_PADDED = ("full", "window", "state", "rows")
+
+
+class ContractOracle:
+    """Committed lengths continue across retract and resume, every buffer moves, and padding rows stay out of it."""
+
+    name = "contract"
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+        self._reached: dict[int, int] = {}
+        self._saved: dict[int, int] = {}
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        """Passes, saves, restores, operations."""
+        return (
+            (Forward, self._forward),
+            (Saved, self._saved_event),
+            (Restored, self._restored),
+            (Submitted, self._submitted),
+        )
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""
+
+    def _forward(self, event: Forward) -> None:
+        self.judged += 1
+        reached = self._reached.get(event.request)
+        if reached is not None and event.start != reached:
+            self._add(
+                "KV301",
+                event.request,
+                None,
+                f"request {event.request} computes position {event.start}, expected {reached}: "
+                f"its committed length is {event.start - reached:+d} off",
+            )
+        self._reached[event.request] = event.stop
+
+    def _saved_event(self, event: Saved) -> None:
+        self.judged += len(event.table)
+        self._saved[event.request] = event.tokens
+        self._complete("saved", event)
+        reached = self._reached.get(event.request, event.tokens)
+        if event.tokens != reached:
+            text = (
+                f"request {event.request} was saved with {event.tokens} tokens, expected the {reached} committed ones"
+            )
+            self._add("KV301", event.request, None, text)
+
+    def _restored(self, event: Restored) -> None:
+        self.judged += len(event.table)
+        self._complete("restored", event)
+        if event.tokens != self._saved.get(event.request):
+            text = (
+                f"request {event.request} was restored with {event.tokens} tokens, "
+                f"expected the {self._saved.get(event.request)} saved ones"
+            )
+            self._add("KV301", event.request, None, text)
+
+    def _complete(self, verb: str, event: Saved | Restored) -> None:
+        for missing in (name for name in event.table if name not in event.buffers):
+            text = (
+                f"request {event.request} was {verb} without {missing}; the pool's table has {', '.join(event.table)}"
+            )
+            self._add("KV304", event.request, missing.split(".", 1)[1], text)
+
+    def _submitted(self, event: Submitted) -> None:
+        for footprint in (*event.reads, *event.writes):
+            if footprint.space in _PADDED and len(footprint.rows):
+                self.judged += 1
+                if int(footprint.rows.min()) < 1:
+                    request = None if footprint.owners is None else int(footprint.owners[footprint.rows.argmin()])
+                    text = f"{event.name} names {footprint.space} {int(footprint.rows.min())}, which is padding"
+                    self._add("KV301", request, footprint.buffers[0], text)
+
+    def _add(self, code: str, request: int | None, buffer: str | None, message: str) -> None:
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(
+                Finding(code=code, oracle=self.name, tier="device", buffer=buffer, request=request, message=message)
+            )

@@ -1,0 +1,142 @@
+"""The lifetime oracle: shadow pages that know owner and pending operations of every id.
+
+Invariants:
+- An id is freed only when no submitted operation that names it is pending.
+- An operation names live ids only, and writes only ids of the request it writes for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from kvcheck.core.backend.backend import Footprint
+from kvcheck.core.paging import IndexArray
+from kvcheck.core.record import Finding
+from kvcheck.core.stress.history import Allocated, Completed, Freed, Handler, Submitted
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+
+_NOBODY = 0
+
+
+class _Space:
+    """Owner (0: free) and pending operations of the ids of one space."""
+
+    def __init__(self) -> None:
+        self.owner: IndexArray = np.zeros(64, dtype=np.int64)
+        self.pending: IndexArray = np.zeros(64, dtype=np.int64)
+
+    def reach(self, highest: int) -> None:
+        if highest >= len(self.owner):
+            extra = np.zeros(highest + 1 + len(self.owner), dtype=np.int64)
+            self.owner = np.concatenate((self.owner, extra))
+            self.pending = np.concatenate((self.pending, extra))
+
+
+class LifetimeOracle:
+    """No page or slot is freed while in use, used while free, or written for a request that does not own it."""
+
+    name = "lifetime"
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+        self._spaces: dict[str, _Space] = {}
+        self._pending: dict[int, tuple[str, list[tuple[str, IndexArray]]]] = {}
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        """Allocations and operations."""
+        return (
+            (Allocated, self._allocated),
+            (Freed, self._freed),
+            (Submitted, self._submitted),
+            (Completed, self._completed),
+        )
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""
+
+    def _space(self, name: str) -> _Space:
+        return self._spaces.setdefault(name, _Space())
+
+    def _allocated(self, event: Allocated) -> None:
+        space = self._space(event.space)
+        ids = list(event.ids)
+        space.reach(max(ids))
+        for taken in (i for i in ids if space.owner[i] != _NOBODY):
+            self._add(
+                "KV402", event.space, taken, event.owner, f"was handed out while request {space.owner[taken]} holds it"
+            )
+        space.owner[ids] = event.owner
+
+    def _freed(self, event: Freed) -> None:
+        space = self._space(event.space)
+        ids = list(event.ids)
+        self.judged += len(ids)
+        space.reach(max(ids))
+        for unit in ids:
+            if space.owner[unit] == _NOBODY:
+                self._add("KV402", event.space, unit, None, "was freed though it is not allocated")
+            elif space.pending[unit]:
+                owner = int(space.owner[unit])
+                name = self._user(event.space, unit)
+                self._add("KV202", event.space, unit, owner, f"was freed while {name} of it was pending")
+        space.owner[ids] = _NOBODY
+
+    def _submitted(self, event: Submitted) -> None:
+        named: list[tuple[str, IndexArray]] = []
+        for footprints, writing in ((event.reads, False), (event.writes, True)):
+            self._check(event, footprints, writing, named)
+        if named:
+            self._pending[event.ordinal] = (event.name, named)
+
+    def _check(
+        self, event: Submitted, footprints: Sequence[Footprint], writing: bool, named: list[tuple[str, IndexArray]]
+    ) -> None:
+        for footprint in footprints:
+            ids = footprint.rows
+            if not len(ids):
+                continue
+            space = self._space(footprint.space)
+            space.reach(int(ids.max()))
+            self.judged += len(ids)
+            owners = space.owner[ids]
+            verb = "writes" if writing else "reads"
+            if not owners.all():
+                unit = int(ids[owners == _NOBODY][0])
+                self._add("KV202", footprint.space, unit, None, f"is free, yet {event.name} {verb} it")
+            if (
+                writing
+                and footprint.owners is not None
+                and (wrong := (owners != footprint.owners) & (owners > 0)).any()
+            ):
+                unit, writer = int(ids[wrong][0]), int(footprint.owners[wrong][0])
+                text = f"belongs to request {int(owners[wrong][0])}, yet {event.name} writes it for request {writer}"
+                self._add("KV403", footprint.space, unit, writer, text)
+            space.pending[ids] += 1
+            named.append((footprint.space, ids))
+
+    def _completed(self, event: Completed) -> None:
+        _, named = self._pending.pop(event.ordinal, ("", []))
+        for name, ids in named:
+            self._space(name).pending[ids] -= 1
+
+    def _user(self, space: str, unit: int) -> str:
+        for name, named in self._pending.values():
+            if any(each == space and unit in ids for each, ids in named):
+                return name
+        return "an operation"
+
+    def _add(self, code: str, space: str, unit: int, request: int | None, story: str) -> None:
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(
+                Finding(
+                    code=code,
+                    oracle=self.name,
+                    tier="device",
+                    page=unit,
+                    request=request,
+                    message=f"{space} {unit} {story}",
+                )
+            )

@@ -1,0 +1,53 @@
+"""The liveness oracle: every request that was sent finishes, and the target does not break on the way.
+
+Invariants:
+- An error that the target raises is a finding with the code its kind stands for; a spent step budget is a hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcheck.core.record import Finding
+from kvcheck.core.stress.history import Broke, Expected, Finished, Handler
+
+
+class LivenessOracle:
+    """Every request finishes within the step budget, and the target raises nothing."""
+
+    name = "liveness"
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+        self._open: set[int] = set()
+        self._broke = False
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        """Ends and errors."""
+        return ((Expected, self._expected), (Finished, self._finished), (Broke, self._broken))
+
+    def finish(self) -> None:
+        """Requests that never finished, unless an error explains them."""
+        if self._open and not self._broke:
+            first = min(self._open)
+            self.findings.append(
+                Finding(
+                    code="KV901",
+                    oracle=self.name,
+                    request=first,
+                    message=f"{len(self._open)} requests never finished, the first of them request {first}",
+                )
+            )
+
+    def _expected(self, event: Expected) -> None:
+        self._open.add(event.request)
+
+    def _finished(self, event: Finished) -> None:
+        self.judged += 1
+        self._open.discard(event.request)
+
+    def _broken(self, event: Broke) -> None:
+        self.judged += 1
+        self._broke = True
+        self.findings.append(Finding(code=event.code, oracle=self.name, message=f"{event.error}: {event.message}"))

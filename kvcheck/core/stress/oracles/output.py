@@ -1,0 +1,55 @@
+"""The output oracle: tokens equal those of the reference run.
+
+Invariants:
+- The reference run is the fixed implementation with room for everything: nothing is retracted, nothing is reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcheck.core.record import Finding
+from kvcheck.core.stress.history import Expected, Finished, Handler
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+
+
+class OutputOracle:
+    """Every request's output tokens are those of a run in which nothing was retracted or shared."""
+
+    name = "output"
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+        self._expected: dict[int, tuple[int, ...]] = {}
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        """References and outputs."""
+        return ((Expected, self._reference), (Finished, self._finished))
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""
+
+    def _reference(self, event: Expected) -> None:
+        self._expected[event.request] = event.tokens
+
+    def _finished(self, event: Finished) -> None:
+        expected = self._expected.get(event.request)
+        if expected is None:
+            return
+        self.judged += 1
+        if event.tokens == expected or len(self.findings) >= MAX_FINDINGS:
+            return
+        pairs = zip(event.tokens, expected, strict=False)
+        at = next((i for i, (got, want) in enumerate(pairs) if got != want), min(len(event.tokens), len(expected)))
+        self.findings.append(
+            Finding(
+                code="KV501",
+                oracle=self.name,
+                request=event.request,
+                row=at,
+                message=f"request {event.request}: output token {at} of {len(expected)} is "
+                f"{event.tokens[at] if at < len(event.tokens) else 'missing'}, the reference run has "
+                f"{expected[at] if at < len(expected) else 'none'}",
+            )
+        )

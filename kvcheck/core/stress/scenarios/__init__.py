@@ -1,0 +1,10 @@
+"""Scenarios: what is done to a target, and what must have happened for a pass to count."""
+
+from __future__ import annotations
+
+from kvcheck.core.registry import Registry
+from kvcheck.core.stress.scenarios.scenario import Scenario
+
+SCENARIOS: Registry[type[Scenario]] = Registry(
+    "scenario", {"retract-resume": "kvcheck.core.stress.scenarios.retract_resume:RetractResume"}
+)

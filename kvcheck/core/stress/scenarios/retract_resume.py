@@ -1,0 +1,167 @@
+"""retract-resume: a pool too small for its requests, so that running ones are retracted, offloaded and resumed.
+
+Invariants:
+- Pages of a retracted request are given to others before it is resumed, or the run does not count.
+- The reference run has room for everything: no retraction, no prefix tree, no reuse of pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvcheck.core.backend.backend import Backend
+from kvcheck.core.backend.eager import EagerBackend
+from kvcheck.core.errors import Hang
+from kvcheck.core.paging import pages_for
+from kvcheck.core.pools import POOLS
+from kvcheck.core.pools.pool import KVPool, PoolSizes
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.record import Evidence
+from kvcheck.core.scheduler.request import Generation, SchedulerConfig
+from kvcheck.core.stress.history import Closed, Counted, Expected, Finished, History, Resumed, Retracted
+from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.target import Engine, Setup, Target
+from kvcheck.core.transfer.metadata import MetadataField
+from kvcheck.core.workload.decoder import ContentDecoder, prompt_tokens
+from kvcheck.core.workload.jobs import Job
+from kvcheck.core.workload.synthetic import synthetic_jobs
+from kvcheck.core.workload.traces import read_trace, scale_trace
+
+SYNTHETIC_PAGES = 8
+TRACE_PAGES = 24
+MAX_RUNNING = 8
+IDLE_ROUNDS = 2000
+"""Rounds in which no request finishes before a run counts as hung."""
+
+
+class RetractResume:
+    """Decode under memory pressure: retract by policy, offload to the host, let others reuse the pages, resume."""
+
+    name = "retract-resume"
+    needs = frozenset({"retract-resume", "metadata"})
+
+    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None) -> Load:
+        """Synthetic jobs, or a trace scaled to the pool."""
+        if trace is None:
+            capacity = SYNTHETIC_PAGES * shape.page_size
+            jobs = synthetic_jobs(
+                shape.page_size, capacity, requests=requests or 20, seed=seed, chunk_tokens=_chunk_tokens(shape)
+            )
+            return Load(jobs=jobs, capacity_tokens=capacity, note=f"{len(jobs)} synthetic requests")
+        capacity = max(TRACE_PAGES * shape.page_size, 512)
+        workload = scale_trace(
+            read_trace(Path(trace), requests), capacity, seed=seed, mean_output=48 if shape.page_size >= 64 else None
+        )
+        return Load(jobs=workload.jobs, capacity_tokens=capacity, note=workload.note)
+
+    def reference(self, shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
+        """Run each request alone in a pool that holds it, eagerly."""
+        longest = max(job.total_tokens for job in load.jobs)
+        sizes = _sizes(shape, (longest + 2 * shape.page_size) * 1, requests=2, longest=longest)
+        outputs: dict[int, tuple[int, ...]] = {}
+        for job in load.jobs:
+            outputs.update(_run_alone(job, shape, sizes, transport))
+        return outputs
+
+    def run(
+        self, target: Target, shape: ModelShape, load: Load, *, backend: Backend, history: History, transport: str
+    ) -> int:
+        """Feed jobs by their arrival rounds until all have finished, then close."""
+        engine = target.build(_setup(shape, load, backend, history, transport))
+        _drive(engine, load.jobs, history)
+        for count in engine.counts():
+            history.append(Counted(count.space, count.free, count.cached, count.total))
+        engine.close()
+        history.append(Closed(tuple(sorted(backend.allocated().items()))))
+        return engine.evictions()
+
+    def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
+        """Retractions, foreign reuse, and words of every buffer."""
+        if not evidence.retractions or not evidence.resumes:
+            return f"{evidence.retractions or 0} retractions and {evidence.resumes or 0} resumes; use more requests"
+        if not evidence.foreign_reuses:
+            return "no request was resumed into pages that another had used; use more requests"
+        buffers = {buffer.name for spec in POOLS.load(shape.family)(shape) for buffer in spec.buffers} | {"metadata"}
+        unread = sorted(name for name in buffers if not evidence.words_verified.get(name))
+        return f"no word of {', '.join(unread)} was verified" if unread else None
+
+
+def _drive(engine: Engine, jobs: tuple[Job, ...], history: History) -> None:
+    sent = round_number = idle = 0
+    while sent < len(jobs) or not engine.is_idle:
+        if engine.is_idle and sent < len(jobs):
+            round_number = max(round_number, jobs[sent].arrival)
+        while sent < len(jobs) and jobs[sent].arrival <= round_number:
+            job = jobs[sent]
+            engine.submit(Generation(job.request, prompt_tokens(job), job.output_tokens))
+            sent += 1
+        report = engine.step()
+        round_number += 1
+        for request in report.retracted:
+            history.append(Retracted(request))
+        for request in report.resumed:
+            history.append(Resumed(request))
+        for request, tokens in report.finished:
+            history.append(Finished(request, tokens))
+        idle = 0 if report.finished or report.admitted else idle + 1
+        if idle > IDLE_ROUNDS:
+            raise Hang(f"no request was admitted or finished in {IDLE_ROUNDS} rounds")
+
+
+def _setup(shape: ModelShape, load: Load, backend: Backend, history: History, transport: str) -> Setup:
+    longest = max(job.total_tokens for job in load.jobs)
+
+    def decoder(pool: KVPool, fields: tuple[MetadataField, ...]) -> ContentDecoder:
+        return ContentDecoder(pool, backend, load.jobs, history, fields)
+
+    return Setup(
+        shape=shape,
+        sizes=_sizes(shape, load.capacity_tokens, requests=MAX_RUNNING + 6, longest=longest),
+        config=SchedulerConfig(max_running=MAX_RUNNING, chunk_tokens=_chunk_tokens(shape)),
+        metadata_slots=3,
+        transport=transport,
+        backend=backend,
+        sink=history,
+        decoder=decoder,
+    )
+
+
+def _run_alone(job: Job, shape: ModelShape, sizes: PoolSizes, transport: str) -> Mapping[int, tuple[int, ...]]:
+    history = History()
+    outputs: dict[int, tuple[int, ...]] = {}
+    history.listen(((Finished, lambda event: outputs.update({event.request: event.tokens})),))
+    load = Load(jobs=(job,), capacity_tokens=0, note="")
+    backend = EagerBackend()
+    setup = _setup(shape, load, backend, history, transport)
+    engine = BuiltinTarget().build(
+        Setup(
+            shape=shape,
+            sizes=sizes,
+            config=setup.config,
+            metadata_slots=1,
+            transport=transport,
+            backend=backend,
+            sink=history,
+            decoder=setup.decoder,
+        )
+    )
+    history.append(Expected(job.request, ()))
+    _drive(engine, (job,), history)
+    return outputs
+
+
+def _sizes(shape: ModelShape, capacity_tokens: int, *, requests: int, longest: int) -> PoolSizes:
+    pages = pages_for(capacity_tokens, shape.page_size)
+    window = pages_for(shape.window + _chunk_tokens(shape), shape.page_size) + 2
+    return PoolSizes(
+        pages=pages,
+        requests=requests,
+        max_tokens=longest + shape.page_size,
+        window_pages=min(pages, requests * window) if shape.window_layers else 0,
+    )
+
+
+def _chunk_tokens(shape: ModelShape) -> int:
+    return 2 * shape.page_size

@@ -1,0 +1,48 @@
+"""Scenario: a workload, how it is driven, and the evidence without which a run is UNKNOWN.
+
+Invariants:
+- A scenario drives the target through the Engine Protocol and writes to the History; it judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvcheck.core.backend.backend import Backend
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.record import Evidence
+from kvcheck.core.stress.history import History
+from kvcheck.core.targets.target import Target
+from kvcheck.core.workload.jobs import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Jobs, and the tokens the pool is sized for. note: how a trace was scaled."""
+
+    jobs: tuple[Job, ...]
+    capacity_tokens: int
+    note: str
+
+
+class Scenario(Protocol):
+    """One way to stress a target."""
+
+    name: str
+    needs: frozenset[str]
+
+    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None) -> Load:
+        """The workload; equal arguments give equal jobs."""
+
+    def reference(self, shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
+        """Every request's output when nothing is retracted, shared or delayed."""
+
+    def run(
+        self, target: Target, shape: ModelShape, load: Load, *, backend: Backend, history: History, transport: str
+    ) -> int:
+        """Drive the target to the end; returns device evictions."""
+
+    def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
+        """What was not exercised, in words, or None when the evidence is enough."""

@@ -1,0 +1,83 @@
+"""Plan: everything that decides one schedule, and the line that says it.
+
+    retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3,strategy=random,requests=12
+
+Invariants:
+- Encoding and decoding round-trip, and the line holds no character that a shell changes.
+- Nothing outside the plan (and the trace file it names) influences a schedule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from kvcheck.core.errors import UsageError
+
+DEFAULT_REQUESTS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One schedule of one scenario with one shape.
+
+    seed, schedule: together they seed workload and strategy. requests: None is the scenario's own number, or the
+    whole trace. trace: None is a synthetic workload. choices: recorded choices, for strategy "replay".
+    expect: the code the schedule was printed for.
+    """
+
+    scenario: str
+    shape: str
+    target: str = "builtin"
+    mutant: str | None = None
+    backend: str = "simulated"
+    device: str = "cpu"
+    transport: str = "loopback"
+    strategy: str = "portfolio"
+    seed: int = 1
+    schedule: int = 0
+    requests: int | None = None
+    trace: str | None = None
+    choices: str | None = None
+    expect: str | None = None
+
+    def line(self) -> str:
+        """The plan as one line; defaults are left out."""
+        pairs = []
+        for row in dataclasses.fields(self):
+            value = getattr(self, row.name)
+            if row.name != "scenario" and (value != row.default or row.name in ("seed", "schedule")):
+                pairs.append(f"{row.name}={quote(str(value), safe='/._-~')}")
+        return f"{self.scenario}:{','.join(pairs)}"
+
+
+def parse_line(line: str) -> Plan:
+    """The plan of a line. Raises UsageError with what was expected and found."""
+    scenario, colon, rest = line.strip().partition(":")
+    if not colon or not scenario:
+        raise UsageError(f"schedule line: expected SCENARIO:key=value,..., got {line[:80]!r}")
+    known = {row.name for row in dataclasses.fields(Plan)} - {"scenario"}
+    values: dict[str, object] = {"scenario": scenario}
+    for pair in rest.split(","):
+        key, equals, text = pair.partition("=")
+        if not equals or key not in known:
+            raise UsageError(
+                f"schedule line: expected one of {', '.join(sorted(known))} as key=value, got {pair[:80]!r}"
+            )
+        value = unquote(text)
+        if key in ("seed", "schedule", "requests"):
+            if not value.isascii() or not value.removeprefix("-").isdigit():
+                raise UsageError(f"schedule line: {key} must be an integer, got {value[:40]!r}")
+            values[key] = int(value)
+        else:
+            values[key] = value
+    if "shape" not in values:
+        raise UsageError("schedule line: expected shape=NAME, found none")
+    return Plan(**values)  # type: ignore[arg-type]
+
+
+def trace_path(plan: Plan) -> Path | None:
+    """The trace file of a plan."""
+    return None if plan.trace is None else Path(plan.trace)

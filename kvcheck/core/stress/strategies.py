@@ -1,0 +1,130 @@
+"""Strategies: who runs next. Each is a chooser for the simulated backend.
+
+Invariants:
+- A strategy is a function of its seed and of the choices offered; it sees names, never memory or time.
+- A recorded run replays: the recorded numbers, fed back, choose the same parts.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Sequence
+
+from kvcheck.core.backend.simulated import Choice, Chooser
+from kvcheck.core.errors import UsageError
+from kvcheck.core.registry import Registry
+from kvcheck.core.workload.mix import Mix
+
+STRATEGIES: Registry[type[Chooser]] = Registry(
+    "strategy",
+    {
+        "portfolio": "kvcheck.core.stress.strategies:RandomStrategy",
+        "eager": "kvcheck.core.stress.strategies:EagerStrategy",
+        "lazy": "kvcheck.core.stress.strategies:LazyStrategy",
+        "random": "kvcheck.core.stress.strategies:RandomStrategy",
+        "replay": "kvcheck.core.stress.strategies:ReplayStrategy",
+    },
+)
+
+
+class EagerStrategy:
+    """Everything runs as soon as it can, oldest first."""
+
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+        """The part of the operation submitted first."""
+        return min(range(len(enabled)), key=lambda at: (enabled[at][0].ordinal, enabled[at][1]))
+
+
+class LazyStrategy:
+    """Nothing runs until the host waits for it; then the youngest lane goes first."""
+
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+        """Pause where that is allowed."""
+        return None if may_pause else len(enabled) - 1
+
+
+class RandomStrategy:
+    """A fair coin between host and machine, then a uniform choice among enabled parts."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._mix = Mix(seed)
+
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+        """One draw decides."""
+        if not may_pause:
+            return self._mix.below(len(enabled)) if len(enabled) > 1 else 0
+        at = self._mix.below(2 * len(enabled))
+        return at if at < len(enabled) else None
+
+
+class ReplayStrategy:
+    """Feeds recorded numbers back; past their end it runs eagerly."""
+
+    def __init__(self, choices: Sequence[int]) -> None:
+        self._choices = choices
+        self._at = 0
+        self._rest = EagerStrategy()
+
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+        """The recorded choice, where it still fits what is offered."""
+        if self._at >= len(self._choices):
+            return self._rest.choose(enabled, may_pause=may_pause)
+        recorded = self._choices[self._at] - 1
+        self._at += 1
+        if recorded < 0:
+            return None if may_pause else 0
+        return min(recorded, len(enabled) - 1)
+
+
+class Recorder:
+    """Wraps a strategy and keeps its choices: 0 for a pause, n + 1 for part n. Stops keeping at `limit`."""
+
+    def __init__(self, inner: Chooser, limit: int = 200_000) -> None:
+        self._inner = inner
+        self._limit = limit
+        self.choices = bytearray()
+        self.is_whole = True
+
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+        """Ask the strategy, keep the answer."""
+        chosen = self._inner.choose(enabled, may_pause=may_pause)
+        number = 0 if chosen is None else chosen + 1
+        if number > 255 or len(self.choices) >= self._limit:
+            self.is_whole = False
+        else:
+            self.choices.append(number)
+        return chosen
+
+
+def encode_choices(choices: bytes) -> str:
+    """Recorded choices as text that a shell leaves alone."""
+    return base64.urlsafe_b64encode(zlib.compress(bytes(choices), 9)).decode().rstrip("=")
+
+
+def decode_choices(text: str) -> bytes:
+    """The inverse. Raises UsageError for text that is not recorded choices."""
+    try:
+        return zlib.decompress(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (ValueError, zlib.error) as error:
+        raise UsageError(f"schedule line: choices are damaged ({error}); copy the whole line") from error
+
+
+def make_strategy(name: str, *, seed: int, schedule: int, choices: str | None) -> Chooser:
+    """The strategy for one schedule. "portfolio" is eager, then lazy, then random."""
+    if name == "portfolio":
+        name = ("eager", "lazy")[schedule] if schedule < 2 else "random"
+    if name == "eager":
+        return EagerStrategy()
+    if name == "lazy":
+        return LazyStrategy()
+    if name == "random":
+        return RandomStrategy(Mix(seed * 1_000_003 + schedule).next_u64())
+    if name == "replay":
+        if choices is None:
+            raise UsageError(
+                "strategy replay needs recorded choices; use kvcheck replay with the line a failure printed"
+            )
+        return ReplayStrategy(decode_choices(choices))
+    STRATEGIES.require(name)
+    raise UsageError(f"strategy {name!r} cannot be used alone")
