@@ -31,6 +31,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+EXAMPLES: dict[str, str] = {
+    "stress": "Examples: kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "
+    "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --trace conversation.jsonl --requests 1000",
+    "replay": "Examples: kvcheck replay 20260102-030405-0c4e.1 --times 100 | "
+    "kvcheck replay retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3",
+    "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token",
+    "report": "Examples: kvcheck report 20260102-030405-0c4e | kvcheck report 20260102 -o html=report.html",
+    "list": "Examples: kvcheck list mutants | kvcheck list shapes --json",
+    "explain": "Examples: kvcheck explain KV102 | kvcheck explain offload-skips-index-buffer",
+}
+
+
 class LazyGroup(TyperGroup):
     """Subcommands by name; help texts come from the table."""
 
@@ -119,11 +131,9 @@ def _placeholder(name: str, summary: str) -> Any:
 
 def _command(name: str, function: Any, summary: str) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    epilog = getattr(function, "examples", None)
-    single.command(name, help=function.__doc__ if name != "nothing" and epilog else summary, epilog=epilog)(function)
+    single.command(name, help=summary, epilog=EXAMPLES.get(name))(function)
     command = get_command(single)
     command.name = name
-    command.short_help = summary
     return command
 
 

@@ -50,7 +50,7 @@ def report(
 
       kvcheck report runs/a runs/b -o html=pages
     """
-    targets = [_target(text) for text in output or ()]
+    targets = report_targets(output)
     found = list(dict.fromkeys(find_run(name, out) for name in runs))
     records = [(path, read_record(path)) for path in found]
     jobs = _jobs(records, targets) if targets else _beside(records)
@@ -60,6 +60,22 @@ def report(
     for job in jobs:
         WRITERS.load(job.format_name)(job.record, job.path)
         typer.echo(job.path)
+
+
+def report_targets(output: list[str] | None) -> list[tuple[str, Path]]:
+    """The -o options of a command. Raises UsageError for a bad one."""
+    return [_target(text) for text in output or ()]
+
+
+def write_reports(record: RunRecord, folder: Path, targets: list[tuple[str, Path]], *, beside: bool) -> str | None:
+    """Write what -o asks for, and the default reports beside run.json; the page's path, if one was written."""
+    jobs = [Job(record, format_name, path) for format_name, path in targets]
+    if beside:
+        jobs += _beside([(folder / "run.json", record)])
+    for job in jobs:
+        WRITERS.load(job.format_name)(job.record, job.path)
+    pages = [str(job.path) for job in jobs if job.format_name == "html"]
+    return pages[-1] if pages else None
 
 
 def _target(text: str) -> tuple[str, Path]:

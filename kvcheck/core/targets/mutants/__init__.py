@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+import difflib
+
+from kvcheck.core.errors import UsageError
+from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.mutants.retract_resume import RETRACT_RESUME
 
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in RETRACT_RESUME}
+
+
+def mutant(name: str) -> Mutant:
+    """The mutant of that name. Raises UsageError for an unknown one."""
+    if name not in MUTANTS:
+        near = difflib.get_close_matches(name, MUTANTS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"unknown mutant {name!r}; known: {', '.join(MUTANTS)}{hint}")
+    return MUTANTS[name]
+
+
+def mutant_target(name: str) -> BuiltinTarget:
+    """The builtin target with that bug put back."""
+    return BuiltinTarget(mutant(name).parts)

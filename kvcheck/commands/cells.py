@@ -1,0 +1,169 @@
+"""Running cells: here, or in child processes that report one JSON line a schedule.
+
+Invariants:
+- A child that dies is a finding (KV902) of the cell it was running, not the end of the run.
+- Children speak JSON lines over a pipe; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kvcheck.core.errors import InternalError
+from kvcheck.core.record import Evidence, Finding, evidence_from, finding_from, to_plain
+from kvcheck.core.stress.schedule import Plan, parse_line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A cell to run: its first plan, how many schedules, and the seconds it may take (None: no limit)."""
+
+    plan: Plan
+    schedules: int
+    max_time_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One schedule's outcome, or the end of a cell (`evidence` None). reason: why it cannot count as a pass."""
+
+    cell: int
+    findings: tuple[Finding, ...] = ()
+    evidence: Evidence | None = None
+    duration_s: float = 0.0
+    reason: str | None = None
+    note: str | None = None
+    error: str | None = None
+    exit_code: int | None = None
+
+
+def run_cell(number: int, order: Order) -> Iterator[Report]:
+    """Run a cell's schedules until one fails, all have run, or its time is up."""
+    from kvcheck.core.stress.engine import StressEngine, evidence_gap, schedules
+    from kvcheck.core.targets import TARGETS
+    from kvcheck.core.targets.target import Target
+
+    plan = order.plan
+    target: Target
+    if plan.mutant is None:
+        target = TARGETS.load(plan.target)()
+    else:
+        target = _mutant_target(plan.mutant)
+    engine = StressEngine(target)
+    started = time.monotonic()
+    total = Evidence(schedules=0)
+    failed = False
+    for each in schedules(plan, order.schedules):
+        if order.max_time_s is not None and time.monotonic() - started > order.max_time_s:
+            break
+        began = time.monotonic()
+        outcome = engine.run(each)
+        total = total.plus(outcome.evidence)
+        reason = f"an oracle broke: {outcome.broken_oracles[0]}" if outcome.broken_oracles else None
+        yield Report(
+            cell=number,
+            findings=outcome.findings,
+            evidence=outcome.evidence,
+            duration_s=time.monotonic() - began,
+            reason=reason,
+            note=engine.note(each) if each.trace is not None else None,
+        )
+        if outcome.findings:
+            failed = True
+            break
+    gap = None if failed else evidence_gap(plan, total)
+    yield Report(cell=number, reason=gap)
+
+
+def _mutant_target(name: str) -> object:
+    from kvcheck.core.registry import Registry
+
+    loader: Registry[object] = Registry("mutants", {"all": "kvcheck.core.targets.mutants:mutant_target"})
+    return loader.load("all")(name)  # type: ignore[operator]
+
+
+def run_orders(orders: Sequence[Order], jobs: int) -> Iterator[Report]:
+    """Run all cells, `jobs` at a time."""
+    if jobs <= 1 or len(orders) <= 1:
+        for number, order in enumerate(orders):
+            yield from run_cell(number, order)
+        return
+    yield from _run_children(orders, jobs)
+
+
+def _run_children(orders: Sequence[Order], jobs: int) -> Iterator[Report]:
+    messages: queue.Queue[tuple[int, str | None]] = queue.Queue()
+    shares = [list(range(start, len(orders), jobs)) for start in range(min(jobs, len(orders)))]
+    children = [_start(index, [(n, orders[n]) for n in share], messages) for index, share in enumerate(shares)]
+    open_cells = [set(share) for share in shares]
+    running = len(children)
+    try:
+        while running:
+            index, line = messages.get()
+            if line is not None:
+                report = _decode(line)
+                if report.evidence is None and report.error is None:
+                    open_cells[index].discard(report.cell)
+                yield report
+                continue
+            running -= 1
+            code = children[index].wait()
+            for cell in sorted(open_cells[index]):
+                yield Report(cell=cell, error=f"the process that ran it ended with status {code}", exit_code=code)
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.terminate()
+        for child in children:
+            child.wait()
+
+
+def _start(
+    index: int, share: list[tuple[int, Order]], messages: queue.Queue[tuple[int, str | None]]
+) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "kvcheck.commands.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    if child.stdin is None or child.stdout is None:
+        raise InternalError("a child process came without pipes")
+    rows = [{"cell": n, "line": o.plan.line(), "schedules": o.schedules, "max_time_s": o.max_time_s} for n, o in share]
+    child.stdin.write(json.dumps(rows))
+    child.stdin.close()
+    stdout = child.stdout
+
+    def pump() -> None:
+        for line in stdout:
+            messages.put((index, line))
+        messages.put((index, None))
+
+    threading.Thread(target=pump, daemon=True).start()
+    return child
+
+
+def work(text: str) -> Iterator[str]:
+    """A child's side: orders as JSON in, reports as JSON lines out."""
+    for row in json.loads(text):
+        order = Order(plan=parse_line(row["line"]), schedules=row["schedules"], max_time_s=row["max_time_s"])
+        for report in run_cell(row["cell"], order):
+            yield json.dumps(to_plain(dataclasses.replace(report)))
+
+
+def _decode(line: str) -> Report:
+    raw = json.loads(line)
+    raw["findings"] = tuple(finding_from(row) for row in raw["findings"])
+    raw["evidence"] = None if raw["evidence"] is None else evidence_from(raw["evidence"])
+    return Report(**raw)

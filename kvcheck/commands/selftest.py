@@ -1,0 +1,124 @@
+"""`kvcheck selftest`: the table of mutants and oracles, clean run first.
+
+Invariants:
+- The fixed build must pass the very plan a mutant is judged by, or the mutant is not judged.
+- A mutant is killed only by the oracle and with the code its card names; any other end is not a pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcheck.commands.cells import Order, run_cell
+from kvcheck.commands.options import DEFAULT_OUT, FORMATS, check_choice, check_positive, draw_seed
+from kvcheck.commands.report import report_targets, write_reports
+from kvcheck.commands.session import Session
+from kvcheck.commands.terminal import closing_lines
+from kvcheck.core.record import Evidence, Finding, MutantResult, Verdict
+from kvcheck.core.stress.schedule import Plan
+
+
+def selftest(
+    mutants: Annotated[list[str] | None, typer.Argument(help="Mutants; all when none is named.")] = None,
+    schedules: Annotated[int, typer.Option(help="Schedules before a mutant counts as survived.")] = 32,
+    seed: Annotated[int | None, typer.Option(help="Integer; one is drawn and printed when absent.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs.")] = DEFAULT_OUT,
+    output: Annotated[
+        list[str] | None, typer.Option("--output", "-o", metavar="FORMAT=PATH", help="html, csv or json; repeatable.")
+    ] = None,
+    format_name: Annotated[str, typer.Option("--format", help="text or json on stdout.")] = "text",
+    reports: Annotated[bool, typer.Option(help="Write report.html and CSV beside run.json.")] = True,
+) -> int:
+    """Check that every mutant is killed, the fixed build first."""
+    from kvcheck.core.targets.mutants import MUTANTS, mutant
+
+    check_choice("--format", format_name, FORMATS)
+    check_positive("--schedules", schedules)
+    targets = report_targets(output)
+    chosen = [mutant(name) for name in mutants or MUTANTS]
+    drawn = draw_seed() if seed is None else seed
+    session = Session(
+        argv=sys.argv[1:],
+        repro=f"kvcheck selftest --seed {drawn}",
+        seed=drawn,
+        plan={"schedules": schedules, "mutants": [each.name for each in chosen]},
+        out=out,
+        quiet=format_name == "json",
+    )
+    session.say(f"kvcheck {session.version}  selftest  seed {drawn}  run {session.run_id}")
+    session.say()
+    interrupted = False
+    try:
+        for each in chosen:
+            plan = Plan(scenario=each.scenario, shape=each.shape, seed=drawn)
+            session.progress(f"{each.name}: fixed build first")
+            result = _judge(plan, each.name, each.bug, each.killed_by, each.code, schedules)
+            session.mutants.append(result)
+            session.save(complete=False)
+            session.say(_row(result))
+    except KeyboardInterrupt:
+        interrupted = True
+    record = session.save(complete=not interrupted, exit_code=130 if interrupted else None)
+    where = str(session.folder / "run.json")
+    if not interrupted:
+        where = write_reports(record, session.folder, targets, beside=reports) or where
+    session.say()
+    for line in closing_lines(record, where):
+        session.say(line)
+    session.print_json(record)
+    return record.exit_code
+
+
+def _judge(plan: Plan, name: str, bug: str, killer: str, code: str, schedules: int) -> MutantResult:
+    """Run mutant and fixed build on the same schedules until one of them fails."""
+    broken = dataclasses.replace(plan, mutant=name)
+    findings, used, _ = _run(broken, schedules)
+    clean, _, gap = _run(plan, used)
+    row = MutantResult(name=name, bug=bug, killer=killer, outcome="", schedules=used, verdict=Verdict.UNKNOWN)
+    if clean:
+        text = f"the fixed build fails too: {clean[0].code} {clean[0].message}"
+        return dataclasses.replace(row, outcome="clean-run-failed", message=text, verdict=Verdict.FAIL)
+    named = [finding for finding in findings if finding.oracle == killer and finding.code == code]
+    if named:
+        return dataclasses.replace(
+            row,
+            outcome="killed",
+            killed_by=f"{killer} {code}",
+            message=named[0].message,
+            replay=named[0].replay,
+            verdict=Verdict.PASS,
+        )
+    if findings:
+        other = f"{findings[0].oracle} {findings[0].code}"
+        return dataclasses.replace(
+            row, outcome="killed-by-other", killed_by=other, message=findings[0].message, verdict=Verdict.FAIL
+        )
+    if gap:
+        return dataclasses.replace(row, outcome="not-exercised", message=gap)
+    return dataclasses.replace(row, outcome="survived", verdict=Verdict.FAIL)
+
+
+def _run(plan: Plan, schedules: int) -> tuple[tuple[Finding, ...], int, str | None]:
+    """Findings of the first failing schedule, schedules used, and what was not exercised."""
+    total = Evidence(schedules=0)
+    gap = None
+    for report in run_cell(0, Order(plan=plan, schedules=schedules)):
+        if report.evidence is None:
+            gap = report.reason
+            continue
+        total = total.plus(report.evidence)
+        if report.findings:
+            return report.findings, total.schedules, None
+    return (), total.schedules, gap
+
+
+def _row(result: MutantResult) -> str:
+    word = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}[result.verdict]
+    text = f" {word}  {result.name:<30} bug {result.bug}  {result.outcome:<16} by {result.killed_by or '-':<18}"
+    text += f" schedule {result.schedules}"
+    return f"{text}\n       {result.message}" if result.message else text

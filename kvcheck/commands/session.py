@@ -1,0 +1,161 @@
+"""Session: a run while it happens. Takes outcomes, keeps the record on disk current, and tells the terminal.
+
+Invariants:
+- run.json is complete JSON after every schedule, with `complete` false until the end.
+- A cell that judged nothing, or not enough, is UNKNOWN with the reason and what would change it.
+- Results go to stdout, progress to stderr; with --format json stdout is the record and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kvcheck.commands.options import environment, new_run_id, tool
+from kvcheck.core.record import Evidence, Finding, MutantResult, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.store import RunStore
+
+MAX_FINDINGS_KEPT = 100
+
+
+@dataclass(slots=True)
+class Cell:
+    """One scenario with one shape, while it runs."""
+
+    id: str
+    shape: str
+    wanted: int
+    evidence: Evidence = field(default_factory=lambda: Evidence(schedules=0))
+    findings: int = 0
+    duration_s: float = 0.0
+    reason: str | None = None
+    is_done: bool = False
+
+    def result(self) -> ScenarioResult:
+        """The cell's row of the record, as of now."""
+        verdict, code = Verdict.PASS, None
+        if self.findings:
+            verdict = Verdict.FAIL
+        elif not self.evidence.schedules or self.reason or not self.is_done:
+            verdict, code = Verdict.UNKNOWN, "KV990"
+        reason = self.reason or (None if self.is_done or self.findings else "stopped before the cell was finished")
+        return ScenarioResult(
+            id=self.id,
+            shape=self.shape,
+            verdict=verdict,
+            code=code,
+            reason=None if verdict is Verdict.PASS else reason,
+            schedules=self.evidence.schedules,
+            duration_s=round(self.duration_s, 3),
+            evidence=self.evidence,
+        )
+
+
+class Session:
+    """Builds one RunRecord and saves it as it grows."""
+
+    def __init__(
+        self, *, argv: list[str], repro: str, seed: int | None, plan: Mapping[str, object], out: Path, quiet: bool
+    ) -> None:
+        self.cells: dict[str, Cell] = {}
+        self.findings: list[Finding] = []
+        self.mutants: list[MutantResult] = []
+        self.warnings: list[str] = []
+        self._started = time.monotonic()
+        self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._argv, self._repro, self._seed, self.plan = argv, repro, seed, dict(plan)
+        self._quiet = quiet
+        self.run_id = new_run_id()
+        self._environment = environment()
+        self._store = RunStore(out)
+        self.folder = self._store.folder(self.run_id)
+        self._printed = 0
+
+    @property
+    def version(self) -> str:
+        """kvcheck's version."""
+        return tool()["version"]
+
+    @staticmethod
+    def cpus() -> int:
+        """Cores this process may use."""
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the session began."""
+        return time.monotonic() - self._started
+
+    def add(self, cell: Cell, findings: tuple[Finding, ...], evidence: Evidence, duration_s: float) -> None:
+        """One judged schedule of a cell."""
+        cell.evidence = cell.evidence.plus(evidence)
+        cell.duration_s += duration_s
+        cell.findings += len(findings)
+        for finding in findings:
+            if len(self.findings) < MAX_FINDINGS_KEPT:
+                number = len(self.findings) + 1
+                self.findings.append(replace(finding, id=f"{self.run_id}.{number}"))
+        self.save(complete=False)
+        self.progress(f"{cell.id}: schedule {cell.evidence.schedules} of {cell.wanted}")
+
+    def record(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
+        """The record as of now."""
+        results = tuple(cell.result() for cell in self.cells.values())
+        verdict = Verdict.worst([*(row.verdict for row in results), *(row.verdict for row in self.mutants)])
+        evidence = Evidence(schedules=0)
+        for row in results:
+            evidence = evidence.plus(row.evidence)
+        return RunRecord(
+            run_id=self.run_id,
+            tool=tool(),
+            argv=tuple(self._argv),
+            repro=self._repro,
+            seed=self._seed,
+            started_at=self._started_at,
+            duration_s=round(self.elapsed_s, 3),
+            verdict=verdict,
+            exit_code=verdict.exit_code if exit_code is None else exit_code,
+            complete=complete,
+            environment=self._environment,
+            plan=self.plan,
+            evidence=evidence,
+            scenarios=results,
+            findings=tuple(self.findings),
+            mutants=tuple(self.mutants),
+            warnings=tuple(self.warnings),
+        )
+
+    def save(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
+        """Write the record, whole or not at all."""
+        record = self.record(complete=complete, exit_code=exit_code)
+        self._store.save(record)
+        return record
+
+    def progress(self, text: str) -> None:
+        """A line that overwrites itself on a terminal; nothing when piped."""
+        if not self._quiet and sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{self.elapsed_s:6.1f}s  {text[:100]}")
+            sys.stderr.flush()
+
+    def clear_progress(self) -> None:
+        """Remove the progress line."""
+        if not self._quiet and sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def say(self, text: str = "") -> None:
+        """A line of results on stdout."""
+        if not self._quiet:
+            self.clear_progress()
+            print(text, flush=True)
+
+    def print_json(self, record: RunRecord) -> None:
+        """The record on stdout, when that is the format asked for."""
+        if self._quiet:
+            sys.stdout.write(record.to_json())
+            sys.stdout.flush()

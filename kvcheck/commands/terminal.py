@@ -1,0 +1,83 @@
+"""What a person reads on a terminal: rows of cells, findings with their replay lines, the last three lines.
+
+Invariants:
+- The last lines are always verdict, report path and exit code, in this order.
+- Counts that do not apply are not printed as 0.
+"""
+
+from __future__ import annotations
+
+from kvcheck.core.codes import CODES
+from kvcheck.core.record import Finding, RunRecord, ScenarioResult, Verdict
+
+_WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
+MAX_SHOWN = 3
+
+
+def cell_line(row: ScenarioResult) -> str:
+    """One cell: verdict, id, schedules, evidence, seconds."""
+    evidence = row.evidence
+    counts = [f"{row.schedules} schedules"]
+    for name, value in (
+        ("retractions", evidence.retractions),
+        ("resumes", evidence.resumes),
+        ("into reused pages", evidence.foreign_reuses),
+    ):
+        if value is not None:
+            counts.append(f"{value} {name}")
+    words = sum(evidence.words_verified.values())
+    counts.append(f"{words:,} words")
+    line = f" {_WORDS[row.verdict]}  {row.id:<34} {'  '.join(counts)}  {row.duration_s:.1f}s"
+    return f"{line}\n       {row.code}: {row.reason}" if row.reason else line
+
+
+def finding_lines(number: int, finding: Finding) -> list[str]:
+    """A finding as a block."""
+    title = CODES[finding.code].title
+    where = [
+        f"{name} {value}"
+        for name, value in (("layer", finding.layer), ("page", finding.page), ("row", finding.row))
+        if value is not None
+    ]
+    lines = [f" {number}  {finding.code} {title}   {finding.scenario}/{finding.shape}   (oracle {finding.oracle})"]
+    if finding.buffer is not None or where:
+        lines.append(f"    where   {'  '.join([finding.buffer or '', *where]).strip()}")
+    if finding.seen_request is not None:
+        lines.append(f"    whose   request {finding.seen_request} instead of request {finding.request}")
+    lines += [
+        f"    what    {finding.message}",
+        f"    repro   {finding.replay}",
+        f"    more    kvcheck explain {finding.code}",
+    ]
+    return lines
+
+
+def findings_block(findings: tuple[Finding, ...]) -> list[str]:
+    """The first findings of different kinds, and how many were left out."""
+    kinds: dict[tuple[str, str | None, str], Finding] = {}
+    for finding in findings:
+        kinds.setdefault((finding.code, finding.buffer, finding.shape), finding)
+    shown = list(kinds.values())[:MAX_SHOWN]
+    lines = [line for number, finding in enumerate(shown, 1) for line in (*finding_lines(number, finding), "")]
+    if len(findings) > len(shown):
+        lines.append(f"    and {len(findings) - len(shown)} more findings in the report")
+    return lines
+
+
+def closing_lines(record: RunRecord, where: str) -> list[str]:
+    """Verdict, report, exit code."""
+    counts: dict[Verdict, int] = {}
+    for row in (*record.scenarios, *record.mutants):
+        counts[row.verdict] = counts.get(row.verdict, 0) + 1
+    parts = [
+        f"{counts[verdict]} {word}"
+        for verdict, word in ((Verdict.PASS, "passed"), (Verdict.FAIL, "failed"), (Verdict.UNKNOWN, "unknown"))
+        if verdict in counts
+    ]
+    state = "" if record.complete else "   (interrupted: partial)"
+    return [
+        f" {record.verdict.value.upper()}  {', '.join(parts) or 'nothing was judged'}   "
+        f"{record.evidence.schedules} schedules, {record.evidence.events:,} events   {record.duration_s:.1f}s{state}",
+        f" report {where}",
+        f" exit {record.exit_code}",
+    ]

@@ -1,0 +1,257 @@
+"""Metadata rows: ten fields in one packed row, handed out as owned copies, empty when a slot changes hands.
+
+Invariants:
+- Rows are compared as bytes; floats carry arbitrary bits, NaN payloads included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from kvcheck.core.backend.backend import Backend
+from kvcheck.core.backend.eager import EagerBackend
+from kvcheck.core.backend.simulated import Choice, SimulatedBackend
+from kvcheck.core.errors import DoubleFree, LayoutMismatch, LengthMismatch
+from kvcheck.core.transfer import TRANSPORTS
+from kvcheck.core.transfer.metadata import MetadataBuffers, MetadataField, metadata_fields
+
+# (name, width, dtype, offset) for a hidden size of 16
+FIELDS = [
+    ("output_ids", 16, torch.int32, 0),
+    ("cached_tokens", 16, torch.int32, 64),
+    ("output_token_logprobs_val", 16, torch.float32, 128),
+    ("output_token_logprobs_idx", 16, torch.int32, 192),
+    ("output_top_logprobs_val", 128, torch.float32, 256),
+    ("output_top_logprobs_idx", 128, torch.int32, 768),
+    ("output_topk_p", 16, torch.float32, 1280),
+    ("output_topk_index", 16, torch.int64, 1344),
+    ("output_hidden_states", 16, torch.float32, 1472),
+    ("bootstrap_room", 8, torch.int64, 1536),
+]
+NAMES = [row[0] for row in FIELDS]
+HIDDEN_SIZES = [1, 16, 17, 600]  # an odd one leaves a gap in the row; a large one needs several pieces of wire
+
+
+class LastFirst:
+    """Runs the last of what may run, so that lanes and parts go backwards; never pauses."""
+
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+        """The last."""
+        return None if may_pause else len(enabled) - 1
+
+
+def buffers_of(backend: Backend, end: str = "decode", *, slots: int = 3, hidden_size: int = 16) -> MetadataBuffers:
+    """Metadata buffers of one end."""
+    return MetadataBuffers(end, slots=slots, hidden_size=hidden_size, backend=backend, lane=backend.lane(end))
+
+
+def values_for(seed: int, fields: Sequence[MetadataField]) -> dict[str, torch.Tensor]:
+    """Every field, full width, of arbitrary bits that differ by seed."""
+    dice = np.random.default_rng(seed)
+    return {
+        field.name: torch.from_numpy(dice.integers(1, 256, field.size_bytes, dtype=np.uint8)).view(field.dtype)
+        for field in fields
+    }
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors are equal as bytes."""
+    return left.dtype == right.dtype and torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+
+
+def test_the_ten_fields_lie_in_this_order_at_these_offsets() -> None:
+    assert [(each.name, each.width, each.dtype, each.offset) for each in metadata_fields(16)] == FIELDS
+    assert buffers_of(EagerBackend()).row_bytes == 1600
+
+
+@pytest.mark.parametrize("hidden_size", HIDDEN_SIZES)
+def test_fields_are_word_aligned_do_not_overlap_and_are_at_least_64_bytes(hidden_size: int) -> None:
+    fields = metadata_fields(hidden_size)
+    assert [each.name for each in fields] == NAMES
+    assert all(each.offset % 8 == 0 for each in fields)
+    for left, right in zip(fields, fields[1:], strict=False):  # noqa: RUF007
+        assert 0 <= right.offset - (left.offset + left.size_bytes) < 8
+    assert all(each.size_bytes >= 64 for each in fields if each.name != "output_hidden_states")
+
+
+@pytest.mark.parametrize("hidden_size", HIDDEN_SIZES)
+def test_every_field_that_is_set_is_read_back_bit_for_bit(hidden_size: int) -> None:
+    buffers = buffers_of(EagerBackend(), hidden_size=hidden_size)
+    slots = [buffers.lease(request) for request in (1, 2, 3)]
+    assert slots == [0, 1, 2]
+    for slot in (0, 1, 2):
+        buffers.set(slot, slot + 1, values_for(slot, buffers.fields))
+    for slot in (0, 1, 2):
+        row = buffers.get(slot, slot + 1)
+        for name, value in values_for(slot, buffers.fields).items():
+            assert same_bits(row.field(name), value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_field_that_is_left_out_or_only_begun_stays_zero(name: str) -> None:
+    buffers = buffers_of(EagerBackend())
+    slot = buffers.lease(1)
+    assert slot == 0
+    value = values_for(1, buffers.fields)[name][:2]
+    buffers.set(slot, 1, {name: value})
+    row = buffers.get(slot, 1)
+    assert same_bits(row.field(name)[:2], value)
+    assert not row.field(name)[2:].view(torch.uint8).any()
+    assert not any(row.field(other).view(torch.uint8).any() for other in NAMES if other != name)
+
+
+def test_a_row_that_was_read_does_not_change_with_its_slot() -> None:
+    buffers = buffers_of(EagerBackend())
+    slot = buffers.lease(1)
+    assert slot == 0
+    buffers.set(slot, 1, values_for(1, buffers.fields))
+    row = buffers.get(slot, 1)
+    before = row.packed.clone()
+    buffers.set(slot, 1, values_for(2, buffers.fields))
+    assert torch.equal(row.packed, before)
+    buffers.release(slot)
+    assert torch.equal(row.packed, before)
+    low, high = buffers.storage_range()
+    assert not low <= row.packed.data_ptr() < high
+    assert all(not low <= row.field(name).data_ptr() < high for name in NAMES)
+
+
+def test_changing_a_row_that_was_read_does_not_change_the_slot() -> None:
+    buffers = buffers_of(EagerBackend())
+    slot = buffers.lease(1)
+    assert slot == 0
+    buffers.set(slot, 1, values_for(1, buffers.fields))
+    buffers.get(slot, 1).packed.fill_(0)
+    assert same_bits(buffers.get(slot, 1).field("output_ids"), values_for(1, buffers.fields)["output_ids"])
+
+
+def test_setting_copies_so_that_the_caller_may_reuse_what_it_passed() -> None:
+    buffers = buffers_of(EagerBackend())
+    values = values_for(1, buffers.fields)
+    slot = buffers.lease(1)
+    assert slot == 0
+    buffers.set(slot, 1, values)
+    for value in values.values():
+        value.view(torch.uint8).fill_(0)
+    assert same_bits(buffers.get(slot, 1).field("bootstrap_room"), values_for(1, buffers.fields)["bootstrap_room"])
+
+
+def test_releasing_clears_all_bytes_of_that_slot_and_of_no_other() -> None:
+    buffers = buffers_of(EagerBackend())
+    for request in (1, 2, 3):
+        slot = buffers.lease(request)
+        assert slot is not None
+        buffers.set(slot, request, values_for(request, buffers.fields))
+    others = [buffers.row_view(slot).clone() for slot in (0, 2)]
+    assert buffers.row_view(1).any()
+    buffers.release(1)
+    assert not buffers.row_view(1).any()
+    assert torch.equal(buffers.row_view(0), others[0])
+    assert torch.equal(buffers.row_view(2), others[1])
+
+
+def test_fresh_slots_are_empty() -> None:
+    buffers = buffers_of(EagerBackend())
+    assert not any(buffers.row_view(slot).any() for slot in range(3))
+
+
+def test_slots_are_leased_in_turn_and_a_released_one_comes_last() -> None:
+    buffers = buffers_of(EagerBackend())
+    assert [buffers.lease(1), buffers.lease(2)] == [0, 1]
+    buffers.release(0)
+    assert [buffers.lease(3), buffers.lease(4)] == [2, 0]
+    assert buffers.lease(5) is None
+    assert (buffers.slots.available, buffers.slots.live) == (0, 3)
+
+
+def test_releasing_a_slot_twice_is_a_double_free() -> None:
+    buffers = buffers_of(EagerBackend())
+    slot = buffers.lease(1)
+    assert slot == 0
+    buffers.release(slot)
+    with pytest.raises(DoubleFree, match="metadata-decode"):
+        buffers.release(slot)
+    assert buffers.slots.available == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, torch.zeros(width + 1, dtype=dtype)) for name, width, dtype, _ in FIELDS),
+        *((name, torch.zeros(1, dtype=torch.float64)) for name in NAMES),
+        ("output_ids", torch.zeros(1, dtype=torch.int64)),
+        ("output_topk_index", torch.zeros(1, dtype=torch.int32)),
+        ("output_topk_p", torch.zeros(1, dtype=torch.int32)),
+    ],
+)
+def test_a_value_of_a_wrong_dtype_or_one_too_long_is_refused_and_nothing_is_written(
+    name: str, value: torch.Tensor
+) -> None:
+    buffers = buffers_of(EagerBackend())
+    slot = buffers.lease(1)
+    assert slot == 0
+    with pytest.raises(LengthMismatch, match=f"metadata field {name}: expected at most"):
+        buffers.set(slot, 1, values_for(1, buffers.fields) | {name: value})
+    assert not buffers.row_view(slot).any()
+
+
+def test_freeing_gives_the_memory_back() -> None:
+    backend = EagerBackend()
+    buffers = buffers_of(backend, slots=5)
+    assert backend.allocated() == {"metadata-decode": 5 * 1600}
+    buffers.free()
+    assert backend.allocated() == {}
+
+
+@pytest.mark.parametrize("hidden_size", HIDDEN_SIZES)
+@pytest.mark.parametrize("ordered", ["eager", "backwards"])
+@pytest.mark.parametrize("transport", TRANSPORTS.names())
+def test_a_transport_carries_a_row_bit_for_bit_and_touches_no_other_slot(
+    transport: str, ordered: str, hidden_size: int
+) -> None:
+    backend: Backend = EagerBackend() if ordered == "eager" else SimulatedBackend(LastFirst())
+    source = buffers_of(backend, "prefill", hidden_size=hidden_size)
+    target = buffers_of(backend, "decode", hidden_size=hidden_size)
+    for request in (1, 2, 3):
+        assert source.lease(request) == target.lease(request)
+    written = source.set(2, 1, values_for(1, source.fields))
+    other = target.set(1, 2, values_for(2, target.fields))
+    delivery = TRANSPORTS.load(transport)(backend, source, target).send(
+        request=1, source_slot=2, target_slot=0, after=written
+    )
+    backend.wait(delivery.notified)
+    assert backend.query(delivery.sent)
+    assert backend.query(delivery.visible)
+    backend.wait(other)
+    assert torch.equal(target.row_view(0), source.row_view(2))
+    for slot, request, seed in ((0, 1, 1), (1, 2, 2)):
+        row = target.get(slot, request)
+        assert all(same_bits(row.field(name), value) for name, value in values_for(seed, target.fields).items())
+    assert not target.row_view(2).any()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS.names())
+def test_a_transport_reads_its_source_once_and_before_sent(transport: str) -> None:
+    backend = SimulatedBackend(LastFirst())
+    source, target = buffers_of(backend, "prefill"), buffers_of(backend, "decode")
+    assert (source.lease(1), target.lease(1)) == (0, 0)
+    written = source.set(0, 1, values_for(1, source.fields))
+    delivery = TRANSPORTS.load(transport)(backend, source, target).send(
+        request=1, source_slot=0, target_slot=0, after=written
+    )
+    backend.wait(delivery.sent)
+    source.release(0)  # allowed from here on
+    backend.wait(delivery.notified)
+    assert same_bits(target.get(0, 1).field("output_ids"), values_for(1, target.fields)["output_ids"])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS.names())
+def test_two_ends_with_different_rows_are_refused(transport: str) -> None:
+    backend = EagerBackend()
+    source, target = buffers_of(backend, "prefill", hidden_size=16), buffers_of(backend, "decode", hidden_size=32)
+    with pytest.raises(LayoutMismatch, match="1600 bytes sent, 1664 expected"):
+        TRANSPORTS.load(transport)(backend, source, target)

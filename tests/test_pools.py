@@ -1,0 +1,437 @@
+"""Pools of every family: exact buffer tables, who gets which page, and that what is taken is given back once.
+
+Invariants:
+- Row sizes and layer counts are literal numbers here, worked out by hand from the models' public dimensions.
+- What is free and who holds what is told by a ledger of the allocators' own events, not by the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcheck.core.backend.backend import Lane
+from kvcheck.core.backend.eager import EagerBackend
+from kvcheck.core.errors import DoubleFree, FreeInFlight, LayoutMismatch, LengthMismatch
+from kvcheck.core.paging import IndexArray
+from kvcheck.core.pools import POOLS
+from kvcheck.core.pools.allocator import IdAllocator, PageAllocator, SlotAllocator, TokenAllocator
+from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity, Piece
+from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
+from kvcheck.core.workload.shapes import SHAPES, TINY_SHAPES, shape
+
+Table = dict[str, tuple[int, dict[str, tuple[str, int]]]]
+
+
+def kv(row_bytes: int, scale_bytes: int = 0) -> dict[str, tuple[str, int]]:
+    """Rows of keys and values, and of their scales."""
+    rows = {"k": ("token", row_bytes), "v": ("token", row_bytes)}
+    return rows | ({"k_scale": ("token", scale_bytes), "v_scale": ("token", scale_bytes)} if scale_bytes else {})
+
+
+def nsa(layers: int, latent_bytes: int) -> Table:
+    """Latent rows, and index pages that have one size in all models."""
+    return {"full": (layers, {"latent": ("token", latent_bytes), "index_k_with_scale": ("page", 8448)})}
+
+
+# shape: {space: (number of layers, {buffer: (what a row belongs to, bytes of a row)})}
+TABLES: dict[str, Table] = {
+    "glm-5.1-tiny": nsa(2, 32),
+    "deepseek-v3.2-tiny": nsa(2, 40),
+    "deepseek-v3-tiny": {"full": (2, {"latent": ("token", 32)})},
+    "llama-3-tiny": {"full": (2, kv(32))},
+    "llama-3-fp8-tiny": {"full": (2, kv(32, 16))},
+    "gpt-oss-tiny": {"full": (2, kv(32)), "window": (2, kv(32))},
+    "qwen3-next-tiny": {"full": (1, kv(32)), "state": (3, {"conv": ("slot", 96), "ssm": ("slot", 128)})},
+    "glm-5.1": nsa(78, 1152),
+    "deepseek-v3.2": nsa(61, 656),
+    "deepseek-v3": {"full": (61, {"latent": ("token", 1152)})},
+    "llama-3-8b": {"full": (32, kv(2048))},
+    "llama-3-70b": {"full": (80, kv(2048))},
+    "llama-3-8b-fp8": {"full": (32, kv(1024, 32))},
+    "gpt-oss-20b": {"full": (12, kv(1024)), "window": (12, kv(1024))},
+    "gpt-oss-120b": {"full": (18, kv(1024)), "window": (18, kv(1024))},
+    "qwen3-next-80b": {"full": (12, kv(1024)), "state": (36, {"conv": ("slot", 49152), "ssm": ("slot", 2097152)})},
+}
+ALLOCATORS: dict[str, Callable[[int], IdAllocator]] = {
+    "slots": lambda count: SlotAllocator("slots", count=count),
+    "slots from 0": lambda count: SlotAllocator("slots", count=count, first=0),
+    "pages": lambda count: PageAllocator("pages", count=count, page_size=4),
+    "tokens": lambda count: TokenAllocator("tokens", count=count),
+}
+PAGES, WINDOW_PAGES, REQUESTS = 9, 5, 3
+
+
+class Ledger:
+    """Who holds which ids of a space, by what the allocators say."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, dict[int, int]] = {}
+        self.freed_ids: list[tuple[str, int]] = []
+
+    def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
+        """Nobody may hold these ids already."""
+        for each in ids.tolist():
+            assert each not in self.held.setdefault(space, {})
+            self.held[space][each] = owner
+
+    def freed(self, space: str, ids: IndexArray) -> None:
+        """Somebody must hold these ids."""
+        for each in ids.tolist():
+            del self.held[space][each]
+            self.freed_ids.append((space, each))
+
+    def of(self, space: str, owner: int) -> set[int]:
+        """Ids of a space that one request holds."""
+        return {each for each, whose in self.held.get(space, {}).items() if whose == owner}
+
+
+def pool_of(name: str, *, pages: int = PAGES, window_pages: int = WINDOW_PAGES) -> tuple[KVPool, Ledger, EagerBackend]:
+    """A small pool of a tiny shape; the longest request is two pages less than all."""
+    backend, ledger = EagerBackend(), Ledger()
+    sizes = PoolSizes(
+        pages=pages,
+        requests=REQUESTS,
+        max_tokens=pages * shape(name).page_size,
+        window_pages=window_pages if shape(name).window_layers else 0,
+    )
+    return KVPool(shape(name), sizes, backend=backend, listener=ledger), ledger, backend
+
+
+def opened(pool: KVPool, request: int) -> Holding:
+    """A holding of a pool that has room."""
+    holding = pool.open(request)
+    assert holding is not None
+    return holding
+
+
+def everything(pool: KVPool, holding: Holding) -> list[object]:
+    """All that a refused call must leave alone, as plain values."""
+    return [
+        {name: (each.available, each.live) for name, each in pool.allocators.items()},
+        {name: table.read_view().tolist() for name, table in pool.tables.items()},
+        (holding.pages.tolist(), holding.window_pages.tolist(), holding.committed, holding.shared),
+    ]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_buffer_table_of_a_shape_is_exactly_this(name: str) -> None:
+    spaces = POOLS.load(shape(name).family)(shape(name))
+    got = {
+        spec.name: (len(spec.layers), {each.name: (each.rows.value, each.row_bytes) for each in spec.buffers})
+        for spec in spaces
+    }
+    assert got == TABLES[name]
+    assert sorted(layer for spec in spaces for layer in spec.layers) == list(range(shape(name).num_layers))
+    assert {spec.name: spec.unit.value for spec in spaces} == {
+        space: "slot" if space == "state" else "page" for space in TABLES[name]
+    }
+
+
+@pytest.mark.parametrize("family", POOLS.names())
+def test_every_family_has_a_tiny_and_a_real_shape_with_a_literal_table(family: str) -> None:
+    named = [name for name in TABLES if shape(name).family == family]
+    assert {name in TINY_SHAPES for name in named} == {True, False}
+    assert set(TABLES) == set(SHAPES)
+
+
+@pytest.mark.parametrize("name", [name for name, preset in SHAPES.items() if preset.family == "nsa"])
+def test_an_index_page_holds_64_keys_of_128_bytes_and_then_64_scales_of_4(name: str) -> None:
+    (space,) = POOLS.load("nsa")(shape(name))
+    index = space.buffers[1]
+    assert (index.row_bytes, index.dtype, index.item_shape) == (8448, torch.uint8, (8448,))
+    assert index.pieces == (Piece("key", 0, 128), Piece("scale", 8192, 4))
+    spans = [(p.offset + o * p.size_bytes, p.size_bytes) for p in index.pieces for o in range(64)]
+    assert [at for start, size in spans for at in range(start, start + size)] == list(range(8448))
+
+
+def test_a_packed_latent_row_of_deepseek_v32_is_656_plain_bytes() -> None:
+    latent = POOLS.load("nsa")(shape("deepseek-v3.2"))[0].buffers[0]
+    assert (latent.name, latent.row_bytes, latent.item_shape, latent.dtype) == ("latent", 656, (1, 656), torch.uint8)
+
+
+@pytest.mark.parametrize("name", ["llama-3-fp8-tiny", "llama-3-8b-fp8"])
+def test_the_scales_of_8_bit_rows_are_buffers_of_the_same_table(name: str) -> None:
+    (space,) = POOLS.load("mha")(shape(name))
+    by_name = {each.name: each for each in space.buffers}
+    for payload, scale in (("k", "k_scale"), ("v", "v_scale")):
+        assert by_name[payload].dtype is torch.float8_e4m3fn
+        assert by_name[scale].dtype is torch.float32
+        elements = by_name[payload].row_bytes  # one byte each
+        assert by_name[scale].row_bytes == elements // shape(name).scale_block * 4
+
+
+def test_a_row_that_is_no_whole_number_of_words_is_refused() -> None:
+    with pytest.raises(LayoutMismatch, match="multiple of 8 bytes, got 6"):
+        BufferSpec(name="odd", rows=Granularity.TOKEN, item_shape=(3,), dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(("rows", "pieces"), [(Granularity.PAGE, ()), (Granularity.TOKEN, (Piece("key", 0, 8),))])
+def test_page_rows_and_only_they_must_name_pieces(rows: Granularity, pieces: tuple[Piece, ...]) -> None:
+    with pytest.raises(LayoutMismatch, match="PAGE rows, and only they"):
+        BufferSpec(name="index", rows=rows, item_shape=(64,), dtype=torch.uint8, pieces=pieces)
+
+
+@pytest.mark.parametrize("name", TINY_SHAPES)
+def test_memory_is_one_padding_unit_more_than_asked_for_and_all_of_it_comes_back(name: str) -> None:
+    pool, _, backend = pool_of(name)
+    units = {"full": PAGES, "window": WINDOW_PAGES, "state": REQUESTS}
+    for space, (layers, buffers) in TABLES[name].items():
+        for buffer, (rows, row_bytes) in buffers.items():
+            per_unit = shape(name).page_size if rows == "token" else 1
+            expected = layers * (units[space] + 1) * per_unit * row_bytes
+            assert backend.allocated()[f"device.{space}.{buffer}"] == expected
+    ranges = sorted(span for owned in pool.sets.values() for span in owned.storage_ranges().values())
+    assert all(left[1] <= right[0] for left, right in zip(ranges, ranges[1:], strict=False))
+    pool.free()
+    assert backend.allocated() == {}
+
+
+@pytest.mark.parametrize("name", TINY_SHAPES)
+def test_row_0_is_padding_and_is_never_handed_out(name: str) -> None:
+    pool, _, _ = pool_of(name)
+    for allocator in pool.allocators.values():
+        ids = allocator.allocate(allocator.available, 1)
+        assert ids is not None
+        assert sorted(ids.tolist()) == list(range(1, allocator.count + 1))
+        with pytest.raises(DoubleFree):
+            allocator.free(np.array([0], dtype=np.int64))
+
+
+def test_a_guarded_read_waits_for_each_layer_on_the_lane_that_reads() -> None:
+    waited: list[tuple[int, str]] = []
+
+    class Gate:
+        def wait(self, layer: int, lane: Lane) -> None:
+            waited.append((layer, lane.name))
+
+    backend = EagerBackend()
+    (spec,) = POOLS.load("mha")(shape("llama-3-tiny"))
+    owned = BufferSet(spec, units=2, page_size=4, backend=backend, gate=Gate())
+    words = owned.read_view("k", (0, 1), backend.lane("d2h"))
+    assert waited == [(0, "d2h"), (1, "d2h")]
+    assert (words.shape, words.dtype) == ((2, 12, 4), torch.int64)
+    with pytest.raises(LayoutMismatch, match=r"no buffer 'q'; it has \['k', 'v'\]"):
+        owned.buffer("q")
+
+
+def test_opening_zeroes_the_state_slot_and_no_other() -> None:
+    pool, _, backend = pool_of("qwen3-next-tiny")
+    state = pool.sets["state"]
+    for buffer in ("conv", "ssm"):
+        state.write_view(buffer).fill_(7)
+    holding = opened(pool, 1)
+    for buffer in ("conv", "ssm"):
+        words = state.read_view(buffer, range(3), backend.lane("forward"))
+        for slot in range(REQUESTS + 1):
+            assert bool((words[:, slot] == (0 if slot == holding.state_slot else 7)).all())
+    assert pool.tables["req_to_state"].read_view()[0, holding.row].item() == holding.state_slot
+
+
+@pytest.mark.parametrize("name", TINY_SHAPES)
+def test_opening_one_request_too_many_gives_none_and_takes_nothing(name: str) -> None:
+    pool, _, _ = pool_of(name)
+    first = [opened(pool, request) for request in range(1, REQUESTS + 1)][0]
+    before = everything(pool, first)
+    assert pool.open(REQUESTS + 1) is None
+    assert everything(pool, first) == before
+
+
+@pytest.mark.parametrize("name", TINY_SHAPES)
+def test_growing_fills_the_tables_with_the_locs_of_the_pages_held(name: str) -> None:
+    pool, ledger, _ = pool_of(name)
+    size = pool.page_size
+    holding = opened(pool, 1)
+    assert pool.grow(holding, size + 1, query=0)
+    assert pool.grow(holding, 2 * size, query=0)  # fits the pages it has
+    assert pool.grow(holding, 2 * size + 1, query=0)
+    assert set(holding.pages.tolist()) == ledger.of("full", 1)
+    assert len(holding.pages) == 3
+    row = pool.tables["req_to_token"].read_view()[holding.row].tolist()
+    for position in range(3 * size):
+        assert row[position] == holding.pages[position // size] * size + position % size
+    if pool.has_window:
+        assert set(holding.window_pages.tolist()) == ledger.of("window", 1)
+        mapped = pool.tables["full_to_window"].read_view()[0]
+        assert [mapped[page].item() for page in holding.pages] == holding.window_pages.tolist()
+
+
+@pytest.mark.parametrize("name", TINY_SHAPES)
+def test_growing_past_the_last_free_page_changes_nothing_in_any_space(name: str) -> None:
+    pool, _, _ = pool_of(name, window_pages=3 * PAGES)
+    size = pool.page_size
+    other, holding = opened(pool, 1), opened(pool, 2)
+    assert pool.grow(other, 6 * size, query=0)
+    assert pool.grow(holding, 2 * size, query=0)
+    before = everything(pool, holding)
+    assert not pool.grow(holding, 3 * size + 1, query=0)
+    assert pool.pages_short(holding, 3 * size + 1, query=0) == 1
+    assert not pool.grow(holding, pool.sizes.max_tokens + 1, query=pool.sizes.max_tokens)  # longer than any may be
+    assert everything(pool, holding) == before
+    assert pool.grow(holding, 3 * size, query=0)
+
+
+def test_a_full_window_pool_refuses_growth_although_the_full_pool_has_pages() -> None:
+    pool, _, _ = pool_of("gpt-oss-tiny", window_pages=4)
+    holding = opened(pool, 1)
+    assert pool.grow(holding, 12, query=0)
+    before = everything(pool, holding)
+    assert not pool.grow(holding, 20, query=0)
+    assert pool.pages_short(holding, 20, query=0) == 1
+    assert everything(pool, holding) == before
+    assert pool.allocators["full"].available == PAGES - 3
+    assert pool.pages_free == 1
+
+
+def test_window_pages_that_the_next_token_cannot_see_are_not_taken() -> None:
+    pool, ledger, _ = pool_of("gpt-oss-tiny")
+    holding = opened(pool, 1)
+    assert pool.grow(holding, 24, query=23)  # token 23 sees 14 .. 23, which lie in pages 3, 4 and 5
+    assert holding.window_pages[:3].tolist() == [0, 0, 0]
+    assert set(holding.window_pages[3:].tolist()) == ledger.of("window", 1)
+    assert len(ledger.of("window", 1)) == 3
+    mapped = pool.tables["full_to_window"].read_view()[0]
+    assert [mapped[page].item() for page in holding.pages] == holding.window_pages.tolist()
+
+
+# Pages of 4, window of 10: the token at `tokens` sees positions tokens - 9 .. tokens.
+@pytest.mark.parametrize(("tokens", "passed"), [(9, 0), (12, 0), (13, 1), (16, 1), (17, 2), (20, 2), (21, 3)])
+def test_evicting_frees_exactly_the_window_pages_that_were_passed(tokens: int, passed: int) -> None:
+    pool, ledger, _ = pool_of("gpt-oss-tiny")
+    holding = opened(pool, 1)
+    assert pool.grow(holding, 20, query=0)
+    held, full = holding.window_pages.tolist(), holding.pages.tolist()
+    for _ in range(2):  # the second time there is nothing left to free
+        pool.evict_window(holding, tokens)
+        assert ledger.freed_ids == [("window", page) for page in held[:passed]]
+        assert holding.window_pages.tolist() == [0] * passed + held[passed:]
+        assert holding.pages.tolist() == full
+        mapped = pool.tables["full_to_window"].read_view()[0]
+        assert [mapped[page].item() for page in full] == holding.window_pages.tolist()
+
+
+@pytest.mark.parametrize("pages", [0, 4])
+@pytest.mark.parametrize("name", TINY_SHAPES)
+def test_closing_frees_everything_once_and_closing_again_is_a_double_free(name: str, pages: int) -> None:
+    pool, ledger, _ = pool_of(name)
+    other, holding = opened(pool, 1), opened(pool, 2)
+    assert pool.grow(other, pool.page_size, query=0)
+    assert pool.grow(holding, pages * pool.page_size, query=0)
+    mine = sorted((space, each) for space in ledger.held for each in ledger.of(space, 2))
+    pool.close(holding)
+    assert sorted(ledger.freed_ids) == mine
+    before = everything(pool, other)
+    with pytest.raises(DoubleFree):
+        pool.close(holding)
+    assert everything(pool, other) == before
+    pool.close(other)
+    assert all(allocator.live == 0 for allocator in pool.allocators.values())
+    assert not bool(pool.tables["full_to_window"].read_view().any())
+
+
+@pytest.mark.parametrize("name", [name for name in TINY_SHAPES if set(TABLES[name]) == {"full"}])
+def test_shared_pages_and_pages_given_away_stay_allocated(name: str) -> None:
+    pool, ledger, _ = pool_of(name)
+    size = pool.page_size
+    trees = pool.allocators["full"].allocate(2, 77)
+    assert trees is not None
+    holding = opened(pool, 1)
+    pool.adopt(holding, trees)
+    assert (holding.shared, holding.committed) == (2, 2 * size)
+    assert pool.grow(holding, 5 * size, query=2 * size)
+    given_away = holding.pages[2:4].tolist()
+    row = pool.tables["req_to_token"].read_view()[holding.row].tolist()
+    assert row[: 2 * size] == [page * size + offset for page in trees for offset in range(size)]
+    pool.close(holding, given=(2, 4))
+    assert ledger.freed_ids == [("full", int(holding.pages[4])), ("rows", holding.row)]
+    assert set(ledger.held["full"]) == {*trees.tolist(), *given_away}
+
+
+@pytest.mark.parametrize(("name", "space"), [(name, space) for name in TINY_SHAPES for space in TABLES[name]])
+def test_a_pinned_page_or_slot_cannot_be_freed_by_closing(name: str, space: str) -> None:
+    pool, ledger, _ = pool_of(name)
+    holding = opened(pool, 1)
+    assert pool.grow(holding, 2 * pool.page_size, query=0)
+    ids = pool.unit_ids(holding, space, 2 * pool.page_size)[-1:]
+    pool.allocators[space].pin(ids)
+    with pytest.raises(FreeInFlight, match=rf"{space}: freed .* while pinned: \[{ids[0]}\]"):
+        pool.close(holding)
+    assert (space, int(ids[0])) not in ledger.freed_ids
+
+
+@pytest.mark.parametrize("kind", ALLOCATORS)
+@given(calls=st.lists(st.tuples(st.sampled_from(["take", "free", "pin", "unpin"]), st.integers(0, 7)), max_size=40))
+def test_free_and_live_ids_are_all_ids_whatever_is_called(kind: str, calls: list[tuple[str, int]]) -> None:
+    allocator = ALLOCATORS[kind](6)
+    first = 0 if kind == "slots from 0" else 1
+    free, live, pinned = list(range(first, first + 6)), [], []  # type: tuple[list[int], list[int], list[int]]
+    for verb, n in calls:
+        ids = np.array(live[:n], dtype=np.int64)
+        if verb == "take":
+            got = allocator.allocate(n, 1)
+            assert (got is None) == (n > len(free))
+            taken = [] if got is None else got.tolist()
+            assert taken == free[: len(taken)]
+            free, live = free[len(taken) :], live + taken
+        elif verb == "free" and set(ids.tolist()) & set(pinned):
+            with pytest.raises(FreeInFlight):
+                allocator.free(ids)
+        elif verb == "free":
+            allocator.free(ids)
+            free = free + live[:n] if kind.startswith("slots") else live[:n] + free
+            live = live[n:]
+        elif verb == "pin":
+            allocator.pin(ids)
+            pinned += ids.tolist()
+        else:
+            allocator.unpin(np.array(pinned[:1], dtype=np.int64))
+            pinned = pinned[1:]
+        assert (allocator.available, allocator.live) == (len(free), len(live))
+    everything_left = allocator.allocate(len(free), 2)
+    assert everything_left is not None
+    assert sorted([*everything_left.tolist(), *live]) == list(range(first, first + 6))
+
+
+@pytest.mark.parametrize("kind", ALLOCATORS)
+@pytest.mark.parametrize("wrong", [[1, 1], [1, 4], [-1], [99], [4]])
+def test_a_free_with_one_wrong_id_frees_none_of_them(kind: str, wrong: list[int]) -> None:
+    allocator = ALLOCATORS[kind](5)
+    assert allocator.allocate(3, 1) is not None
+    with pytest.raises(DoubleFree, match="not allocated or named twice"):
+        allocator.free(np.array(wrong, dtype=np.int64))
+    assert (allocator.available, allocator.live) == (2, 3)
+    with pytest.raises(LengthMismatch, match="not pinned"):
+        allocator.unpin(np.array([1], dtype=np.int64))
+
+
+@pytest.mark.parametrize("name", TINY_SHAPES)
+@settings(max_examples=12)
+@given(calls=st.lists(st.tuples(st.sampled_from(["open", "grow", "close"]), st.integers(1, 4)), max_size=25))
+def test_what_requests_hold_is_what_the_allocators_gave_them(name: str, calls: list[tuple[str, int]]) -> None:
+    pool, ledger, _ = pool_of(name)
+    held: dict[int, tuple[Holding, int]] = {}
+    for at, (verb, n) in enumerate(calls, start=1):
+        if verb == "open" and (made := pool.open(at)) is not None:
+            held[at] = (made, 0)
+        elif verb != "open" and held:
+            request = list(held)[n % len(held)]
+            holding, tokens = held.pop(request)
+            if verb == "close":
+                pool.close(holding)
+                continue
+            more = tokens + n * pool.page_size - 1
+            grown = pool.grow(holding, more, query=tokens)
+            held[request] = (holding, more if grown else tokens)
+            pool.evict_window(holding, held[request][1])
+        for request, (holding, _) in held.items():
+            assert set(holding.pages.tolist()) == ledger.of("full", request)
+            assert {each for each in holding.window_pages.tolist() if each} == ledger.of("window", request)
+    for holding, _ in held.values():
+        pool.close(holding)
+    assert all(allocator.live == 0 for allocator in pool.allocators.values())
+    assert not any(ledger.held.values())
