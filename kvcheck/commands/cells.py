@@ -50,14 +50,11 @@ def run_cell(number: int, order: Order) -> Iterator[Report]:
     """Run a cell's schedules until one fails, all have run, or its time is up."""
     from kvcheck.core.stress.engine import StressEngine, evidence_gap, schedules
     from kvcheck.core.targets import TARGETS
+    from kvcheck.core.targets.mutants import mutant_target
     from kvcheck.core.targets.target import Target
 
     plan = order.plan
-    target: Target
-    if plan.mutant is None:
-        target = TARGETS.load(plan.target)()
-    else:
-        target = _mutant_target(plan.mutant)
+    target: Target = TARGETS.load(plan.target)() if plan.mutant is None else mutant_target(plan.mutant)
     engine = StressEngine(target)
     started = time.monotonic()
     total = Evidence(schedules=0)
@@ -82,13 +79,6 @@ def run_cell(number: int, order: Order) -> Iterator[Report]:
             break
     gap = None if failed else evidence_gap(plan, total)
     yield Report(cell=number, reason=gap)
-
-
-def _mutant_target(name: str) -> object:
-    from kvcheck.core.registry import Registry
-
-    loader: Registry[object] = Registry("mutants", {"all": "kvcheck.core.targets.mutants:mutant_target"})
-    return loader.load("all")(name)  # type: ignore[operator]
 
 
 def run_orders(orders: Sequence[Order], jobs: int) -> Iterator[Report]:

@@ -38,7 +38,7 @@ def tool() -> dict[str, str]:
 
 def environment() -> dict[str, object]:
     """Facts that a reader needs to judge a record."""
-    versions = {}
+    versions: dict[str, str | None] = {}
     for name in ("torch", "numpy", "triton", "mooncake-transfer-engine"):
         try:
             versions[name] = metadata.version(name)

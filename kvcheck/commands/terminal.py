@@ -67,8 +67,8 @@ def findings_block(findings: tuple[Finding, ...]) -> list[str]:
 def closing_lines(record: RunRecord, where: str) -> list[str]:
     """Verdict, report, exit code."""
     counts: dict[Verdict, int] = {}
-    for row in (*record.scenarios, *record.mutants):
-        counts[row.verdict] = counts.get(row.verdict, 0) + 1
+    for verdict in (*(row.verdict for row in record.scenarios), *(row.verdict for row in record.mutants)):
+        counts[verdict] = counts.get(verdict, 0) + 1
     parts = [
         f"{counts[verdict]} {word}"
         for verdict, word in ((Verdict.PASS, "passed"), (Verdict.FAIL, "failed"), (Verdict.UNKNOWN, "unknown"))

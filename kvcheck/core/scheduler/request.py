@@ -43,6 +43,7 @@ class Active:
     delivery: Delivery | None = None
     metadata: MetadataRow | None = None
     offloaded: OffloadedKV | None = None
+    rested_at: int = 0
 
     @property
     def request(self) -> int:
@@ -76,9 +77,11 @@ class SchedulerConfig:
     """max_running: requests that decode together. chunk_tokens: prefill tokens a round and request.
 
     retract_policy: "fewest-outputs" (fewest outputs, then longest prompt, goes first) or "latest" (last admitted).
+    resume_delay: rounds a retracted request rests, in which new requests may take its pages; then it goes first.
     """
 
     max_running: int
     max_prefilling: int = 4
     chunk_tokens: int = 128
     retract_policy: str = "fewest-outputs"
+    resume_delay: int = 0

@@ -7,7 +7,7 @@
 
 Invariants:
 - Pages of a retracted request are freed only after its save has completed.
-- While retracted requests wait, nothing new is admitted.
+- Once a retracted request has rested, nothing new is admitted before it is resumed.
 - At least one running request survives a retraction, so the batch always advances.
 """
 
@@ -60,6 +60,7 @@ class Scheduler:
         self._retracted: deque[Active] = deque()
         self._restoring: list[tuple[Signal, OffloadedKV]] = []
         self._report = StepReport()
+        self._round = 0
 
     def submit(self, generation: Generation) -> None:
         """Queue a request. Raises LengthMismatch for one that can never fit."""
@@ -85,6 +86,7 @@ class Scheduler:
     def step(self) -> StepReport:
         """One scheduling round."""
         self._report = StepReport()
+        self._round += 1
         self._drop_restored()
         self._take_metadata()
         self._resume()
@@ -109,7 +111,7 @@ class Scheduler:
     # Admission and prefill
 
     def _admit(self) -> None:
-        while self._waiting and not self._retracted and len(self._prefilling) < self.config.max_prefilling:
+        while self._waiting and not self._resume_is_due() and len(self._prefilling) < self.config.max_prefilling:
             generation = self._waiting[0]
             in_flight = len(self._prefilling) + len(self._handing_over) + len(self._ready) + len(self._running)
             if in_flight >= self._pool.sizes.requests or not self._fits(len(generation.prompt)):
@@ -302,11 +304,12 @@ class Scheduler:
             active.node = self.parts.tree.root
             self.parts.tree.lock(active.node)
         self._pool.close(active.holding)
+        active.rested_at = self._round + self.config.resume_delay
         self._retracted.append(active)
         self._report.retracted.append(active.request)
 
     def _resume(self) -> None:
-        while self._retracted and len(self._running) < self.config.max_running:
+        while self._resume_is_due() and len(self._running) < self.config.max_running:
             active = self._retracted[0]
             offloaded = active.offloaded
             assert offloaded is not None
@@ -328,6 +331,10 @@ class Scheduler:
             active.offloaded = None
             self._report.resumed.append(active.request)
             self._join(active)
+
+    def _resume_is_due(self) -> bool:
+        """The oldest retracted request has rested."""
+        return bool(self._retracted) and self._retracted[0].rested_at <= self._round
 
     def _resumed_length(self, offloaded: OffloadedKV) -> int:
         """Committed tokens of a resumed request: those that were saved. (mutant: resume-refeeds-token)"""

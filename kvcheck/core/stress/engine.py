@@ -184,7 +184,7 @@ def _exact(plan: Plan, recorder: Recorder | None) -> Plan:
     """The plan with its choices written out, where they are short enough to be printed."""
     if recorder is None or not recorder.is_whole or plan.strategy == "replay":
         return plan
-    text = encode_choices(recorder.choices)
+    text = encode_choices(bytes(recorder.choices))
     return dataclasses.replace(plan, strategy="replay", choices=text) if len(text) <= MAX_LINE_CHOICES else plan
 
 

@@ -70,7 +70,7 @@ class BuiltinEngine:
             for end in ("prefill", "decode")
         ]
         self._watch.metadata = {end.space: end for end in ends}
-        shareable = not (self.pool.has_window or self.pool.has_state)
+        shareable = setup.share_prefixes and not (self.pool.has_window or self.pool.has_state)
         self.tree = PrefixTree(self.pool.page_size, self.pool.allocators["full"]) if shareable else None
         decoder = setup.decoder(self.pool, ends[1].fields)
         self.scheduler = parts.scheduler(

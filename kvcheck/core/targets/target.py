@@ -89,6 +89,7 @@ class Setup:
     sizes: PoolSizes
     config: SchedulerConfig
     metadata_slots: int
+    share_prefixes: bool = True
     transport: str
     backend: Backend
     sink: EventSink

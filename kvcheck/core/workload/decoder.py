@@ -265,7 +265,7 @@ class ContentDecoder:
         block = words[:, first:last]
         if piece.size_bytes % 8:
             block = block.view(torch.int32)
-        return block.unflatten(1, (size, -1))
+        return block.view(len(block), size, -1)
 
     def _rule(self, codes: torch.Tensor, space: str, buffer: BufferSpec, layer: int, words: int) -> torch.Tensor:
         return rows_torch(codes, self._mask(content.Site(space, buffer.name, "", layer), words), torch.int64)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvcheck.core.backend.backend import Backend
 from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.errors import Hang
+from kvcheck.core.errors import Hang, InternalError
 from kvcheck.core.paging import pages_for
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.pool import KVPool, PoolSizes
@@ -30,8 +30,12 @@ from kvcheck.core.workload.synthetic import synthetic_jobs
 from kvcheck.core.workload.traces import read_trace, scale_trace
 
 SYNTHETIC_PAGES = 8
-TRACE_PAGES = 24
+TRACE_PAGES = 16
 MAX_RUNNING = 8
+TRACE_RUNNING = 16
+REFERENCE_RUNNING = 48
+HURRY = 8
+"""Jobs arrive this much faster than their workload says, so that requests queue and the pool stays full."""
 IDLE_ROUNDS = 2000
 """Rounds in which no request finishes before a run counts as hung."""
 
@@ -49,20 +53,31 @@ class RetractResume:
             jobs = synthetic_jobs(
                 shape.page_size, capacity, requests=requests or 20, seed=seed, chunk_tokens=_chunk_tokens(shape)
             )
-            return Load(jobs=jobs, capacity_tokens=capacity, note=f"{len(jobs)} synthetic requests")
+            return Load(
+                jobs=jobs, capacity_tokens=capacity, max_running=MAX_RUNNING, note=f"{len(jobs)} synthetic requests"
+            )
         capacity = max(TRACE_PAGES * shape.page_size, 512)
         workload = scale_trace(
-            read_trace(Path(trace), requests), capacity, seed=seed, mean_output=48 if shape.page_size >= 64 else None
+            read_trace(Path(trace), requests), capacity, seed=seed, mean_output=32 if shape.page_size >= 64 else None
         )
-        return Load(jobs=workload.jobs, capacity_tokens=capacity, note=workload.note)
+        return Load(jobs=workload.jobs, capacity_tokens=capacity, max_running=TRACE_RUNNING, note=workload.note)
 
     def reference(self, shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
-        """Run each request alone in a pool that holds it, eagerly."""
-        longest = max(job.total_tokens for job in load.jobs)
-        sizes = _sizes(shape, (longest + 2 * shape.page_size) * 1, requests=2, longest=longest)
+        """Run the jobs eagerly, with pages for all that run together and no prefix shared."""
         outputs: dict[int, tuple[int, ...]] = {}
-        for job in load.jobs:
-            outputs.update(_run_alone(job, shape, sizes, transport))
+        history = History()
+        history.listen(((Finished, lambda event: outputs.update({event.request: event.tokens})),))
+        longest = max(job.total_tokens for job in load.jobs)
+        room = Load(
+            jobs=load.jobs,
+            capacity_tokens=REFERENCE_RUNNING * (longest + 2 * shape.page_size),
+            max_running=REFERENCE_RUNNING,
+            note="",
+        )
+        setup = _setup(shape, room, EagerBackend(), history, transport, share_prefixes=False)
+        retracted = _drive(BuiltinTarget().build(setup), load.jobs, history, hurry=len(load.jobs) * 1000)
+        if retracted:
+            raise InternalError(f"the reference run retracted {retracted} requests; it must have room for all")
         return outputs
 
     def run(
@@ -70,7 +85,7 @@ class RetractResume:
     ) -> int:
         """Feed jobs by their arrival rounds until all have finished, then close."""
         engine = target.build(_setup(shape, load, backend, history, transport))
-        _drive(engine, load.jobs, history)
+        _drive(engine, load.jobs, history, hurry=HURRY)
         for count in engine.counts():
             history.append(Counted(count.space, count.free, count.cached, count.total))
         engine.close()
@@ -88,17 +103,19 @@ class RetractResume:
         return f"no word of {', '.join(unread)} was verified" if unread else None
 
 
-def _drive(engine: Engine, jobs: tuple[Job, ...], history: History) -> None:
-    sent = round_number = idle = 0
+def _drive(engine: Engine, jobs: tuple[Job, ...], history: History, *, hurry: int) -> int:
+    """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
+    sent = round_number = idle = retracted = 0
     while sent < len(jobs) or not engine.is_idle:
         if engine.is_idle and sent < len(jobs):
-            round_number = max(round_number, jobs[sent].arrival)
-        while sent < len(jobs) and jobs[sent].arrival <= round_number:
+            round_number = max(round_number, jobs[sent].arrival // hurry)
+        while sent < len(jobs) and jobs[sent].arrival // hurry <= round_number:
             job = jobs[sent]
             engine.submit(Generation(job.request, prompt_tokens(job), job.output_tokens))
             sent += 1
         report = engine.step()
         round_number += 1
+        retracted += len(report.retracted)
         for request in report.retracted:
             history.append(Retracted(request))
         for request in report.resumed:
@@ -108,9 +125,12 @@ def _drive(engine: Engine, jobs: tuple[Job, ...], history: History) -> None:
         idle = 0 if report.finished or report.admitted else idle + 1
         if idle > IDLE_ROUNDS:
             raise Hang(f"no request was admitted or finished in {IDLE_ROUNDS} rounds")
+    return retracted
 
 
-def _setup(shape: ModelShape, load: Load, backend: Backend, history: History, transport: str) -> Setup:
+def _setup(
+    shape: ModelShape, load: Load, backend: Backend, history: History, transport: str, *, share_prefixes: bool = True
+) -> Setup:
     longest = max(job.total_tokens for job in load.jobs)
 
     def decoder(pool: KVPool, fields: tuple[MetadataField, ...]) -> ContentDecoder:
@@ -118,38 +138,15 @@ def _setup(shape: ModelShape, load: Load, backend: Backend, history: History, tr
 
     return Setup(
         shape=shape,
-        sizes=_sizes(shape, load.capacity_tokens, requests=MAX_RUNNING + 6, longest=longest),
-        config=SchedulerConfig(max_running=MAX_RUNNING, chunk_tokens=_chunk_tokens(shape)),
-        metadata_slots=3,
+        sizes=_sizes(shape, load.capacity_tokens, requests=load.max_running + 6, longest=longest),
+        config=SchedulerConfig(max_running=load.max_running, chunk_tokens=_chunk_tokens(shape), resume_delay=3),
+        metadata_slots=max(3, load.max_running // 4),
+        share_prefixes=share_prefixes,
         transport=transport,
         backend=backend,
         sink=history,
         decoder=decoder,
     )
-
-
-def _run_alone(job: Job, shape: ModelShape, sizes: PoolSizes, transport: str) -> Mapping[int, tuple[int, ...]]:
-    history = History()
-    outputs: dict[int, tuple[int, ...]] = {}
-    history.listen(((Finished, lambda event: outputs.update({event.request: event.tokens})),))
-    load = Load(jobs=(job,), capacity_tokens=0, note="")
-    backend = EagerBackend()
-    setup = _setup(shape, load, backend, history, transport)
-    engine = BuiltinTarget().build(
-        Setup(
-            shape=shape,
-            sizes=sizes,
-            config=setup.config,
-            metadata_slots=1,
-            transport=transport,
-            backend=backend,
-            sink=history,
-            decoder=setup.decoder,
-        )
-    )
-    history.append(Expected(job.request, ()))
-    _drive(engine, (job,), history)
-    return outputs
 
 
 def _sizes(shape: ModelShape, capacity_tokens: int, *, requests: int, longest: int) -> PoolSizes:
