@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Place, Signal
+from kvcheck.core.backend.backend import Backend, Footprint, Operation, Place, Signal
 from kvcheck.core.errors import LayoutMismatch, LengthMismatch
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.buffers import BufferSpec

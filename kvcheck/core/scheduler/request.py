@@ -77,6 +77,7 @@ class SchedulerConfig:
     """max_running: requests that decode together. chunk_tokens: prefill tokens a round and request.
 
     retract_policy: "fewest-outputs" (fewest outputs, then longest prompt, goes first) or "latest" (last admitted).
+    retract_steps: decode steps that must fit without another retraction once there was one.
     resume_delay: rounds a retracted request rests, in which new requests may take its pages; then it goes first.
     """
 
@@ -85,3 +86,4 @@ class SchedulerConfig:
     chunk_tokens: int = 128
     retract_policy: str = "fewest-outputs"
     resume_delay: int = 0
+    retract_steps: int = 1

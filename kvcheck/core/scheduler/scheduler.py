@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvcheck.core.backend.backend import Backend, Signal
 from kvcheck.core.errors import ForeignAccess, Hang, LengthMismatch
 from kvcheck.core.hicache.radix_tree import PrefixTree
@@ -284,7 +282,14 @@ class Scheduler:
                     )
                 return False
             self._retract(victim)
+            while self._pool.pages_free < self._headroom() and (victim := self._victim(spared=active)) is not None:
+                self._retract(victim)
         return True
+
+    def _headroom(self) -> int:
+        """Pages that the running requests take over the next `retract_steps` steps."""
+        size, steps = self._pool.page_size, self.config.retract_steps
+        return sum(max(0, pages_for(a.holding.committed + steps, size) - len(a.holding.pages)) for a in self._running)
 
     def _victim(self, *, spared: Active) -> Active | None:
         candidates = [a for a in self._running if a is not spared]

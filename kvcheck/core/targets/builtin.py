@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 from kvcheck.core.backend.backend import Signal
 from kvcheck.core.hicache.radix_tree import PrefixTree
 from kvcheck.core.offload import Offload, OffloadedKV

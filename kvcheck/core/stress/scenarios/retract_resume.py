@@ -19,7 +19,7 @@ from kvcheck.core.pools.pool import KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.record import Evidence
 from kvcheck.core.scheduler.request import Generation, SchedulerConfig
-from kvcheck.core.stress.history import Closed, Counted, Expected, Finished, History, Resumed, Retracted
+from kvcheck.core.stress.history import Closed, Counted, Finished, History, Resumed, Retracted
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.target import Engine, Setup, Target
@@ -139,7 +139,13 @@ def _setup(
     return Setup(
         shape=shape,
         sizes=_sizes(shape, load.capacity_tokens, requests=load.max_running + 6, longest=longest),
-        config=SchedulerConfig(max_running=load.max_running, chunk_tokens=_chunk_tokens(shape), resume_delay=3),
+        config=SchedulerConfig(
+            max_running=load.max_running,
+            max_prefilling=max(4, load.max_running // 2),
+            chunk_tokens=_chunk_tokens(shape),
+            resume_delay=12,
+            retract_steps=max(shape.page_size, 64),
+        ),
         metadata_slots=max(3, load.max_running // 4),
         share_prefixes=share_prefixes,
         transport=transport,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-
 from kvcheck.core.backend.backend import Signal
 from kvcheck.core.offload import Offload, OffloadedBuffer, OffloadedKV
 from kvcheck.core.paging import IndexArray
