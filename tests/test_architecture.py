@@ -44,11 +44,17 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.scheduler": (RUN_PARTS[:-1], "drives pools, offload, host tier and transfer together"),
     "core.targets": (RUN_PARTS, "puts the parts together, fixed or broken on purpose"),
     "core.workload": (
-        ("core.scheduler", "core.pools", "core.backend", "kernels"),
+        ("core.scheduler", "core.transfer", "core.pools", "core.backend", "kernels"),
         "feeds a scheduler; names no target",
     ),
-    "core.stress.history": (("core.workload.content",), "what a run leaves behind for the oracles"),
-    "core.stress.oracles": (("core.stress.history", "core.workload.content"), "judge a history alone, from any target"),
+    "core.stress.history": (
+        ("core.workload.mismatch", "core.backend.backend", "core.transfer.metadata"),
+        "what a run leaves behind for the oracles: values of the layers below, none of their parts",
+    ),
+    "core.stress.oracles": (
+        ("core.stress.history", "core.workload.content", "core.workload.mismatch", "core.backend.backend"),
+        "judge a history alone, from any target",
+    ),
     "core.stress": (JUDGED_PARTS, "runs targets under workloads; knows no benchmark"),
     "core.bench": (JUDGED_PARTS, "times targets under workloads; knows no schedule search"),
     "core.report": ((), "a record is all it needs, so that any stored run can be shown again"),
@@ -58,7 +64,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
 }
 ROOT_NAMES = frozenset({"kvcheck", "__version__"})  # the root package and what it defines
 NAMESPACES = frozenset({"core"})  # no row: a row would let everything below import everything
-STRING_ONLY = "core.targets.mutants"  # broken on purpose: reached by the name of a mutant, never by an import
+ONLY_COMMANDS = "core.targets.mutants"  # broken on purpose: nothing below a command may reach it
 
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 70
@@ -198,8 +204,8 @@ def check_imports(module: str, tree: ast.Module) -> Iterator[str]:
         if not any(is_under(name, package) for package in allowed):
             yield f"line {line}: {row} may not import {name}; {row}: {MAY_IMPORT[row][1]}"
     for line, name in within_package(tree):
-        if is_under(name, STRING_ONLY) and not is_under(module, STRING_ONLY):
-            yield f"line {line}: mutants are reached by name through a registry, not imported"
+        if is_under(name, ONLY_COMMANDS) and not (is_under(module, ONLY_COMMANDS) or is_under(module, "commands")):
+            yield f"line {line}: mutants are broken on purpose: only commands may import them"
 
 
 def check_bans(module: str, tree: ast.Module) -> Iterator[str]:
@@ -306,7 +312,7 @@ def defined(tree: ast.Module) -> set[str]:
 def loose_ends(sources: dict[str, str], packages: set[str], entry_points: set[str]) -> list[str]:
     """Modules that nothing reaches, and table rows that reach nothing."""
     trees = {module: ast.parse(source) for module, source in sources.items()}
-    reached = {"__main__", *entry_points, *packages}
+    reached = {"__main__", "commands.worker", *entry_points, *packages}  # stress starts workers with python -m
     found: list[str] = []
     for module, tree in trees.items():
         for line, target, attribute in table_rows(tree):

@@ -95,6 +95,7 @@ def test_buffers_are_listed_by_name_whatever_came_first() -> None:
     [
         pytest.param((given(1, 3), saved(1), given(2, 3), given(1, 3), back(1, 3)), 1, id="given away in between"),
         pytest.param((given(1, 3), saved(1), given(1, 3), back(1, 3)), 0, id="its own page again"),
+        pytest.param((given(1, 3), saved(1), given(1, 3), given(1, 3), back(1, 3)), 0, id="its own page, second try"),
         pytest.param((given(1, 3), saved(1), given(1, 5), back(1, 5)), 0, id="a page nobody ever had"),
         pytest.param((given(2, 5), given(1, 3), saved(1), given(1, 5), back(1, 5)), 0, id="used before the retraction"),
         pytest.param((given(1, 3), saved(1), given(2, 4), given(1, 3), back(1, 3)), 0, id="the other took another"),

@@ -69,6 +69,8 @@ OTHER_POSITION_HALF = saw(SCALE, *map(half, row(2, 69, SCALE, 1)), is_half=True)
 OTHER_POSITION = saw(LATENT, *row(2, 69, LATENT))
 OTHER_PREFIX_POSITION = saw(LATENT, *row(1, 6, LATENT), author=1, position=7)
 TORN = saw(LATENT, *row(2, 70, LATENT)[:2], *row(5, 11, LATENT)[2:])
+TORN_IN_THE_PREFIX = saw(LATENT, *row(2, 7, LATENT)[:2], *row(5, 11, LATENT)[2:], author=1, position=7)
+PREFIX_TORN = saw(LATENT, *row(1, 7, LATENT)[:2], *row(5, 11, LATENT)[2:], author=1, position=7)
 TORN_BY_ITSELF = saw(LATENT, *row(2, 70, LATENT)[:2], *row(2, 69, LATENT)[2:])
 HALF_WRITTEN = saw(LATENT, *row(2, 70, LATENT)[:2], POISON, POISON)
 NEVER_WRITTEN = saw(LATENT, *([POISON] * 4))
@@ -99,6 +101,8 @@ CASES = [
     pytest.param(OTHER_POSITION_HALF, "KV301", 2, "the bytes of position 69", id="its own, elsewhere, 32 bits"),
     pytest.param(OTHER_PREFIX_POSITION, "KV301", 1, "the bytes of position 6", id="the prefix, elsewhere"),
     pytest.param(TORN, "KV103", 5, "a torn row with words of requests [2, 5]", id="torn"),
+    pytest.param(TORN_IN_THE_PREFIX, "KV103", 5, "a torn row with words of requests [2, 5]", id="torn in the prefix"),
+    pytest.param(PREFIX_TORN, "KV103", 5, "a torn row with words of requests [1, 5]", id="prefix torn"),
     pytest.param(TORN_BY_ITSELF, "KV103", 2, "a torn row with words of requests [2]", id="torn by itself"),
     pytest.param(HALF_WRITTEN, "KV103", 2, "a torn row with words of requests [2]", id="half written"),
     pytest.param(NEVER_WRITTEN, "KV104", None, "memory that was never written", id="never written"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import string
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,7 @@ ODD_TRACES = (
     "a%2Cb%.jsonl",
     "$(id)`id`$HOME.jsonl",
     "a'b\"c\\d;e&f|g>h<i*?[j]{k,l}!m#n(o)^p",
+    string.punctuation,
     " leading and trailing ",
     "tab\tnewline\ncarriage\r",
     "žluťoučký-追跡-🚀.jsonl",
@@ -75,6 +77,7 @@ PLANS = st.builds(
 @given(PLANS)
 @example(Plan(scenario="retract-resume", shape="glm-5.1-tiny"))
 @example(Plan(scenario="retract-resume", shape="", target="", mutant="", trace="", choices="", expect=""))
+@example(Plan(scenario="retract-resume", shape=string.punctuation, trace=string.whitespace))
 @example(Plan(scenario="retract-resume", shape="None", mutant="None", requests=0))
 def test_a_line_gives_its_plan_back(plan: Plan) -> None:
     line = plan.line()
@@ -288,6 +291,8 @@ def test_random_is_the_published_generator_and_nothing_else() -> None:
     # splitmix64 of 0 begins e220..., 6e78..., 06c4..., f88b...; the top two bits choose among part 0, part 1 and pause.
     random, table = RandomStrategy(0), offered((1, 1), (2, 1))
     assert [random.choose(table, may_pause=True) for _ in range(4)] == [None, 1, 0, None]
+    random = RandomStrategy(0)
+    assert [random.choose(table[:1], may_pause=True) for _ in range(4)] == [None, 0, 0, None]
     random = RandomStrategy(0)
     assert [random.choose(table, may_pause=False) for _ in range(4)] == [1, 0, 0, 1]
 

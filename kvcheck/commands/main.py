@@ -138,4 +138,4 @@ def _command(name: str, function: Any, summary: str) -> Any:
 
 
 def _complain(message: str) -> None:
-    print(f"kvcheck: {message}", file=sys.stderr)
+    typer.echo(f"kvcheck: {message}", err=True)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import typer
+
 from kvcheck.commands.options import environment, new_run_id, tool
 from kvcheck.core.record import Evidence, Finding, MutantResult, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.store import RunStore
@@ -152,7 +154,7 @@ class Session:
         """A line of results on stdout."""
         if not self._quiet:
             self.clear_progress()
-            print(text, flush=True)
+            typer.echo(text)
 
     def print_json(self, record: RunRecord) -> None:
         """The record on stdout, when that is the format asked for."""

@@ -107,9 +107,9 @@ def replay(
     for line in lines:
         plan = parse_line(line)
         verdict, text = _replay(plan, times)
-        print(text)
+        typer.echo(text)
         worst = Verdict.worst((worst, verdict))
-    print(f" exit {worst.exit_code}")
+    typer.echo(f" exit {worst.exit_code}")
     return worst.exit_code
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 
+import typer
+
 from kvcheck.commands.cells import work
 from kvcheck.core.errors import KvcheckError
 
@@ -19,7 +21,7 @@ def main() -> int:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
     except KvcheckError as error:
-        print(f"kvcheck: {error}", file=sys.stderr)
+        typer.echo(f"kvcheck: {error}", err=True)
         return error.exit_code
     except (KeyboardInterrupt, BrokenPipeError):
         return 130

@@ -17,7 +17,7 @@ import torch
 from kvcheck.core.backend.backend import Footprint, Lane, Operation
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.transfer.metadata import MetadataField
-from kvcheck.core.workload.decoder import Mismatch
+from kvcheck.core.workload.mismatch import Mismatch
 
 
 @dataclass(frozen=True, slots=True)

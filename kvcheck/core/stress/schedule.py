@@ -49,7 +49,7 @@ class Plan:
         for row in dataclasses.fields(self):
             value = getattr(self, row.name)
             if row.name != "scenario" and (value != row.default or row.name in ("seed", "schedule")):
-                pairs.append(f"{row.name}={quote(str(value), safe='/._-~')}")
+                pairs.append(f"{row.name}={quote(str(value), safe='/._-~', errors='surrogateescape')}")
         return f"{self.scenario}:{','.join(pairs)}"
 
 
@@ -66,10 +66,17 @@ def parse_line(line: str) -> Plan:
             raise UsageError(
                 f"schedule line: expected one of {', '.join(sorted(known))} as key=value, got {pair[:80]!r}"
             )
-        value = unquote(text)
+        value = unquote(text, errors="surrogateescape")
         if key in ("seed", "schedule", "requests"):
-            if not value.isascii() or not value.removeprefix("-").isdigit():
-                raise UsageError(f"schedule line: {key} must be an integer, got {value[:40]!r}")
+            digits = value.removeprefix("-") if key == "seed" else value
+            if (
+                not digits.isascii()
+                or not digits.isdigit()
+                or len(digits) > 20
+                or (key == "requests" and not int(digits))
+            ):
+                least = "an integer of at most 20 digits" if key == "seed" else "a number of at most 20 digits"
+                raise UsageError(f"schedule line: {key} must be {least}, got {value[:40]!r}")
             values[key] = int(value)
         else:
             values[key] = value

@@ -26,33 +26,12 @@ from kvcheck.core.scheduler.decoder import Chunk
 from kvcheck.core.transfer.metadata import MetadataField, MetadataRow
 from kvcheck.core.workload import content, handover
 from kvcheck.core.workload.jobs import Job, token_authors
+from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.core.workload.passes import PassPlan, Rows, plan_pass
 from kvcheck.kernels.content import as_signed, differing_torch, mix64_int, rows_torch
 
 MAX_ROWS_REPORTED = 4
 """Deviating rows of one read that are described word by word; the rest are counted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """A row that a read found to differ. words: what was seen, signed. half: words are 32-bit.
-
-    layer: global layer id. page: physical page or slot. row: token within the page. position: logical token.
-    author: the request whose word belongs there. count: deviating rows of this read, this one included.
-    """
-
-    request: int
-    space: str
-    buffer: str
-    piece: str
-    layer: int
-    page: int
-    row: int
-    position: int
-    author: int
-    words: tuple[int, ...]
-    half: bool
-    count: int
 
 
 class ReadSink(Protocol):
@@ -144,7 +123,7 @@ class ContentDecoder:
         expected = handover.expected_row(job, self._first[request], self._fields)
         self._sink.verified("metadata", expected.numel() // 8)
         for found in handover.mismatches(job, expected, row, self._fields):
-            self._sink.mismatch(Mismatch(**found))
+            self._sink.mismatch(found)
 
     # One layer
 

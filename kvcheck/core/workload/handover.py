@@ -7,13 +7,13 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from kvcheck.core.transfer.metadata import MetadataField, MetadataRow
 from kvcheck.core.workload import content
 from kvcheck.core.workload.jobs import Job
+from kvcheck.core.workload.mismatch import Mismatch
 
 TOP_LOGPROBS = 20
 """Top log-probabilities that a request which asks for them hands over; the field is wider, so a prefix is written."""
@@ -49,8 +49,8 @@ def expected_row(job: Job, first_token: int, fields: tuple[MetadataField, ...]) 
 
 def mismatches(
     job: Job, expected: torch.Tensor, row: MetadataRow, fields: tuple[MetadataField, ...]
-) -> Iterator[dict[str, Any]]:
-    """Keyword arguments of a Mismatch for each field that differs."""
+) -> Iterator[Mismatch]:
+    """A Mismatch for each field that differs; its count is bytes."""
     if torch.equal(expected, row.packed):
         return
     for field in fields:
@@ -61,20 +61,20 @@ def mismatches(
         padded = torch.zeros(-(-field.size_bytes // 8) * 8, dtype=torch.uint8)
         padded[: len(seen)] = seen
         words = padded.view(torch.int64)
-        yield {
-            "request": job.request,
-            "space": "metadata",
-            "buffer": f"metadata.{field.name}",
-            "piece": field.name,
-            "layer": 0,
-            "page": 0,
-            "row": 0,
-            "position": 0,
-            "author": job.request,
-            "words": tuple(int(value) for value in words[:64]),
-            "half": False,
-            "count": int((seen != wanted).sum()),
-        }
+        yield Mismatch(
+            request=job.request,
+            space="metadata",
+            buffer=f"metadata.{field.name}",
+            piece=field.name,
+            layer=0,
+            page=0,
+            row=0,
+            position=0,
+            author=job.request,
+            words=tuple(int(value) for value in words[:64]),
+            half=False,
+            count=int((seen != wanted).sum()),
+        )
 
 
 def _used(job: Job, field: MetadataField) -> int:

@@ -38,8 +38,8 @@ class AccountingOracle:
                     code="KV401",
                     oracle=self.name,
                     tier="device",
-                    message=f"{abs(lost)} of {event.total} ids of {event.space} {verb} after all requests have finished "
-                    f"({event.free} free, {event.cached} cached)",
+                    message=f"{abs(lost)} of {event.total} ids of {event.space} {verb} after all requests "
+                    f"have finished ({event.free} free, {event.cached} cached)",
                 )
             )
 

@@ -14,7 +14,7 @@ from kvcheck.core.stress.history import Expected, Handler, Leased, Saw, Verified
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.workload import content
 from kvcheck.core.workload.content import Site, Tag
-from kvcheck.core.workload.decoder import Mismatch
+from kvcheck.core.workload.mismatch import Mismatch
 
 _HALF_POISON = content.POISON_WORD >> 32
 

@@ -20,7 +20,10 @@ from kvcheck.core.workload.jobs import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Jobs, and the tokens the pool is sized for. max_running: requests that decode together. note: how a trace was scaled."""
+    """Jobs, and the tokens the pool is sized for.
+
+    max_running: requests that decode together. note: how a trace was scaled.
+    """
 
     jobs: tuple[Job, ...]
     capacity_tokens: int

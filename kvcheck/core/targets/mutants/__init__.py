@@ -1,4 +1,8 @@
-"""Mutants: each puts one historical bug, or half of its fix, back into the fixed implementation."""
+"""Mutants: each puts one historical bug, or half of its fix, back into the fixed implementation.
+
+Invariants:
+- Names are unique, and each row's name is its key.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ from kvcheck.core.targets.builtin import Parts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """name: for --mutant. bug: row of the bug table (a to e). shape: preset that shows it. code: the finding it must give.
+    """A bug, and who must find it.
+
+    name: for --mutant. bug: row of the bug table (a to e). shape: preset that shows it. code: the finding it gives.
 
     shows, matters, example: the card that `kvcheck explain` prints.
     """

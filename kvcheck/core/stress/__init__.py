@@ -1,0 +1,1 @@
+"""Stress: schedules, strategies, scenarios, the history of a run and the oracles that judge it."""

@@ -1,0 +1,31 @@
+"""Mismatch: a row that a read found to differ, with what was seen there.
+
+Invariants:
+- Holds numbers only, so that it can be stored and judged anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """A row that a read found to differ. words: what was seen, signed. half: words are 32-bit.
+
+    layer: global layer id. page: physical page or slot. row: token within the page. position: logical token.
+    author: the request whose word belongs there. count: deviating rows of this read, this one included.
+    """
+
+    request: int
+    space: str
+    buffer: str
+    piece: str
+    layer: int
+    page: int
+    row: int
+    position: int
+    author: int
+    words: tuple[int, ...]
+    half: bool
+    count: int
