@@ -181,13 +181,13 @@ def test_more_of_the_same_is_not_listed() -> None:
 
 
 class IgnoresHalves(ContentOracle):
-    def _tag(self, word: int, site: Site, at: int, *, half: bool = False) -> Tag | None:
-        return None if half else super()._tag(word, site, at)
+    def _tag(self, word: int, site: Site, at: int, *, near: Mismatch | None = None) -> Tag | None:
+        return None if near is not None and near.half else super()._tag(word, site, at, near=near)
 
 
 class TakesHalvesForWholes(ContentOracle):
-    def _tag(self, word: int, site: Site, at: int, *, half: bool = False) -> Tag | None:
-        return super()._tag(word, site, at, half=False)
+    def _tag(self, word: int, site: Site, at: int, *, near: Mismatch | None = None) -> Tag | None:
+        return super()._tag(word, site, at, near=None)
 
 
 class KnowsNoOtherRequests(ContentOracle):

@@ -50,7 +50,8 @@ ODD_TRACES = (
 )
 
 WORDS = st.from_regex(r"[a-z0-9][a-z0-9.-]{0,12}", fullmatch=True)
-NUMBERS = st.integers(min_value=-(10**30), max_value=10**30)
+NUMBERS = st.integers(min_value=-(10**20) + 1, max_value=10**20 - 1)
+COUNTS = st.integers(min_value=0, max_value=10**20 - 1)
 TEXTS = st.none() | st.text(max_size=30) | st.sampled_from(ODD_TRACES)
 PLANS = st.builds(
     Plan,
@@ -63,8 +64,8 @@ PLANS = st.builds(
     transport=WORDS,
     strategy=st.sampled_from(STRATEGIES.names()),
     seed=NUMBERS,
-    schedule=NUMBERS,
-    requests=st.none() | NUMBERS,
+    schedule=COUNTS,
+    requests=st.none() | COUNTS,
     trace=TEXTS,
     choices=TEXTS,
     expect=TEXTS,

@@ -117,8 +117,8 @@ class PrefixTree:
                 break
             victim = min(leaves, key=lambda node: (node.last_used, node.ordinal))
             assert victim.parent is not None
+            self._allocator.free(victim.pages)  # first: it refuses pages in use, and then nothing has changed
             del victim.parent.children[victim.keys[0]]
-            self._allocator.free(victim.pages)
             self.pages_cached -= len(victim.pages)
             freed += len(victim.pages)
             self.evictions += 1

@@ -62,6 +62,16 @@ class IdAllocator:
         """Give ids back. All or nothing: raises before anything changes."""
         if not len(ids):
             return
+        self.check_freeable(ids)
+        self._live[ids] = False
+        self._put_back(ids)
+        if self._listener is not None:
+            self._listener.freed(self.space, ids)
+
+    def check_freeable(self, ids: IndexArray) -> None:
+        """Raise DoubleFree or FreeInFlight where `free` would."""
+        if not len(ids):
+            return
         if (
             len(np.unique(ids)) != len(ids)
             or ids.min() < 0
@@ -71,13 +81,11 @@ class IdAllocator:
             raise DoubleFree(f"{self.space}: freed {ids.tolist()}, of which some are not allocated or named twice")
         if self._pins[ids].any():
             raise FreeInFlight(f"{self.space}: freed {ids.tolist()} while pinned: {ids[self._pins[ids] > 0].tolist()}")
-        self._live[ids] = False
-        self._put_back(ids)
-        if self._listener is not None:
-            self._listener.freed(self.space, ids)
 
     def pin(self, ids: IndexArray) -> None:
         """Keep ids from being freed until `unpin`, while a copy uses them."""
+        if not self._live[ids].all():
+            raise DoubleFree(f"{self.space}: pinned {ids.tolist()}, of which some are not allocated")
         self._pins[ids] += 1
 
     def unpin(self, ids: IndexArray) -> None:

@@ -181,15 +181,19 @@ class KVPool:
         """Free what the request owns, but not the logical pages [given) that the prefix tree has taken over."""
         logical = np.arange(len(holding.pages))
         own = (logical >= holding.shared) & ((logical < given[0]) | (logical >= given[1]))
-        self.allocators["full"].free(holding.pages[own])
+        freed = {"full": holding.pages[own], "rows": np.array([holding.row], dtype=np.int64)}
+        if self.has_window:
+            freed["window"] = holding.window_pages[holding.window_pages > 0]
+        if self.has_state:
+            freed["state"] = np.array([holding.state_slot], dtype=np.int64)
+        for space, ids in freed.items():
+            self.allocators[space].check_freeable(ids)
         if self.has_window:
             live = holding.window_pages > 0
             pages = holding.pages[: len(live)][live]
             self.tables["full_to_window"].assign(pages, np.zeros_like(pages))
-            self.allocators["window"].free(holding.window_pages[live])
-        if self.has_state:
-            self.allocators["state"].free(np.array([holding.state_slot], dtype=np.int64))
-        self.allocators["rows"].free(np.array([holding.row], dtype=np.int64))
+        for space, ids in freed.items():
+            self.allocators[space].free(ids)
 
     def unit_ids(self, holding: Holding, space: str, tokens: int) -> IndexArray:
         """Pages or slots of a space that hold the request's first `tokens` tokens; gone window pages left out."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Footprint, Lane, Operation
@@ -22,7 +21,7 @@ from kvcheck.core.workload.mismatch import Mismatch
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """An operation was queued. units: space to the ids it may touch; writes: space to (ids, owners)."""
+    """An operation was queued, with what it reads and writes."""
 
     ordinal: int
     name: str
@@ -317,10 +316,3 @@ class History:
     def mismatch(self, found: Mismatch) -> None:
         """A row differed."""
         self.append(Saw(found))
-
-
-def unit_pairs(footprints: Iterable[Footprint]) -> Iterable[tuple[str, IndexArray, IndexArray | None]]:
-    """(space, ids, owners) of each footprint that names any id."""
-    for footprint in footprints:
-        if len(footprint.rows):
-            yield footprint.space, np.asarray(footprint.rows), footprint.owners

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from kvcheck.core.errors import UsageError
 
-DEFAULT_REQUESTS = 12
+MAX_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +69,11 @@ def parse_line(line: str) -> Plan:
         value = unquote(text, errors="surrogateescape")
         if key in ("seed", "schedule", "requests"):
             digits = value.removeprefix("-") if key == "seed" else value
-            if (
-                not digits.isascii()
-                or not digits.isdigit()
-                or len(digits) > 20
-                or (key == "requests" and not int(digits))
-            ):
-                least = "an integer of at most 20 digits" if key == "seed" else "a number of at most 20 digits"
-                raise UsageError(f"schedule line: {key} must be {least}, got {value[:40]!r}")
+            if not digits.isascii() or not digits.isdigit() or len(digits) > MAX_DIGITS:
+                sign = "" if key == "seed" else " and not negative"
+                raise UsageError(
+                    f"schedule line: {key} must be an integer, got {value[:40]!r} (at most {MAX_DIGITS} digits{sign})"
+                )
             values[key] = int(value)
         else:
             values[key] = value

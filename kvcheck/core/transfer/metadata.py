@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Place, Signal
-from kvcheck.core.errors import LengthMismatch
+from kvcheck.core.errors import LayoutMismatch, LengthMismatch
 from kvcheck.core.pools.allocator import AllocationListener, SlotAllocator
 from kvcheck.kernels.page_copy import copy_bytes_torch, fill_torch
 
@@ -109,7 +109,14 @@ class MetadataBuffers:
         return None if ids is None else int(ids[0])
 
     def set(self, slot: int, request: int, values: Mapping[str, torch.Tensor]) -> Signal:
-        """Write fields of a slot. values: name to [n <= width]; what is left out stays as it was cleared."""
+        """Write fields of a slot; what is left out stays as it was cleared.
+
+        values: name to [n <= width], unchanged until the returned signal is reached.
+        """
+        if unknown := values.keys() - {field.name for field in self.fields}:
+            raise LayoutMismatch(
+                f"metadata: no field {', '.join(sorted(unknown))}; the row has ten, see metadata_fields"
+            )
         pairs = []
         for field in self.fields:
             if (value := values.get(field.name)) is None:
@@ -148,7 +155,8 @@ class MetadataBuffers:
         return self._rows[slot]
 
     def release(self, slot: int) -> None:
-        """Clear a slot, then let others have it."""
+        """Clear a slot, then let others have it. Refuses a slot that is not leased before it clears anything."""
+        self._slots.check_freeable(np.array([slot], dtype=np.int64))
         self.clear(slot)
         self._slots.free(np.array([slot], dtype=np.int64))
 

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,11 +72,13 @@ def decode(value: int, site: Site, index: int, *, requests: int) -> Tag | None:
     return tag if plausible else None
 
 
-def decode_half(value: int, site: Site, index: int, *, requests: int, positions: int) -> Tag | None:
-    """The tag whose word has that low half (32 bits, signed), by trying every tag of the run."""
+def decode_half(
+    value: int, site: Site, index: int, *, requests: int, positions: int, first: Sequence[int] = ()
+) -> Tag | None:
+    """The tag whose word has that low half (32 bits, signed), by trying all tags, requests `first` first."""
     wanted = ((value ^ _mask_int(site, index)) & 0xFFFFFFFF) - (1 << 32)
     wanted = wanted + (1 << 32) if wanted < -(1 << 31) else wanted
-    for request in range(1, requests + 1):
+    for request in (*first, *range(1, requests + 1)):
         at = np.arange(positions, dtype=np.int64)
         halves = codes(np.full(positions, request, dtype=np.int64), at).view(torch.int32)[::2]
         hits = torch.nonzero(halves == wanted)

@@ -16,6 +16,8 @@ from kvcheck.core.workload import content
 from kvcheck.core.workload.content import Site, Tag
 from kvcheck.core.workload.mismatch import Mismatch
 
+HALF_POSITIONS = 4096
+"""Positions tried for a 32-bit word; a longer request raises it to its own position."""
 _HALF_POISON = content.POISON_WORD >> 32
 
 
@@ -93,10 +95,16 @@ class ContentOracle:
         if all(word == poison for word in found.words):
             return "KV104", None, "memory that was never written"
         site = Site(found.space, found.buffer, found.piece, found.layer)
-        tags = [self._tag(word, site, at, half=found.half) for at, word in enumerate(found.words)]
+        tags = [self._tag(word, site, at, near=found) for at, word in enumerate(found.words)]
         known = [tag for tag in tags if tag is not None]
         if not known:
             return "KV105", None, f"words that nobody writes there (first: {found.words[0] & ((1 << 64) - 1):#018x})"
+        if found.space == "metadata":  # fields are used from the front; what follows the last word is empty
+            while found.words[len(tags) - 1] == 0:
+                tags.pop()
+        odd = [word for word, tag in zip(found.words, tags, strict=False) if tag is None]
+        if odd and set(known) == {Tag(found.author, 0, found.position)} and poison not in odd:
+            return "KV105", None, f"its own row with {len(odd)} words that nobody writes there"
         if len(set(tags)) > 1:
             owners = sorted({tag.request for tag in known})
             foreign = [owner for owner in owners if owner not in (found.author, found.request)]
@@ -108,10 +116,12 @@ class ContentOracle:
             return "KV101", tag.request, f"its own state as of token {tag.position}"
         return "KV301", tag.request, f"the bytes of position {tag.position}"
 
-    def _tag(self, word: int, site: Site, at: int, *, half: bool = False) -> Tag | None:
-        if half:
-            return content.decode_half(word, site, at, requests=self._requests, positions=4096)
-        return content.decode(word, site, at, requests=max(self._requests, 1 << 20))
+    def _tag(self, word: int, site: Site, at: int, *, near: Mismatch | None = None) -> Tag | None:
+        if near is None or not near.half:
+            return content.decode(word, site, at, requests=max(self._requests, 1 << 20))
+        positions = max(HALF_POSITIONS, near.position + 1)
+        likely = (near.author, near.request)  # 32 bits do not name one for sure
+        return content.decode_half(word, site, at, requests=self._requests, positions=positions, first=likely)
 
 
 def _where(found: Mismatch) -> str:

@@ -63,7 +63,9 @@ class LifetimeOracle:
     def _allocated(self, event: Allocated) -> None:
         space = self._space(event.space)
         ids = list(event.ids)
-        space.reach(max(ids))
+        space.reach(max(ids, default=0))
+        for twice in _repeated(ids):
+            self._add("KV402", event.space, twice, event.owner, "was handed out twice at once")
         for taken in (i for i in ids if space.owner[i] != _NOBODY):
             self._add(
                 "KV402", event.space, taken, event.owner, f"was handed out while request {space.owner[taken]} holds it"
@@ -74,7 +76,9 @@ class LifetimeOracle:
         space = self._space(event.space)
         ids = list(event.ids)
         self.judged += len(ids)
-        space.reach(max(ids))
+        space.reach(max(ids, default=0))
+        for twice in _repeated(ids):
+            self._add("KV402", event.space, twice, None, "was freed twice at once")
         for unit in ids:
             if space.owner[unit] == _NOBODY:
                 self._add("KV402", event.space, unit, None, "was freed though it is not allocated")
@@ -140,3 +144,8 @@ class LifetimeOracle:
                     message=f"{space} {unit} {story}",
                 )
             )
+
+
+def _repeated(ids: list[int]) -> list[int]:
+    """Ids that an event names more than once."""
+    return [unit for unit in dict.fromkeys(ids) if ids.count(unit) > 1] if len(set(ids)) < len(ids) else []
