@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -53,8 +54,9 @@ def codes(authors: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> t
     return mix64_torch(torch.from_numpy((authors << 40) | positions))
 
 
+@lru_cache(maxsize=1024)
 def mask(site: Site, words: int) -> torch.Tensor:
-    """The masks of a row's words: [W] int64."""
+    """The masks of a row's words: [W] int64; shared by all callers, never to be written."""
     counts = np.arange(1, words + 1, dtype=np.uint64) * np.uint64(_GOLDEN) ^ np.uint64(_site_key(site))
     return mix64_torch(torch.from_numpy(counts.view(np.int64)))
 
@@ -87,6 +89,7 @@ def decode_half(
     return None
 
 
+@lru_cache(maxsize=1024)
 def _site_key(site: Site) -> int:
     """FNV-1a over the site's names, mixed with the layer."""
     key = 0xCBF29CE484222325

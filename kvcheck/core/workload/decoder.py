@@ -79,6 +79,7 @@ class ContentDecoder:
         self._chunks: tuple[Chunk, ...] = ()
         self._observed: list[_Observation] = []
         self._units: dict[str, tuple[IndexArray, IndexArray]] = {}
+        self._own: dict[str, tuple[IndexArray, IndexArray]] = {}
 
     def forward(self, chunks: Sequence[Chunk]) -> Signal:
         """Queue writes and checked reads of every layer."""
@@ -88,6 +89,10 @@ class ContentDecoder:
         plan = plan_pass(chunks, self._codes, self._pool, self._backend)
         self._chunks, self._observed = plan.chunks, []
         self._units = {spec.name: self._touched(spec.name, plan) for spec in self._pool.specs}
+        self._own = {
+            spec.name: self._units[spec.name] if spec.name == "state" else self._written(spec.name)
+            for spec in self._pool.specs
+        }
         where = {layer: (spec.name, local) for spec in self._pool.specs for local, layer in enumerate(spec.layers)}
         for layer in sorted(where):
             space, local = where[layer]
@@ -278,9 +283,7 @@ class ContentDecoder:
         return np.concatenate(units), np.concatenate(owners)
 
     def _footprint(self, space: str, buffers: tuple[BufferSpec, ...], local: int, *, own: bool) -> Footprint:
-        units, owners = self._units[space]
-        if own and space != "state":
-            units, owners = self._written(space)
+        units, owners = (self._own if own else self._units)[space]
         names = tuple(buffer.name for buffer in buffers)
         return Footprint(space, names, (local, local + 1), units, owners=owners)
 

@@ -30,7 +30,7 @@ from kvcheck.core.workload.synthetic import synthetic_jobs
 from kvcheck.core.workload.traces import read_trace, scale_trace
 
 SYNTHETIC_PAGES = 8
-TRACE_PAGES = 16
+TRACE_PAGES = 24
 MAX_RUNNING = 8
 TRACE_RUNNING = 16
 REFERENCE_RUNNING = 48
@@ -58,7 +58,7 @@ class RetractResume:
             )
         capacity = max(TRACE_PAGES * shape.page_size, 512)
         workload = scale_trace(
-            read_trace(Path(trace), requests), capacity, seed=seed, mean_output=32 if shape.page_size >= 64 else None
+            read_trace(Path(trace), requests), capacity, seed=seed, mean_output=28 if shape.page_size >= 64 else None
         )
         return Load(jobs=workload.jobs, capacity_tokens=capacity, max_running=TRACE_RUNNING, note=workload.note)
 
