@@ -30,6 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("kvcheck.commands.doctor:doctor", "Say what this machine has and what is missing."),
 }
 
+PIPE_CLOSED = 141
+"""What a shell reports for a program whose reader, such as `head`, has gone."""
 
 EXAMPLES: dict[str, str] = {
     "stress": "Examples: kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "
@@ -59,6 +61,16 @@ class LazyGroup(TyperGroup):
             return _placeholder(cmd_name, summary)
         module, name = target.split(":")
         return _command(cmd_name, getattr(importlib.import_module(module), name), summary)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the subcommand. A reader that went away is told apart here: the parser above would exit 1, a finding."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(PIPE_CLOSED) from error
+        return result
 
 
 app = typer.Typer(
@@ -96,9 +108,6 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         _complain("interrupted")
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
     except Exception as error:  # the last line of defence: usage errors of the option parser, then our own faults
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):
             _complain(f"{error.format_message()}; see kvcheck --help")

@@ -56,7 +56,7 @@ def environment() -> dict[str, object]:
 def check_positive(name: str, value: float | None) -> None:
     """Raise UsageError unless the value is absent or at least 1 (times: above 0)."""
     least = 0.001 if name == "--max-time" else 1
-    if value is not None and value < least:
+    if value is not None and not value >= least:  # written so that nan is refused
         raise UsageError(f"{name}: expected at least {least}, got {value}")
 
 

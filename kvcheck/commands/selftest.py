@@ -20,6 +20,7 @@ from kvcheck.commands.report import report_targets, write_reports
 from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import closing_lines
 from kvcheck.core.record import Evidence, Finding, MutantResult, Verdict
+from kvcheck.core.report.store import make_folder
 from kvcheck.core.stress.schedule import Plan
 
 
@@ -50,6 +51,8 @@ def selftest(
         out=out,
         quiet=format_name == "json",
     )
+    for _, path in targets:
+        make_folder(path.parent)
     session.say(f"kvcheck {session.version}  selftest  seed {drawn}  run {session.run_id}")
     session.say()
     interrupted = False

@@ -98,12 +98,14 @@ class Session:
         cell.evidence = cell.evidence.plus(evidence)
         cell.duration_s += duration_s
         cell.findings += len(findings)
-        for finding in findings:
-            if len(self.findings) < MAX_FINDINGS_KEPT:
-                number = len(self.findings) + 1
-                self.findings.append(replace(finding, id=f"{self.run_id}.{number}"))
+        self.keep(findings)
         self.save(complete=False)
         self.progress(f"{cell.id}: schedule {cell.evidence.schedules} of {cell.wanted}")
+
+    def keep(self, findings: tuple[Finding, ...]) -> None:
+        """Number findings as this run's own, so that `kvcheck replay RUN.N` finds them."""
+        for finding in findings[: MAX_FINDINGS_KEPT - len(self.findings)]:
+            self.findings.append(replace(finding, id=f"{self.run_id}.{len(self.findings) + 1}"))
 
     def record(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
         """The record as of now."""

@@ -22,8 +22,8 @@ from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.terminal import cell_line, closing_lines, findings_block
 from kvcheck.core.errors import UsageError
 from kvcheck.core.record import Evidence, Finding, RunRecord, Verdict, read_record
-from kvcheck.core.report.store import find_run
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.report.store import find_run, make_folder
+from kvcheck.core.stress.schedule import MAX_DIGITS, Plan, parse_line
 
 DEFAULT_SCHEDULES = 24
 DEFAULT_MAX_TIME_S = 60.0
@@ -80,6 +80,8 @@ def stress(
         out=out,
         quiet=format_name == "json",
     )
+    for _, path in targets:
+        make_folder(path.parent)
     kept = _resumed(session, out) if resume else {}
     workers = jobs or min(len(plans), session.cpus())
     limit = max_time if max_time is not None else (DEFAULT_MAX_TIME_S if bounded else None)
@@ -104,8 +106,10 @@ def replay(
     check_positive("--times", times)
     lines = _lines_of(what, out)
     worst = Verdict.PASS
-    for line in lines:
-        plan = parse_line(line)
+    plans = [parse_line(line) for line in lines]
+    for plan in plans:
+        _check(plan)
+    for plan in plans:
         verdict, text = _replay(plan, times)
         typer.echo(text)
         worst = Verdict.worst((worst, verdict))
@@ -149,9 +153,13 @@ def _lines_of(what: str, out: Path) -> list[str]:
         lines = [finding.schedule for finding in record.findings if finding.id == f"{record.run_id}.{number}"]
         if not lines:
             raise UsageError(f"run {record.run_id} has no finding {number}; it has {len(record.findings)}")
+        if not lines[0]:
+            raise UsageError(f"finding {what} is of no one schedule; run it again: {record.repro}")
         return lines
     record = read_record(find_run(what, out))
-    lines = list(dict.fromkeys(finding.schedule for finding in record.findings))
+    lines = list(dict.fromkeys(finding.schedule for finding in record.findings if finding.schedule))
+    if not lines and record.findings:
+        raise UsageError(f"run {record.run_id} has findings, but none of one schedule; run it again: {record.repro}")
     if not lines:
         raise UsageError(f"run {record.run_id} has no findings to replay; its verdict is {record.verdict.value}")
     return lines
@@ -168,26 +176,10 @@ def _base_plan(
     transport: str,
     target: str,
 ) -> Plan:
-    from kvcheck.core.backend import BACKENDS
-    from kvcheck.core.stress.strategies import STRATEGIES
-    from kvcheck.core.targets import TARGETS
-    from kvcheck.core.transfer import TRANSPORTS
-
-    kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not (kind == "cuda" and number.isdigit())):
-        raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {device!r}")
-    chosen = backend or ("cuda" if kind == "cuda" else "simulated")
-    BACKENDS.require(chosen)
-    if (chosen == "cuda") != (kind == "cuda"):
-        raise UsageError(f"--backend {chosen} does not run on --device {device}")
-    STRATEGIES.require(strategy)
+    chosen = backend or ("cuda" if device.partition(":")[0] == "cuda" else "simulated")
     if strategy == "replay":
         raise UsageError("--strategy replay: use kvcheck replay with the line that a failure printed")
-    TRANSPORTS.require(transport)
-    TARGETS.require(target)
-    if trace is not None and not trace.is_file():
-        raise UsageError(f"--trace: expected a JSONL file, found none at {trace}")
-    return Plan(
+    plan = Plan(
         scenario="",
         shape="",
         target=target,
@@ -200,6 +192,39 @@ def _base_plan(
         requests=requests,
         trace=None if trace is None else str(trace),
     )
+    _check(plan)
+    return plan
+
+
+def _check(plan: Plan) -> None:
+    """Raise UsageError or UnknownVerdict for what a plan names and this machine or version lacks."""
+    from kvcheck.core.backend import BACKENDS
+    from kvcheck.core.stress.strategies import STRATEGIES
+    from kvcheck.core.targets import TARGETS
+    from kvcheck.core.targets.mutants import mutant
+    from kvcheck.core.transfer import TRANSPORTS
+    from kvcheck.core.workload.traces import read_trace
+
+    kind, colon, number = plan.device.partition(":")
+    if kind not in ("cpu", "cuda") or (colon and not (kind == "cuda" and number.isascii() and number.isdigit())):
+        raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {plan.device!r}")
+    BACKENDS.require(plan.backend)
+    if (plan.backend == "cuda") != (kind == "cuda"):
+        raise UsageError(f"--backend {plan.backend} does not run on --device {plan.device}")
+    STRATEGIES.require(plan.strategy)
+    TRANSPORTS.require(plan.transport)
+    TARGETS.require(plan.target)
+    if plan.mutant is not None:
+        mutant(plan.mutant)
+    check_positive("requests", plan.requests)
+    if len(str(abs(plan.seed))) > MAX_DIGITS:
+        raise UsageError(f"--seed: expected an integer of at most {MAX_DIGITS} digits, got {plan.seed}")
+    if plan.trace is not None:
+        read_trace(Path(plan.trace), plan.requests)
+    if kind == "cuda":
+        from kvcheck.core.backend.cuda import CudaBackend
+
+        CudaBackend(int(number or 0))
 
 
 def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
@@ -297,7 +322,7 @@ def _resumed(session: Session, out: Path) -> dict[str, Cell]:
         record = read_record(folder)
         if record.complete or record.plan != session.plan:
             continue
-        session.findings.extend(record.findings)
+        session.keep(record.findings)
         cells = {}
         for row in record.scenarios:
             if row.verdict is not Verdict.UNKNOWN:

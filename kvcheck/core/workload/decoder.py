@@ -49,7 +49,11 @@ class ReadSink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Observation:
-    """One comparison of a pass, not looked at yet. bad: bool [rows]; units: [rows] pages or slots."""
+    """One comparison of a pass, not looked at yet.
+
+    bad: bool [n] or [n, tokens]; rows: words of the same leading shape. units: [n] pages or slots.
+    chunk, positions: [n]; where `tokens` is not 1, positions are those of the first token of each page.
+    """
 
     site: content.Site
     bad: torch.Tensor
@@ -58,6 +62,7 @@ class _Observation:
     offsets: torch.Tensor | None
     chunk: IndexArray
     positions: IndexArray
+    tokens: int
 
 
 class ContentDecoder:
@@ -105,7 +110,7 @@ class ContentDecoder:
         """Report what the pass saw; the tokens it samples."""
         deltas = [0] * len(self._chunks)
         for seen in self._observed:
-            self._sink.verified(seen.site.buffer, seen.rows.numel())
+            self._sink.verified(seen.site.buffer, self._compared(seen) * seen.rows.shape[-1])
             if bool(seen.bad.any()):
                 self._report(seen, deltas)
         tokens = []
@@ -117,6 +122,12 @@ class ContentDecoder:
             tokens.append(token)
         self._observed = []
         return tuple(tokens)
+
+    def _compared(self, seen: _Observation) -> int:
+        """Rows that a comparison judged: the unused tail of a last page and a state that does not exist yet are not."""
+        if seen.site.space == "state":
+            return sum(chunk.start > 0 for chunk in self._chunks)
+        return len(seen.positions) if seen.tokens == 1 else sum(chunk.stop for chunk in self._chunks)
 
     def metadata(self, request: int) -> Mapping[str, torch.Tensor]:
         """The fields this request uses."""
@@ -209,11 +220,8 @@ class ContentDecoder:
                 site = content.Site(space, buffer.name, piece.name, layer)
                 view = self._piece(rows, piece)
                 bad = differing_torch(view, plan.page_codes, self._mask(site, view.shape[-1])) & plan.page_valid
-                offsets = torch.arange(size, device=bad.device).expand(len(rows), size).reshape(-1)
-                positions = (plan.page_number[:, None] * size + np.arange(size)).reshape(-1)
-                flat = view.reshape(-1, view.shape[-1])
-                units = pages.repeat_interleave(size)
-                self._observe(site, bad.reshape(-1), flat, units, offsets, np.repeat(plan.page_chunk, size), positions)
+                starts = plan.page_number * size
+                self._observe(site, bad, view, pages, None, plan.page_chunk, starts, tokens=size)
 
     def _observe(
         self,
@@ -224,9 +232,19 @@ class ContentDecoder:
         offsets: torch.Tensor | None,
         chunk: IndexArray,
         positions: IndexArray,
+        tokens: int = 1,
     ) -> None:
         self._observed.append(
-            _Observation(site=site, bad=bad, rows=rows, units=units, offsets=offsets, chunk=chunk, positions=positions)
+            _Observation(
+                site=site,
+                bad=bad,
+                rows=rows,
+                units=units,
+                offsets=offsets,
+                chunk=chunk,
+                positions=positions,
+                tokens=tokens,
+            )
         )
 
     # Where things lie
@@ -298,18 +316,19 @@ class ContentDecoder:
         return np.concatenate(units), np.concatenate(owners)
 
     def _report(self, seen: _Observation, deltas: list[int]) -> None:
-        bad = torch.nonzero(seen.bad).view(-1).cpu().numpy()
+        bad = torch.nonzero(seen.bad.reshape(-1)).view(-1).cpu().numpy()
         words = seen.rows[seen.bad].cpu().numpy()
-        for at, row in zip(bad, words, strict=True):
-            deltas[int(seen.chunk[at])] += mix64_int(int(row[0]) & ((1 << 64) - 1)) | 1
-        reported: dict[int, int] = {}
-        counts = np.bincount(seen.chunk[bad], minlength=len(self._chunks))
-        for at, row in zip(bad, words, strict=True):
-            which = int(seen.chunk[at])
-            reported[which] = reported.get(which, 0) + 1
+        at_unit, in_unit = bad // seen.tokens, bad % seen.tokens
+        chunks = seen.chunk[at_unit]
+        counts = np.bincount(chunks, minlength=len(self._chunks))
+        reported = [0] * len(self._chunks)
+        for which, unit, token, row in zip(chunks, at_unit, in_unit, words, strict=True):
+            deltas[which] += mix64_int(int(row[0]) & ((1 << 64) - 1)) | 1
+            reported[which] += 1
             if reported[which] > MAX_ROWS_REPORTED:
                 continue
-            request, position = self._chunks[which].request, int(seen.positions[at])
+            request, position = self._chunks[which].request, int(seen.positions[unit] + token)
+            offset = int(token) if seen.offsets is None else int(seen.offsets[unit])
             self._sink.mismatch(
                 Mismatch(
                     request=request,
@@ -317,8 +336,8 @@ class ContentDecoder:
                     buffer=seen.site.buffer,
                     piece=seen.site.piece,
                     layer=seen.site.layer,
-                    page=int(seen.units[at]),
-                    row=0 if seen.offsets is None else int(seen.offsets[at]),
+                    page=int(seen.units[unit]),
+                    row=offset,
                     position=position,
                     author=int(self._authors[request][position]),
                     words=tuple(int(value) for value in row[:64]),
