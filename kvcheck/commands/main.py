@@ -41,6 +41,7 @@ EXAMPLES: dict[str, str] = {
     "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token",
     "report": "Examples: kvcheck report 20260102-030405-0c4e | kvcheck report 20260102 -o html=report.html",
     "list": "Examples: kvcheck list mutants | kvcheck list shapes --json",
+    "doctor": "Example: kvcheck doctor --out runs",
     "explain": "Examples: kvcheck explain KV102 | kvcheck explain offload-skips-index-buffer",
 }
 
@@ -57,7 +58,7 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         target, summary = COMMANDS[cmd_name]
-        if ctx.resilient_parsing or _asks_for_help(sys.argv[1:]):
+        if ctx.resilient_parsing or _asks_for_help(ctx.obj):
             return _placeholder(cmd_name, summary)
         module, name = target.split(":")
         return _command(cmd_name, getattr(importlib.import_module(module), name), summary)
@@ -100,7 +101,7 @@ def _root(
 def run(arguments: list[str]) -> int:
     """Run one command line; returns its exit code and never raises."""
     try:
-        code = get_command(app).main(args=arguments, prog_name="kvcheck", standalone_mode=False)
+        code = get_command(app).main(args=[*arguments], prog_name="kvcheck", standalone_mode=False, obj=arguments)
         return code if isinstance(code, int) else 0
     except KvcheckError as error:
         _complain(str(error))
@@ -127,7 +128,7 @@ def main() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
-def _asks_for_help(arguments: list[str]) -> bool:
+def _asks_for_help(arguments: list[str] | None) -> bool:
     return not arguments or arguments[0] in ("-h", "--help")
 
 

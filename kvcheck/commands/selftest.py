@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +24,7 @@ from kvcheck.core.stress.schedule import Plan
 
 
 def selftest(
+    ctx: typer.Context,
     mutants: Annotated[list[str] | None, typer.Argument(help="Mutants; all when none is named.")] = None,
     schedules: Annotated[int, typer.Option(help="Schedules before a mutant counts as survived.")] = 32,
     seed: Annotated[int | None, typer.Option(help="Integer; one is drawn and printed when absent.")] = None,
@@ -44,7 +44,7 @@ def selftest(
     chosen = [mutant(name) for name in mutants or MUTANTS]
     drawn = draw_seed() if seed is None else seed
     session = Session(
-        argv=sys.argv[1:],
+        argv=[*ctx.obj],
         repro=f"kvcheck selftest --seed {drawn}",
         seed=drawn,
         plan={"schedules": schedules, "mutants": [each.name for each in chosen]},

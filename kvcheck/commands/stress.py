@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +31,7 @@ Names = Annotated[list[str] | None, typer.Argument(help="Scenarios; all when non
 
 
 def stress(
+    ctx: typer.Context,
     scenarios: Names = None,
     shape: Annotated[list[str] | None, typer.Option(help="Shape preset; repeatable. Default: all tiny ones.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
@@ -73,8 +73,8 @@ def stress(
     wanted = schedules or (1 if trace is not None else DEFAULT_SCHEDULES)
     bounded = schedules is None and trace is None
     session = Session(
-        argv=sys.argv[1:],
-        repro=_repro(drawn, seed),
+        argv=[*ctx.obj],
+        repro=_repro([*ctx.obj], drawn, seed),
         seed=drawn,
         plan={"schedules": wanted, "max_time_s": max_time, "cells": [plan.line() for plan in plans]},
         out=out,
@@ -345,6 +345,6 @@ def _cell_id(plan: Plan) -> str:
     return f"{plan.scenario}/{plan.shape}"
 
 
-def _repro(drawn: int, seed: int | None) -> str:
+def _repro(argv: list[str], drawn: int, seed: int | None) -> str:
     extra = [] if seed is not None else ["--seed", str(drawn)]
-    return shlex.join(["kvcheck", *sys.argv[1:], *extra])
+    return shlex.join(["kvcheck", *argv, *extra])

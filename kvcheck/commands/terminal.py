@@ -53,11 +53,13 @@ def finding_lines(number: int, finding: Finding) -> list[str]:
 
 
 def findings_block(findings: tuple[Finding, ...]) -> list[str]:
-    """The first findings of different kinds, and how many were left out."""
+    """The first findings of different kinds, each code before a code's second kind, and how many were left out."""
     kinds: dict[tuple[str, str | None, str], Finding] = {}
     for finding in findings:
         kinds.setdefault((finding.code, finding.buffer, finding.shape), finding)
-    shown = list(kinds.values())[:MAX_SHOWN]
+    first_of_code = {finding.code: finding for finding in reversed(kinds.values())}
+    ordered = sorted(kinds.values(), key=lambda finding: finding is not first_of_code[finding.code])
+    shown = ordered[:MAX_SHOWN]
     lines = [line for number, finding in enumerate(shown, 1) for line in (*finding_lines(number, finding), "")]
     if len(findings) > len(shown):
         lines.append(f"    and {len(findings) - len(shown)} more findings in the report")
