@@ -63,6 +63,8 @@ UNUSABLE = {
     "replay key": (["replay", "retract-resume:nope=1"], "got 'nope=1'"),
     "replay scenario": (["replay", "nope:shape=llama-3-tiny"], "unknown scenario 'nope'"),
     "replay shape": (["replay", "retract-resume:shape=nope"], "unknown shape 'nope'"),
+    "replay key twice": (["replay", f"{LINE},seed=1,seed=2"], "expected each key once, got seed twice"),
+    "replay escape": (["replay", f"{LINE},trace=a%2"], "expected %XX escapes in trace, got 'a%2'"),
     "replay mutant": (["replay", f"{LINE},mutant=nope"], "unknown mutant 'nope'"),
     "replay device": (["replay", f"{LINE},device=tpu"], "expected cpu, cuda or cuda:N, got 'tpu'"),
     "replay requests": (["replay", f"{LINE},requests=0"], "requests: expected at least 1, got 0"),
@@ -147,6 +149,13 @@ def test_a_pass_exits_0_and_stdout_is_the_record_alone(tmp_path: Path, capsys: p
     assert json.loads(printed.out) == record
     assert (record["verdict"], record["complete"], record["exit_code"]) == ("pass", True, 0)
     assert record["argv"][: len(SMALL)] == SMALL
+
+
+def test_the_packaged_trace_is_named_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*SMALL, "--trace", "sample", "--requests", "100", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    (cell,) = only_record(tmp_path)["scenarios"]
+    assert cell["evidence"]["requests"] == 100
 
 
 def test_cuda_without_a_device_exits_4(

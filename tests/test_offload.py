@@ -249,8 +249,21 @@ def test_a_window_of_another_length_is_refused_with_both_lengths() -> None:
     new = pool.open(2)
     assert new is not None
     assert pool.grow(new, 17, query=0)  # nothing has been passed: five window pages instead of three
-    with pytest.raises(LengthMismatch, match=r"restore window\.k of request 1: 9 saved rows for 17 rows"):
+    with pytest.raises(LengthMismatch, match="was live from page 2, that of the new holding is from page 0"):
         offload.restore(value, new)
+
+
+def test_a_value_of_another_length_is_refused_before_its_first_buffer_is_written() -> None:
+    pool, offload, _ = pool_of("glm-5.1-tiny")
+    value = offload.save(holding_of(pool, 1, 3))
+    last = value.buffers[-1]
+    short = replace(value, buffers=(*value.buffers[:-1], replace(last, words=last.words[:, :-1])))
+    words = live_words(pool)
+    write_distinct(words, 1)
+    before = copies(words)
+    with pytest.raises(LengthMismatch, match=f"restore {last.space}.{last.name} of request 1"):
+        offload.restore(short, holding_of(pool, 2, 3))
+    assert differing(words, before) == []
 
 
 @pytest.mark.parametrize(("name", "tokens"), CASES)

@@ -18,7 +18,7 @@ from kvcheck.core.errors import UsageError
 from kvcheck.core.paging import pages_for
 from kvcheck.core.workload.jobs import Job, token_authors
 from kvcheck.core.workload.mix import Mix
-from kvcheck.core.workload.synthetic import sample_trace_path, sample_trace_text, synthetic_jobs
+from kvcheck.core.workload.synthetic import sample_trace_path, sample_trace_text, synthetic_jobs, trace_file
 from kvcheck.core.workload.traces import BLOCK_TOKENS, TraceRow, read_trace, scale_trace
 
 # Read when the module is, because tests run without kvcheck's settings in their environment.
@@ -388,3 +388,8 @@ def test_synthetic_jobs_refuse_what_cannot_be() -> None:
         synthetic_jobs(64, 256, requests=1, seed=0, chunk_tokens=64)
     with pytest.raises(UsageError, match="of at least 1, got 4, 0 and 1"):
         synthetic_jobs(4, 256, requests=1, seed=0, chunk_tokens=0)
+
+
+def test_the_trace_of_a_name_is_its_path_or_the_packaged_one() -> None:
+    assert trace_file("sample") == sample_trace_path()
+    assert trace_file("./sample") == Path("sample")

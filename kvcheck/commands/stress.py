@@ -40,7 +40,9 @@ def stress(
     schedules: Annotated[int | None, typer.Option(help="Schedules for each scenario and shape.")] = None,
     max_time: Annotated[float | None, typer.Option(help="Seconds for the whole run.")] = None,
     seed: Annotated[int | None, typer.Option(help="Integer; one is drawn and printed when absent.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Requests in Mooncake's JSONL format.")] = None,
+    trace: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Requests in Mooncake's JSONL format; sample: the packaged ones.")
+    ] = None,
     requests: Annotated[int | None, typer.Option(help="Requests of a schedule, or of the trace.")] = None,
     mutant: Annotated[str | None, typer.Option(help="Put this bug back; see kvcheck list mutants.")] = None,
     transport: Annotated[str, typer.Option(help="How metadata travels.")] = "loopback",
@@ -170,7 +172,7 @@ def _base_plan(
     backend: str | None,
     strategy: str,
     seed: int,
-    trace: Path | None,
+    trace: str | None,
     requests: int | None,
     mutant: str | None,
     transport: str,
@@ -190,7 +192,7 @@ def _base_plan(
         strategy="random" if trace is not None and strategy == "portfolio" else strategy,
         seed=seed,
         requests=requests,
-        trace=None if trace is None else str(trace),
+        trace=trace,
     )
     _check(plan)
     return plan
@@ -203,6 +205,7 @@ def _check(plan: Plan) -> None:
     from kvcheck.core.targets import TARGETS
     from kvcheck.core.targets.mutants import mutant
     from kvcheck.core.transfer import TRANSPORTS
+    from kvcheck.core.workload.synthetic import trace_file
     from kvcheck.core.workload.traces import read_trace
 
     kind, colon, number = plan.device.partition(":")
@@ -220,7 +223,7 @@ def _check(plan: Plan) -> None:
     if len(str(abs(plan.seed))) > MAX_DIGITS:
         raise UsageError(f"--seed: expected an integer of at most {MAX_DIGITS} digits, got {plan.seed}")
     if plan.trace is not None:
-        read_trace(Path(plan.trace), plan.requests)
+        read_trace(trace_file(plan.trace), plan.requests)
     if kind == "cuda":
         from kvcheck.core.backend.cuda import CudaBackend
 

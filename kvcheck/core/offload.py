@@ -70,7 +70,7 @@ class Offload:
         value = OffloadedKV(
             request=holding.request,
             tokens=tokens,
-            window_start=int(np.count_nonzero(holding.window_pages == 0)) if self.pool.has_window else 0,
+            window_start=self._window_start(holding),
             shape_name=self.pool.shape.name,
             buffers=(),
             saved=behind,
@@ -87,7 +87,7 @@ class Offload:
                 partial(gather_rows_torch, target[:, a:b], source, index) for a, b, index in self._chunks(rows)
             )
             units = self.pool.unit_ids(holding, space, tokens)
-            reads = (self._footprint(space, buffer, units, holding.request),)
+            reads = (self._footprint(space, buffer.name, units, holding.request),)
             self._backend.submit(
                 Operation("offload.save", parts, holding.request), lane=self._d2h, reads=reads, after=(behind,)
             )
@@ -101,13 +101,7 @@ class Offload:
         self._check(offloaded, holding)
         behind = self._mark_forward()
         for kept in self.restored_buffers(offloaded):
-            buffer = self.pool.sets[kept.space].buffer(kept.name)
-            rows = self.pool.row_ids(holding, kept.space, buffer, offloaded.tokens)
-            if len(rows) != kept.words.shape[1]:
-                raise LengthMismatch(
-                    f"restore {kept.space}.{kept.name} of request {offloaded.request}: "
-                    f"{kept.words.shape[1]} saved rows for {len(rows)} rows of the new holding"
-                )
+            rows = self._restored_rows(holding, kept, offloaded.tokens)
             target = self.pool.sets[kept.space].write_view(kept.name)
             parts = tuple(
                 partial(scatter_rows_torch, target, kept.words[:, a:b], index) for a, b, index in self._chunks(rows)
@@ -116,7 +110,7 @@ class Offload:
             self._backend.submit(
                 Operation("offload.restore", parts, holding.request),
                 lane=self._h2d,
-                writes=(self._footprint(kept.space, buffer, units, holding.request),),
+                writes=(self._footprint(kept.space, kept.name, units, holding.request),),
                 after=(offloaded.saved, behind),
             )
         done = self._backend.signal()
@@ -141,6 +135,13 @@ class Offload:
         """The request's own rows. (mutant: offload-saves-wrong-pages)"""
         return self.pool.row_ids(holding, space, buffer, tokens)
 
+    def _restored_rows(self, holding: Holding, kept: OffloadedBuffer, tokens: int) -> IndexArray:
+        buffer = self.pool.sets[kept.space].buffer(kept.name)
+        return self.pool.row_ids(holding, kept.space, buffer, tokens)
+
+    def _window_start(self, holding: Holding) -> int:
+        return int(np.count_nonzero(holding.window_pages == 0)) if self.pool.has_window else 0
+
     def _check(self, offloaded: OffloadedKV, holding: Holding) -> None:
         expected = [(space, buffer.name) for space, buffer in self._table()]
         got = [(kept.space, kept.name) for kept in offloaded.buffers]
@@ -154,6 +155,18 @@ class Offload:
                 f"restore of request {offloaded.request}: {offloaded.tokens} tokens do not fit "
                 f"{len(holding.pages)} pages of {self.pool.page_size}"
             )
+        if self._window_start(holding) != offloaded.window_start:
+            raise LengthMismatch(
+                f"restore of request {offloaded.request}: its window was live from page {offloaded.window_start}, "
+                f"that of the new holding is from page {self._window_start(holding)}"
+            )
+        for kept in offloaded.buffers:
+            rows = self._restored_rows(holding, kept, offloaded.tokens)
+            if len(rows) != kept.words.shape[1]:
+                raise LengthMismatch(
+                    f"restore {kept.space}.{kept.name} of request {offloaded.request}: "
+                    f"{kept.words.shape[1]} saved rows for {len(rows)} rows of the new holding"
+                )
 
     def _chunks(self, rows: IndexArray) -> Iterator[tuple[int, int, torch.Tensor]]:
         for start in range(0, len(rows), CHUNK_ROWS):
@@ -163,9 +176,9 @@ class Offload:
     def _layers(self, space: str) -> int:
         return len(self.pool.sets[space].spec.layers)
 
-    def _footprint(self, space: str, buffer: BufferSpec, units: IndexArray, request: int) -> Footprint:
+    def _footprint(self, space: str, buffer: str, units: IndexArray, request: int) -> Footprint:
         owners = np.full(len(units), request, dtype=np.int64)
-        return Footprint(space, (buffer.name,), (0, self._layers(space)), units, owners=owners)
+        return Footprint(space, (buffer,), (0, self._layers(space)), units, owners=owners)
 
     def _mark_forward(self) -> Signal:
         behind = self._backend.signal()

@@ -10,13 +10,14 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import quote, unquote
 
 from kvcheck.core.errors import UsageError
 
 MAX_DIGITS = 20
+BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,10 @@ def parse_line(line: str) -> Plan:
             raise UsageError(
                 f"schedule line: expected one of {', '.join(sorted(known))} as key=value, got {pair[:80]!r}"
             )
+        if key in values:
+            raise UsageError(f"schedule line: expected each key once, got {key} twice")
+        if BROKEN_ESCAPE.search(text):
+            raise UsageError(f"schedule line: expected %XX escapes in {key}, got {text[:80]!r}; copy the whole line")
         value = unquote(text, errors="surrogateescape")
         if key in ("seed", "schedule", "requests"):
             digits = value.removeprefix("-") if key == "seed" else value
@@ -80,8 +85,3 @@ def parse_line(line: str) -> Plan:
     if "shape" not in values:
         raise UsageError("schedule line: expected shape=NAME, found none")
     return Plan(**values)  # type: ignore[arg-type]
-
-
-def trace_path(plan: Plan) -> Path | None:
-    """The trace file of a plan."""
-    return None if plan.trace is None else Path(plan.trace)

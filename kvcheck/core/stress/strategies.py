@@ -9,21 +9,32 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from kvcheck.core.backend.simulated import Choice, Chooser
 from kvcheck.core.errors import UsageError
 from kvcheck.core.registry import Registry
 from kvcheck.core.workload.mix import Mix
 
-STRATEGIES: Registry[type[Chooser]] = Registry(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """What a strategy is made from. choices: recorded choices as text, for a replay."""
+
+    seed: int
+    schedule: int
+    choices: str | None
+
+
+STRATEGIES: Registry[Callable[[Draw], Chooser]] = Registry(
     "strategy",
     {
-        "portfolio": "kvcheck.core.stress.strategies:RandomStrategy",
-        "eager": "kvcheck.core.stress.strategies:EagerStrategy",
-        "lazy": "kvcheck.core.stress.strategies:LazyStrategy",
-        "random": "kvcheck.core.stress.strategies:RandomStrategy",
-        "replay": "kvcheck.core.stress.strategies:ReplayStrategy",
+        "portfolio": "kvcheck.core.stress.strategies:portfolio",
+        "eager": "kvcheck.core.stress.strategies:eager",
+        "lazy": "kvcheck.core.stress.strategies:lazy",
+        "random": "kvcheck.core.stress.strategies:seeded_random",
+        "replay": "kvcheck.core.stress.strategies:replay",
     },
 )
 
@@ -105,26 +116,38 @@ def encode_choices(choices: bytes) -> str:
 def decode_choices(text: str) -> bytes:
     """The inverse. Raises UsageError for text that is not recorded choices."""
     try:
-        return zlib.decompress(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        return zlib.decompress(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True))
     except (ValueError, zlib.error) as error:
         raise UsageError(f"schedule line: choices are damaged ({error}); copy the whole line") from error
 
 
 def make_strategy(name: str, *, seed: int, schedule: int, choices: str | None) -> Chooser:
-    """The strategy for one schedule. "portfolio" is eager, then lazy, then random."""
-    if name == "portfolio":
-        name = ("eager", "lazy")[schedule] if schedule < 2 else "random"
-    if name == "eager":
-        return EagerStrategy()
-    if name == "lazy":
-        return LazyStrategy()
-    if name == "random":
-        return RandomStrategy(Mix(seed * 1_000_003 + schedule).next_u64())
-    if name == "replay":
-        if choices is None:
-            raise UsageError(
-                "strategy replay needs recorded choices; use kvcheck replay with the line a failure printed"
-            )
-        return ReplayStrategy(decode_choices(choices))
-    STRATEGIES.require(name)
-    raise UsageError(f"strategy {name!r} cannot be used alone")
+    """The named strategy for one schedule. Raises UsageError for an unknown name."""
+    return STRATEGIES.load(name)(Draw(seed=seed, schedule=schedule, choices=choices))
+
+
+def portfolio(draw: Draw) -> Chooser:
+    """Eager, then lazy, then random: the first two find most bugs and cost two schedules."""
+    return (eager, lazy)[draw.schedule](draw) if draw.schedule < 2 else seeded_random(draw)
+
+
+def eager(draw: Draw) -> Chooser:
+    """The same for every schedule."""
+    return EagerStrategy()
+
+
+def lazy(draw: Draw) -> Chooser:
+    """The same for every schedule."""
+    return LazyStrategy()
+
+
+def seeded_random(draw: Draw) -> Chooser:
+    """Another stream for every seed and schedule."""
+    return RandomStrategy(Mix(draw.seed * 1_000_003 + draw.schedule).next_u64())
+
+
+def replay(draw: Draw) -> Chooser:
+    """Recorded choices. Raises UsageError where there are none or they are damaged."""
+    if draw.choices is None:
+        raise UsageError("strategy replay needs recorded choices; use kvcheck replay with the line a failure printed")
+    return ReplayStrategy(decode_choices(draw.choices))

@@ -80,6 +80,11 @@ def sample_trace_path() -> Path:
     return Path(__file__).parent / "data" / "sample_trace.jsonl"
 
 
+def trace_file(name: str) -> Path:
+    """The file behind `--trace`: a path, or "sample" for the packaged one ("./sample" is a file of that name)."""
+    return sample_trace_path() if name == "sample" else Path(name)
+
+
 def sample_trace_text() -> str:
     """The contents of the packaged trace."""
     rows = sample_trace_rows(requests=SAMPLE_REQUESTS, seed=SAMPLE_SEED)

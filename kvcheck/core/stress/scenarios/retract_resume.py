@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from kvcheck.core.backend.backend import Backend
 from kvcheck.core.backend.eager import EagerBackend
@@ -26,7 +25,7 @@ from kvcheck.core.targets.target import Engine, Setup, Target
 from kvcheck.core.transfer.metadata import MetadataField
 from kvcheck.core.workload.decoder import ContentDecoder, prompt_tokens
 from kvcheck.core.workload.jobs import Job
-from kvcheck.core.workload.synthetic import synthetic_jobs
+from kvcheck.core.workload.synthetic import synthetic_jobs, trace_file
 from kvcheck.core.workload.traces import read_trace, scale_trace
 
 SYNTHETIC_PAGES = 8
@@ -57,9 +56,8 @@ class RetractResume:
                 jobs=jobs, capacity_tokens=capacity, max_running=MAX_RUNNING, note=f"{len(jobs)} synthetic requests"
             )
         capacity = max(TRACE_PAGES * shape.page_size, 512)
-        workload = scale_trace(
-            read_trace(Path(trace), requests), capacity, seed=seed, mean_output=28 if shape.page_size >= 64 else None
-        )
+        rows = read_trace(trace_file(trace), requests)
+        workload = scale_trace(rows, capacity, seed=seed, mean_output=28 if shape.page_size >= 64 else None)
         return Load(jobs=workload.jobs, capacity_tokens=capacity, max_running=TRACE_RUNNING, note=workload.note)
 
     def reference(self, shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
