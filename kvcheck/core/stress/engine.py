@@ -62,7 +62,7 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one schedule gave. reason: why the verdict is UNKNOWN. digest: of the number of events and all findings."""
+    """What one schedule gave. reason: why the verdict is UNKNOWN. digest: of choices, event count and findings."""
 
     plan: Plan
     findings: tuple[Finding, ...]
@@ -124,7 +124,7 @@ class StressEngine:
             findings=findings,
             evidence=count.total(events=history.count, evictions=evictions),
             broken_oracles=broken,
-            digest=_digest(history, findings),
+            digest=_digest(history, recorder, findings),
             judged={oracle.name: oracle.judged for oracle in oracles},
         )
 
@@ -195,9 +195,10 @@ def _complete(finding: Finding, plan: Plan) -> Finding:
     )
 
 
-def _digest(history: History, findings: tuple[Finding, ...]) -> int:
-    """A checksum of the number of events and of everything found: equal runs have equal digests."""
+def _digest(history: History, recorder: Recorder | None, findings: tuple[Finding, ...]) -> int:
+    """A checksum of the choices made, the number of events and everything found: equal runs have equal digests."""
     told = [
         (f.code, f.oracle, f.buffer, f.layer, f.page, f.row, f.request, f.seen_request, f.message) for f in findings
     ]
-    return zlib.crc32(repr((history.count, told)).encode())
+    choices = b"" if recorder is None else bytes(recorder.choices)
+    return zlib.crc32(choices, zlib.crc32(repr((history.count, told)).encode()))
