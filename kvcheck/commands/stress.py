@@ -232,6 +232,7 @@ def _check(plan: Plan) -> None:
 
 def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
     from kvcheck.core.stress.scenarios import SCENARIOS
+    from kvcheck.core.targets.mutants import mutant
     from kvcheck.core.workload.shapes import TINY_SHAPES
     from kvcheck.core.workload.shapes import shape as shape_named
 
@@ -240,18 +241,19 @@ def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
     for name in shapes:
         shape_named(name)
     if base.mutant is not None:
-        shapes = shapes or [_mutant_shape(base.mutant)]
-    return [
-        dataclasses.replace(base, scenario=scenario, shape=shape)
+        shapes = shapes or [mutant(base.mutant).shape]
+        scenarios = scenarios or [mutant(base.mutant).scenario]
+    cells = [
+        dataclasses.replace(base, scenario=scenario, shape=name)
         for scenario in dict.fromkeys(scenarios or SCENARIOS.names())
-        for shape in dict.fromkeys(shapes or TINY_SHAPES)
+        for name in dict.fromkeys(shapes or TINY_SHAPES)
+        if shape_named(name).family in SCENARIOS.load(scenario).families
     ]
-
-
-def _mutant_shape(name: str) -> str:
-    from kvcheck.core.targets.mutants import mutant
-
-    return mutant(name).shape
+    if not cells:
+        raise UsageError(
+            f"{', '.join(scenarios)} does not apply to {', '.join(shapes)}; kvcheck list scenarios says what each needs"
+        )
+    return cells
 
 
 def _collect(session: Session, orders: list[Order], workers: int, *, is_bounded: bool) -> bool:

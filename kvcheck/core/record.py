@@ -52,9 +52,16 @@ class Evidence:
     retractions: int | None = None
     resumes: int | None = None
     foreign_reuses: int | None = None
+    lookups: int | None = None
+    pages_wanted: int | None = None
+    device_hit_pages: int | None = None
+    host_hit_pages: int | None = None
+    storage_hit_pages: int | None = None
+    backups: int | None = None
     loads: int | None = None
     device_evictions: int | None = None
     host_evictions: int | None = None
+    host_evictions_during_load: int | None = None
     transfers: int | None = None
     aborts: int | None = None
     words_verified: dict[str, int] = field(default_factory=dict)

@@ -1,11 +1,12 @@
-"""Prefix tree over whole pages: match, insert, split, lock, evict, on the device tier.
+"""Prefix tree over whole pages and two tiers: match, insert, split, lock, remove.
 
-    root --[page, page]--> node --[page]--> node        an edge holds whole pages of tokens and their page ids
+    root --[page, page]--> node --[page]--> node        an edge holds whole pages of tokens
 
 Invariants:
-- A node's pages belong to the tree; its index values are owned copies that are never changed, only replaced.
-- A locked node, and every ancestor of it, is not evicted.
-- Eviction takes unlocked leaves, least recently used first; ties go to the older node.
+- Nodes with device pages form a tree from the root; so do nodes with host pages, above those that have none yet.
+- A match never crosses a node that neither tier holds; such a node is removed.
+- Splitting keeps locks and pending transfers on both halves.
+- Nothing here allocates, frees or moves: the cache does.
 """
 
 from __future__ import annotations
@@ -17,148 +18,277 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcheck.core.errors import LengthMismatch
+from kvcheck.core.hicache.node import ABSENT, Node, Tier, owned
+from kvcheck.core.hicache.storage import chain_hashes
 from kvcheck.core.paging import IndexArray
-from kvcheck.core.pools.allocator import IdAllocator
 
 Tokens = npt.NDArray[np.int64]
 
 
-class Node:
-    """A run of pages after its parent's. keys: one bytes value a page, the page's tokens. pages: their ids."""
-
-    __slots__ = ("children", "keys", "last_used", "locks", "ordinal", "pages", "parent")
-
-    def __init__(self, keys: tuple[bytes, ...], pages: IndexArray, parent: Node | None, ordinal: int) -> None:
-        self.keys = keys
-        self.pages = pages
-        self.parent = parent
-        self.ordinal = ordinal
-        self.children: dict[bytes, Node] = {}
-        self.locks = 0
-        self.last_used = 0
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Pages of the longest cached prefix, and the node that ends it."""
+    """The longest prefix that can be served. nodes: its path, root left out, ending exactly at `pages`.
 
-    pages: IndexArray
+    device_pages: leading pages that are on the device; the rest is on the host.
+    """
+
     node: Node
+    nodes: tuple[Node, ...]
+    pages: int
+    device_pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a request gives the tree for a prefix: [n] pages, [n] window pages (ABSENT: gone), a state slot."""
+
+    full: IndexArray
+    window: IndexArray | None = None
+    state: int = ABSENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What the tree took of an offer: bool [n] for pages and window pages, and whether the state slot."""
+
+    node: Node
+    full: npt.NDArray[np.bool_]
+    window: npt.NDArray[np.bool_]
+    state: bool
+    grown: tuple[Node, ...]
 
 
 class PrefixTree:
-    """Cached prefixes of finished and prefilled requests."""
+    """Cached prefixes. window: tokens a window layer sees, 0 without; has_state: prefixes end at a state."""
 
-    def __init__(self, page_size: int, allocator: IdAllocator) -> None:
+    def __init__(self, page_size: int, *, window: int = 0, has_state: bool = False) -> None:
         self.page_size = page_size
-        self._allocator = allocator
+        self._window = window
+        self._has_state = has_state
         self._created = 0
         self._clock = 0
-        self.root = self._node((), np.zeros(0, dtype=np.int64), None)
-        self.pages_cached = 0
-        self.evictions = 0
+        self.root = self._node((), (), None)
+        self.root.device.full = owned(np.zeros(0, dtype=np.int64))
+        self.root.host.full = owned(np.zeros(0, dtype=np.int64))
 
-    def match(self, tokens: Tokens) -> Match:
-        """The longest prefix in whole pages; splits a node where the match ends inside it."""
+    def keys(self, tokens: Tokens) -> list[bytes]:
+        """Token bytes of each whole page."""
+        size = self.page_size
+        return [tokens[i * size : (i + 1) * size].tobytes() for i in range(len(tokens) // size)]
+
+    def chain(self, tokens: Tokens) -> tuple[bytes, ...]:
+        """One hash a whole page, each covering all pages before it."""
+        return chain_hashes(self.keys(tokens))
+
+    def match(self, tokens: Tokens, *, priority: int = 0, device_only: bool = False) -> Match:
+        """The longest servable prefix in whole pages; splits a node where it ends inside one."""
         self._clock += 1
-        node, found = self.root, [self.root.pages]
-        keys = self._keys(tokens)
-        at = 0
-        while at < len(keys) and (child := node.children.get(keys[at])) is not None:
-            same = _common(child.keys, keys[at:])
-            if same < len(child.keys):
-                child = self._split(child, same)
-            child.last_used = self._clock
-            found.append(child.pages)
-            at += same
-            node = child
-        return Match(np.concatenate(found), node)
+        path = self._walk(self.keys(tokens))
+        pages = self._servable(path, device_only=device_only)
+        nodes: list[Node] = []
+        device = at = 0
+        for node in path:
+            if at >= pages:
+                break
+            if at + len(node.keys) > pages:
+                node = self._split(node, pages - at)
+            at += len(node.keys)
+            device = at if node.device.is_live else device
+            node.last_used = self._clock
+            node.hits += 1
+            node.priority = max(node.priority, priority)
+            nodes.append(node)
+        return Match(
+            node=nodes[-1] if nodes else self.root, nodes=tuple(nodes), pages=pages, device_pages=min(device, pages)
+        )
 
-    def insert(self, tokens: Tokens, pages: IndexArray) -> int:
-        """Cache whole pages of a sequence. pages: [len(tokens) // page_size].
+    def device_match(self, tokens: Tokens) -> tuple[Node, int]:
+        """The deepest node of the path whose pages are on the device, and how many pages that is."""
+        node, pages = self.root, 0
+        for each in self._walk(self.keys(tokens)):
+            if not each.device.is_live:
+                break
+            node, pages = each, pages + len(each.keys)
+        return node, pages
 
-        Returns how many leading pages were cached already; the tree takes the pages after those, and the caller
-        keeps (and frees) its own copies of the leading ones where they differ.
-        """
-        if len(pages) != len(tokens) // self.page_size:
-            raise LengthMismatch(
-                f"insert: {len(tokens)} tokens are {len(tokens) // self.page_size} pages, got {len(pages)}"
-            )
-        match = self.match(tokens)
-        known = len(match.pages)
-        keys = self._keys(tokens)
-        if known < len(keys):
-            leaf = self._node(tuple(keys[known:]), pages[known:].copy(), match.node)
-            leaf.last_used = self._clock
-            match.node.children[keys[known]] = leaf
-            self.pages_cached += len(leaf.pages)
-        return known
+    def insert(self, tokens: Tokens, offer: Offer, *, priority: int = 0) -> Taken:
+        """Cache the whole pages of a sequence on the device; say what was taken of the offer."""
+        keys = self.keys(tokens)
+        if len(offer.full) != len(keys):
+            raise LengthMismatch(f"insert: {len(tokens)} tokens are {len(keys)} pages, got {len(offer.full)}")
+        self._clock += 1
+        full, window = np.zeros(len(keys), dtype=bool), np.zeros(len(keys), dtype=bool)
+        grown: list[Node] = []
+        node, at = self.root, 0
+        for each in self._walk(keys):
+            stop = at + len(each.keys)
+            if not each.device.is_live:
+                # The pages were computed again: the node is on the device once more.
+                self._fill(each, offer, at, stop, full, window)
+                grown.append(each)
+            each.last_used, node, at = self._clock, each, stop
+        if at < len(keys):
+            before = node.chain[-1] if node.chain else b""
+            leaf = self._node(tuple(keys[at:]), chain_hashes(keys[at:], before), node)
+            leaf.last_used, leaf.priority = self._clock, priority
+            self._fill(leaf, offer, at, len(keys), full, window)
+            node.children[keys[at]] = leaf
+            grown.append(leaf)
+            node = leaf
+        state = bool(offer.state != ABSENT and node is not self.root and node.device.state == ABSENT)
+        if state:
+            node.device.state = offer.state
+        return Taken(node=node, full=full, window=window, state=state, grown=tuple(grown))
+
+    def insert_host(self, tokens: Tokens, start: int, host: Tier) -> Node | None:
+        """Cache pages [start, ...) of a sequence on the host; None where the path before or after has changed."""
+        keys = self.keys(tokens)
+        path = self._walk(keys)
+        known = sum(len(node.keys) for node in path)
+        parent = path[-1] if path else self.root
+        if known != start or host.full is None or not (parent.host.is_live or parent is self.root):
+            return None
+        self._clock += 1
+        stop = start + len(host.full)
+        before = parent.chain[-1] if parent.chain else b""
+        leaf = self._node(tuple(keys[start:stop]), chain_hashes(keys[start:stop], before), parent)
+        leaf.host = host
+        leaf.last_used = self._clock
+        parent.children[keys[start]] = leaf
+        return leaf
 
     def lock(self, node: Node) -> None:
-        """Keep a node and its ancestors from eviction."""
-        for each in self._path(node):
+        """Keep a node and its ancestors on the device."""
+        for each in node.path():
             each.locks += 1
 
     def unlock(self, node: Node) -> None:
         """Undo one lock."""
-        for each in self._path(node):
+        for each in node.path():
             if each.locks < 1:
                 raise LengthMismatch(f"unlock of node {each.ordinal}, which is not locked")
             each.locks -= 1
 
-    def evict(self, pages: int) -> int:
-        """Free at least `pages` pages if unlocked leaves allow it. Returns how many were freed."""
-        freed = 0
-        while freed < pages:
-            leaves = [
-                node for node in self._nodes() if not node.children and not node.locks and node.parent is not None
-            ]
-            if not leaves:
-                break
-            victim = min(leaves, key=lambda node: (node.last_used, node.ordinal))
-            assert victim.parent is not None
-            self._allocator.free(victim.pages)  # first: it refuses pages in use, and then nothing has changed
-            del victim.parent.children[victim.keys[0]]
-            self.pages_cached -= len(victim.pages)
-            freed += len(victim.pages)
-            self.evictions += 1
-        return freed
+    def lock_host(self, node: Node) -> None:
+        """Keep the host pages of a node and its ancestors."""
+        for each in node.path():
+            each.host_locks += 1
 
-    def pages_evictable(self) -> int:
-        """Cached pages that no lock protects."""
-        return sum(len(node.pages) for node in self._nodes() if not node.locks)
+    def unlock_host(self, node: Node) -> None:
+        """Undo one host lock."""
+        for each in node.path():
+            if each.host_locks < 1:
+                raise LengthMismatch(f"unlock of the host pages of node {each.ordinal}, which are not locked")
+            each.host_locks -= 1
 
-    def _split(self, node: Node, at: int) -> Node:
-        """Cut a node after `at` pages; returns the new upper half. Locks hold for both halves."""
-        assert node.parent is not None
-        upper = self._node(node.keys[:at], node.pages[:at].copy(), node.parent)
-        upper.locks = node.locks
-        upper.last_used = node.last_used
-        node.parent.children[node.keys[0]] = upper
-        node.keys, node.pages, node.parent = node.keys[at:], node.pages[at:].copy(), upper
-        upper.children[node.keys[0]] = node
-        return upper
+    def remove(self, node: Node) -> None:
+        """Take a childless node out."""
+        if node.children or node.parent is None:
+            raise LengthMismatch(f"remove of node {node.ordinal}, which has {len(node.children)} children")
+        del node.parent.children[node.keys[0]]
 
-    def _node(self, keys: tuple[bytes, ...], pages: IndexArray, parent: Node | None) -> Node:
-        self._created += 1
-        return Node(keys, pages, parent, self._created)
-
-    def _keys(self, tokens: Tokens) -> list[bytes]:
-        size = self.page_size
-        return [tokens[i * size : (i + 1) * size].tobytes() for i in range(len(tokens) // size)]
-
-    def _nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the root, parents first."""
         waiting = [self.root]
         while waiting:
             node = waiting.pop()
-            yield node
+            if node is not self.root:
+                yield node
             waiting.extend(node.children.values())
 
-    def _path(self, node: Node) -> Iterator[Node]:
-        at: Node | None = node
-        while at is not None:
-            yield at
-            at = at.parent
+    # What can be served
+
+    def _walk(self, keys: list[bytes]) -> list[Node]:
+        """Nodes that spell a prefix of `keys`, the last one split where they end inside it."""
+        node, at = self.root, 0
+        path: list[Node] = []
+        while at < len(keys) and (child := node.children.get(keys[at])) is not None:
+            same = _common(child.keys, keys[at:])
+            if same < len(child.keys):
+                child = self._split(child, same)
+            path.append(child)
+            at += same
+            node = child
+        return path
+
+    def _servable(self, path: list[Node], *, device_only: bool) -> int:
+        """Pages of the longest prefix of the path that has all it needs on one tier or the other."""
+        best = at = 0
+        missing = -1  # last page whose window page no tier holds
+        for node in path:
+            if not (node.device.is_live or (node.is_backed and not device_only)):
+                break
+            stop = at + len(node.keys)
+            if self._has_state:
+                if _has_state(node, device_only):
+                    best = stop
+            elif not self._window:
+                best = stop
+            else:
+                for page, held in enumerate(_window_held(node, device_only), at):
+                    missing = missing if held else page
+                    # The next position is (page + 1) * size; it sees `window` tokens, itself included.
+                    if missing < max(0, (page + 1) * self.page_size + 1 - self._window) // self.page_size:
+                        best = page + 1
+            at = stop
+        return best
+
+    # Structure
+
+    def _fill(
+        self,
+        node: Node,
+        offer: Offer,
+        start: int,
+        stop: int,
+        full: npt.NDArray[np.bool_],
+        window: npt.NDArray[np.bool_],
+    ) -> None:
+        node.device.full = owned(offer.full[start:stop])
+        full[start:stop] = True
+        if offer.window is not None:
+            node.device.window = owned(offer.window[start:stop])
+            window[start:stop] = offer.window[start:stop] != ABSENT
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut a node after `at` pages; returns the new upper half. The state stays at the end."""
+        assert node.parent is not None
+        upper = self._node(node.keys[:at], node.chain[:at], node.parent)
+        for name in ("locks", "host_locks", "hits", "priority", "last_used", "loading", "backing", "stored"):
+            setattr(upper, name, getattr(node, name))
+        for mine, theirs in ((upper.device, node.device), (upper.host, node.host)):
+            if theirs.full is not None:
+                mine.full, theirs.full = owned(theirs.full[:at]), owned(theirs.full[at:])
+            if theirs.window is not None:
+                mine.window, theirs.window = owned(theirs.window[:at]), owned(theirs.window[at:])
+        for transfer in (node.loading, node.backing):
+            if transfer is not None:
+                transfer.nodes.append(upper)
+        node.parent.children[node.keys[0]] = upper
+        node.keys, node.chain, node.parent = node.keys[at:], node.chain[at:], upper
+        upper.children[node.keys[0]] = node
+        return upper
+
+    def _node(self, keys: tuple[bytes, ...], chain: tuple[bytes, ...], parent: Node | None) -> Node:
+        self._created += 1
+        return Node(keys, chain, parent, self._created)
+
+
+def _has_state(node: Node, device_only: bool) -> bool:
+    """Some tier holds the state at a node's end."""
+    if node.device.is_live and node.device.state != ABSENT:
+        return True
+    return not device_only and node.is_backed and node.host.state != ABSENT
+
+
+def _window_held(node: Node, device_only: bool) -> list[bool]:
+    """For each page: some tier holds its window page."""
+    held = np.zeros(len(node.keys), dtype=bool)
+    if node.device.is_live and node.device.window is not None:
+        held |= node.device.window != ABSENT
+    if not device_only and node.is_backed and node.host.window is not None:
+        held |= node.host.window != ABSENT
+    return [bool(each) for each in held]
 
 
 def _common(left: tuple[bytes, ...], right: list[bytes]) -> int:

@@ -18,3 +18,6 @@ POOLS: Registry[Callable[[ModelShape], tuple[SpaceSpec, ...]]] = Registry(
         "mamba": "kvcheck.core.pools.mamba:mamba_spaces",
     },
 )
+
+FAMILIES = frozenset(POOLS.names())
+"""Every pool family."""

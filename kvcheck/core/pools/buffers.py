@@ -118,6 +118,10 @@ class BufferSet:
             )
             self._words[buffer.name] = tensor.view(len(spec.layers), rows, -1).view(torch.uint8).view(torch.int64)
 
+    def connect(self, gate: ReadGate) -> None:
+        """Reads wait at this gate from now on."""
+        self._gate = gate
+
     def memory_name(self, buffer: str) -> str:
         """The backend's name for a buffer's memory."""
         return f"{self.label}.{self.spec.name}.{buffer}"

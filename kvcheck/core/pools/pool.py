@@ -15,25 +15,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from kvcheck.core.backend.backend import Backend
+from kvcheck.core.backend.backend import Backend, Lane
 from kvcheck.core.errors import LayoutMismatch
 from kvcheck.core.paging import IndexArray, locs_of, pages_for
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.allocator import AllocationListener, IdAllocator, PageAllocator, SlotAllocator
-from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity, SpaceSpec
+from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity, ReadGate, SpaceSpec
 from kvcheck.core.pools.request_table import IndexTable
 from kvcheck.core.pools.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSizes:
-    """pages and window_pages: usable pages. requests: request rows and state slots. max_tokens: longest request."""
+    """pages and window_pages: usable pages. requests: request rows. max_tokens: longest request.
+
+    state_slots: slots for requests and cached prefixes; 0: as many as requests.
+    """
 
     pages: int
     requests: int
     max_tokens: int
     window_pages: int = 0
+    state_slots: int = 0
 
 
 def _no_pages() -> IndexArray:
@@ -56,6 +61,30 @@ class Holding:
     window_pages: IndexArray = field(default_factory=_no_pages)
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Logical pages of a request that the prefix tree has taken over. full, window: bool, by logical page."""
+
+    full: npt.NDArray[np.bool_]
+    window: npt.NDArray[np.bool_]
+
+    @staticmethod
+    def nothing(pages: int) -> Given:
+        """Of `pages` logical pages, none."""
+        return Given(np.zeros(pages, dtype=bool), np.zeros(pages, dtype=bool))
+
+
+class _SpaceGate:
+    """The gate of one buffer set: local layers are translated to the model's."""
+
+    def __init__(self, gate: ReadGate, layers: tuple[int, ...]) -> None:
+        self._gate = gate
+        self._layers = layers
+
+    def wait(self, layer: int, lane: Lane) -> None:
+        self._gate.wait(self._layers[layer], lane)
+
+
 class KVPool:
     """One model's KV memory on one device."""
 
@@ -75,7 +104,8 @@ class KVPool:
             "rows": SlotAllocator("rows", count=sizes.requests, listener=listener)
         }
         for spec in self.specs:
-            units = {"full": sizes.pages, "window": sizes.window_pages, "state": sizes.requests}[spec.name]
+            slots = sizes.state_slots or sizes.requests
+            units = {"full": sizes.pages, "window": sizes.window_pages, "state": slots}[spec.name]
             if units < 1:
                 raise LayoutMismatch(f"space {spec.name} of {shape.name} needs at least one page or slot, got {units}")
             self.sets[spec.name] = self.buffer_set(spec, units=units, page_size=self.page_size, backend=backend)
@@ -96,6 +126,11 @@ class KVPool:
             ),
         }
 
+    def connect(self, gate: ReadGate) -> None:
+        """Every read of the pool waits at this gate, by the model's layers."""
+        for spec in self.specs:
+            self.sets[spec.name].connect(_SpaceGate(gate, spec.layers))
+
     @property
     def has_window(self) -> bool:
         """Some layers see only a window."""
@@ -107,9 +142,19 @@ class KVPool:
         return "state" in self.sets
 
     @property
+    def paged(self) -> tuple[str, ...]:
+        """The spaces that hold pages."""
+        return ("full", "window") if self.has_window else ("full",)
+
+    @property
+    def rows_free(self) -> int:
+        """Requests that can still be opened."""
+        return self.allocators["rows"].available
+
+    @property
     def pages_free(self) -> int:
         """Pages that can be handed out now, in the scarcest paged space."""
-        return min(self.allocators[name].available for name in ("full", "window") if name in self.sets)
+        return min(self.allocators[name].available for name in self.paged)
 
     def buffers(self) -> tuple[tuple[str, BufferSpec], ...]:
         """Every (space, buffer) of the table."""
@@ -130,16 +175,21 @@ class KVPool:
             self.tables["req_to_state"].write(0, holding.row, slots)
         return holding
 
-    def adopt(self, holding: Holding, pages: IndexArray) -> None:
-        """Start an empty holding with pages that the prefix tree owns and has locked for it."""
+    def adopt(self, holding: Holding, pages: IndexArray, window_pages: IndexArray) -> None:
+        """Start an empty holding with pages that the prefix tree owns and has locked for it.
+
+        window_pages: by logical page, 0 where the next position does not see it; empty without window layers.
+        """
         holding.pages = pages.copy()
+        holding.window_pages = window_pages.copy()
         holding.shared = len(pages)
         holding.committed = len(pages) * self.page_size
         self._write_locs(holding, 0, holding.committed)
 
-    def pages_short(self, holding: Holding, tokens: int, *, query: int) -> int:
-        """Pages missing before `grow` with the same arguments succeeds, in the space that misses most."""
-        return max(0, *(n - self.allocators[space].available for space, n in self._extra(holding, tokens, query)))
+    def pages_short(self, holding: Holding, tokens: int, *, query: int) -> dict[str, int]:
+        """Pages missing in each space before `grow` with the same arguments succeeds; spaces without any left out."""
+        short = {space: n - self.allocators[space].available for space, n in self._extra(holding, tokens, query)}
+        return {space: missing for space, missing in short.items() if missing > 0}
 
     def grow(self, holding: Holding, tokens: int, *, query: int) -> bool:
         """Make room for `tokens` tokens in every paged space; False, and nothing changed, where some space is full.
@@ -170,28 +220,36 @@ class KVPool:
         first_seen = max(0, tokens + 1 - self.shape.window)
         passed = min(first_seen // self.page_size, len(holding.window_pages))
         gone = holding.window_pages[:passed]
-        live = gone[gone > 0]
-        if not len(live):
-            return
-        self.tables["full_to_window"].assign(holding.pages[:passed][gone > 0], np.zeros_like(live))
-        self.allocators["window"].free(live)
+        own = (gone > 0) & (np.arange(passed) >= holding.shared)
+        if own.any():
+            self.unmap_window(holding.pages[:passed][own])
+            self.allocators["window"].free(gone[own])
         holding.window_pages = np.concatenate((np.zeros(passed, dtype=np.int64), holding.window_pages[passed:]))
 
-    def close(self, holding: Holding, *, given: tuple[int, int] = (0, 0)) -> None:
-        """Free what the request owns, but not the logical pages [given) that the prefix tree has taken over."""
-        logical = np.arange(len(holding.pages))
-        own = (logical >= holding.shared) & ((logical < given[0]) | (logical >= given[1]))
+    def map_window(self, pages: IndexArray, window_pages: IndexArray) -> None:
+        """Window layers find these full pages' tokens in these window pages, in forward-lane order."""
+        self.tables["full_to_window"].assign(pages, window_pages)
+
+    def unmap_window(self, pages: IndexArray) -> None:
+        """These full pages have no window pages any more."""
+        self.tables["full_to_window"].assign(pages, np.zeros_like(pages))
+
+    def close(self, holding: Holding, *, given: Given | None = None) -> None:
+        """Free what the request owns, but not the pages that the prefix tree has taken over."""
+        count = len(holding.window_pages)
+        own = np.arange(len(holding.pages)) >= holding.shared
+        own_window = own[:count] & (holding.window_pages > 0)
+        if given is not None:
+            own, own_window = own & ~given.full, own_window & ~given.window[:count]
         freed = {"full": holding.pages[own], "rows": np.array([holding.row], dtype=np.int64)}
         if self.has_window:
-            freed["window"] = holding.window_pages[holding.window_pages > 0]
+            freed["window"] = holding.window_pages[own_window]
         if self.has_state:
             freed["state"] = np.array([holding.state_slot], dtype=np.int64)
         for space, ids in freed.items():
             self.allocators[space].check_freeable(ids)
         if self.has_window:
-            live = holding.window_pages > 0
-            pages = holding.pages[: len(live)][live]
-            self.tables["full_to_window"].assign(pages, np.zeros_like(pages))
+            self.unmap_window(holding.pages[:count][own_window])
         for space, ids in freed.items():
             self.allocators[space].free(ids)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvcheck.core.hicache.radix_tree import Node
+from kvcheck.core.hicache.cache import Lease
 from kvcheck.core.offload import OffloadedKV
 from kvcheck.core.pools.pool import Holding
 from kvcheck.core.transfer.metadata import MetadataRow
@@ -23,20 +23,24 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A request as a user sends it. prompt: [n >= 1] token ids. output_tokens: how many to generate, at least 1."""
+    """A request as a user sends it. prompt: [n >= 1] token ids. output_tokens: how many to generate, at least 1.
+
+    priority: cached prefixes of higher ones are evicted later, where eviction goes by priority.
+    """
 
     request: int
     prompt: Tokens
     output_tokens: int
+    priority: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class Active:
-    """A request inside the scheduler."""
+    """A request inside the scheduler. starts_at: the round of its first pass, one after its load started."""
 
     generation: Generation
     holding: Holding
-    node: Node | None
+    lease: Lease | None
     target_slot: int
     output: list[int] = field(default_factory=list)
     source_slot: int | None = None
@@ -44,6 +48,7 @@ class Active:
     metadata: MetadataRow | None = None
     offloaded: OffloadedKV | None = None
     rested_at: int = 0
+    starts_at: int = 0
 
     @property
     def request(self) -> int:

@@ -14,12 +14,12 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvcheck.core.backend.backend import Backend, Signal
 from kvcheck.core.errors import ForeignAccess, Hang, LengthMismatch
-from kvcheck.core.hicache.radix_tree import PrefixTree
+from kvcheck.core.hicache.cache import HiCache
 from kvcheck.core.offload import Offload, OffloadedKV
 from kvcheck.core.paging import floor_to_page, pages_for
 from kvcheck.core.pools.pool import KVPool
@@ -31,12 +31,12 @@ from kvcheck.core.transfer.transport import Transport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """Everything a scheduler stands on. tree: None for families whose spaces a prefix cannot share yet."""
+    """Everything a scheduler stands on. cache: None where no prefix is shared."""
 
     backend: Backend
     pool: KVPool
     offload: Offload
-    tree: PrefixTree | None
+    cache: HiCache | None
     prefill_metadata: MetadataBuffers
     decode_metadata: MetadataBuffers
     transport: Transport
@@ -85,6 +85,8 @@ class Scheduler:
         """One scheduling round."""
         self._report = StepReport()
         self._round += 1
+        if self.parts.cache is not None:
+            self.parts.cache.poll()
         self._drop_restored()
         self._take_metadata()
         self._resume()
@@ -100,8 +102,8 @@ class Scheduler:
         """Free the prefix tree's pages and all memory. Call when idle."""
         self.parts.backend.drain()
         self._drop_restored()
-        if self.parts.tree is not None:
-            self.parts.tree.evict(self._pool.sizes.pages)
+        if self.parts.cache is not None:
+            self.parts.cache.close()
         self.parts.prefill_metadata.free()
         self.parts.decode_metadata.free()
         self._pool.free()
@@ -109,33 +111,44 @@ class Scheduler:
     # Admission and prefill
 
     def _admit(self) -> None:
+        cache = self.parts.cache
         while self._waiting and not self._resume_is_due() and len(self._prefilling) < self.config.max_prefilling:
+            if cache is not None and cache.is_deferring:
+                break  # its load could not start
             generation = self._waiting[0]
             in_flight = len(self._prefilling) + len(self._handing_over) + len(self._ready) + len(self._running)
             if in_flight >= self._pool.sizes.requests or not self._fits(len(generation.prompt)):
-                return
+                break
             slot = self.parts.decode_metadata.lease(generation.request)
             if slot is None:
-                return
+                break
             holding = self._pool.open(generation.request)
             if holding is None:
                 self.parts.decode_metadata.release(slot)
-                return
-            active = Active(generation=generation, holding=holding, node=None, target_slot=slot)
-            if self.parts.tree is not None:
+                break
+            active = Active(generation=generation, holding=holding, lease=None, target_slot=slot)
+            if cache is not None:
                 # The last prompt token is always computed: its pass samples the first output.
-                match = self.parts.tree.match(generation.prompt[:-1])
-                self.parts.tree.lock(match.node)
-                active.node = match.node
-                self._pool.adopt(holding, match.pages)
+                active.lease = cache.admit(generation.prompt[:-1], holding, priority=generation.priority)
+                # A load runs beside this round's passes; the request's first pass comes with the next.
+                active.starts_at = self._round + bool(active.lease.loads)
             self._waiting.popleft()
             self._prefilling.append(active)
             self._report.admitted.append(generation.request)
+        if cache is not None:
+            cache.start_loads()
 
     def _fits(self, prompt: int) -> bool:
         """A prompt's pages are free or evictable, beyond what earlier prompts still need."""
-        evictable = self.parts.tree.pages_evictable() if self.parts.tree is not None else 0
-        return self._pool.pages_free + evictable - self._reserved() >= pages_for(prompt + 1, self._pool.page_size)
+        return self._room() - self._reserved() >= pages_for(prompt + 1, self._pool.page_size)
+
+    def _room(self) -> int:
+        """Pages that are free or evictable, in the scarcest paged space."""
+        cache = self.parts.cache
+        return min(
+            self._pool.allocators[space].available + (cache.evictable(space) if cache is not None else 0)
+            for space in self._pool.paged
+        )
 
     def _reserved(self) -> int:
         size = self._pool.page_size
@@ -146,37 +159,39 @@ class Scheduler:
         chunks: list[Chunk] = []
         actives: list[Active] = []
         for active in list(self._prefilling):
+            if not self._may_start(active):
+                continue
             start = active.holding.committed
             stop = min(active.prompt_length, start + self.config.chunk_tokens)
             if self._make_room(active, stop, query=start):
                 chunks.append(Chunk(active.request, active.holding, start, stop))
                 actives.append(active)
-        for active, token in zip(actives, self._forward(chunks), strict=True):
+        for active, token in zip(actives, self._forward(chunks, actives), strict=True):
+            self._cache_prompt(active)
             if active.holding.committed < active.prompt_length:
                 continue
             self._prefilling.remove(active)
-            self._cache_prompt(active)
             if token != int(self.parts.decoder.metadata(active.request)["output_ids"][0]):
                 raise LengthMismatch(f"request {active.request}: the sampled token and the metadata's token differ")
             self._handing_over.append(active)
         return bool(chunks)
 
+    def _may_start(self, active: Active) -> bool:
+        """The request's loads have started, and had a round beside other work where there was any."""
+        if active.lease is None or self.parts.cache is None:
+            return True
+        if not self.parts.cache.is_loaded(active.lease):
+            return False
+        return active.starts_at <= self._round or not self._running
+
     def _cache_prompt(self, active: Active) -> None:
-        """Let others share the prompt's whole pages from now on."""
-        tree = self.parts.tree
-        if tree is None or active.node is None:
+        """Let others share the prompt's whole pages: when all are computed, or wherever a state is to be had."""
+        cache, committed = self.parts.cache, active.holding.committed
+        if cache is None or active.lease is None:
             return
-        whole = floor_to_page(active.prompt_length, self._pool.page_size)
-        tokens = active.generation.prompt[:whole]
-        if len(tree.match(tokens).pages) != active.holding.shared:
-            return  # somebody cached a longer run of it meanwhile; ours is offered again when we finish
-        pages = active.holding.pages[: whole // self._pool.page_size]
-        tree.insert(tokens, pages)
-        node = tree.match(tokens).node
-        tree.lock(node)
-        tree.unlock(active.node)
-        active.node = node
-        active.holding.shared = len(pages)
+        whole = floor_to_page(committed, self._pool.page_size)
+        if committed == active.prompt_length if not self._pool.has_state else committed == whole:
+            cache.keep(active.lease, active.generation.prompt[:whole])
 
     # Metadata hand-over
 
@@ -236,17 +251,19 @@ class Scheduler:
                 self._make_room(active, start + 1, query=start)
         batch = [a for a in self._running if len(a.holding.pages) * self._pool.page_size > a.holding.committed]
         chunks = [Chunk(a.request, a.holding, a.holding.committed, a.holding.committed + 1) for a in batch]
-        for active, token in zip(batch, self._forward(chunks), strict=True):
+        for active, token in zip(batch, self._forward(chunks, batch), strict=True):
             active.output.append(token)
             if len(active.output) >= active.generation.output_tokens:
                 self._running.remove(active)
                 self._finish(active)
         return bool(chunks)
 
-    def _forward(self, chunks: Sequence[Chunk]) -> tuple[int, ...]:
+    def _forward(self, chunks: Sequence[Chunk], actives: Sequence[Active]) -> tuple[int, ...]:
         """Run one pass and commit its positions."""
         if not chunks:
             return ()
+        if self.parts.cache is not None:
+            self.parts.cache.prepare(active.lease for active in actives if active.lease is not None)
         self.parts.backend.wait(self.parts.decoder.forward(chunks))
         for chunk in chunks:
             chunk.holding.committed = chunk.stop
@@ -254,15 +271,11 @@ class Scheduler:
         return self.parts.decoder.collect()
 
     def _finish(self, active: Active) -> None:
-        given = (0, 0)
-        tree = self.parts.tree
-        if tree is not None and active.node is not None:
+        given = None
+        if self.parts.cache is not None and active.lease is not None:
             tokens = active.committed_tokens()
             whole = floor_to_page(len(tokens), self._pool.page_size)
-            stop = whole // self._pool.page_size
-            known = tree.insert(tokens[:whole], active.holding.pages[:stop])
-            given = (known, stop)
-            tree.unlock(active.node)
+            given = self.parts.cache.finish(active.lease, tokens[:whole])
         self._pool.close(active.holding, given=given)
         self._report.finished.append((active.request, tuple(active.output)))
 
@@ -272,19 +285,27 @@ class Scheduler:
         """Grow a request, evicting cached prefixes first and retracting others where that is not enough."""
         while not self._pool.grow(active.holding, tokens, query=query):
             short = self._pool.pages_short(active.holding, tokens, query=query)
-            if self.parts.tree is not None and self.parts.tree.evict(short):
+            if self._evict(short):
                 continue
+            if self.parts.cache is not None and self.parts.cache.wait_oldest():
+                continue  # what it held may be evictable now
             victim = self._victim(spared=active)
             if victim is None:
                 if not (self._prefilling or self._ready or self._handing_over or self._restoring):
                     raise Hang(
-                        f"request {active.request}: {short} pages short, and nothing is left to evict or retract"
+                        f"request {active.request} is short of {_in_words(short)}, and nothing is left to evict or "
+                        "retract"
                     )
                 return False
             self._retract(victim)
             while self._pool.pages_free < self._headroom() and (victim := self._victim(spared=active)) is not None:
                 self._retract(victim)
         return True
+
+    def _evict(self, short: Mapping[str, int]) -> int:
+        """Evict cached prefixes by what each space is short of; how much was freed."""
+        cache = self.parts.cache
+        return 0 if cache is None else sum(cache.evict(space, count) for space, count in short.items())
 
     def _headroom(self) -> int:
         """Pages that the running requests take over the next `retract_steps` steps."""
@@ -304,10 +325,8 @@ class Scheduler:
         self._running.remove(active)
         active.offloaded = self.parts.offload.save(active.holding)
         self.parts.backend.wait(active.offloaded.saved)
-        if self.parts.tree is not None and active.node is not None:
-            self.parts.tree.unlock(active.node)
-            active.node = self.parts.tree.root
-            self.parts.tree.lock(active.node)
+        if self.parts.cache is not None and active.lease is not None:
+            self.parts.cache.drop(active.lease)
         self._pool.close(active.holding)
         active.rested_at = self._round + self.config.resume_delay
         self._retracted.append(active)
@@ -329,6 +348,8 @@ class Scheduler:
                 return
             self._retracted.popleft()
             active.holding = holding
+            if active.lease is not None:
+                active.lease.holding = holding
             restored = self.parts.offload.restore(offloaded, holding)
             holding.committed = tokens
             self.parts.backend.wait(restored, lane=self._pool.forward)
@@ -347,12 +368,10 @@ class Scheduler:
 
     def _resume_fits(self, tokens: int) -> bool:
         """Room for the request and a page for each running one, so that it is not retracted at once."""
-        evictable = self.parts.tree.pages_evictable() if self.parts.tree is not None else 0
         needed = pages_for(tokens + 1, self._pool.page_size) + len(self._running)
         spare = self._pool.pages_free - self._reserved()
-        if spare < needed and evictable:
-            assert self.parts.tree is not None
-            self.parts.tree.evict(needed - spare)
+        if spare < needed:
+            self._evict(dict.fromkeys(self._pool.paged, needed - spare))
             spare = self._pool.pages_free - self._reserved()
         idle = not (self._running or self._prefilling or self._ready or self._handing_over)
         return spare >= needed or (idle and self._pool.pages_free >= pages_for(tokens + 1, self._pool.page_size))
@@ -364,6 +383,8 @@ class Scheduler:
             self.parts.backend.wait(deliveries[0].notified)
         elif self._restoring:
             self.parts.backend.wait(self._restoring[0][0])
+        elif self.parts.cache is not None:
+            self.parts.cache.wait_oldest()
 
     def _drop_restored(self) -> None:
         kept: list[tuple[Signal, OffloadedKV]] = []
@@ -373,3 +394,7 @@ class Scheduler:
             else:
                 kept.append((restored, offloaded))
         self._restoring = kept
+
+
+def _in_words(short: Mapping[str, int]) -> str:
+    return " and ".join(f"{count} {space} pages" for space, count in short.items())

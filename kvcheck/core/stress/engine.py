@@ -108,7 +108,13 @@ class StressEngine:
         evictions = 0
         try:
             evictions = scenario.run(
-                self._target, shape, load, backend=backend, history=history, transport=plan.transport
+                self._target,
+                shape,
+                load,
+                backend=backend,
+                history=history,
+                transport=plan.transport,
+                variant=plan.schedule,
             )
         except InternalError:
             raise

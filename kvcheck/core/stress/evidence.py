@@ -11,13 +11,16 @@ from collections.abc import Iterable
 from kvcheck.core.record import Evidence
 from kvcheck.core.stress.history import (
     Allocated,
+    Evicted,
     Expected,
     Handler,
+    LookedUp,
     Restored,
     Resumed,
     Retracted,
     Saved,
     Submitted,
+    Transferred,
     Verified,
 )
 
@@ -35,6 +38,10 @@ class EvidenceCount:
         self._clock = 0
         self._retracted_at: dict[int, int] = {}
         self._owners: dict[int, tuple[int, int, int, int]] = {}
+        self._lookups: dict[int, LookedUp] = {}
+        self._moved = {"backup": 0, "load": 0}
+        self._host_evictions = 0
+        self._during_load = 0
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         """What is counted."""
@@ -47,6 +54,9 @@ class EvidenceCount:
             (Restored, self._restored),
             (Allocated, self._allocated),
             (Submitted, self._submitted),
+            (LookedUp, self._looked_up),
+            (Transferred, self._transferred),
+            (Evicted, self._evicted),
         )
 
     def total(self, *, events: int, evictions: int) -> Evidence:
@@ -59,9 +69,37 @@ class EvidenceCount:
             resumes=self._resumes,
             foreign_reuses=self._foreign,
             device_evictions=evictions,
+            **self._tiers(),
             transfers=self._transfers,
             words_verified=dict(sorted(self._words.items())),
         )
+
+    def _tiers(self) -> dict[str, int]:
+        """Counts of the host tier; none where nothing was ever backed up, so that they stay absent."""
+        if not any(self._moved.values()):
+            return {}
+        lookups = self._lookups.values()
+        return {
+            "lookups": len(lookups),
+            "pages_wanted": sum(len(each.chain) for each in lookups),
+            "device_hit_pages": sum(each.device_pages for each in lookups),
+            "host_hit_pages": sum(each.pages - each.device_pages for each in lookups),
+            "backups": self._moved["backup"],
+            "loads": self._moved["load"],
+            "host_evictions": self._host_evictions,
+            "host_evictions_during_load": self._during_load,
+        }
+
+    def _looked_up(self, event: LookedUp) -> None:
+        self._lookups[event.request] = event
+
+    def _transferred(self, event: Transferred) -> None:
+        self._moved[event.kind] += 1
+
+    def _evicted(self, event: Evicted) -> None:
+        if event.tier == "host":
+            self._host_evictions += 1
+            self._during_load += event.during_load
 
     def _verified(self, event: Verified) -> None:
         self._words[event.buffer] = self._words.get(event.buffer, 0) + event.words

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kvcheck.core.backend.backend import Footprint, Lane, Operation
+from kvcheck.core.hicache.controller import Leg
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.transfer.metadata import MetadataField
 from kvcheck.core.workload.mismatch import Mismatch
@@ -183,6 +184,50 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class LookedUp:
+    """A request looked its prompt up. chain: one hash a whole page. pages: found. device_pages: of them, on the device.
+
+    device_only: what the host holds could not be loaded, and was left out.
+    """
+
+    request: int
+    chain: tuple[bytes, ...]
+    pages: int
+    device_pages: int
+    device_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TierChanged:
+    """A tier now holds, or no longer holds, pages or states of these hashes under these ids."""
+
+    tier: str
+    space: str
+    chain: tuple[bytes, ...]
+    ids: tuple[int, ...]
+    added: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """A backup or a load was acknowledged. frozen: its index values are those it was made with."""
+
+    kind: str
+    request: int
+    pages: int
+    frozen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A node lost what a tier held of it in a space. during_load: while a load was in flight."""
+
+    tier: str
+    space: str
+    during_load: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Broke:
     """The target raised. code: the finding that the kind of error stands for."""
 
@@ -211,6 +256,10 @@ Event = (
     | Finished
     | Counted
     | Closed
+    | LookedUp
+    | TierChanged
+    | Transferred
+    | Evicted
     | Broke
 )
 Handler = Callable[[Any], None]
@@ -224,6 +273,7 @@ class History:
         self.count = 0
         self._keep = keep
         self._handlers: dict[type, list[Handler]] = {}
+        self._moving: dict[int, bytes] = {}
 
     @staticmethod
     def of(*events: Event) -> History:
@@ -303,6 +353,34 @@ class History:
                     residue.append((field.name, tuple(int(word) for word in words)))
         self.append(Leased(request, space, slot, tuple(residue)))
 
+    # CacheListener of a target
+
+    def looked_up(
+        self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool
+    ) -> None:
+        """A request looked its prompt up."""
+        self.append(LookedUp(request, chain, pages, device_pages, device_only))
+
+    def computed(self, *, request: int, chain: tuple[bytes, ...]) -> None:
+        """Hashes of computed pages: an inspector's business."""
+
+    def tier_changed(self, *, tier: str, space: str, chain: tuple[bytes, ...], ids: IndexArray, added: bool) -> None:
+        """A tier gained or lost pages."""
+        self.append(TierChanged(tier, space, chain, tuple(ids.tolist()), added))
+
+    def moving(self, *, number: int, legs: tuple[Leg, ...]) -> None:
+        """Remember the index values of a transfer."""
+        self._moving[number] = _digest(legs)
+
+    def transferred(self, *, number: int, kind: str, request: int, legs: tuple[Leg, ...]) -> None:
+        """A transfer was acknowledged; compare its index values with those it was made with."""
+        pages = sum(len(leg.host) for leg in legs if leg.space == "full")
+        self.append(Transferred(kind, request, pages, self._moving.pop(number, None) == _digest(legs)))
+
+    def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
+        """A node lost something."""
+        self.append(Evicted(tier, space, during_load))
+
     # ReadSink of the decoder
 
     def forward(self, *, request: int, start: int, stop: int) -> None:
@@ -316,3 +394,8 @@ class History:
     def mismatch(self, found: Mismatch) -> None:
         """A row differed."""
         self.append(Saw(found))
+
+
+def _digest(legs: tuple[Leg, ...]) -> bytes:
+    """The index values of a transfer, as bytes to compare."""
+    return b"|".join(leg.space.encode() + b":" + leg.host.tobytes() + b"," + leg.device.tobytes() for leg in legs)

@@ -10,6 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvcheck.core.backend.backend import Signal
+from kvcheck.core.hicache.cache import CacheConfig, HiCache
+from kvcheck.core.hicache.controller import Leg, TransferController
+from kvcheck.core.hicache.eviction import Residency
+from kvcheck.core.hicache.host_pool import HostPool
 from kvcheck.core.hicache.radix_tree import PrefixTree
 from kvcheck.core.offload import Offload, OffloadedKV
 from kvcheck.core.paging import IndexArray
@@ -17,7 +21,7 @@ from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.scheduler.decoder import Decoder
 from kvcheck.core.scheduler.request import Generation, StepReport
 from kvcheck.core.scheduler.scheduler import EngineParts, Scheduler
-from kvcheck.core.targets.target import Engine, EventSink, Setup, SpaceCount, digest
+from kvcheck.core.targets.target import Engine, EventSink, Setup, SpaceCount, TierInspector, digest
 from kvcheck.core.transfer import TRANSPORTS
 from kvcheck.core.transfer.metadata import MetadataBuffers, MetadataRow
 
@@ -30,6 +34,10 @@ class Parts:
     offload: type[Offload] = Offload
     metadata: type[MetadataBuffers] = MetadataBuffers
     scheduler: type[Scheduler] = Scheduler
+    tree: type[PrefixTree] = PrefixTree
+    residency: type[Residency] = Residency
+    controller: type[TransferController] = TransferController
+    cache: type[HiCache] = HiCache
 
 
 FIXED = Parts()
@@ -39,7 +47,7 @@ class BuiltinTarget:
     """Builds engines from parts."""
 
     name = "builtin"
-    capabilities = frozenset({"retract-resume", "prefix-tree", "metadata", "loopback"})
+    capabilities = frozenset({"retract-resume", "prefix-tree", "hicache", "metadata", "loopback"})
 
     def __init__(self, parts: Parts = FIXED) -> None:
         self._parts = parts
@@ -69,15 +77,16 @@ class BuiltinEngine:
             for end in ("prefill", "decode")
         ]
         self._watch.metadata = {end.space: end for end in ends}
-        shareable = setup.share_prefixes and not (self.pool.has_window or self.pool.has_state)
-        self.tree = PrefixTree(self.pool.page_size, self.pool.allocators["full"]) if shareable else None
         decoder = setup.decoder(self.pool, ends[1].fields)
+        self._watch.inspector = setup.inspector() if setup.inspector is not None else None
+        self.host: HostPool | None = None
+        self.cache = self._make_cache(parts, setup)
         self.scheduler = parts.scheduler(
             EngineParts(
                 backend=backend,
                 pool=self.pool,
                 offload=WatchedOffload(parts.offload(self.pool, backend), sink),
-                tree=self.tree,
+                cache=self.cache,
                 prefill_metadata=ends[0],
                 decode_metadata=ends[1],
                 transport=TRANSPORTS.load(setup.transport)(backend, ends[0], ends[1]),
@@ -102,29 +111,69 @@ class BuiltinEngine:
 
     def counts(self) -> tuple[SpaceCount, ...]:
         """Accounting of pages, slots, rows and metadata slots."""
-        cached = self.tree.pages_cached if self.tree is not None else 0
+        cache = self.cache
         rows = [
-            SpaceCount(name, each.available, cached if name == "full" else 0, each.count)
+            SpaceCount(name, each.available, cache.cached("device", name) if cache is not None else 0, each.count)
             for name, each in self.pool.allocators.items()
         ]
+        if self.host is not None and cache is not None:
+            rows += [
+                SpaceCount(each.space, each.available, cache.cached("host", name), each.count)
+                for name, each in self.host.allocators.items()
+            ]
         rows += [SpaceCount(end.space, end.slots.available, 0, end.slots.count) for end in self._ends]
         return tuple(rows)
 
     def evictions(self) -> int:
-        """Prefix tree nodes evicted."""
-        return self.tree.evictions if self.tree is not None else 0
+        """Prefix tree nodes evicted from the device."""
+        return self.cache.residency.device_evictions if self.cache is not None else 0
 
     def close(self) -> None:
         """Give everything back."""
         self.scheduler.close()
+        if self.host is not None:
+            self.host.free()
+
+    def _make_cache(self, parts: Parts, setup: Setup) -> HiCache | None:
+        """The prefix cache: both tiers with a host tier; else the device tier, for pools of one paged space."""
+        tier = setup.host
+        if not setup.share_prefixes or (tier is None and (self.pool.has_window or self.pool.has_state)):
+            return None
+        controller = None
+        config = CacheConfig()
+        if tier is not None:
+            self.host = HostPool(
+                self.pool.specs,
+                units=tier.units,
+                page_size=self.pool.page_size,
+                layout=tier.layout,
+                method=tier.method,
+                backend=setup.backend,
+                listener=self._watch,
+            )
+            self._watch.host = self.host
+            config = CacheConfig(
+                write_policy=tier.write_policy, order=tier.order, ack_period=tier.ack_period, ring=tier.ring
+            )
+            controller = parts.controller(self.pool, self.host, setup.backend, ring=config.ring)
+        window = setup.shape.window if self.pool.has_window else 0
+        tree = parts.tree(self.pool.page_size, window=window, has_state=self.pool.has_state)
+        residency = parts.residency(tree, self.pool, self.host, order=config.order, listener=self._watch)
+        return parts.cache(tree, residency, controller, setup.backend, config=config, listener=self._watch)
 
 
 class _Watch:
-    """Passes allocations on; looks at metadata slots when they are handed out."""
+    """Passes events on; looks at metadata slots when they are handed out, and at host pages when they have arrived."""
 
     def __init__(self, sink: EventSink) -> None:
         self._sink = sink
         self.metadata: dict[str, MetadataBuffers] = {}
+        self.host: HostPool | None = None
+        self.inspector: TierInspector | None = None
+        self.looked_up = sink.looked_up
+        self.tier_changed = sink.tier_changed
+        self.moving = sink.moving
+        self.evicted = sink.evicted
 
     def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
         self._sink.allocated(space, ids, owner)
@@ -136,6 +185,16 @@ class _Watch:
 
     def freed(self, space: str, ids: IndexArray) -> None:
         self._sink.freed(space, ids)
+
+    def computed(self, *, request: int, chain: tuple[bytes, ...]) -> None:
+        if self.inspector is not None:
+            self.inspector.computed(request, chain)
+
+    def transferred(self, *, number: int, kind: str, request: int, legs: tuple[Leg, ...]) -> None:
+        if kind == "backup" and self.host is not None and self.inspector is not None:
+            for leg in legs:
+                self.inspector.inspect(self.host, leg.space, leg.chain, leg.host)
+        self._sink.transferred(number=number, kind=kind, request=request, legs=legs)
 
 
 class WatchedOffload(Offload):

@@ -6,13 +6,15 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from kvcheck.core.backend.backend import Backend
+from kvcheck.core.hicache.eviction import CacheListener
+from kvcheck.core.hicache.host_pool import HostPool
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.allocator import AllocationListener
 from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
@@ -22,7 +24,7 @@ from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepRepo
 from kvcheck.core.transfer.metadata import MetadataField
 
 
-class EventSink(AllocationListener, Protocol):
+class EventSink(AllocationListener, CacheListener, Protocol):
     """What a target reports beside its results."""
 
     def saved(self, *, request: int, tokens: int, buffers: tuple[str, ...], table: tuple[str, ...]) -> None:
@@ -58,6 +60,32 @@ class SpaceCount:
     total: int
 
 
+class TierInspector(Protocol):
+    """Reads what a host tier holds and compares it with what was computed."""
+
+    def computed(self, request: int, chain: tuple[bytes, ...]) -> None:
+        """The first pages of a request have these hashes."""
+
+    def inspect(self, host: HostPool, space: str, chain: tuple[bytes, ...], units: IndexArray) -> None:
+        """Compare the words of these host pages or slots."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTier:
+    """The host tier of an engine. units: usable host pages or slots of each space.
+
+    layout, method: rows of HOST_LAYOUTS and COPY_METHODS. write_policy, order, ack_period, ring: see CacheConfig.
+    """
+
+    units: Mapping[str, int]
+    layout: str = "layer-first"
+    method: str = "kernel"
+    write_policy: str = "write-through"
+    order: str = "lru"
+    ack_period: int = 1
+    ring: int = 3
+
+
 class Engine(Protocol):
     """A serving engine under test."""
 
@@ -83,7 +111,10 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What an engine is built from. decoder: makes the model for the pool and metadata fields of the engine."""
+    """What an engine is built from. decoder: makes the model for the pool and metadata fields of the engine.
+
+    host: None for the device tier alone. inspector: asked for after the decoder was made.
+    """
 
     shape: ModelShape
     sizes: PoolSizes
@@ -94,6 +125,8 @@ class Setup:
     backend: Backend
     sink: EventSink
     decoder: Callable[[KVPool, tuple[MetadataField, ...]], Decoder]
+    host: HostTier | None = None
+    inspector: Callable[[], TierInspector] | None = None
 
 
 class Target(Protocol):

@@ -141,6 +141,11 @@ class ContentDecoder:
         for found in handover.mismatches(job, expected, row, self._fields):
             self._sink.mismatch(found)
 
+    def codes_of(self, request: int) -> torch.Tensor:
+        """Codes of every position of a request, padded to whole pages."""
+        self._learn(request)
+        return self._codes[request]
+
     # One layer
 
     def _layer(self, plan: PassPlan, space: str, local: int, layer: int) -> None:

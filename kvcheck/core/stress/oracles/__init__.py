@@ -13,6 +13,7 @@ ORACLES: Registry[Callable[[], Oracle]] = Registry(
         "content": "kvcheck.core.stress.oracles.content:ContentOracle",
         "aliasing": "kvcheck.core.stress.oracles.aliasing:AliasingOracle",
         "lifetime": "kvcheck.core.stress.oracles.lifetime:LifetimeOracle",
+        "residency": "kvcheck.core.stress.oracles.residency:ResidencyOracle",
         "contract": "kvcheck.core.stress.oracles.contract:ContractOracle",
         "accounting": "kvcheck.core.stress.oracles.accounting:AccountingOracle",
         "output": "kvcheck.core.stress.oracles.output:OutputOracle",

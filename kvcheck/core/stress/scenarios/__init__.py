@@ -6,5 +6,10 @@ from kvcheck.core.registry import Registry
 from kvcheck.core.stress.scenarios.scenario import Scenario
 
 SCENARIOS: Registry[type[Scenario]] = Registry(
-    "scenario", {"retract-resume": "kvcheck.core.stress.scenarios.retract_resume:RetractResume"}
+    "scenario",
+    {
+        "retract-resume": "kvcheck.core.stress.scenarios.retract_resume:RetractResume",
+        "hicache": "kvcheck.core.stress.scenarios.hicache:HiCacheScenario",
+        "hicache-hybrid": "kvcheck.core.stress.scenarios.hicache:HybridScenario",
+    },
 )

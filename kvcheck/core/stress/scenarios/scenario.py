@@ -36,6 +36,8 @@ class Scenario(Protocol):
 
     name: str
     needs: frozenset[str]
+    families: frozenset[str]
+    """Pool families that the scenario makes sense for."""
 
     def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None) -> Load:
         """The workload; equal arguments give equal jobs."""
@@ -44,9 +46,17 @@ class Scenario(Protocol):
         """Every request's output when nothing is retracted, shared or delayed."""
 
     def run(
-        self, target: Target, shape: ModelShape, load: Load, *, backend: Backend, history: History, transport: str
+        self,
+        target: Target,
+        shape: ModelShape,
+        load: Load,
+        *,
+        backend: Backend,
+        history: History,
+        transport: str,
+        variant: int,
     ) -> int:
-        """Drive the target to the end; returns device evictions."""
+        """Drive the target to the end; returns device evictions. variant: number of the schedule, picks settings."""
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """What was not exercised, in words, or None when the evidence is enough."""

@@ -1,0 +1,112 @@
+"""The residency oracle: what a lookup finds on each tier is what that tier was told to hold, counted independently.
+
+    host set    {hash: id} by space, from what was added and removed
+    lookup      longest prefix of the request's hashes that the sets can serve = the pages that the cache found
+
+Invariants:
+- Knows hashes and sets only: no tree, no nodes, no order of eviction.
+- A hash leaves a tier under the id under which it came; an id stands for one hash at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcheck.core.record import Finding
+from kvcheck.core.stress.history import Handler, LookedUp, TierChanged, Transferred
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+
+
+class ResidencyOracle:
+    """Index values of cached pages stay what they were, on the tier they were made for."""
+
+    name = "residency"
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+        self._held: dict[tuple[str, str], dict[bytes, int]] = {}
+        self._by_id: dict[tuple[str, str], dict[int, bytes]] = {}
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        """Lookups and changes."""
+        return ((TierChanged, self._changed), (LookedUp, self._looked_up), (Transferred, self._transferred))
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""
+
+    def _changed(self, event: TierChanged) -> None:
+        place = (event.tier, event.space)
+        held, by_id = self._held.setdefault(place, {}), self._by_id.setdefault(place, {})
+        for each, unit in zip(event.chain, event.ids, strict=True):
+            self.judged += 1
+            if event.added:
+                if unit in by_id:
+                    self._add(event, "KV305", unit, "is handed to a second cached page while the first has it")
+                held[each], by_id[unit] = unit, each
+                continue
+            if held.get(each) != unit:
+                was = f"{held[each]}" if each in held else "none"
+                self._add(event, "KV303", unit, f"is given back for a cached page that came under id {was}")
+            by_id.pop(held.pop(each, unit), None)
+
+    def _looked_up(self, event: LookedUp) -> None:
+        """Pages of the full space: the longest prefix that the sets hold must cover what the cache found."""
+        self.judged += 1
+        device = self._held.get(("device", "full"), {})
+        host = {} if event.device_only else self._held.get(("host", "full"), {})
+        on_device = _leading(event.chain, device, {})
+        found = _leading(event.chain, device, host)
+        companions = [space for (_, space) in self._held if space != "full"]
+        if event.pages > found or (not companions and event.pages != found):
+            self._miscount(event, "pages", found, event.pages)
+        elif event.device_pages != min(event.pages, on_device):
+            self._miscount(event, "pages on the device", min(event.pages, on_device), event.device_pages)
+
+    def _transferred(self, event: Transferred) -> None:
+        self.judged += 1
+        if not event.frozen and len(self.findings) < MAX_FINDINGS:
+            self.findings.append(
+                Finding(
+                    code="KV303",
+                    oracle=self.name,
+                    tier="host",
+                    request=event.request,
+                    message=f"the index values of a {event.kind} for request {event.request} changed between its start "
+                    "and its acknowledgement; expected frozen values",
+                )
+            )
+
+    def _miscount(self, event: LookedUp, what: str, expected: int, got: int) -> None:
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(
+                Finding(
+                    code="KV301",
+                    oracle=self.name,
+                    request=event.request,
+                    message=f"request {event.request} was served {got} {what} by the prefix cache; "
+                    f"what the tiers were told to hold serves {expected}",
+                )
+            )
+
+    def _add(self, event: TierChanged, code: str, unit: int, story: str) -> None:
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(
+                Finding(
+                    code=code,
+                    oracle=self.name,
+                    tier=event.tier,
+                    page=unit,
+                    message=f"{event.tier} {event.space} {unit} {story}",
+                )
+            )
+
+
+def _leading(chain: tuple[bytes, ...], first: dict[bytes, int], second: dict[bytes, int]) -> int:
+    """How many leading hashes one of the two holds."""
+    count = 0
+    for each in chain:
+        if each not in first and each not in second:
+            break
+        count += 1
+    return count

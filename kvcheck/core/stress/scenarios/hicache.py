@@ -1,0 +1,116 @@
+"""hicache: prefixes go down to the host and come back, layer by layer, while others decode.
+
+Invariants:
+- Device and host pool are both smaller than the working set: nodes leave the device, and the host, and come back.
+- Layout, copy method, write policy, eviction order and acknowledgement period go through all their values, by the
+  number of the schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvcheck.core.backend.backend import Backend
+from kvcheck.core.hicache.cache import WRITE_POLICIES
+from kvcheck.core.hicache.eviction import EVICTION_ORDERS
+from kvcheck.core.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
+from kvcheck.core.paging import pages_for
+from kvcheck.core.pools import POOLS
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.record import Evidence
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.stress.scenarios.serving import make_setup, reference_outputs, serve
+from kvcheck.core.targets.target import HostTier, Target
+from kvcheck.core.workload.sessions import session_jobs
+from kvcheck.core.workload.synthetic import trace_file
+from kvcheck.core.workload.traces import read_trace, scale_trace
+
+SYNTHETIC_PAGES = 12
+SYNTHETIC_REQUESTS = 24
+SESSIONS = 7
+TRACE_PAGES = 24
+MAX_RUNNING = 4
+TRACE_RUNNING = 8
+HOST_RATIO = 1.5
+"""Host pages for each device page; upstream's default is 2, and a working set of several."""
+HOST_STATES = 10
+
+
+class HiCacheScenario:
+    """Requests that come back to prefixes which have left the device, or both tiers."""
+
+    name = "hicache"
+    needs = frozenset({"hicache", "metadata"})
+    families = frozenset({"mha", "mla", "nsa"})
+
+    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None) -> Load:
+        """Sessions, or a trace scaled to the device pool."""
+        if trace is None:
+            capacity = SYNTHETIC_PAGES * shape.page_size
+            jobs = session_jobs(
+                shape.page_size, capacity, requests=requests or SYNTHETIC_REQUESTS, sessions=SESSIONS, seed=seed
+            )
+            note = f"{len(jobs)} requests of {SESSIONS} sessions"
+            return Load(jobs=jobs, capacity_tokens=capacity, max_running=MAX_RUNNING, note=note)
+        capacity = max(TRACE_PAGES * shape.page_size, 512)
+        rows = read_trace(trace_file(trace), requests)
+        workload = scale_trace(rows, capacity, seed=seed, mean_output=28 if shape.page_size >= 64 else None)
+        return Load(jobs=workload.jobs, capacity_tokens=capacity, max_running=TRACE_RUNNING, note=workload.note)
+
+    def reference(self, shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
+        """A run with room for everything, and no cache."""
+        return reference_outputs(shape, load, transport)
+
+    def run(
+        self,
+        target: Target,
+        shape: ModelShape,
+        load: Load,
+        *,
+        backend: Backend,
+        history: History,
+        transport: str,
+        variant: int,
+    ) -> int:
+        """Feed jobs by their arrival rounds until all have finished, then close."""
+        tier = host_tier(shape, load, variant)
+        return serve(
+            target.build(make_setup(shape, load, backend, history, transport, host=tier)), load, history, backend
+        )
+
+    def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
+        """Loads, evictions on both tiers, and words of every buffer on both."""
+        for what, count in (
+            ("load", evidence.loads),
+            ("backup", evidence.backups),
+            ("device eviction", evidence.device_evictions),
+            ("host eviction", evidence.host_evictions),
+        ):
+            if not count:
+                return f"no {what} happened; use more requests"
+        buffers = {buffer.name for spec in POOLS.load(shape.family)(shape) for buffer in spec.buffers}
+        wanted = buffers | {f"host:{name}" for name in buffers} | {"metadata"}
+        unread = sorted(name for name in wanted if not evidence.words_verified.get(name))
+        return f"no word of {', '.join(unread)} was verified" if unread else None
+
+
+class HybridScenario(HiCacheScenario):
+    """The same for families whose prefixes carry companions: window pages, recurrent states."""
+
+    name = "hicache-hybrid"
+    families = frozenset({"swa", "mamba"})
+
+
+def host_tier(shape: ModelShape, load: Load, variant: int) -> HostTier:
+    """The host tier of a schedule. Its number goes through all settings; 0 and 1 are write-through and least recent."""
+    pages = int(pages_for(load.capacity_tokens, shape.page_size) * HOST_RATIO)
+    return HostTier(
+        units={"full": pages, "window": pages, "state": HOST_STATES},
+        layout=HOST_LAYOUTS[variant % 3],
+        method=COPY_METHODS[variant // 3 % 2],
+        write_policy=list(WRITE_POLICIES)[variant // 2 % 3],
+        order=list(EVICTION_ORDERS)[variant // 4 % 3],
+        ack_period=(2, 3, 1)[variant % 3],
+        ring=(3, 2)[variant // 5 % 2],
+    )

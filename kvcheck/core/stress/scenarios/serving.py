@@ -1,0 +1,150 @@
+"""Serving: feeding jobs to an engine by their arrival rounds, and the setup and reference run that scenarios share.
+
+Invariants:
+- Jobs are fed in order of arrival; the engine is stepped until it is idle and everything was sent.
+- The reference run has room for everything: no retraction, no prefix tree, no reuse of pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvcheck.core.backend.backend import Backend
+from kvcheck.core.backend.eager import EagerBackend
+from kvcheck.core.errors import Hang, InternalError
+from kvcheck.core.paging import pages_for
+from kvcheck.core.pools.pool import KVPool, PoolSizes
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.scheduler.request import Generation, SchedulerConfig
+from kvcheck.core.stress.history import Closed, Counted, Finished, History, Resumed, Retracted
+from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.target import Engine, HostTier, Setup, TierInspector
+from kvcheck.core.transfer.metadata import MetadataField
+from kvcheck.core.workload.decoder import ContentDecoder, prompt_tokens
+from kvcheck.core.workload.jobs import Job
+from kvcheck.core.workload.tiers import HostInspector
+
+REFERENCE_RUNNING = 48
+HURRY = 8
+"""Jobs arrive this much faster than their workload says, so that requests queue and the pool stays full."""
+IDLE_ROUNDS = 2000
+"""Rounds in which no request finishes before a run counts as hung."""
+CACHED_STATES = 6
+"""State slots beyond those of requests: what cached prefixes can hold on the device."""
+PRIORITIES = 3
+"""Requests have priorities 0 .. 2, by their number."""
+
+
+def serve(engine: Engine, load: Load, history: History, backend: Backend) -> int:
+    """Drive an engine to the end, count what it holds, close it; how many nodes the device evicted."""
+    drive(engine, load.jobs, history, hurry=HURRY)
+    for count in engine.counts():
+        history.append(Counted(count.space, count.free, count.cached, count.total))
+    engine.close()
+    history.append(Closed(tuple(sorted(backend.allocated().items()))))
+    return engine.evictions()
+
+
+def reference_outputs(shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
+    """Run the jobs eagerly, with pages for all that run together and no prefix shared."""
+    outputs: dict[int, tuple[int, ...]] = {}
+    history = History()
+    history.listen(((Finished, lambda event: outputs.update({event.request: event.tokens})),))
+    longest = max(job.total_tokens for job in load.jobs)
+    room = Load(
+        jobs=load.jobs,
+        capacity_tokens=REFERENCE_RUNNING * (longest + 2 * shape.page_size),
+        max_running=REFERENCE_RUNNING,
+        note="",
+    )
+    setup = make_setup(shape, room, EagerBackend(), history, transport, share_prefixes=False)
+    retracted = drive(BuiltinTarget().build(setup), load.jobs, history, hurry=len(load.jobs) * 1000)
+    if retracted:
+        raise InternalError(f"the reference run retracted {retracted} requests; it must have room for all")
+    return outputs
+
+
+def drive(engine: Engine, jobs: tuple[Job, ...], history: History, *, hurry: int) -> int:
+    """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
+    sent = round_number = idle = retracted = 0
+    while sent < len(jobs) or not engine.is_idle:
+        if engine.is_idle and sent < len(jobs):
+            round_number = max(round_number, jobs[sent].arrival // hurry)
+        while sent < len(jobs) and jobs[sent].arrival // hurry <= round_number:
+            job = jobs[sent]
+            priority = job.request % PRIORITIES
+            engine.submit(Generation(job.request, prompt_tokens(job), job.output_tokens, priority))
+            sent += 1
+        report = engine.step()
+        round_number += 1
+        retracted += len(report.retracted)
+        for request in report.retracted:
+            history.append(Retracted(request))
+        for request in report.resumed:
+            history.append(Resumed(request))
+        for request, tokens in report.finished:
+            history.append(Finished(request, tokens))
+        idle = 0 if report.finished or report.admitted else idle + 1
+        if idle > IDLE_ROUNDS:
+            raise Hang(f"no request was admitted or finished in {IDLE_ROUNDS} rounds")
+    return retracted
+
+
+def make_setup(
+    shape: ModelShape,
+    load: Load,
+    backend: Backend,
+    history: History,
+    transport: str,
+    *,
+    share_prefixes: bool = True,
+    host: HostTier | None = None,
+) -> Setup:
+    """The engine for a workload. host: its host tier; prefixes then take state slots of their own."""
+    longest = max(job.total_tokens for job in load.jobs)
+    made: list[ContentDecoder] = []
+
+    def decoder(pool: KVPool, fields: tuple[MetadataField, ...]) -> ContentDecoder:
+        made.append(ContentDecoder(pool, backend, load.jobs, history, fields))
+        return made[-1]
+
+    def inspector() -> TierInspector:
+        return HostInspector(shape, made[-1].codes_of, history)
+
+    return Setup(
+        shape=shape,
+        sizes=_sizes(shape, load.capacity_tokens, requests=load.max_running + 6, longest=longest, host=host),
+        config=SchedulerConfig(
+            max_running=load.max_running,
+            max_prefilling=max(4, load.max_running // 2),
+            chunk_tokens=chunk_tokens(shape),
+            resume_delay=12,
+            retract_steps=max(shape.page_size, 64),
+        ),
+        metadata_slots=max(3, load.max_running // 4),
+        share_prefixes=share_prefixes,
+        transport=transport,
+        backend=backend,
+        sink=history,
+        decoder=decoder,
+        host=host,
+        inspector=inspector if host is not None else None,
+    )
+
+
+def _sizes(shape: ModelShape, capacity_tokens: int, *, requests: int, longest: int, host: HostTier | None) -> PoolSizes:
+    pages = pages_for(capacity_tokens, shape.page_size)
+    window = pages_for(shape.window + chunk_tokens(shape), shape.page_size) + 2
+    return PoolSizes(
+        pages=pages,
+        requests=requests,
+        max_tokens=longest + shape.page_size,
+        window_pages=min(pages, requests * window) if shape.window_layers else 0,
+        state_slots=requests + CACHED_STATES if host is not None and shape.state_layers else 0,
+    )
+
+
+def chunk_tokens(shape: ModelShape) -> int:
+    """Prefill tokens of a round and request."""
+    return 2 * shape.page_size

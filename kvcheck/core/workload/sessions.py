@@ -1,0 +1,67 @@
+"""Sessions: requests that come back with a longer prompt, more of them than either tier can hold.
+
+Invariants:
+- Everything here is a function of its arguments.
+- A session's next prompt is its last one, cut anywhere at or after its first page, and something new behind it.
+- prompt + output of a job is never more than half of the pool.
+"""
+
+from __future__ import annotations
+
+from kvcheck.core.errors import UsageError
+from kvcheck.core.workload.jobs import Job, leading_runs, merge_runs
+from kvcheck.core.workload.mix import Mix
+
+
+def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, sessions: int, seed: int) -> tuple[Job, ...]:
+    """Jobs for a pool of `capacity_tokens` in pages of `page_size`, spread over `sessions` sessions.
+
+    A job takes one of the sessions, every other time one of the first three, so that some prefixes stay warm and the
+    others go down a tier. New text is a fraction of a page to two pages long; outputs are a few tokens to a page and
+    a half. Two jobs arrive a round.
+    """
+    half = capacity_tokens // 2
+    if half < 3 * page_size or requests < 1 or sessions < 1:
+        raise UsageError(
+            f"session requests: expected a pool of at least 6 pages of {page_size} tokens, and at least 1 request and "
+            f"1 session; got {capacity_tokens} tokens, {requests} and {sessions}"
+        )
+    mix = Mix(seed)
+    last: dict[int, tuple[tuple[int, int], ...]] = {}
+    jobs: list[Job] = []
+    for request in range(1, requests + 1):
+        session = mix.below(min(3, sessions)) if mix.chance(1, 2) else mix.below(sessions)
+        before = last.get(session, ())
+        kept = _kept(mix, sum(tokens for _, tokens in before), page_size)
+        output = 1 + mix.below(page_size + page_size // 2)
+        new = 1 + mix.below(2 * page_size)
+        room = half - output
+        kept = min(kept, max(0, room - 1) // page_size * page_size)
+        new = max(1, min(new, room - kept))
+        blocks = merge_runs([*leading_runs(before, kept), (request, new)])
+        speculative = mix.chance(1, 4)
+        jobs.append(
+            Job(
+                request=request,
+                arrival=request // 2,
+                prompt_tokens=kept + new,
+                output_tokens=output,
+                blocks=blocks,
+                wants_logprobs=mix.chance(1, 4),
+                speculative=speculative,
+                wants_hidden=mix.chance(1, 2) and speculative,
+            )
+        )
+        last[session] = blocks
+    return tuple(jobs)
+
+
+def _kept(mix: Mix, tokens: int, page: int) -> int:
+    """How much of the last prompt comes again: mostly all of it, or cut to whole pages, or cut anywhere."""
+    if tokens <= page:
+        return tokens
+    draw = mix.below(4)
+    if draw < 2:
+        return tokens
+    whole = page * (1 + mix.below(tokens // page))
+    return whole if draw == 2 else min(tokens, page + mix.below(tokens - page))
