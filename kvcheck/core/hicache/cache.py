@@ -183,8 +183,12 @@ class HiCache:
         self.tree.unlock(lease.node)
         return given
 
+    def release(self, lease: Lease) -> None:
+        """The request is aborted: nothing is offered, nothing held."""
+        self.tree.unlock(lease.node)
+
     def drop(self, lease: Lease) -> None:
-        """The request is retracted or aborted: it holds nothing of the tree any more."""
+        """The request is retracted: it holds nothing of the tree any more, and may come back."""
         self.tree.unlock(lease.node)
         lease.node = self.tree.root
         self.tree.lock(lease.node)
@@ -242,11 +246,19 @@ class HiCache:
         """Wait for a transfer in flight and acknowledge it; False where none is in flight."""
         return self.movement is not None and self.movement.wait_oldest()
 
-    def close(self) -> None:
-        """Finish every transfer, then give all cached pages back."""
+    def settle(self) -> None:
+        """Finish and acknowledge every transfer."""
         self.start_loads()
         while self.wait_oldest():
             self.start_loads()
+
+    def locked(self) -> int:
+        """Nodes that somebody holds on either tier; 0 when nothing is under way."""
+        return sum(node.locks > 0 or node.host_locks > 0 for node in self.tree.nodes())
+
+    def close(self) -> None:
+        """Finish every transfer, then give all cached pages back."""
+        self.settle()
         for node in list(self.tree.root.children.values()):
             self.residency.drop(node)
 

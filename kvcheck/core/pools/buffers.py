@@ -135,9 +135,10 @@ class BufferSet:
             f"space {self.spec.name} has no buffer {name!r}; it has {[b.name for b in self.spec.buffers]}"
         )
 
-    def read_view(self, name: str, layers: Sequence[int], lane: Lane) -> torch.Tensor:
+    def read_view(self, name: str, layers: Sequence[int], lane: Lane, *, piece: str = "") -> torch.Tensor:
         """Words of all layers, [L, R, W] int64, once `layers` (local) may be read on `lane`.
 
+        piece: the one piece of each token that the reader is after, where the buffer packs several; all by default.
         The view holds for operations submitted to `lane` after this call, until the rows are freed.
         """
         for layer in layers:

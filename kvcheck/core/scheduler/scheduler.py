@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvcheck.core.backend.backend import Backend, Signal
-from kvcheck.core.errors import ForeignAccess, Hang, LengthMismatch
+from kvcheck.core.errors import Hang, LengthMismatch
 from kvcheck.core.hicache.cache import HiCache
 from kvcheck.core.offload import Offload, OffloadedKV
 from kvcheck.core.paging import floor_to_page, pages_for
 from kvcheck.core.pools.pool import KVPool
 from kvcheck.core.scheduler.decoder import Chunk, Decoder
+from kvcheck.core.scheduler.handover import HandOver
 from kvcheck.core.scheduler.request import Active, Generation, SchedulerConfig, StepReport
 from kvcheck.core.transfer.metadata import MetadataBuffers
 from kvcheck.core.transfer.transport import Transport
@@ -52,7 +53,9 @@ class Scheduler:
         self._pool = parts.pool
         self._waiting: deque[Generation] = deque()
         self._prefilling: list[Active] = []
-        self._handing_over: list[Active] = []
+        self._handing_over = HandOver(
+            parts.backend, parts.prefill_metadata, parts.decode_metadata, parts.transport, parts.decoder
+        )
         self._ready: deque[Active] = deque()
         self._running: list[Active] = []
         self._retracted: deque[Active] = deque()
@@ -73,7 +76,8 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Nothing is left to do."""
-        busy = (self._waiting, self._prefilling, self._handing_over, self._ready, self._running, self._retracted)
+        handing_over = self._handing_over.actives
+        busy = (self._waiting, self._prefilling, handing_over, self._ready, self._running, self._retracted)
         return not any(busy) and not self._restoring
 
     @property
@@ -88,7 +92,7 @@ class Scheduler:
         if self.parts.cache is not None:
             self.parts.cache.poll()
         self._drop_restored()
-        self._take_metadata()
+        self._ready.extend(self._handing_over.advance())
         self._resume()
         self._admit()
         computed = self._prefill()
@@ -97,6 +101,33 @@ class Scheduler:
         if not computed:
             self._wait_for_something()
         return self._report
+
+    def abort(self, request: int) -> bool:
+        """End a request wherever it is, freeing all it holds; False where it is not under way any more."""
+        for generation in self._waiting:
+            if generation.request == request:
+                self._waiting.remove(generation)
+                return True
+        under_way = (self._prefilling, self._handing_over.actives, self._ready, self._running, self._retracted)
+        active = next((each for queue in under_way for each in queue if each.request == request), None)
+        if active is not None:
+            self._abort(active)
+        return active is not None
+
+    def _abort(self, active: Active) -> None:
+        if active in self._handing_over.actives:
+            self._handing_over.abort(active)
+        if active.metadata is None:
+            self.parts.decode_metadata.release(active.target_slot)
+        for queue in (self._prefilling, self._ready, self._running, self._retracted):
+            if active in queue:
+                queue.remove(active)
+        if active.lease is not None and self.parts.cache is not None:
+            self.parts.cache.release(active.lease)
+        if active.offloaded is not None:
+            self.parts.offload.discard(active.offloaded)
+        else:
+            self._pool.close(active.holding)
 
     def close(self) -> None:
         """Free the prefix tree's pages and all memory. Call when idle."""
@@ -116,7 +147,7 @@ class Scheduler:
             if cache is not None and cache.is_deferring:
                 break  # its load could not start
             generation = self._waiting[0]
-            in_flight = len(self._prefilling) + len(self._handing_over) + len(self._ready) + len(self._running)
+            in_flight = len(self._prefilling) + len(self._handing_over.actives) + len(self._ready) + len(self._running)
             if in_flight >= self._pool.sizes.requests or not self._fits(len(generation.prompt)):
                 break
             slot = self.parts.decode_metadata.lease(generation.request)
@@ -166,14 +197,14 @@ class Scheduler:
             if self._make_room(active, stop, query=start):
                 chunks.append(Chunk(active.request, active.holding, start, stop))
                 actives.append(active)
-        for active, token in zip(actives, self._forward(chunks, actives), strict=True):
-            self._cache_prompt(active)
+        # The tree takes pages that are being computed: whoever reads them comes behind this pass on its lane.
+        for active, token in zip(actives, self._forward(chunks, actives, keep=True), strict=True):
             if active.holding.committed < active.prompt_length:
                 continue
             self._prefilling.remove(active)
             if token != int(self.parts.decoder.metadata(active.request)["output_ids"][0]):
                 raise LengthMismatch(f"request {active.request}: the sampled token and the metadata's token differ")
-            self._handing_over.append(active)
+            self._handing_over.begin(active)
         return bool(chunks)
 
     def _may_start(self, active: Active) -> bool:
@@ -192,40 +223,6 @@ class Scheduler:
         whole = floor_to_page(committed, self._pool.page_size)
         if committed == active.prompt_length if not self._pool.has_state else committed == whole:
             cache.keep(active.lease, active.generation.prompt[:whole])
-
-    # Metadata hand-over
-
-    def _take_metadata(self) -> None:
-        for active in list(self._handing_over):
-            if active.delivery is None:
-                self._send_metadata(active)
-            elif self.parts.backend.query(active.delivery.notified):
-                self._commit_metadata(active)
-
-    def _send_metadata(self, active: Active) -> None:
-        slot = self.parts.prefill_metadata.lease(active.request)
-        if slot is None:
-            return
-        values = self.parts.decoder.metadata(active.request)
-        written = self.parts.prefill_metadata.set(slot, active.request, values)
-        active.source_slot = slot
-        active.delivery = self.parts.transport.send(
-            request=active.request, source_slot=slot, target_slot=active.target_slot, after=written
-        )
-
-    def _commit_metadata(self, active: Active) -> None:
-        assert active.delivery is not None and active.source_slot is not None
-        row = self.parts.decode_metadata.get(active.target_slot, active.request)
-        room = int(row.field("bootstrap_room")[0])
-        if room != active.request:
-            raise ForeignAccess(f"metadata slot {active.target_slot}: expected room {active.request}, got {room}")
-        active.metadata = row
-        active.output.append(int(row.field("output_ids")[0]))
-        self.parts.backend.wait(active.delivery.sent)
-        self.parts.prefill_metadata.release(active.source_slot)
-        self.parts.decode_metadata.release(active.target_slot)
-        self._handing_over.remove(active)
-        self._ready.append(active)
 
     # Decode
 
@@ -258,15 +255,19 @@ class Scheduler:
                 self._finish(active)
         return bool(chunks)
 
-    def _forward(self, chunks: Sequence[Chunk], actives: Sequence[Active]) -> tuple[int, ...]:
-        """Run one pass and commit its positions."""
+    def _forward(self, chunks: Sequence[Chunk], actives: Sequence[Active], *, keep: bool = False) -> tuple[int, ...]:
+        """Run one pass and commit its positions. keep: cache prompts while it runs."""
         if not chunks:
             return ()
         if self.parts.cache is not None:
             self.parts.cache.prepare(active.lease for active in actives if active.lease is not None)
-        self.parts.backend.wait(self.parts.decoder.forward(chunks))
+        done = self.parts.decoder.forward(chunks)
         for chunk in chunks:
             chunk.holding.committed = chunk.stop
+        for active in actives if keep else ():
+            self._cache_prompt(active)
+        self.parts.backend.wait(done)
+        for chunk in chunks:
             self._pool.evict_window(chunk.holding, chunk.stop)
         return self.parts.decoder.collect()
 
@@ -291,7 +292,7 @@ class Scheduler:
                 continue  # what it held may be evictable now
             victim = self._victim(spared=active)
             if victim is None:
-                if not (self._prefilling or self._ready or self._handing_over or self._restoring):
+                if not (self._prefilling or self._ready or self._handing_over.actives or self._restoring):
                     raise Hang(
                         f"request {active.request} is short of {_in_words(short)}, and nothing is left to evict or "
                         "retract"
@@ -373,15 +374,14 @@ class Scheduler:
         if spare < needed:
             self._evict(dict.fromkeys(self._pool.paged, needed - spare))
             spare = self._pool.pages_free - self._reserved()
-        idle = not (self._running or self._prefilling or self._ready or self._handing_over)
+        idle = not (self._running or self._prefilling or self._ready or self._handing_over.actives)
         return spare >= needed or (idle and self._pool.pages_free >= pages_for(tokens + 1, self._pool.page_size))
 
     def _wait_for_something(self) -> None:
         """With nothing to compute, sleep until the oldest hand-over or restore is done, instead of polling."""
-        deliveries = [a.delivery for a in self._handing_over if a.delivery is not None]
-        if deliveries:
-            self.parts.backend.wait(deliveries[0].notified)
-        elif self._restoring:
+        if self._handing_over.wait():
+            return
+        if self._restoring:
             self.parts.backend.wait(self._restoring[0][0])
         elif self.parts.cache is not None:
             self.parts.cache.wait_oldest()

@@ -112,6 +112,8 @@ class BuiltinEngine:
     def counts(self) -> tuple[SpaceCount, ...]:
         """Accounting of pages, slots, rows and metadata slots."""
         cache = self.cache
+        if cache is not None:
+            cache.settle()
         rows = [
             SpaceCount(name, each.available, cache.cached("device", name) if cache is not None else 0, each.count)
             for name, each in self.pool.allocators.items()
@@ -121,6 +123,9 @@ class BuiltinEngine:
                 SpaceCount(each.space, each.available, cache.cached("host", name), each.count)
                 for name, each in self.host.allocators.items()
             ]
+        if cache is not None:
+            # Idle, so every lock that is left was forgotten: free and cached of them must be all.
+            rows.append(SpaceCount("cached prefixes that are locked", 0, 0, cache.locked()))
         rows += [SpaceCount(end.space, end.slots.available, 0, end.slots.count) for end in self._ends]
         return tuple(rows)
 

@@ -10,10 +10,11 @@ import difflib
 
 from kvcheck.core.errors import UsageError
 from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.mutants.hicache import HICACHE
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.mutants.retract_resume import RETRACT_RESUME
 
-MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in RETRACT_RESUME}
+MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in (*RETRACT_RESUME, *HICACHE)}
 
 
 def mutant(name: str) -> Mutant:

@@ -1,0 +1,374 @@
+"""Bugs b and d put back, and the class behind them: reads before a load, pages given away too soon, values shared.
+
+Invariants:
+- Each subclass removes one line of the fix and restates nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from kvcheck.core.backend.backend import Lane, Signal
+from kvcheck.core.hicache.cache import HiCache
+from kvcheck.core.hicache.controller import Leg, Transfer, TransferController
+from kvcheck.core.hicache.eviction import Residency
+from kvcheck.core.hicache.layer_gate import LayerGate
+from kvcheck.core.hicache.movement import Movement
+from kvcheck.core.hicache.node import Node
+from kvcheck.core.paging import IndexArray
+from kvcheck.core.pools.buffers import BufferSet
+from kvcheck.core.pools.pool import KVPool
+from kvcheck.core.targets.builtin import FIXED, Parts
+from kvcheck.core.targets.mutants.mutant import Mutant
+
+INDEX = "index_k_with_scale"
+
+
+class _UngatedReader(BufferSet):
+    """One reader of the index buffer takes the tensor without waiting for its layer."""
+
+    piece = ""
+
+    def read_view(self, name: str, layers: Sequence[int], lane: Lane, *, piece: str = "") -> torch.Tensor:
+        """Straight to the tensor, for this reader."""
+        if name == INDEX and piece == self.piece and lane.name == "forward":
+            return self._words[name]
+        return super().read_view(name, layers, lane, piece=piece)
+
+
+class _UngatedKeyReader(_UngatedReader):
+    piece = "key"
+
+
+class _UngatedScaleReader(_UngatedReader):
+    piece = "scale"
+
+
+class UngatedKeyPool(KVPool):
+    """The reader of index keys does not wait."""
+
+    buffer_set = _UngatedKeyReader
+
+
+class UngatedScalePool(KVPool):
+    """The reader of index scales does not wait."""
+
+    buffer_set = _UngatedScaleReader
+
+
+class UngatedPairPool(KVPool):
+    """The fused reader of keys and scales does not wait."""
+
+    buffer_set = _UngatedReader
+
+
+class _NeighbourGate(LayerGate):
+    """Layer l waits for layer l - 1."""
+
+    def _events(self, producer: int, layer: int) -> tuple[Signal, ...]:
+        return super()._events(producer, max(0, layer - 1))
+
+
+class _WrongEntryGate(LayerGate):
+    """The consumer's id is one behind the producer's."""
+
+    def _waited_for(self) -> list[int]:
+        return [(producer - 1) % len(self.ring) for producer in super()._waited_for()]
+
+
+class _LoadLaneGate(LayerGate):
+    """The lane that loads waits for itself; the reader does not wait."""
+
+    def _waiting_lane(self, lane: Lane) -> Lane:
+        return self.lanes[0]
+
+
+class _EagerRing(LayerGate):
+    """An entry is armed again while its last load is in flight."""
+
+    @property
+    def has_room(self) -> bool:
+        """Always."""
+        return True
+
+
+class NeighbourController(TransferController):
+    """Reads wait for the layer below."""
+
+    gate_type = _NeighbourGate
+
+
+class WrongEntryController(TransferController):
+    """Reads wait on another entry of the ring."""
+
+    gate_type = _WrongEntryGate
+
+
+class LoadLaneController(TransferController):
+    """The wait is put on the wrong lane."""
+
+    gate_type = _LoadLaneGate
+
+
+class EagerRingController(TransferController):
+    """The ring does not look whether its entry is free."""
+
+    gate_type = _EagerRing
+
+
+class UnorderedBackup(TransferController):
+    """A backup does not wait for the forward pass that produces what it reads."""
+
+    def _behind_forward(self) -> tuple[Signal, ...]:
+        return ()
+
+
+class KvAloneController(TransferController):
+    """A transfer counts as through when the lane of the KV rows is."""
+
+    def _acknowledged_by(self, transfer: Transfer) -> tuple[Signal, ...]:
+        return transfer.done[:1]
+
+
+class InPlaceController(TransferController):
+    """Index values are sorted where they lie, for everybody who holds them."""
+
+    def move(self, legs: tuple[Leg, ...]) -> tuple[Leg, ...]:
+        """In place."""
+        if self.host.method == "direct":
+            for leg in legs:
+                order = np.argsort(leg.host, kind="stable")
+                for ids in (leg.host, leg.device):
+                    ids.setflags(write=True)
+                    ids[:] = ids[order]
+        return legs
+
+
+class _NoLoadPin(Movement):
+    """Nothing keeps the pages of a load."""
+
+    def _pin(self, transfer: Transfer) -> None:
+        if transfer.kind != "load":
+            super()._pin(transfer)
+
+    def _unpin(self, transfer: Transfer) -> None:
+        if transfer.kind != "load":
+            super()._unpin(transfer)
+
+
+class _NoBackupPin(Movement):
+    """Nothing keeps the pages of a backup."""
+
+    def _pin(self, transfer: Transfer) -> None:
+        if transfer.kind != "backup":
+            super()._pin(transfer)
+
+    def _unpin(self, transfer: Transfer) -> None:
+        if transfer.kind != "backup":
+            super()._unpin(transfer)
+
+
+class _KeptLock(Movement):
+    """A load that does not fit returns without undoing its locks."""
+
+    def _abandon(self, transfer: Transfer) -> None:
+        """Nothing is undone."""
+
+
+class _QueueView(Movement):
+    """A node keeps a view of the tensor in which the next operation's ids will be put together."""
+
+    _queue: IndexArray = np.zeros(0, dtype=np.int64)
+
+    def _host_ids(self, space: str, count: int, request: int) -> IndexArray | None:
+        ids = super()._host_ids(space, count, request)
+        if ids is None or space != "full":
+            return ids
+        if len(self._queue) < count:
+            self._queue = np.zeros(4096, dtype=np.int64)
+        self._queue[:count] = ids
+        return self._queue[:count]
+
+    def _place_host(self, node: Node, space: str, host: IndexArray) -> None:
+        if space == "full":
+            node.host.full = host
+        else:
+            super()._place_host(node, space, host)
+
+
+class NoLoadPinCache(HiCache):
+    """Loads are not pinned."""
+
+    movement_type = _NoLoadPin
+
+
+class NoBackupPinCache(HiCache):
+    """Backups are not pinned."""
+
+    movement_type = _NoBackupPin
+
+
+class KeptLockCache(HiCache):
+    """A failed load keeps its locks."""
+
+    movement_type = _KeptLock
+
+
+class QueueViewCache(HiCache):
+    """Nodes share the queue's memory."""
+
+    movement_type = _QueueView
+
+
+class TwiceFreedHost(Residency):
+    """A host slot is given back by the eviction and once more by the owner of the node."""
+
+    def _free_host(self, space: str, ids: IndexArray) -> None:
+        super()._free_host(space, ids)
+        super()._free_host(space, ids)
+
+
+_READ = "SGLang #22811 (index reads without the layer wait)"
+_HAZARD = "a hazard of the same family"
+
+
+def _mutant(name: str, parts: Parts, shows: str, matters: str, **rest: str) -> Mutant:
+    row = {
+        "bug": "b",
+        "scenario": "hicache",
+        "shape": "glm-5.1-tiny",
+        "killed_by": "ordering",
+        "code": "KV201",
+        "example": _HAZARD,
+        **rest,
+    }
+    return Mutant(name=name, parts=parts, shows=shows, matters=matters, **row)
+
+
+_EARLY = "Attention or the indexer works on what was in the page before: somebody else's prefix, in a few answers."
+_REUSED = "The copy carries another request's bytes into the cache, where every later hit reads them."
+
+HICACHE = (
+    _mutant(
+        "index-key-reader-without-wait",
+        replace(FIXED, pool=UngatedKeyPool),
+        "index keys of a layer are read before that layer has been loaded",
+        _EARLY,
+        example=_READ,
+    ),
+    _mutant(
+        "index-scale-reader-without-wait",
+        replace(FIXED, pool=UngatedScalePool),
+        "index scales of a layer are read before that layer has been loaded",
+        _EARLY,
+        example=_READ,
+    ),
+    _mutant(
+        "index-pair-reader-without-wait",
+        replace(FIXED, pool=UngatedPairPool),
+        "the fused reader takes keys and scales before the layer has been loaded",
+        _EARLY,
+        example=_READ,
+    ),
+    _mutant(
+        "gate-waits-neighbour-layer",
+        replace(FIXED, controller=NeighbourController),
+        "a read of layer l waits for the load of layer l - 1",
+        _EARLY,
+        shape="llama-3-tiny",
+    ),
+    _mutant(
+        "gate-waits-wrong-entry",
+        replace(FIXED, controller=WrongEntryController),
+        "a read waits for another load than the one that brings its pages",
+        _EARLY,
+        shape="llama-3-tiny",
+    ),
+    _mutant(
+        "gate-waits-on-load-lane",
+        replace(FIXED, controller=LoadLaneController),
+        "the wait is queued on the lane that loads, so the reader goes on",
+        _EARLY,
+        shape="llama-3-tiny",
+    ),
+    _mutant(
+        "ring-rearmed-early",
+        replace(FIXED, controller=EagerRingController),
+        "an entry of the ring stands for two loads; when the first ends, readers of the second stop waiting",
+        _EARLY,
+        shape="llama-3-tiny",
+    ),
+    _mutant(
+        "load-without-pin",
+        replace(FIXED, cache=NoLoadPinCache),
+        "host pages are evicted and filled anew while a load still reads them",
+        _REUSED,
+        shape="llama-3-tiny",
+        code="KV202",
+    ),
+    _mutant(
+        "write-back-without-pin",
+        replace(FIXED, cache=NoBackupPinCache),
+        "device pages are evicted and reused while their backup still reads them",
+        _REUSED,
+        shape="llama-3-tiny",
+        code="KV202",
+    ),
+    _mutant(
+        "backup-before-forward",
+        replace(FIXED, controller=UnorderedBackup),
+        "a backup reads pages that the forward pass is still writing",
+        "The host keeps half a page; every later hit on it reads old bytes.",
+        shape="llama-3-tiny",
+    ),
+    _mutant(
+        "move-changes-indices",
+        replace(FIXED, controller=InPlaceController),
+        "a transfer sorts the index values it was given in place",
+        "The tree node that shares them now names other pages, and evicts or loads those.",
+        bug="d",
+        killed_by="residency",
+        code="KV303",
+        example="SGLang #23427 (move_hybrid_indices)",
+    ),
+    _mutant(
+        "node-keeps-queue-view",
+        replace(FIXED, cache=QueueViewCache),
+        "a node's host pages change when the next operation is queued",
+        "A hit loads another prefix's pages; an eviction frees them under their owner.",
+        bug="d",
+        shape="llama-3-tiny",
+        killed_by="residency",
+        code="KV303",
+        example="SGLang #23429 (device tensors in tree nodes)",
+    ),
+    _mutant(
+        "host-slot-freed-twice",
+        replace(FIXED, residency=TwiceFreedHost),
+        "an evicted node's host pages are given back twice",
+        "Two prefixes get the same host page and overwrite each other.",
+        bug="d",
+        shape="llama-3-tiny",
+        killed_by="liveness",
+        code="KV402",
+    ),
+    _mutant(
+        "ack-by-kv-alone",
+        replace(FIXED, controller=KvAloneController),
+        "a load is acknowledged when its KV rows have landed, whatever its companions do",
+        "Readers stop waiting for index pages or states that are still on their way.",
+    ),
+    _mutant(
+        "partial-load-keeps-lock",
+        replace(FIXED, cache=KeptLockCache),
+        "a load-back that does not fit keeps the locks it took",
+        "The prefix can never be evicted again; the pool fills up until nothing is admitted.",
+        shape="llama-3-tiny",
+        killed_by="accounting",
+        code="KV401",
+    ),
+)
