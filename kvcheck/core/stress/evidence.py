@@ -49,8 +49,8 @@ class EvidenceCount:
             (Submitted, self._submitted),
         )
 
-    def total(self, *, events: int, evictions: int) -> Evidence:
-        """The counts so far."""
+    def total(self, *, events: int, evictions: int, orderings: int) -> Evidence:
+        """The counts so far. orderings: what the ordering oracle compared; 0 is nothing, so None."""
         return Evidence(
             schedules=1,
             events=events,
@@ -61,6 +61,7 @@ class EvidenceCount:
             device_evictions=evictions,
             transfers=self._transfers,
             words_verified=dict(sorted(self._words.items())),
+            orderings_checked=orderings or None,
         )
 
     def _verified(self, event: Verified) -> None:
