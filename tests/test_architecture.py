@@ -51,8 +51,17 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         ("core.workload.mismatch", "core.backend.backend", "core.transfer.metadata"),
         "what a run leaves behind for the oracles: values of the layers below, none of their parts",
     ),
+    "core.stress.clocks": ((), "numbers and edges; it knows no event"),
+    "core.stress.cells": (("core.backend.backend",), "footprints and numbers; it knows no event"),
     "core.stress.oracles": (
-        ("core.stress.history", "core.workload.content", "core.workload.mismatch", "core.backend.backend"),
+        (
+            "core.stress.history",
+            "core.stress.clocks",
+            "core.stress.cells",
+            "core.workload.content",
+            "core.workload.mismatch",
+            "core.backend.backend",
+        ),
         "judge a history alone, from any target",
     ),
     "core.stress": (JUDGED_PARTS, "runs targets under workloads; knows no benchmark"),

@@ -34,7 +34,7 @@ def counted(*events: Event) -> Evidence:
     history.listen(count.handlers())
     for event in events:
         history.append(event)
-    return count.total(events=history.count, evictions=4)
+    return count.total(events=history.count, evictions=4, orderings=0)
 
 
 def given(owner: int, *pages: int) -> Allocated:

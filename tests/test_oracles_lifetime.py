@@ -79,7 +79,14 @@ READ_AND_WRITTEN_BY_ONE: tuple[Event, ...] = (
     Completed(1),
     Freed("full", (3,)),
 )
-WRITE_WITHOUT_OWNER: tuple[Event, ...] = (Allocated("full", (3,), 1), write(1, (3,), owner=None), Completed(1))
+HOUSEKEEPING: tuple[Event, ...] = (
+    write(1, (3, 4), owner=None),
+    Allocated("full", (3,), 1),
+    write(2, (3,), owner=None),
+    Freed("full", (3,)),
+    Completed(1),
+    Completed(2),
+)
 HIGH_IDS: tuple[Event, ...] = (
     Allocated("full", (1,), 1),
     Allocated("full", (5000,), 2),
@@ -114,7 +121,7 @@ FOREIGN_WRITE: tuple[Event, ...] = (
         pytest.param(SHARED_PREFIX, id="a prefix read by several requests"),
         pytest.param(OTHERS_ARE_BUSY, id="other pages and other spaces are busy"),
         pytest.param(READ_AND_WRITTEN_BY_ONE, id="read and written by one operation"),
-        pytest.param(WRITE_WITHOUT_OWNER, id="a write that names no request"),
+        pytest.param(HOUSEKEEPING, id="writes that name no request"),
         pytest.param(HIGH_IDS, id="ids far apart"),
     ],
 )

@@ -238,7 +238,7 @@ def offered(*heads: tuple[int, int]) -> list[Choice]:
     table: list[Choice] = []
     for index, (ordinal, parts) in enumerate(heads):
         work = tuple([lambda: None] * parts)
-        pending = Pending(ordinal, Operation("copy", work), Lane(index, f"lane{index}"), work, Record())
+        pending = Pending(ordinal, Operation("copy", work), Lane(index, f"lane{index}"), work, Record(ordinal))
         table.extend((pending, part) for part in range(parts))
     return table
 

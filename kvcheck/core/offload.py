@@ -18,8 +18,8 @@ import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Operation, Place, Signal
 from kvcheck.core.errors import LayoutMismatch, LengthMismatch
-from kvcheck.core.paging import IndexArray
-from kvcheck.core.pools.buffers import BufferSpec
+from kvcheck.core.paging import IndexArray, pages_for
+from kvcheck.core.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.kernels.page_copy import gather_rows_torch, scatter_rows_torch
 
@@ -41,10 +41,11 @@ class OffloadedBuffer:
 class OffloadedKV:
     """All KV of one request. tokens: committed length. window_start: first logical window page that was live.
 
-    saved: reached once every row has arrived here.
+    saved: reached once every row has arrived here. number: which save this is; names the value in footprints.
     """
 
     request: int
+    number: int
     tokens: int
     window_start: int
     shape_name: str
@@ -69,6 +70,7 @@ class Offload:
         behind = self._mark_forward()
         value = OffloadedKV(
             request=holding.request,
+            number=self._count,
             tokens=tokens,
             window_start=self._window_start(holding),
             shape_name=self.pool.shape.name,
@@ -86,10 +88,12 @@ class Offload:
             parts = tuple(
                 partial(gather_rows_torch, target[:, a:b], source, index) for a, b, index in self._chunks(rows)
             )
-            units = self.pool.unit_ids(holding, space, tokens)
-            reads = (self._footprint(space, buffer.name, units, holding.request),)
             self._backend.submit(
-                Operation("offload.save", parts, holding.request), lane=self._d2h, reads=reads, after=(behind,)
+                Operation("offload.save", parts, holding.request),
+                lane=self._d2h,
+                reads=(self._footprint(holding, space, buffer, tokens),),
+                writes=(self._value_footprint(self._count, space, buffer.name),),
+                after=(behind,),
             )
             buffers.append(OffloadedBuffer(space=space, name=buffer.name, words=target, memory=memory))
         saved = self._backend.signal()
@@ -106,11 +110,13 @@ class Offload:
             parts = tuple(
                 partial(scatter_rows_torch, target, kept.words[:, a:b], index) for a, b, index in self._chunks(rows)
             )
-            units = self.pool.unit_ids(holding, kept.space, offloaded.tokens)
+            buffer = self.pool.sets[kept.space].buffer(kept.name)
+            whole = buffer.rows is Granularity.PAGE  # a page row is written to its end, beyond the last token
             self._backend.submit(
                 Operation("offload.restore", parts, holding.request),
                 lane=self._h2d,
-                writes=(self._footprint(kept.space, kept.name, units, holding.request),),
+                reads=(self._value_footprint(offloaded.number, kept.space, kept.name),),
+                writes=(self._footprint(holding, kept.space, buffer, offloaded.tokens, whole=whole),),
                 after=(offloaded.saved, behind),
             )
         done = self._backend.signal()
@@ -176,9 +182,23 @@ class Offload:
     def _layers(self, space: str) -> int:
         return len(self.pool.sets[space].spec.layers)
 
-    def _footprint(self, space: str, buffer: str, units: IndexArray, request: int) -> Footprint:
-        owners = np.full(len(units), request, dtype=np.int64)
-        return Footprint(space, (buffer,), (0, self._layers(space)), units, owners=owners)
+    def _footprint(
+        self, holding: Holding, space: str, buffer: BufferSpec, tokens: int, *, whole: bool = False
+    ) -> Footprint:
+        """The request's units in the pool, the last page only as far as it has tokens, unless `whole`."""
+        units = self.pool.unit_ids(holding, space, tokens)
+        spans = None
+        if not whole and buffer.rows is not Granularity.SLOT and len(units):
+            size = self.pool.page_size
+            spans = np.tile(np.array([0, size]), (len(units), 1))
+            spans[-1, 1] = tokens - (pages_for(tokens, size) - 1) * size
+        owners = np.full(len(units), holding.request, dtype=np.int64)
+        return Footprint(space, (buffer.name,), (0, self._layers(space)), units, spans, owners)
+
+    def _value_footprint(self, number: int, space: str, buffer: str) -> Footprint:
+        """The host memory of one buffer of a value."""
+        layers = (0, self._layers(space))
+        return Footprint("host.offload", (f"{space}.{buffer}",), layers, np.array([number]), place=Place.PINNED)
 
     def _mark_forward(self) -> Signal:
         behind = self._backend.signal()

@@ -124,7 +124,7 @@ class RecordMissesQueue(SimulatedBackend):
     """A record means nothing but itself: what the lane holds is not covered."""
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
-        record = Record()
+        record = self._new_record()
         signal.handle = record
         self._queues[lane.index].appendleft(_Mark(record))
         self._yield()
@@ -139,7 +139,7 @@ class NeverRecordedBlocks(SimulatedBackend):
 
     def _queue_wait(self, signal: Signal, lane: Lane) -> None:
         if signal.handle is None:
-            promised = self._promised.setdefault(signal, Record())
+            promised = self._promised.setdefault(signal, self._new_record())
             self._queues[lane.index].append(_Wait(promised))
             return
         super()._queue_wait(signal, lane)

@@ -81,12 +81,33 @@ class Footprint:
 
 
 class OperationObserver(Protocol):
-    """What an onlooker of a backend is told; it must not call the backend."""
+    """What an onlooker of a backend is told; it must not call the backend.
+
+    Every record of a signal has a number, counted by the backend from 1, whether `submit` or `record` made it.
+    """
 
     def submitted(
-        self, ordinal: int, operation: Operation, lane: Lane, reads: Sequence[Footprint], writes: Sequence[Footprint]
+        self,
+        ordinal: int,
+        operation: Operation,
+        lane: Lane,
+        reads: Sequence[Footprint],
+        writes: Sequence[Footprint],
+        record: int,
     ) -> None:
-        """An operation was queued. `ordinal` counts submissions from 1."""
+        """An operation was queued. `ordinal` counts submissions from 1; `record` is reached when it has run."""
+
+    def recorded(self, record: int, lane: Lane) -> None:
+        """A signal now means everything queued in the lane so far."""
+
+    def lane_waited(self, record: int, lane: Lane) -> None:
+        """What is queued in the lane from now on runs behind that record, be it reached already or not."""
+
+    def host_joined(self, record: int) -> None:
+        """The calling host waited for that record, or asked and was told that it is reached."""
+
+    def host_drained(self) -> None:
+        """The calling host joined every lane."""
 
     def completed(self, ordinal: int) -> None:
         """Every part of that operation has run (on CUDA: is known to have run)."""

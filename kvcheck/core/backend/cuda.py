@@ -26,10 +26,14 @@ PENDING_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """What a signal's handle is. `is_shared`: the list of pending operations holds the event too."""
+    """What a signal's handle is. `is_shared`: the list of pending operations holds the event too.
+
+    number: of the record, for the observer.
+    """
 
     event: torch.cuda.Event
     is_shared: bool
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class CudaBackend:
         self._pending: list[deque[_Pending]] = []
         self._submitted = 0
         self._completed = 0
+        self._records = 0
 
     def lane(self, name: str) -> Lane:
         """The lane of that name, made when first asked for."""
@@ -121,13 +126,15 @@ class CudaBackend:
         """Launch the parts on the lane's stream, behind `after`."""
         stream = self._streams[lane.index]
         for signal in after:
-            self._wait_on_lane(signal, stream)
+            self._wait_on_lane(signal, lane)
         self._submitted += 1
+        self._records += 1
+        record = self._records
         parts = operation.parts
         if operation.stage is not None and any(f.place is Place.PAGEABLE for f in reads):
             parts = operation.stage()
         if self._observer is not None:
-            self._observer.submitted(self._submitted, operation, lane, reads, writes)
+            self._observer.submitted(self._submitted, operation, lane, reads, writes, record)
         event = _new_event()
         with torch.cuda.stream(stream):
             for part in parts:
@@ -137,9 +144,10 @@ class CudaBackend:
         if any(f.place is Place.PAGEABLE for f in writes):
             event.synchronize()
             self._collect()
+            self._tell_joined(record)
         elif self._submitted - self._completed > PENDING_MAX:
             self._make_room()
-        return Signal(_Recording(event, is_shared=True))
+        return Signal(_Recording(event, True, record))
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
         """Record the signal's event behind everything queued in the lane.
@@ -148,37 +156,52 @@ class CudaBackend:
         given. The event that `submit` made stays as it is, because it says when that operation ended.
         """
         recording = _recording_of(signal)
-        if recording is None or recording.is_shared:
-            recording = _Recording(_new_event(), is_shared=False)
-            signal.handle = recording
-        recording.event.record(self._streams[lane.index])
+        event = _new_event() if recording is None or recording.is_shared else recording.event
+        self._records += 1
+        signal.handle = _Recording(event, False, self._records)
+        event.record(self._streams[lane.index])
+        if self._observer is not None:
+            self._observer.recorded(self._records, lane)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
         """Join the host, or make the lane's stream wait for the recording the event holds now."""
         if lane is not None:
-            self._wait_on_lane(signal, self._streams[lane.index])
+            self._wait_on_lane(signal, lane)
             return
         recording = _recording_of(signal)
         if recording is not None:
             recording.event.synchronize()
         self._collect()
+        if recording is not None:
+            self._tell_joined(recording.number)
 
     def query(self, signal: Signal) -> bool:
         """Ask the event; a never-recorded signal counts as reached."""
         recording = _recording_of(signal)
         is_reached = recording is None or _has_run(recording.event)
         self._collect()
+        if recording is not None and is_reached:
+            self._tell_joined(recording.number)
         return is_reached
 
     def drain(self) -> None:
         """Synchronise the device."""
         torch.cuda.synchronize(self.device)
         self._collect()
+        if self._observer is not None:
+            self._observer.host_drained()
 
-    def _wait_on_lane(self, signal: Signal, stream: torch.cuda.Stream) -> None:
+    def _wait_on_lane(self, signal: Signal, lane: Lane) -> None:
         recording = _recording_of(signal)
-        if recording is not None:
-            stream.wait_event(recording.event)
+        if recording is None:
+            return
+        self._streams[lane.index].wait_event(recording.event)
+        if self._observer is not None:
+            self._observer.lane_waited(recording.number, lane)
+
+    def _tell_joined(self, record: int) -> None:
+        if self._observer is not None:
+            self._observer.host_joined(record)
 
     def _make_room(self) -> None:
         self._collect()

@@ -1,7 +1,9 @@
 """The eager backend: every operation runs when it is submitted, on the CPU.
 
 Invariants:
-- The reference for what an operation means; it shows no ordering mistake at all, so it proves nothing about order.
+- The reference for what an operation means; its outcomes show no ordering mistake at all.
+- An observer is told of the waits that were asked for, not of the order in which things happened to run: a missing
+  wait shows in what it was told.
 """
 
 from __future__ import annotations
@@ -10,14 +12,12 @@ from collections.abc import Sequence
 
 import torch
 
-from kvcheck.core.backend.backend import Footprint, Lane, Operation, OperationObserver, Signal
+from kvcheck.core.backend.backend import Footprint, Lane, Operation, OperationObserver, Place, Signal
 from kvcheck.core.backend.memory import HostMemory
-
-_DONE = object()
 
 
 class EagerBackend(HostMemory):
-    """Runs operations at once. Signals are done as soon as they are recorded."""
+    """Runs operations at once. Signals are done as soon as they are recorded; a handle is the record's number."""
 
     name = "eager"
     device = torch.device("cpu")
@@ -27,6 +27,7 @@ class EagerBackend(HostMemory):
         self._observer = observer
         self._lanes: dict[str, Lane] = {}
         self._submitted = 0
+        self._records = 0
 
     def lane(self, name: str) -> Lane:
         """The lane of that name."""
@@ -46,26 +47,43 @@ class EagerBackend(HostMemory):
         after: Sequence[Signal] = (),
     ) -> Signal:
         """Run the operation now."""
+        for signal in after:
+            self.wait(signal, lane=lane)
         self._submitted += 1
-        ordinal = self._submitted
+        self._records += 1
+        ordinal, record = self._submitted, self._records
         if self._observer is not None:
-            self._observer.submitted(ordinal, operation, lane, reads, writes)
+            self._observer.submitted(ordinal, operation, lane, reads, writes, record)
         for part in operation.parts:
             part()
         if self._observer is not None:
             self._observer.completed(ordinal)
-        return Signal(_DONE)
+            if any(f.place is Place.PAGEABLE for f in writes):
+                self._observer.host_joined(record)
+        return Signal(record)
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
         """Everything queued has run already."""
-        signal.handle = _DONE
+        self._records += 1
+        signal.handle = self._records
+        if self._observer is not None:
+            self._observer.recorded(self._records, lane)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
         """Nothing can be pending."""
+        if self._observer is None or not isinstance(signal.handle, int):
+            return
+        if lane is None:
+            self._observer.host_joined(signal.handle)
+        else:
+            self._observer.lane_waited(signal.handle, lane)
 
     def query(self, signal: Signal) -> bool:
         """Always reached; a never-recorded signal counts as reached, as on CUDA."""
+        self.wait(signal)
         return True
 
     def drain(self) -> None:
         """Nothing can be pending."""
+        if self._observer is not None:
+            self._observer.host_drained()

@@ -28,11 +28,12 @@ class Chooser(Protocol):
 
 
 class Record:
-    """One recording of a signal; `done` turns True once."""
+    """One recording of a signal; `done` turns True once. number: what an observer knows it by."""
 
-    __slots__ = ("done",)
+    __slots__ = ("done", "number")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.done = False
 
 
@@ -82,6 +83,7 @@ class SimulatedBackend(HostMemory):
         self._lanes: dict[str, Lane] = {}
         self._queues: list[deque[Pending | _Wait | _Mark]] = []
         self._submitted = 0
+        self._records = 0
         self._max_steps = max_steps
         self.steps = 0
 
@@ -115,21 +117,24 @@ class SimulatedBackend(HostMemory):
         if not parts:
             # An empty copy still takes its turn: with nothing to run it would block its lane for ever.
             parts = (_nothing,)
-        pending = Pending(self._submitted, operation, lane, parts, Record())
+        pending = Pending(self._submitted, operation, lane, parts, self._new_record())
         self._queues[lane.index].append(pending)
         if self._observer is not None:
-            self._observer.submitted(pending.ordinal, operation, lane, reads, writes)
+            self._observer.submitted(pending.ordinal, operation, lane, reads, writes, pending.record.number)
         if any(f.place is Place.PAGEABLE for f in writes):
             self._run_until(pending.record, operation.name)
+            self._tell_joined(pending.record)
         # Other lanes go on while the host returns, also from a copy that it had to join.
         self._yield()
         return Signal(pending.record)
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
         """Bind the signal to everything queued in the lane so far."""
-        record = Record()
+        record = self._new_record()
         signal.handle = record
         self._queues[lane.index].append(_Mark(record))
+        if self._observer is not None:
+            self._observer.recorded(record.number, lane)
         self._yield()
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
@@ -140,12 +145,16 @@ class SimulatedBackend(HostMemory):
             return
         if isinstance(signal.handle, Record):
             self._run_until(signal.handle, "host wait")
+            self._tell_joined(signal.handle)
 
     def query(self, signal: Signal) -> bool:
         """Let the chooser run what it likes, then look."""
         self._yield()
         self._settle()
-        if not isinstance(signal.handle, Record) or signal.handle.done:
+        if not isinstance(signal.handle, Record):
+            return True
+        if signal.handle.done:
+            self._tell_joined(signal.handle)
             return True
         # A poll takes a step, so that a host that polls for ever is a Hang and not an endless run.
         self._spend_step()
@@ -158,10 +167,24 @@ class SimulatedBackend(HostMemory):
         stuck = [name for name, lane in self._lanes.items() if self._queues[lane.index]]
         if stuck:
             raise Hang(f"drain: lanes {', '.join(stuck)} wait for signals that nothing pending records")
+        if self._observer is not None:
+            self._observer.host_drained()
 
     def _queue_wait(self, signal: Signal, lane: Lane) -> None:
-        if isinstance(signal.handle, Record) and not signal.handle.done:
+        if not isinstance(signal.handle, Record):
+            return
+        if self._observer is not None:  # also where the record is reached: in another schedule it is not
+            self._observer.lane_waited(signal.handle.number, lane)
+        if not signal.handle.done:
             self._queues[lane.index].append(_Wait(signal.handle))
+
+    def _new_record(self) -> Record:
+        self._records += 1
+        return Record(self._records)
+
+    def _tell_joined(self, record: Record) -> None:
+        if self._observer is not None:
+            self._observer.host_joined(record.number)
 
     def _run_until(self, record: Record, what: str) -> None:
         self._settle()

@@ -15,9 +15,10 @@ from enum import Enum
 from math import prod
 from typing import Protocol
 
+import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend, Lane, Operation, Place
+from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Place
 from kvcheck.core.errors import LayoutMismatch
 from kvcheck.kernels.page_copy import fill_torch
 
@@ -157,7 +158,13 @@ class BufferSet:
             for target in targets:
                 fill_torch(target, 0)
 
-        self._backend.submit(Operation(f"{self.spec.name}.zero", (run,)), lane=lane)
+        cleared = Footprint(
+            self.spec.name,
+            tuple(buffer.name for buffer in self.spec.buffers),
+            (0, len(self.spec.layers)),
+            np.array([unit], dtype=np.int64),
+        )
+        self._backend.submit(Operation(f"{self.spec.name}.zero", (run,)), lane=lane, writes=(cleared,))
 
     def storage_ranges(self) -> dict[str, tuple[int, int]]:
         """First and one-past-last address of each buffer, for aliasing checks."""

@@ -2,6 +2,7 @@
 
 Invariants:
 - Entries are written by operations on the forward lane, so a kernel sees the entries of its own moment.
+- Entries are named by footprints of the space "table": a row, and a span of columns in it.
 - Row 0 is padding. Entries past a request's length are stale and must never be read. (mutant: resume-refeeds-token)
 """
 
@@ -12,7 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend, Lane, Operation, Place
+from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Place
 from kvcheck.core.paging import IndexArray
 from kvcheck.kernels.page_copy import fill_torch, scatter_rows_torch
 
@@ -27,22 +28,36 @@ class IndexTable:
         self._lane = lane
         self._tensor = backend.empty(f"table.{name}", (rows + 1, columns), torch.int64, Place.DEVICE)
         tensor = self._tensor
-        backend.submit(Operation(f"table.{name}.clear", (lambda: fill_torch(tensor, 0),)), lane=lane)
+        backend.submit(
+            Operation(f"table.{name}.clear", (lambda: fill_torch(tensor, 0),)),
+            lane=lane,
+            writes=(Footprint("table", (name,), (0, 1), np.arange(rows + 1)),),
+        )
 
     def write(self, row: int, start: int, values: IndexArray) -> None:
         """table[row, start : start + n] = values, in forward-lane order."""
-        self.assign(np.arange(start, start + len(values), dtype=np.int64), values, row=row)
+        columns = np.arange(start, start + len(values), dtype=np.int64)
+        entries = self.footprint(np.array([row]), np.array([start]), np.array([start + len(values)]))
+        self._submit(columns + row * self.columns, values, entries)
 
-    def assign(self, columns: IndexArray, values: IndexArray, *, row: int = 0) -> None:
-        """table[row, columns] = values, in forward-lane order."""
+    def assign(self, columns: IndexArray, values: IndexArray) -> None:
+        """table[0, columns] = values, in forward-lane order."""
+        self._submit(columns, values, self.footprint(np.zeros_like(columns), columns, columns + 1))
+
+    def footprint(self, rows: IndexArray, starts: IndexArray, stops: IndexArray) -> Footprint:
+        """The entries [starts[i], stops[i]) of each of some rows."""
+        return Footprint("table", (self.name,), (0, 1), rows, np.stack((starts, stops), axis=1))
+
+    def _submit(self, flat_places: IndexArray, values: IndexArray, entries: Footprint) -> None:
         if not len(values):
             return
         flat = self._tensor.view(1, -1, 1)
-        entries = self._backend.index(values).view(1, -1, 1)
-        places = self._backend.index(columns + row * self.columns)
+        written = self._backend.index(values).view(1, -1, 1)
+        places = self._backend.index(flat_places)
         self._backend.submit(
-            Operation(f"table.{self.name}.write", (partial(scatter_rows_torch, flat, entries, places),)),
+            Operation(f"table.{self.name}.write", (partial(scatter_rows_torch, flat, written, places),)),
             lane=self._lane,
+            writes=(entries,),
         )
 
     def read_view(self) -> torch.Tensor:

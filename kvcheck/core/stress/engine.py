@@ -125,13 +125,14 @@ class StressEngine:
         broken = _finish(oracles)
         final = _exact(plan, recorder)
         findings = tuple(_complete(finding, final) for oracle in oracles for finding in oracle.findings)
+        judged = {oracle.name: oracle.judged for oracle in oracles}
         return Outcome(
             plan=plan,
             findings=findings,
-            evidence=count.total(events=history.count, evictions=evictions),
+            evidence=count.total(events=history.count, evictions=evictions, orderings=judged["ordering"]),
             broken_oracles=broken,
             digest=_digest(history, recorder, findings),
-            judged={oracle.name: oracle.judged for oracle in oracles},
+            judged=judged,
         )
 
     def note(self, plan: Plan) -> str:

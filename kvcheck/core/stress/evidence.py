@@ -59,8 +59,8 @@ class EvidenceCount:
             (Evicted, self._evicted),
         )
 
-    def total(self, *, events: int, evictions: int) -> Evidence:
-        """The counts so far."""
+    def total(self, *, events: int, evictions: int, orderings: int) -> Evidence:
+        """The counts so far. orderings: what the ordering oracle compared; 0 is nothing, so None."""
         return Evidence(
             schedules=1,
             events=events,
@@ -72,6 +72,7 @@ class EvidenceCount:
             **self._tiers(),
             transfers=self._transfers,
             words_verified=dict(sorted(self._words.items())),
+            orderings_checked=orderings or None,
         )
 
     def _tiers(self) -> dict[str, int]:

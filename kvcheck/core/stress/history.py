@@ -22,13 +22,15 @@ from kvcheck.core.workload.mismatch import Mismatch
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """An operation was queued, with what it reads and writes."""
+    """An operation was queued, with what it reads and writes. record: reached when it has run."""
 
     ordinal: int
     name: str
     lane: str
     reads: tuple[Footprint, ...]
     writes: tuple[Footprint, ...]
+    record: int | None = None
+    request: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,34 @@ class Completed:
     """An operation has run."""
 
     ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A signal now means everything queued in the lane so far."""
+
+    record: int
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaneWaited:
+    """What is queued in the lane from now on runs behind the record."""
+
+    record: int
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostJoined:
+    """The host waited for the record, or asked and was told that it is reached."""
+
+    record: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostDrained:
+    """The host joined every lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +269,10 @@ class Broke:
 Event = (
     Submitted
     | Completed
+    | Recorded
+    | LaneWaited
+    | HostJoined
+    | HostDrained
     | Allocated
     | Freed
     | Forward
@@ -299,10 +333,34 @@ class History:
     # OperationObserver
 
     def submitted(
-        self, ordinal: int, operation: Operation, lane: Lane, reads: Iterable[Footprint], writes: Iterable[Footprint]
+        self,
+        ordinal: int,
+        operation: Operation,
+        lane: Lane,
+        reads: Iterable[Footprint],
+        writes: Iterable[Footprint],
+        record: int,
     ) -> None:
         """An operation was queued."""
-        self.append(Submitted(ordinal, operation.name, lane.name, tuple(reads), tuple(writes)))
+        self.append(
+            Submitted(ordinal, operation.name, lane.name, tuple(reads), tuple(writes), record, operation.request)
+        )
+
+    def recorded(self, record: int, lane: Lane) -> None:
+        """A signal was recorded."""
+        self.append(Recorded(record, lane.name))
+
+    def lane_waited(self, record: int, lane: Lane) -> None:
+        """A lane waits."""
+        self.append(LaneWaited(record, lane.name))
+
+    def host_joined(self, record: int) -> None:
+        """The host waited."""
+        self.append(HostJoined(record))
+
+    def host_drained(self) -> None:
+        """The host joined everything."""
+        self.append(HostDrained())
 
     def completed(self, ordinal: int) -> None:
         """An operation has run."""

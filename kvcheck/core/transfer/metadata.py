@@ -18,6 +18,7 @@ import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Place, Signal
 from kvcheck.core.errors import LayoutMismatch, LengthMismatch
+from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.allocator import AllocationListener, SlotAllocator
 from kvcheck.kernels.page_copy import copy_bytes_torch, fill_torch
 
@@ -96,7 +97,13 @@ class MetadataBuffers:
         self._slots = SlotAllocator(self.space, count=slots, first=0, listener=listener)
         self._rows = backend.empty(self.space, (slots, self.row_bytes), torch.uint8, Place.DEVICE)
         rows = self._rows
-        backend.wait(backend.submit(Operation("metadata.clear", (lambda: fill_torch(rows, 0),)), lane=lane))
+        backend.wait(
+            backend.submit(
+                Operation("metadata.clear", (lambda: fill_torch(rows, 0),)),
+                lane=lane,
+                writes=(self._footprint(np.arange(slots), None),),
+            )
+        )
 
     @property
     def slots(self) -> SlotAllocator:
@@ -135,7 +142,9 @@ class MetadataBuffers:
                 copy_bytes_torch(target, source)
 
         return self._backend.submit(
-            Operation("metadata.set", (run,), request), lane=self._lane, writes=(self._footprint(slot, request),)
+            Operation("metadata.set", (run,), request),
+            lane=self._lane,
+            writes=(self._footprint(np.array([slot]), request),),
         )
 
     def get(self, slot: int, request: int) -> MetadataRow:
@@ -145,7 +154,7 @@ class MetadataBuffers:
         done = self._backend.submit(
             Operation("metadata.get", (lambda: copy_bytes_torch(packed, source),), request),
             lane=self._lane,
-            reads=(self._footprint(slot, request),),
+            reads=(self._footprint(np.array([slot]), request),),
         )
         self._backend.wait(done)
         return MetadataRow(packed, self.fields)
@@ -164,7 +173,11 @@ class MetadataBuffers:
         """Zero every field of a slot and wait until that is done."""
         row = self._rows[slot]
         self._backend.wait(
-            self._backend.submit(Operation("metadata.clear", (lambda: fill_torch(row, 0),)), lane=self._lane)
+            self._backend.submit(
+                Operation("metadata.clear", (lambda: fill_torch(row, 0),)),
+                lane=self._lane,
+                writes=(self._footprint(np.array([slot]), None),),
+            )
         )
 
     def storage_range(self) -> tuple[int, int]:
@@ -175,6 +188,6 @@ class MetadataBuffers:
         """Give the memory back."""
         self._backend.release(self.space)
 
-    def _footprint(self, slot: int, request: int) -> Footprint:
-        ids = np.array([slot], dtype=np.int64)
-        return Footprint(self.space, ("metadata",), (0, 1), ids, owners=np.array([request], dtype=np.int64))
+    def _footprint(self, slots: IndexArray, request: int | None) -> Footprint:
+        owners = None if request is None else np.full(len(slots), request, dtype=np.int64)
+        return Footprint(self.space, ("metadata",), (0, 1), slots, owners=owners)

@@ -18,13 +18,14 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend, Footprint, Operation, Signal
+from kvcheck.core.backend.backend import Backend, Operation, Signal
 from kvcheck.core.paging import IndexArray, pages_for
 from kvcheck.core.pools.buffers import BufferSpec, Granularity, Piece
 from kvcheck.core.pools.pool import KVPool
 from kvcheck.core.scheduler.decoder import Chunk
 from kvcheck.core.transfer.metadata import MetadataField, MetadataRow
 from kvcheck.core.workload import content, handover
+from kvcheck.core.workload.footprints import SpaceTouch, pass_touches
 from kvcheck.core.workload.jobs import Job, token_authors
 from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.core.workload.passes import PassPlan, Rows, plan_pass
@@ -83,8 +84,7 @@ class ContentDecoder:
         self._first: dict[int, int] = {}
         self._chunks: tuple[Chunk, ...] = ()
         self._observed: list[_Observation] = []
-        self._units: dict[str, tuple[IndexArray, IndexArray]] = {}
-        self._own: dict[str, tuple[IndexArray, IndexArray]] = {}
+        self._touches: Mapping[str, SpaceTouch] = {}
 
     def forward(self, chunks: Sequence[Chunk]) -> Signal:
         """Queue writes and checked reads of every layer."""
@@ -93,11 +93,7 @@ class ContentDecoder:
             self._sink.forward(request=chunk.request, start=chunk.start, stop=chunk.stop)
         plan = plan_pass(chunks, self._codes, self._pool, self._backend)
         self._chunks, self._observed = plan.chunks, []
-        self._units = {spec.name: self._touched(spec.name, plan) for spec in self._pool.specs}
-        self._own = {
-            spec.name: self._units[spec.name] if spec.name == "state" else self._written(spec.name)
-            for spec in self._pool.specs
-        }
+        self._touches = pass_touches(plan.chunks, self._pool)
         where = {layer: (spec.name, local) for spec in self._pool.specs for local, layer in enumerate(spec.layers)}
         for layer in sorted(where):
             space, local = where[layer]
@@ -160,7 +156,8 @@ class ContentDecoder:
         self._backend.submit(
             Operation("decode.write", writes),
             lane=self._pool.forward,
-            writes=(self._footprint(space, buffers, local, own=True),),
+            reads=self._touches[space].written_tables,
+            writes=self._touches[space].writes(buffers, local),
         )
         if space == "state":
             return
@@ -177,7 +174,7 @@ class ContentDecoder:
             partial(self._read, plan, space, buffer, view, local, layer)
             for buffer, view in zip(buffers, views, strict=True)
         )
-        reads = (self._footprint(space, buffers, local, own=False),)
+        reads = self._touches[space].reads(buffers, local)
         self._backend.submit(Operation(name, parts), lane=self._pool.forward, reads=reads)
 
     def _write_part(self, plan: PassPlan, space: str, buffer: BufferSpec, local: int, layer: int) -> partial[None]:
@@ -297,28 +294,7 @@ class ContentDecoder:
         self._authors[request] = authors
         self._codes[request] = codes.to(self._backend.device)
 
-    # What is touched, what was seen
-
-    def _touched(self, space: str, plan: PassPlan) -> tuple[IndexArray, IndexArray]:
-        """Pages or slots that a pass may touch, and the request each is touched for."""
-        units = [self._pool.unit_ids(chunk.holding, space, chunk.stop) for chunk in plan.chunks]
-        owners = [np.full(len(ids), chunk.request) for ids, chunk in zip(units, plan.chunks, strict=True)]
-        return np.concatenate(units), np.concatenate(owners)
-
-    def _footprint(self, space: str, buffers: tuple[BufferSpec, ...], local: int, *, own: bool) -> Footprint:
-        units, owners = (self._own if own else self._units)[space]
-        names = tuple(buffer.name for buffer in buffers)
-        return Footprint(space, names, (local, local + 1), units, owners=owners)
-
-    def _written(self, space: str) -> tuple[IndexArray, IndexArray]:
-        size = self._pool.page_size
-        units, owners = [], []
-        for chunk in self._chunks:
-            pages = chunk.holding.window_pages if space == "window" else chunk.holding.pages
-            mine = pages[chunk.start // size : pages_for(chunk.stop, size)]
-            units.append(mine)
-            owners.append(np.full(len(mine), chunk.request))
-        return np.concatenate(units), np.concatenate(owners)
+    # What was seen
 
     def _report(self, seen: _Observation, deltas: list[int]) -> None:
         bad = torch.nonzero(seen.bad.reshape(-1)).view(-1).cpu().numpy()

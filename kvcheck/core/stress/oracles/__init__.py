@@ -12,6 +12,7 @@ ORACLES: Registry[Callable[[], Oracle]] = Registry(
     {
         "content": "kvcheck.core.stress.oracles.content:ContentOracle",
         "aliasing": "kvcheck.core.stress.oracles.aliasing:AliasingOracle",
+        "ordering": "kvcheck.core.stress.oracles.ordering:OrderingOracle",
         "lifetime": "kvcheck.core.stress.oracles.lifetime:LifetimeOracle",
         "residency": "kvcheck.core.stress.oracles.residency:ResidencyOracle",
         "contract": "kvcheck.core.stress.oracles.contract:ContractOracle",

@@ -2,7 +2,8 @@
 
 Invariants:
 - An id is freed only when no submitted operation that names it is pending.
-- An operation names live ids only, and writes only ids of the request it writes for.
+- An operation that works for requests names live ids only, and writes only ids of the request it writes for.
+- What names no request (a table entry, a first clear) is stream-ordered housekeeping, which the ordering oracle judges.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class LifetimeOracle:
     ) -> None:
         for footprint in footprints:
             ids = footprint.rows
-            if not len(ids):
+            if footprint.owners is None or not len(ids):
                 continue
             space = self._space(footprint.space)
             space.reach(int(ids.max()))
@@ -110,11 +111,7 @@ class LifetimeOracle:
             if not owners.all():
                 unit = int(ids[owners == _NOBODY][0])
                 self._add("KV202", footprint.space, unit, None, f"is free, yet {event.name} {verb} it")
-            if (
-                writing
-                and footprint.owners is not None
-                and (wrong := (owners != footprint.owners) & (owners > 0)).any()
-            ):
+            if writing and (wrong := (owners != footprint.owners) & (owners > 0)).any():
                 unit, writer = int(ids[wrong][0]), int(footprint.owners[wrong][0])
                 text = f"belongs to request {int(owners[wrong][0])}, yet {event.name} writes it for request {writer}"
                 self._add("KV403", footprint.space, unit, writer, text)

@@ -1,0 +1,123 @@
+"""Cells: which parts of one buffer a lane has touched last, token by token where footprints say so.
+
+Invariants:
+- A cell is (layer, unit, token inside the unit). A footprint without spans touches the whole unit, also the tokens that
+  nobody has named yet.
+- Only the last touch of a lane is kept: lanes are in order, so who is behind it is behind all the earlier ones.
+- Touches that the host has joined are forgotten: no later operation can overlap them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcheck.core.backend.backend import Footprint
+from kvcheck.core.paging import IndexArray
+
+LOG_MAX = 512
+"""Touches kept as they came; more are entered into the table, whose size does not depend on their number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """A cell that was touched too late. event: of the other lane; token: None where no footprint named it.
+
+    count: how many cells were.
+    """
+
+    layer: int
+    unit: int
+    token: int | None
+    event: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Touch:
+    event: int
+    layers: tuple[int, int]
+    rows: IndexArray
+    spans: IndexArray | None
+
+
+class Cells:
+    """The touches of one kind (reads or writes) of one lane in one buffer."""
+
+    def __init__(self) -> None:
+        self._latest = 0
+        self._log: deque[_Touch] = deque()
+        # [layers, units, tokens + 1]; the last column stands for every token that no span has named.
+        self._last: npt.NDArray[np.int64] = np.zeros((1, 1, 1), dtype=np.int64)
+
+    def touch(self, event: int, footprint: Footprint, *, over: int) -> None:
+        """The lane's event touches the footprint. over: the last event of the lane that the host has joined."""
+        while self._log and self._log[0].event <= over:
+            self._log.popleft()
+        self._latest = event
+        rows, spans = _own(footprint.rows), None if footprint.spans is None else _own(footprint.spans)
+        self._log.append(_Touch(event, footprint.layers, rows, spans))
+        if len(self._log) > LOG_MAX:
+            self._enter()
+
+    def after(self, bound: int, footprint: Footprint) -> Overlap | None:
+        """The first cell of the footprint that was touched by an event after `bound`."""
+        if self._latest <= bound or not len(footprint.rows):
+            return None
+        self._enter()
+        units, tokens = self._places(footprint.layers[1], footprint.rows, footprint.spans)
+        layers = self._last[slice(*footprint.layers)]
+        seen = layers[:, units] if tokens is None else layers[:, units, tokens]
+        late = np.argwhere(seen > bound)
+        if not len(late):
+            return None
+        first: list[int] = late[0].tolist()
+        token = first[2] if tokens is None else int(tokens[first[1]])
+        return Overlap(
+            layer=footprint.layers[0] + first[0],
+            unit=int(units[first[1]]),
+            token=token if token < self._last.shape[2] - 1 else None,
+            event=int(seen.item(*first)),
+            count=len(late),
+        )
+
+    def _enter(self) -> None:
+        while self._log:
+            touch = self._log.popleft()
+            if len(touch.rows):
+                units, tokens = self._places(touch.layers[1], touch.rows, touch.spans)
+                layers = self._last[slice(*touch.layers)]
+                if tokens is None:
+                    layers[:, units] = touch.event
+                else:
+                    layers[:, units, tokens] = touch.event
+
+    def _places(self, layers: int, rows: IndexArray, spans: IndexArray | None) -> tuple[IndexArray, IndexArray | None]:
+        """Units and tokens of every cell in the table, or whole units; the table is made large enough for them."""
+        self._reach(layers, int(rows.max()) + 1, 0 if spans is None else int(spans[:, 1].max()))
+        if spans is None:
+            return rows, None
+        starts, lengths = spans[:, 0], spans[:, 1] - spans[:, 0]
+        ends = np.cumsum(lengths)
+        tokens: IndexArray = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+        return np.repeat(rows, lengths), tokens
+
+    def _reach(self, layers: int, units: int, tokens: int) -> None:
+        have = self._last.shape
+        need = (max(have[0], layers), max(have[1], units), max(have[2], tokens + 1))
+        if need == have:
+            return
+        if need[1] > have[1]:  # ids often come one by one
+            need = (need[0], max(need[1], 2 * have[1]), need[2])
+        grown = np.zeros(need, dtype=np.int64)
+        grown[: have[0], : have[1], : have[2] - 1] = self._last[:, :, :-1]
+        grown[: have[0], : have[1], have[2] - 1 :] = self._last[:, :, -1:]  # tokens named now were part of the rest
+        self._last = grown
+
+
+def _own(ids: IndexArray) -> IndexArray:
+    """Ids that stay as they are now: a view belongs to a product that may go on using it."""
+    return ids if ids.base is None else ids.copy()

@@ -1,0 +1,92 @@
+"""Clocks: which events of which lane are over before another begins, from the edges that a backend tells.
+
+The actors are the host and the lanes. A lane counts its events (operations and records) from 1; a clock holds, for each
+lane by its number, the last event that is over. Edges:
+
+    host -> operation     what the host knew when it submitted
+    lane -> operation     everything queued in the lane before, and what the lane was told to wait for
+    record -> lane, host  what the record covers, for whoever waits for it
+
+Invariants:
+- Clocks are closed: one that holds an event holds everything that this event is behind.
+- A wait joins the waiter and nobody else; freeing, allocating and an order that merely happened are no edges.
+- What the host has joined is behind everything that is submitted later, so nothing older is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+Clock = tuple[int, ...]
+
+
+class Clocks:
+    """The host's clock, the lanes' clocks, and those of the records that can still tell somebody something."""
+
+    def __init__(self) -> None:
+        self.host: Clock = ()
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._lanes: list[Clock] = []
+        self._records: dict[int, Clock] = {}
+        self._kept: list[deque[tuple[int, int]]] = []
+
+    def lane(self, name: str) -> int:
+        """The number of a lane."""
+        if name not in self._numbers:
+            self._numbers[name] = len(self.names)
+            self.names.append(name)
+            self._lanes.append(())
+            self._kept.append(deque())
+        return self._numbers[name]
+
+    def advance(self, lane: int, record: int | None) -> Clock:
+        """One more event of a lane, which `record` stands for. Returns its clock, itself included."""
+        clock = _reaching(joined(self._lanes[lane], self.host), lane)
+        clock = (*clock[:lane], clock[lane] + 1, *clock[lane + 1 :])
+        self._lanes[lane] = clock
+        if record is not None:
+            self._records[record] = clock
+            self._kept[lane].append((clock[lane], record))
+        return clock
+
+    def lane_waits(self, record: int, lane: int) -> None:
+        """What is queued in the lane from now on is behind the record."""
+        self._lanes[lane] = joined(self._lanes[lane], self._of(record))
+
+    def host_joins(self, record: int) -> None:
+        """The host is behind the record."""
+        self._join_host(self._of(record))
+
+    def host_drains(self) -> None:
+        """The host is behind everything."""
+        for clock in self._lanes:
+            self._join_host(clock)
+
+    def _of(self, record: int) -> Clock:
+        """A record's clock; one that is not kept says nothing that the host, and so everybody, does not know."""
+        return self._records.get(record, ())
+
+    def _join_host(self, clock: Clock) -> None:
+        self.host = joined(self.host, clock)
+        for lane, kept in enumerate(self._kept[: len(self.host)]):
+            while kept and kept[0][0] <= self.host[lane]:
+                del self._records[kept.popleft()[1]]
+
+
+def joined(one: Clock, other: Clock) -> Clock:
+    """The later of the two, lane by lane."""
+    if one == other or not other:
+        return one
+    if len(one) < len(other):
+        one, other = other, one
+    return tuple(map(max, one, other)) + one[len(other) :]
+
+
+def at(clock: Clock, lane: int) -> int:
+    """The last event of that lane that is over; 0: none."""
+    return clock[lane] if lane < len(clock) else 0
+
+
+def _reaching(clock: Clock, lane: int) -> Clock:
+    return clock + (0,) * (lane + 1 - len(clock))

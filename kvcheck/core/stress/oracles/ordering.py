@@ -1,0 +1,204 @@
+"""The ordering oracle: of two operations that touch one cell, and not only read it, one is behind the other.
+
+Invariants:
+- Order is what the edges say, never what happened: a missing wait shows in any run, also where everything ran at once.
+- A read behind no edge from an earlier write is KV201; a write behind no edge from an earlier read or write is KV202.
+- Freeing and allocating are neither edges nor writes: stream-ordered reuse is legal, reuse without an edge is not.
+- The parts of one operation, and the operations of one lane, never race with each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvcheck.core.backend.backend import Footprint, Place
+from kvcheck.core.record import Finding
+from kvcheck.core.stress.cells import Cells, Overlap
+from kvcheck.core.stress.clocks import Clock, Clocks, at
+from kvcheck.core.stress.history import Handler, HostDrained, HostJoined, LaneWaited, Recorded, Submitted
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+
+_WORDS = (
+    ("state", ("slot", "row")),
+    ("metadata", ("slot", "row")),
+    ("table", ("row", "column")),
+    ("host.offload", ("value", "row")),
+)
+"""What a unit and a token of a space are called; elsewhere they are pages and rows."""
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """The touches of one buffer, by lane."""
+
+    reads: dict[int, Cells] = field(default_factory=dict)
+    writes: dict[int, Cells] = field(default_factory=dict)
+
+
+class OrderingOracle:
+    """Every read waits for the writes it needs, and nothing is written over while another operation may use it."""
+
+    name = "ordering"
+    clocks = Clocks
+    cells = Cells
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+        self._clocks = self.clocks()
+        self._buffers: dict[tuple[str, str], _Buffer] = {}
+        self._operations: list[deque[tuple[int, Submitted]]] = []
+        self._told: set[tuple[str, ...]] = set()
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        """Operations and edges."""
+        return (
+            (Submitted, self._submitted),
+            (Recorded, self._recorded),
+            (LaneWaited, self._lane_waited),
+            (HostJoined, self._host_joined),
+            (HostDrained, self._host_drained),
+        )
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""
+
+    # Edges
+
+    def _recorded(self, event: Recorded) -> None:
+        self._clocks.advance(self._clocks.lane(event.lane), event.record)
+
+    def _lane_waited(self, event: LaneWaited) -> None:
+        self._clocks.lane_waits(event.record, self._clocks.lane(event.lane))
+
+    def _host_joined(self, event: HostJoined) -> None:
+        self._clocks.host_joins(event.record)
+        self._forget()
+
+    def _host_drained(self, event: HostDrained) -> None:
+        self._clocks.host_drains()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Operations that the host has joined cannot be part of a race any more."""
+        for lane, operations in enumerate(self._operations):
+            over = at(self._clocks.host, lane)
+            while operations and operations[0][0] <= over:
+                operations.popleft()
+
+    # Touches
+
+    def _submitted(self, event: Submitted) -> None:
+        lane = self._clocks.lane(event.lane)
+        known = self._clocks.host
+        clock = self._clocks.advance(lane, event.record)
+        while len(self._operations) <= lane:
+            self._operations.append(deque())
+        self._operations[lane].append((clock[lane], event))
+        for footprint in event.reads:
+            # A pageable source is read by the host, before `submit` returns and whatever the lane waits for.
+            is_early = footprint.place is Place.PAGEABLE
+            self._compare(event, lane, known if is_early else clock, footprint, is_write=False)
+        for footprint in event.writes:
+            self._compare(event, lane, clock, footprint, is_write=True)
+        over = at(known, lane)
+        for footprint in event.reads:
+            if footprint.place is not Place.PAGEABLE:
+                self._touch(lane, clock[lane], over, footprint, is_write=False)
+        for footprint in event.writes:
+            self._touch(lane, clock[lane], over, footprint, is_write=True)
+
+    def _buffer(self, footprint: Footprint, buffer: str) -> _Buffer:
+        key = (footprint.space, buffer)
+        if key not in self._buffers:
+            self._buffers[key] = _Buffer()
+        return self._buffers[key]
+
+    def _touch(self, lane: int, event: int, over: int, footprint: Footprint, *, is_write: bool) -> None:
+        for buffer in footprint.buffers:
+            touched = self._buffer(footprint, buffer)
+            by_lane = touched.writes if is_write else touched.reads
+            if lane not in by_lane:
+                by_lane[lane] = self.cells()
+            by_lane[lane].touch(event, footprint, over=over)
+
+    def _compare(self, event: Submitted, lane: int, clock: Clock, footprint: Footprint, *, is_write: bool) -> None:
+        for buffer in footprint.buffers:
+            touched = self._buffer(footprint, buffer)
+            for by_lane, doing in ((touched.writes, "writes"), (touched.reads, "reads")):
+                if doing == "reads" and not is_write:
+                    continue
+                for other, cells in by_lane.items():
+                    if other != lane:
+                        self.judged += len(footprint.rows)
+                    overlap = cells.after(at(clock, other), footprint)
+                    if overlap is not None:
+                        code = "KV202" if is_write else "KV201"
+                        self._report(event, footprint, buffer, other, overlap, code, doing)
+
+    # What is said
+
+    def _report(
+        self,
+        event: Submitted,
+        footprint: Footprint,
+        buffer: str,
+        other_lane: int,
+        overlap: Overlap,
+        code: str,
+        doing: str,
+    ) -> None:
+        other = next(each for number, each in self._operations[other_lane] if number == overlap.event)
+        kind = (code, event.name, event.lane, other.name, other.lane, footprint.space, buffer)
+        if kind in self._told or len(self.findings) >= MAX_FINDINGS:
+            return
+        self._told.add(kind)
+        mine = _request(event, (footprint,), overlap.unit)
+        touching = other.writes if doing == "writes" else other.reads
+        same = (each for each in touching if each.space == footprint.space and buffer in each.buffers)
+        theirs = _request(other, same, overlap.unit)
+        tier = _tier(footprint.space)
+        verb = "reads" if code == "KV201" else "writes"
+        self.findings.append(
+            Finding(
+                code=code,
+                oracle=self.name,
+                tier=tier,
+                buffer=buffer,
+                layer=overlap.layer,
+                page=overlap.unit,
+                row=overlap.token,
+                request=mine,
+                seen_request=theirs,
+                lane=event.lane,
+                message=f"{_named(event, mine)} {verb} {_place(footprint.space, buffer, overlap)} ({tier}), which "
+                f"{_named(other, theirs)} {doing}: {event.lane} does not wait for {other.lane} #{other.ordinal}",
+            )
+        )
+
+
+def _request(event: Submitted, footprints: Iterable[Footprint], unit: int) -> int | None:
+    """Whom the operation works for at that unit."""
+    for footprint in footprints:
+        if footprint.owners is not None:
+            for owner in footprint.owners[footprint.rows == unit]:
+                return int(owner)
+    return event.request
+
+
+def _named(event: Submitted, request: int | None) -> str:
+    whose = "" if request is None else f" for request {request}"
+    return f"{event.name} ({event.lane} #{event.ordinal}{whose})"
+
+
+def _place(space: str, buffer: str, overlap: Overlap) -> str:
+    unit, token = next((words for prefix, words in _WORDS if space.startswith(prefix)), ("page", "row"))
+    row = "" if overlap.token is None else f", {token} {overlap.token}"
+    more = "" if overlap.count == 1 else f" and {overlap.count - 1} more cells"
+    return f"{space}.{buffer}, layer {overlap.layer}, {unit} {overlap.unit}{row}{more}"
+
+
+def _tier(space: str) -> str:
+    return next((tier for tier in ("host", "storage") if space == tier or space.startswith(f"{tier}.")), "device")

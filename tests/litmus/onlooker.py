@@ -1,0 +1,50 @@
+"""An observer that writes down what a backend tells it.
+
+Invariants:
+- Nothing is left out and nothing is interpreted: one row a call, in the order of the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvcheck.core.backend.backend import Footprint, Lane, Operation
+
+Told = tuple[str | int, ...]
+
+
+class Onlooker:
+    """Every call as (method, numbers and lane)."""
+
+    def __init__(self) -> None:
+        self.told: list[Told] = []
+
+    def edges(self) -> list[Told]:
+        """All but the completions, which say when something ran and not what was asked for."""
+        return [row for row in self.told if row[0] != "completed"]
+
+    def submitted(
+        self,
+        ordinal: int,
+        operation: Operation,
+        lane: Lane,
+        reads: Sequence[Footprint],
+        writes: Sequence[Footprint],
+        record: int,
+    ) -> None:
+        self.told.append(("submitted", ordinal, lane.name, record))
+
+    def completed(self, ordinal: int) -> None:
+        self.told.append(("completed", ordinal))
+
+    def recorded(self, record: int, lane: Lane) -> None:
+        self.told.append(("recorded", record, lane.name))
+
+    def lane_waited(self, record: int, lane: Lane) -> None:
+        self.told.append(("lane_waited", record, lane.name))
+
+    def host_joined(self, record: int) -> None:
+        self.told.append(("host_joined", record))
+
+    def host_drained(self) -> None:
+        self.told.append(("host_drained",))
