@@ -23,6 +23,8 @@ from kvcheck.kernels.page_copy import (
     copy_block_torch,
     copy_rows,
     copy_rows_torch,
+    gather_rows_torch,
+    scatter_rows_torch,
 )
 
 Copy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -182,6 +184,18 @@ def test_a_block_crosses_in_contiguous_pieces_of_host_memory_each_word_once(
     with Crossings() as crossings:
         copy_block_torch(*((host, device) if to_host else (device, host)))
     assert sorted(crossings.touched) == expected
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_gathered_and_scattered_rows_cross_in_contiguous_pieces_of_host_memory(at: int) -> None:
+    host = strided_blocks()[at]
+    device = torch.empty((host.shape[0], 8, 5), dtype=torch.int64, device="meta")
+    rows = torch.zeros(host.shape[1], dtype=torch.int64, device="meta")
+    expected = addresses(host)
+    for copy in (gather_rows_torch, scatter_rows_torch):
+        with Crossings() as crossings:
+            copy(*((host, device) if copy is gather_rows_torch else (device, host)), rows)
+        assert sorted(crossings.touched) == expected, copy.__name__
 
 
 @pytest.mark.parametrize("at", range(len(strided_blocks())))

@@ -18,12 +18,16 @@ import torch
 def gather_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
     """target[l, i] = source[l, rows[i]]. source: [L, R, W]; rows: [n]; target: [L, n, W], any place."""
     picked = source.index_select(1, rows)
-    target.copy_(picked, non_blocking=True)
+    copy_block_torch(target, picked)
 
 
 def scatter_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
     """target[l, rows[i]] = source[l, i]. target: [L, R, W]; rows: [n], no duplicates; source: [L, n, W], any place."""
-    target.index_copy_(1, rows, source.to(target.device, non_blocking=True))
+    if source.device != target.device:
+        arrived = torch.empty(source.shape, dtype=source.dtype, device=target.device)
+        copy_block_torch(arrived, source)
+        source = arrived
+    target.index_copy_(1, rows, source)
 
 
 def copy_rows_torch(
