@@ -46,7 +46,7 @@ def id_lists(units: int, first: int, count: int) -> st.SearchStrategy[list[int]]
     return permuted | permuted.map(sorted)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 @pytest.mark.parametrize("method", COPY_METHODS)
 @pytest.mark.parametrize("layout", HOST_LAYOUTS)
