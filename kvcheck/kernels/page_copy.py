@@ -1,11 +1,16 @@
-"""Row copies between pool buffers and packed memory, on all layers at once.
+"""Row copies between pool buffers, packed memory and host pages.
 
 Invariants:
 - Bytes are moved, never converted; both sides have the same trailing shape and dtype.
 - Index tensors are read when the copy runs.
+- A copy between host and device touches host memory in contiguous blocks or by kernel only: torch packs a strided host
+  block on the calling thread, at once, and so would read it before the lane has come that far.
 """
 
 from __future__ import annotations
+
+import importlib.util
+import sys
 
 import torch
 
@@ -13,12 +18,58 @@ import torch
 def gather_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
     """target[l, i] = source[l, rows[i]]. source: [L, R, W]; rows: [n]; target: [L, n, W], any place."""
     picked = source.index_select(1, rows)
-    target.copy_(picked, non_blocking=True)
+    copy_block_torch(target, picked)
 
 
 def scatter_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
     """target[l, rows[i]] = source[l, i]. target: [L, R, W]; rows: [n], no duplicates; source: [L, n, W], any place."""
-    target.index_copy_(1, rows, source.to(target.device, non_blocking=True))
+    if source.device != target.device:
+        arrived = torch.empty(source.shape, dtype=source.dtype, device=target.device)
+        copy_block_torch(arrived, source)
+        source = arrived
+    target.index_copy_(1, rows, source)
+
+
+def copy_rows_torch(
+    target: torch.Tensor, target_rows: torch.Tensor, source: torch.Tensor, source_rows: torch.Tensor
+) -> None:
+    """target[l, u, o] = source[l, v, p] for each pair of rows u * r + o, v * r + p and each layer l.
+
+    target: [L, U, r, W], source: [L, V, r, W], of any strides; target_rows: [n], no duplicates; source_rows: [n].
+    Between host and device this joins the calling thread to the stream; `copy_rows` does not where triton is installed.
+    """
+    rows_of_unit = target.shape[2]
+    # On the way to another device the ids come over first, which waits until the stream has reached this copy.
+    into, out_of = target_rows.to(target.device), source_rows.to(source.device)
+    picked = source[:, out_of // rows_of_unit, out_of % rows_of_unit]
+    target[:, into // rows_of_unit, into % rows_of_unit] = picked.to(target.device)
+
+
+def copy_rows(target: torch.Tensor, target_rows: torch.Tensor, source: torch.Tensor, source_rows: torch.Tensor) -> None:
+    """copy_rows_torch by one kernel, which reaches pinned host memory from the device and joins nobody.
+
+    On CPU tensors the kernel runs only where triton is loaded and interprets (TRITON_INTERPRET=1).
+    """
+    if _has_kernel(target, source):
+        from kvcheck.kernels import page_copy_triton
+
+        if target.is_cuda or source.is_cuda or page_copy_triton.IS_INTERPRETED:
+            page_copy_triton.copy_rows_triton(target, target_rows, source, source_rows)
+            return
+    copy_rows_torch(target, target_rows, source, source_rows)
+
+
+def copy_block_torch(target: torch.Tensor, source: torch.Tensor) -> None:
+    """target = source, of one shape and any strides, in the order of the stream wherever the two lie."""
+    if target.device == source.device:
+        target.copy_(source)
+        return
+    host = target if target.device.type == "cpu" else source
+    if not host.is_contiguous():
+        for inner_target, inner_source in zip(target, source, strict=True):
+            copy_block_torch(inner_target, inner_source)
+    else:
+        target.copy_(source, non_blocking=True)  # a strided device side is packed there, in the order of the stream
 
 
 def copy_bytes_torch(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -29,3 +80,10 @@ def copy_bytes_torch(target: torch.Tensor, source: torch.Tensor) -> None:
 def fill_torch(target: torch.Tensor, value: int) -> None:
     """Set every element."""
     target.fill_(value)
+
+
+def _has_kernel(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether to ask for triton: it takes long to import, so CPU copies do not load it."""
+    if target.is_cuda or source.is_cuda:
+        return importlib.util.find_spec("triton") is not None
+    return "triton" in sys.modules
