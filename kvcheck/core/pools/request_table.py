@@ -2,6 +2,7 @@
 
 Invariants:
 - Entries are written by operations on the forward lane, so a kernel sees the entries of its own moment.
+- A write that would leave its row is refused before anything is queued.
 - Row 0 is padding. Entries past a request's length are stale and must never be read. (mutant: resume-refeeds-token)
 """
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Lane, Operation, Place
+from kvcheck.core.errors import LengthMismatch
 from kvcheck.core.paging import IndexArray
 from kvcheck.kernels.page_copy import fill_torch, scatter_rows_torch
 
@@ -22,6 +24,7 @@ class IndexTable:
 
     def __init__(self, name: str, *, rows: int, columns: int, backend: Backend, lane: Lane) -> None:
         self.name = name
+        self.rows = rows
         self.columns = columns
         self._backend = backend
         self._lane = lane
@@ -35,8 +38,18 @@ class IndexTable:
 
     def assign(self, columns: IndexArray, values: IndexArray, *, row: int = 0) -> None:
         """table[row, columns] = values, in forward-lane order."""
+        if len(columns) != len(values) or not 0 <= row <= self.rows:
+            raise LengthMismatch(
+                f"table {self.name}: expected as many columns as values in a row of 0 to {self.rows}, "
+                f"got {len(columns)} and {len(values)} in row {row}"
+            )
         if not len(values):
             return
+        if columns.min() < 0 or columns.max() >= self.columns:
+            raise LengthMismatch(
+                f"table {self.name}: expected columns of 0 to {self.columns - 1}, "
+                f"got {columns.min()} to {columns.max()} in row {row}"
+            )
         flat = self._tensor.view(1, -1, 1)
         entries = self._backend.index(values).view(1, -1, 1)
         places = self._backend.index(columns + row * self.columns)
