@@ -119,7 +119,7 @@ class Scheduler:
                 return
             holding = self._pool.open(generation.request)
             if holding is None:
-                self.parts.decode_metadata.release(slot)
+                self.parts.decode_metadata.release(slot, generation.request)
                 return
             active = Active(generation=generation, holding=holding, node=None, target_slot=slot)
             if self.parts.tree is not None:
@@ -207,8 +207,8 @@ class Scheduler:
         active.metadata = row
         active.output.append(int(row.field("output_ids")[0]))
         self.parts.backend.wait(active.delivery.sent)
-        self.parts.prefill_metadata.release(active.source_slot)
-        self.parts.decode_metadata.release(active.target_slot)
+        self.parts.prefill_metadata.release(active.source_slot, active.request)
+        self.parts.decode_metadata.release(active.target_slot, active.request)
         self._handing_over.remove(active)
         self._ready.append(active)
 
