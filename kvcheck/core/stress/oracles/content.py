@@ -112,7 +112,7 @@ class ContentOracle:
         tag = known[0]
         if tag.request not in (found.author, found.request):
             return "KV102", tag.request, f"request {tag.request}'s bytes (its position {tag.position})"
-        if found.space == "state" and tag.position < found.position:
+        if found.space == "state" and (tag.position < found.position or found.position < 0):
             return "KV101", tag.request, f"its own state as of token {tag.position}"
         return "KV301", tag.request, f"the bytes of position {tag.position}"
 
@@ -136,5 +136,7 @@ def _where(found: Mismatch) -> str:
 def _wanted(found: Mismatch) -> str:
     if found.space == "metadata":
         return "expected what its own prefill handed over"
+    if found.position < 0:
+        return "expected an empty state: the request has computed nothing yet"
     whose = "its own" if found.author == found.request else f"the shared prefix's (written by request {found.author})"
     return f"expected {whose} position {found.position}"
