@@ -183,6 +183,38 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Returned:
+    """Accounting of a space after close: free must be total."""
+
+    space: str
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Entries of an index table that are not empty when idle: (unit, what it is still mapped to)."""
+
+    table: str
+    entries: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """The padding unit of a buffer when idle. words: of the first row that is not as it was made; none if all are.
+
+    layer: global layer id. piece, row: as in a Mismatch.
+    """
+
+    space: str
+    buffer: str
+    piece: str
+    layer: int
+    row: int
+    words: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Broke:
     """The target raised. code: the finding that the kind of error stands for."""
 
@@ -211,6 +243,9 @@ Event = (
     | Finished
     | Counted
     | Closed
+    | Returned
+    | Mapped
+    | Padding
     | Broke
 )
 Handler = Callable[[Any], None]
@@ -302,6 +337,14 @@ class History:
                     words = part[: len(part) // 8 * 8].contiguous().view(torch.int64)[:64]
                     residue.append((field.name, tuple(int(word) for word in words)))
         self.append(Leased(request, space, slot, tuple(residue)))
+
+    def padding(self, *, space: str, buffer: str, piece: str, layer: int, row: int, words: tuple[int, ...]) -> None:
+        """The padding unit of a buffer was compared with what it was."""
+        self.append(Padding(space, buffer, piece, layer, row, words))
+
+    def mapped(self, *, table: str, entries: tuple[tuple[int, int], ...]) -> None:
+        """A table was searched for entries that are not empty."""
+        self.append(Mapped(table, entries))
 
     # ReadSink of the decoder
 

@@ -3,6 +3,7 @@
 Invariants:
 - foreign (KV102), position (KV301), torn (KV103), never written (KV104) and bit difference (KV105) are told apart by
   decoding what was seen, not by guessing from where.
+- Page and slot 0 belong to nobody: words found there were written by somebody who did not own them (KV403).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.history import Expected, Handler, Leased, Saw, Verified
+from kvcheck.core.stress.history import Expected, Handler, Leased, Padding, Saw, Verified
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.workload import content
 from kvcheck.core.workload.content import Site, Tag
@@ -33,8 +34,14 @@ class ContentOracle:
         self._seen: set[tuple[object, ...]] = set()
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """Reads and leases."""
-        return ((Verified, self._verified), (Saw, self._saw), (Leased, self._leased), (Expected, self._expected))
+        """Reads, leases, and what lies in the padding at the end."""
+        return (
+            (Verified, self._verified),
+            (Saw, self._saw),
+            (Leased, self._leased),
+            (Padding, self._padding),
+            (Expected, self._expected),
+        )
 
     def finish(self) -> None:
         """Nothing is left to judge."""
@@ -89,6 +96,30 @@ class ContentOracle:
                     f"in {name}; a slot must be empty when it changes hands",
                 )
             )
+
+    def _padding(self, event: Padding) -> None:
+        self.judged += 1
+        if not event.words:
+            return
+        site = Site(event.space, event.buffer, event.piece, event.layer)
+        tags = (self._tag(word, site, at) for at, word in enumerate(event.words))
+        tag = next((tag for tag in tags if tag is not None), None)
+        whose = f"request {tag.request}'s bytes (its position {tag.position})" if tag is not None else "other bytes"
+        unit = "slot" if event.space == "state" else "page"
+        self.findings.append(
+            Finding(
+                code="KV403",
+                oracle=self.name,
+                tier="device",
+                buffer=event.buffer,
+                layer=event.layer,
+                page=0,
+                row=event.row,
+                request=tag.request if tag is not None else None,
+                message=f"{event.buffer}, layer {event.layer}, {unit} 0, row {event.row} holds {whose} after the run; "
+                f"{unit} 0 is padding, which nobody may write",
+            )
+        )
 
     def _classify(self, found: Mismatch) -> tuple[str, int | None, str]:
         poison = _HALF_POISON if found.half else content.POISON_WORD
