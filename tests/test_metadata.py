@@ -16,7 +16,7 @@ import torch
 from kvcheck.core.backend.backend import Backend
 from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.backend.simulated import Choice, SimulatedBackend
-from kvcheck.core.errors import DoubleFree, LayoutMismatch, LengthMismatch
+from kvcheck.core.errors import DoubleFree, ForeignAccess, LayoutMismatch, LengthMismatch
 from kvcheck.core.transfer import TRANSPORTS
 from kvcheck.core.transfer.metadata import MetadataBuffers, MetadataField, metadata_fields
 
@@ -114,7 +114,7 @@ def test_a_row_that_was_read_does_not_change_with_its_slot() -> None:
     before = row.packed.clone()
     buffers.set(slot, 1, values_for(2, buffers.fields))
     assert torch.equal(row.packed, before)
-    buffers.release(slot)
+    buffers.release(slot, 1)
     assert torch.equal(row.packed, before)
     low, high = buffers.storage_range()
     assert not low <= row.packed.data_ptr() < high
@@ -150,7 +150,7 @@ def test_releasing_clears_all_bytes_of_that_slot_and_of_no_other() -> None:
         buffers.set(slot, request, values_for(request, buffers.fields))
     others = [buffers.row_view(slot).clone() for slot in (0, 2)]
     assert buffers.row_view(1).any()
-    buffers.release(1)
+    buffers.release(1, 2)
     assert not buffers.row_view(1).any()
     assert torch.equal(buffers.row_view(0), others[0])
     assert torch.equal(buffers.row_view(2), others[1])
@@ -164,7 +164,7 @@ def test_fresh_slots_are_empty() -> None:
 def test_slots_are_leased_in_turn_and_a_released_one_comes_last() -> None:
     buffers = buffers_of(EagerBackend())
     assert [buffers.lease(1), buffers.lease(2)] == [0, 1]
-    buffers.release(0)
+    buffers.release(0, 1)
     assert [buffers.lease(3), buffers.lease(4)] == [2, 0]
     assert buffers.lease(5) is None
     assert (buffers.slots.available, buffers.slots.live) == (0, 3)
@@ -174,15 +174,51 @@ def test_releasing_a_slot_twice_is_a_double_free() -> None:
     buffers = buffers_of(EagerBackend())
     slot = buffers.lease(1)
     assert slot == 0
-    buffers.release(slot)
+    buffers.release(slot, 1)
     with pytest.raises(DoubleFree, match="metadata-decode"):
-        buffers.release(slot)
+        buffers.release(slot, 1)
     assert buffers.slots.available == 3
+
+
+@pytest.mark.parametrize("slot", [1, 2, 3, -1, -2])
+@pytest.mark.parametrize("verb", ["set", "get", "release"])
+def test_a_slot_of_another_or_of_nobody_is_neither_written_nor_read_nor_released(verb: str, slot: int) -> None:
+    buffers = buffers_of(EagerBackend())
+    assert [buffers.lease(1), buffers.lease(2)] == [0, 1]  # slot 1 is another's, 2 is nobody's
+    for each, request in ((0, 1), (1, 2)):
+        buffers.set(each, request, values_for(request, buffers.fields))
+    before = [buffers.row_view(each).clone() for each in range(3)]
+    with pytest.raises((DoubleFree, ForeignAccess), match="metadata-decode"):
+        if verb == "set":
+            buffers.set(slot, 1, values_for(3, buffers.fields))
+        else:
+            getattr(buffers, verb)(slot, 1)
+    assert all(torch.equal(buffers.row_view(each), row) for each, row in enumerate(before))
+    assert buffers.slots.available == 1
+
+
+def test_a_second_release_does_not_clear_the_slot_of_its_next_owner() -> None:
+    buffers = buffers_of(EagerBackend(), slots=1)
+    assert buffers.lease(1) == 0
+    buffers.release(0, 1)
+    assert buffers.lease(2) == 0
+    buffers.set(0, 2, values_for(2, buffers.fields))
+    with pytest.raises(ForeignAccess, match="0 was used for request 1 and belongs to request 2"):
+        buffers.release(0, 1)
+    assert same_bits(buffers.get(0, 2).field("output_ids"), values_for(2, buffers.fields)["output_ids"])
+
+
+@pytest.mark.parametrize("slot", [-1, 3])
+def test_a_row_outside_the_slots_is_not_shown(slot: int) -> None:
+    with pytest.raises(ForeignAccess, match="expected a slot of 0 to 2"):
+        buffers_of(EagerBackend()).row_view(slot)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("output_ids", torch.tensor(3, dtype=torch.int32)),
+        ("output_ids", torch.zeros((2, 2), dtype=torch.int32)),
         *((name, torch.zeros(width + 1, dtype=dtype)) for name, width, dtype, _ in FIELDS),
         *((name, torch.zeros(1, dtype=torch.float64)) for name in NAMES),
         ("output_ids", torch.zeros(1, dtype=torch.int64)),
@@ -218,8 +254,8 @@ def test_a_transport_carries_a_row_bit_for_bit_and_touches_no_other_slot(
     backend: Backend = EagerBackend() if ordered == "eager" else SimulatedBackend(LastFirst())
     source = buffers_of(backend, "prefill", hidden_size=hidden_size)
     target = buffers_of(backend, "decode", hidden_size=hidden_size)
-    for request in (1, 2, 3):
-        assert source.lease(request) == target.lease(request)
+    for sender, receiver in ((2, 1), (3, 2), (1, 3)):  # request 1 lies in slot 2 here and in slot 0 there
+        assert source.lease(sender) == target.lease(receiver)
     written = source.set(2, 1, values_for(1, source.fields))
     other = target.set(1, 2, values_for(2, target.fields))
     delivery = TRANSPORTS.load(transport)(backend, source, target).send(
@@ -246,7 +282,7 @@ def test_a_transport_reads_its_source_once_and_before_sent(transport: str) -> No
         request=1, source_slot=0, target_slot=0, after=written
     )
     backend.wait(delivery.sent)
-    source.release(0)  # allowed from here on
+    source.release(0, 1)  # allowed from here on
     backend.wait(delivery.notified)
     assert same_bits(target.get(0, 1).field("output_ids"), values_for(1, target.fields)["output_ids"])
 

@@ -116,7 +116,7 @@ def test_a_request_comes_back_word_for_word_into_other_pages_and_nothing_else_ch
     value = offload.save(old)
     assert differing(words, before) == []
     shuffle_free_pages(pool)
-    new = holding_of(pool, 2, tokens)
+    new = holding_of(pool, 1, tokens)
     new.committed = 0
     write_distinct(words, -(1 << 40))
     expected = copies(words)
@@ -183,8 +183,8 @@ def test_one_value_can_be_restored_twice(name: str) -> None:
     write_distinct(words, 1)
     before = copies(words)
     value = offload.save(old)
-    for request in (2, 3):
-        new = holding_of(pool, request, tokens)
+    for _ in range(2):
+        new = holding_of(pool, 1, tokens)
         write_distinct(words, -(1 << 40))
         offload.restore(value, new)
         for space, buffer in pool.buffers():
@@ -204,7 +204,7 @@ def test_a_value_without_one_of_the_buffers_is_refused_before_anything_is_writte
     pool, offload, _ = pool_of(name)
     tokens = pool.page_size + 1
     value = offload.save(holding_of(pool, 1, tokens))
-    new = holding_of(pool, 2, tokens)
+    new = holding_of(pool, 1, tokens)
     words = live_words(pool)
     write_distinct(words, 1)
     before = copies(words)
@@ -220,10 +220,10 @@ def test_buffers_in_another_order_are_refused(name: str) -> None:
     value = offload.save(holding_of(pool, 1, 3))
     swapped = replace(value, buffers=(*value.buffers, value.buffers[0]))
     with pytest.raises(LayoutMismatch):
-        offload.restore(swapped, holding_of(pool, 2, 3))
+        offload.restore(swapped, holding_of(pool, 1, 3))
     if len(value.buffers) > 1:
         with pytest.raises(LayoutMismatch):
-            offload.restore(replace(value, buffers=value.buffers[::-1]), holding_of(pool, 3, 3))
+            offload.restore(replace(value, buffers=value.buffers[::-1]), holding_of(pool, 1, 3))
 
 
 @pytest.mark.parametrize("name", TINY_SHAPES)
@@ -231,7 +231,7 @@ def test_a_value_that_does_not_fit_the_new_pages_is_refused_before_anything_is_w
     pool, offload, _ = pool_of(name)
     size = pool.page_size
     value = offload.save(holding_of(pool, 1, 2 * size + 1))
-    new = pool.open(2)
+    new = pool.open(1)
     assert new is not None
     assert pool.grow(new, 2 * size, query=0)
     words = live_words(pool)
@@ -246,7 +246,7 @@ def test_a_value_that_does_not_fit_the_new_pages_is_refused_before_anything_is_w
 def test_a_window_of_another_length_is_refused_with_both_lengths() -> None:
     pool, offload, _ = pool_of("gpt-oss-tiny")
     value = offload.save(holding_of(pool, 1, 17))
-    new = pool.open(2)
+    new = pool.open(1)
     assert new is not None
     assert pool.grow(new, 17, query=0)  # nothing has been passed: five window pages instead of three
     with pytest.raises(LengthMismatch, match="was live from page 2, that of the new holding is from page 0"):
@@ -262,7 +262,7 @@ def test_a_value_of_another_length_is_refused_before_its_first_buffer_is_written
     write_distinct(words, 1)
     before = copies(words)
     with pytest.raises(LengthMismatch, match=f"restore {last.space}.{last.name} of request 1"):
-        offload.restore(short, holding_of(pool, 2, 3))
+        offload.restore(short, holding_of(pool, 1, 3))
     assert differing(words, before) == []
 
 
@@ -290,7 +290,7 @@ def test_discarding_gives_all_host_memory_back_once(name: str, tokens: int) -> N
 def test_pages_grown_for_the_next_token_are_neither_saved_nor_written(name: str) -> None:
     pool, offload, _ = pool_of(name)
     tokens = pool.page_size  # the next token has a page of its own
-    old, new = holding_of(pool, 1, tokens), holding_of(pool, 2, tokens)
+    old, new = holding_of(pool, 1, tokens), holding_of(pool, 1, tokens)
     assert (len(old.pages), len(new.pages)) == (2, 2)
     value = offload.save(old)
     words = live_words(pool)

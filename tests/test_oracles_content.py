@@ -82,6 +82,9 @@ OTHER_LAYER = saw(LATENT, *row(2, 70, replace(LATENT, layer=4)))
 STALE_STATE = saw(STATE, *row(2, 66, STATE), position=69)
 LATER_STATE = saw(STATE, *row(2, 70, STATE), position=69)
 FOREIGN_STATE = saw(STATE, *row(4, 69, STATE), position=69)
+FRESH_STATE_OF_ANOTHER = saw(STATE, *row(4, 69, STATE), position=-1)
+FRESH_STATE_OF_ITS_OWN = saw(STATE, *row(2, 69, STATE), position=-1)
+FRESH_STATE_UNWRITTEN = saw(STATE, *([POISON] * 4), position=-1)
 FOREIGN_METADATA = saw(TOPK, *row(4, 0, TOPK), position=0)
 LEASED_EMPTY = Leased(2, "prefill", 3, ())
 LEASED_FULL = Leased(2, "prefill", 3, (("output_topk_p", row(4, 0, TOPK)), ("bootstrap_room", (4, 0))))
@@ -137,6 +140,23 @@ def test_a_state_is_stale_foreign_or_ahead(event: Saw, code: str, owner: int, st
     assert where(finding) == (code, 2, owner, "conv", 1, 9)
     assert story in finding.message
     assert "layer 1, slot 9" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "owner", "story"),
+    [
+        (FRESH_STATE_OF_ANOTHER, "KV102", 4, "request 4's bytes (its position 69)"),
+        (FRESH_STATE_OF_ITS_OWN, "KV101", 2, "its own state as of token 69"),
+        (FRESH_STATE_UNWRITTEN, "KV104", None, "memory that was never written"),
+    ],
+)
+def test_a_state_that_is_not_empty_at_first_is_the_previous_owners(
+    event: Saw, code: str, owner: int | None, story: str
+) -> None:
+    (finding,) = judge(ContentOracle(), History.of(*RUN, event))
+    assert where(finding) == (code, 2, owner, "conv", 1, 9)
+    assert story in finding.message
+    assert finding.message.endswith("expected an empty state: the request has computed nothing yet")
 
 
 def test_metadata_has_no_layer_and_no_page() -> None:

@@ -1,7 +1,8 @@
-"""Named memory of the CPU backends: poisoned when fresh, counted until released.
+"""Named memory of the CPU backends: poisoned when fresh and when released, counted in between.
 
 Invariants:
 - A name is allocated once at a time; its bytes count until it is released.
+- Released memory is poisoned: whoever still reads it sees bytes that were never written.
 """
 
 from __future__ import annotations
@@ -19,28 +20,27 @@ class HostMemory:
     """CPU tensors by name. One thread, so no locks."""
 
     def __init__(self) -> None:
-        self._bytes: dict[str, int] = {}
-        self._places: dict[str, Place] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
         """A poisoned tensor of that name."""
-        if name in self._bytes:
+        if name in self._tensors:
             raise InternalError(f"memory {name!r} is allocated already; release it first")
         tensor = torch.empty(tuple(shape), dtype=dtype)
         tensor.view(-1).view(torch.uint8).fill_(POISON_BYTE)
-        self._bytes[name] = tensor.numel() * tensor.element_size()
-        self._places[name] = place
+        self._tensors[name] = tensor
         return tensor
 
     def release(self, name: str) -> None:
-        """Forget the name and its bytes."""
-        if name not in self._bytes:
-            raise DoubleFree(f"memory {name!r} is not allocated; allocated: {', '.join(sorted(self._bytes)) or 'none'}")
-        del self._bytes[name], self._places[name]
+        """Poison the bytes and forget the name."""
+        if name not in self._tensors:
+            known = ", ".join(sorted(self._tensors)) or "none"
+            raise DoubleFree(f"memory {name!r} is not allocated; allocated: {known}")
+        self._tensors.pop(name).view(-1).view(torch.uint8).fill_(POISON_BYTE)
 
     def allocated(self) -> dict[str, int]:
         """Bytes by name."""
-        return dict(self._bytes)
+        return {name: tensor.numel() * tensor.element_size() for name, tensor in self._tensors.items()}
 
     @staticmethod
     def index(values: IndexArray) -> torch.Tensor:

@@ -3,17 +3,19 @@
 Invariants:
 - free + live = all, at every moment; id 0 of a device pool is never handed out.
 - Freeing an id that is not allocated raises DoubleFree; freeing a pinned id raises FreeInFlight.
+- An id has one owner from `allocate` to `free`; a caller who is somebody else is refused with ForeignAccess.
 - The order is a function of the calls alone.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
-from kvcheck.core.errors import DoubleFree, FreeInFlight, LengthMismatch
+from kvcheck.core.errors import DoubleFree, ForeignAccess, FreeInFlight, LengthMismatch
 from kvcheck.core.paging import IndexArray, pages_for
 
 
@@ -27,6 +29,16 @@ class AllocationListener(Protocol):
         """`ids` are free."""
 
 
+class Use:
+    """Ids that a queued operation touches. is_reached: asks whether it has run; True stays True."""
+
+    __slots__ = ("ids", "is_reached")
+
+    def __init__(self, ids: IndexArray, is_reached: Callable[[], bool]) -> None:
+        self.ids = ids
+        self.is_reached = is_reached
+
+
 class IdAllocator:
     """Hands out ids first .. first + count - 1, lowest waiting id first, freed ids last (FIFO)."""
 
@@ -35,7 +47,9 @@ class IdAllocator:
         self.count = count
         self._free: deque[int] = deque(range(first, first + count))
         self._live = np.zeros(first + count, dtype=bool)
+        self._owners = np.zeros(first + count, dtype=np.int64)
         self._pins = np.zeros(first + count, dtype=np.int64)
+        self._uses: list[Use] = []
         self._listener = listener
 
     @property
@@ -50,10 +64,13 @@ class IdAllocator:
 
     def allocate(self, count: int, owner: int) -> IndexArray | None:
         """`count` ids, or None where fewer are free; then nothing has changed."""
+        if count < 0:
+            raise LengthMismatch(f"{self.space}: expected a count of at least 0, got {count}")
         if count > len(self._free):
             return None
         ids = np.array([self._free.popleft() for _ in range(count)], dtype=np.int64)
         self._live[ids] = True
+        self._owners[ids] = owner
         if self._listener is not None and count:
             self._listener.allocated(self.space, ids, owner)
         return ids
@@ -72,27 +89,68 @@ class IdAllocator:
         """Raise DoubleFree or FreeInFlight where `free` would."""
         if not len(ids):
             return
-        if (
-            len(np.unique(ids)) != len(ids)
-            or ids.min() < 0
-            or ids.max() >= len(self._live)
-            or not self._live[ids].all()
-        ):
+        if not self._are_live(ids) or len(np.unique(ids)) != len(ids):
             raise DoubleFree(f"{self.space}: freed {ids.tolist()}, of which some are not allocated or named twice")
+        if self._pins[ids].any():
+            self._drop_reached(ids)
         if self._pins[ids].any():
             raise FreeInFlight(f"{self.space}: freed {ids.tolist()} while pinned: {ids[self._pins[ids] > 0].tolist()}")
 
+    def owner_of(self, unit: int) -> int | None:
+        """Whose the id is now; None where it is nobody's, or no id at all."""
+        is_live = 0 <= unit < len(self._live) and self._live[unit]
+        return int(self._owners[unit]) if is_live else None
+
+    def check_live(self, ids: IndexArray) -> None:
+        """Raise ForeignAccess where one of the ids belongs to nobody."""
+        if not self._are_live(ids):
+            raise ForeignAccess(f"{self.space}: used {ids.tolist()}, of which some are not allocated")
+
+    def check_owned(self, ids: IndexArray, owner: int) -> None:
+        """Raise ForeignAccess where one of the ids does not belong to `owner`."""
+        self.check_live(ids)
+        if (wrong := self._owners[ids] != owner).any():
+            unit = int(ids[wrong][0])
+            raise ForeignAccess(
+                f"{self.space}: {unit} was used for request {owner} and belongs to request {self._owners[unit]}"
+            )
+
     def pin(self, ids: IndexArray) -> None:
-        """Keep ids from being freed until `unpin`, while a copy uses them."""
-        if not self._live[ids].all():
+        """Keep ids from being freed until `unpin`, while a copy uses them. An id named twice is pinned twice."""
+        if not self._are_live(ids):
             raise DoubleFree(f"{self.space}: pinned {ids.tolist()}, of which some are not allocated")
-        self._pins[ids] += 1
+        np.add.at(self._pins, ids, 1)
 
     def unpin(self, ids: IndexArray) -> None:
-        """Undo one `pin`."""
-        if (self._pins[ids] < 1).any():
+        """Undo one `pin`. All or nothing."""
+        each, times = np.unique(ids, return_counts=True)
+        if len(each) and (each[0] < 0 or each[-1] >= len(self._pins) or (self._pins[each] < times).any()):
             raise LengthMismatch(f"{self.space}: unpinned {ids.tolist()}, of which some are not pinned")
-        self._pins[ids] -= 1
+        self._pins[each] -= times
+
+    def hold(self, ids: IndexArray, is_reached: Callable[[], bool]) -> Use:
+        """Pin ids for a queued operation. The pin ends with `drop`, or when they are freed and `is_reached` says so."""
+        self.pin(ids)
+        use = Use(ids.copy(), is_reached)
+        self._uses.append(use)
+        return use
+
+    def drop(self, use: Use) -> None:
+        """End a use, unless it has ended already."""
+        if use in self._uses:
+            self._uses.remove(use)
+            self.unpin(use.ids)
+
+    def _drop_reached(self, ids: IndexArray) -> None:
+        for use in [use for use in self._uses if np.isin(use.ids, ids).any()]:
+            if use.is_reached():
+                self.drop(use)
+
+    def _are_live(self, ids: IndexArray) -> bool:
+        """Whether these are one row of ids, each allocated. Plain indexing would take -1, floats and masks too."""
+        if ids.dtype != np.int64 or ids.ndim != 1:
+            raise LengthMismatch(f"{self.space}: expected ids [n] of int64, got {ids.shape} of {ids.dtype}")
+        return not len(ids) or bool(ids.min() >= 0 and ids.max() < len(self._live) and self._live[ids].all())
 
     def _put_back(self, ids: IndexArray) -> None:
         self._free.extend(ids.tolist())

@@ -8,6 +8,7 @@ Invariants:
 - Growing is all or nothing over every space.
 - A holding's host lists and the device tables name the same pages in the same order.
 - `close` frees what the request owns, in every space, exactly once; shared pages stay the tree's.
+- A closed holding is refused by everything: its ids may be somebody else's by now.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcheck.core.backend.backend import Backend, Lane
-from kvcheck.core.errors import LayoutMismatch
+from kvcheck.core.errors import DoubleFree, ForeignAccess, LayoutMismatch, LengthMismatch
 from kvcheck.core.paging import IndexArray, locs_of, pages_for
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.allocator import AllocationListener, IdAllocator, PageAllocator, SlotAllocator
@@ -50,6 +51,7 @@ class Holding:
     """What one request holds of a pool. pages, window_pages: by logical page; a window page of 0 is gone.
 
     shared: leading logical pages that the prefix tree owns. committed: tokens whose KV is written.
+    is_open: until the pool closes it.
     """
 
     request: int
@@ -59,6 +61,7 @@ class Holding:
     committed: int = 0
     pages: IndexArray = field(default_factory=_no_pages)
     window_pages: IndexArray = field(default_factory=_no_pages)
+    is_open: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,13 @@ class KVPool:
 
         window_pages: by logical page, 0 where the next position does not see it; empty without window layers.
         """
+        self.check_open(holding)
+        self.allocators["full"].check_live(pages)
+        if len(holding.pages) or len(pages) * self.page_size > self.sizes.max_tokens:
+            raise LengthMismatch(
+                f"request {holding.request}: expected an empty holding and at most {self.sizes.max_tokens} tokens, "
+                f"got {len(pages)} shared pages of {self.page_size} for a holding of {len(holding.pages)} pages"
+            )
         holding.pages = pages.copy()
         holding.window_pages = window_pages.copy()
         holding.shared = len(pages)
@@ -196,6 +206,7 @@ class KVPool:
 
         query: position of the next token to be computed; window pages that it cannot see are not taken.
         """
+        self.check_open(holding)
         if tokens > self.sizes.max_tokens or self.pages_short(holding, tokens, query=query):
             return False
         first = len(holding.pages)
@@ -215,6 +226,7 @@ class KVPool:
 
     def evict_window(self, holding: Holding, tokens: int) -> None:
         """Free window pages that no token at or after position `tokens` can see."""
+        self.check_open(holding)
         if not self.has_window:
             return
         first_seen = max(0, tokens + 1 - self.shape.window)
@@ -236,6 +248,9 @@ class KVPool:
 
     def close(self, holding: Holding, *, given: Given | None = None) -> None:
         """Free what the request owns, but not the pages that the prefix tree has taken over."""
+        if not holding.is_open:
+            raise DoubleFree(f"request {holding.request}: its holding (row {holding.row}) has been closed already")
+        self.check_open(holding)
         count = len(holding.window_pages)
         own = np.arange(len(holding.pages)) >= holding.shared
         own_window = own[:count] & (holding.window_pages > 0)
@@ -248,10 +263,22 @@ class KVPool:
             freed["state"] = np.array([holding.state_slot], dtype=np.int64)
         for space, ids in freed.items():
             self.allocators[space].check_freeable(ids)
+            self.allocators[space].check_owned(ids, holding.request)
         if self.has_window:
             self.unmap_window(holding.pages[:count][own_window])
         for space, ids in freed.items():
             self.allocators[space].free(ids)
+        holding.is_open = False
+
+    def check_open(self, holding: Holding) -> None:
+        """Raise ForeignAccess for a holding that was closed, or whose row is somebody else's."""
+        owner = self.allocators["rows"].owner_of(holding.row)
+        if not holding.is_open or owner != holding.request:
+            whose = "nobody's" if owner is None else f"request {owner}'s"
+            raise ForeignAccess(
+                f"request {holding.request}: expected an open holding, got one that was closed; row {holding.row} is "
+                f"{whose} now"
+            )
 
     def unit_ids(self, holding: Holding, space: str, tokens: int) -> IndexArray:
         """Pages or slots of a space that hold the request's first `tokens` tokens; gone window pages left out."""

@@ -86,8 +86,8 @@ class HandOver:
         active.output.append(int(row.field("output_ids")[0]))
         self._backend.wait(active.delivery.sent)
         self._release_source(active)
-        self._decode.release(active.target_slot)
+        self._decode.release(active.target_slot, active.request)
 
     def _release_source(self, active: Active) -> None:
         assert active.source_slot is not None
-        self._prefill.release(active.source_slot)
+        self._prefill.release(active.source_slot, active.request)

@@ -118,7 +118,7 @@ class Scheduler:
         if active in self._handing_over.actives:
             self._handing_over.abort(active)
         if active.metadata is None:
-            self.parts.decode_metadata.release(active.target_slot)
+            self.parts.decode_metadata.release(active.target_slot, active.request)
         for queue in (self._prefilling, self._ready, self._running, self._retracted):
             if active in queue:
                 queue.remove(active)
@@ -155,7 +155,7 @@ class Scheduler:
                 break
             holding = self._pool.open(generation.request)
             if holding is None:
-                self.parts.decode_metadata.release(slot)
+                self.parts.decode_metadata.release(slot, generation.request)
                 break
             active = Active(generation=generation, holding=holding, lease=None, target_slot=slot)
             if cache is not None:

@@ -258,6 +258,38 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
+class Returned:
+    """Accounting of a space after close: free must be total."""
+
+    space: str
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Entries of an index table that are not empty when idle: (unit, what it is still mapped to)."""
+
+    table: str
+    entries: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """The padding unit of a buffer when idle. words: of the first row that is not as it was made; none if all are.
+
+    layer: global layer id. piece, row: as in a Mismatch.
+    """
+
+    space: str
+    buffer: str
+    piece: str
+    layer: int
+    row: int
+    words: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Broke:
     """The target raised. code: the finding that the kind of error stands for."""
 
@@ -294,6 +326,9 @@ Event = (
     | TierChanged
     | Transferred
     | Evicted
+    | Returned
+    | Mapped
+    | Padding
     | Broke
 )
 Handler = Callable[[Any], None]
@@ -438,6 +473,14 @@ class History:
     def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
         """A node lost something."""
         self.append(Evicted(tier, space, during_load))
+
+    def padding(self, *, space: str, buffer: str, piece: str, layer: int, row: int, words: tuple[int, ...]) -> None:
+        """The padding unit of a buffer was compared with what it was."""
+        self.append(Padding(space, buffer, piece, layer, row, words))
+
+    def mapped(self, *, table: str, entries: tuple[tuple[int, int], ...]) -> None:
+        """A table was searched for entries that are not empty."""
+        self.append(Mapped(table, entries))
 
     # ReadSink of the decoder
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from kvcheck.core.backend.backend import Signal
 from kvcheck.core.hicache.cache import CacheConfig, HiCache
 from kvcheck.core.hicache.controller import Leg, TransferController
@@ -17,6 +19,7 @@ from kvcheck.core.hicache.host_pool import HostPool
 from kvcheck.core.hicache.radix_tree import PrefixTree
 from kvcheck.core.offload import Offload, OffloadedKV
 from kvcheck.core.paging import IndexArray
+from kvcheck.core.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.scheduler.decoder import Decoder
 from kvcheck.core.scheduler.request import Generation, StepReport
@@ -64,6 +67,7 @@ class BuiltinEngine:
         backend, sink = setup.backend, setup.sink
         self._watch = _Watch(sink)
         self.pool = parts.pool(setup.shape, setup.sizes, backend=backend, listener=self._watch)
+        self._bystander = _Bystander(self.pool, sink)
         lane = backend.lane("forward")
         ends = [
             parts.metadata(
@@ -134,7 +138,11 @@ class BuiltinEngine:
         return self.cache.residency.device_evictions if self.cache is not None else 0
 
     def close(self) -> None:
-        """Give everything back."""
+        """Look at what nobody may have touched, then give everything back."""
+        if self.cache is not None:
+            self.cache.close()
+        self.scheduler.parts.backend.drain()
+        self._bystander.look()
         self.scheduler.close()
         if self.host is not None:
             self.host.free()
@@ -200,6 +208,47 @@ class _Watch:
             for leg in legs:
                 self.inspector.inspect(self.host, leg.space, leg.chain, leg.host)
         self._sink.transferred(number=number, kind=kind, request=request, legs=legs)
+
+
+class _Bystander:
+    """Looks at what no request owns: padding units must be as they were made, and maps empty when all is idle."""
+
+    def __init__(self, pool: KVPool, sink: EventSink) -> None:
+        self._pool = pool
+        self._sink = sink
+        self._made = {(space, buffer.name): self._padding(space, buffer) for space, buffer in pool.buffers()}
+
+    def look(self) -> None:
+        """Report; call when idle, before the memory is given back."""
+        for space, buffer in self._pool.buffers():
+            self._report_padding(space, buffer)
+        if self._pool.has_window:
+            entries = self._pool.tables["full_to_window"].read_view()[0].cpu()
+            held = torch.nonzero(entries).view(-1)
+            pairs = zip(held.tolist(), entries[held].tolist(), strict=True)
+            self._sink.mapped(table="full_to_window", entries=tuple(pairs))
+
+    def _padding(self, space: str, buffer: BufferSpec) -> torch.Tensor:
+        """A copy of page or slot 0, [L, rows, W]."""
+        rows = self._pool.page_size if buffer.rows is Granularity.TOKEN else 1
+        layers = range(len(self._pool.sets[space].spec.layers))
+        return self._pool.sets[space].read_view(buffer.name, layers, self._pool.forward)[:, :rows].cpu().clone()
+
+    def _report_padding(self, space: str, buffer: BufferSpec) -> None:
+        seen, made = self._padding(space, buffer), self._made[space, buffer.name]
+        layer, row, at, words = 0, 0, 0, torch.zeros(0, dtype=torch.int64)
+        if not torch.equal(seen, made):
+            layer, row, at = torch.nonzero(seen != made)[0].tolist()
+            words = seen[layer, row]
+        piece = next((p for p in reversed(buffer.pieces) if p.offset <= at * 8), None)
+        self._sink.padding(
+            space=space,
+            buffer=buffer.name,
+            piece=piece.name if piece is not None else "",
+            layer=self._pool.sets[space].spec.layers[layer],
+            row=row,
+            words=tuple(words[:64].tolist()),
+        )
 
 
 class WatchedOffload(Offload):

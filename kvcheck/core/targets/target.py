@@ -49,6 +49,12 @@ class EventSink(AllocationListener, CacheListener, Protocol):
     ) -> None:
         """A metadata slot was handed out with this content, [row_bytes]."""
 
+    def padding(self, *, space: str, buffer: str, piece: str, layer: int, row: int, words: tuple[int, ...]) -> None:
+        """Page or slot 0 of a buffer when idle: words of the first row that somebody wrote, none where nobody did."""
+
+    def mapped(self, *, table: str, entries: tuple[tuple[int, int], ...]) -> None:
+        """Entries (unit, what it is mapped to) of an index table that are not empty when idle."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpaceCount:
@@ -100,7 +106,7 @@ class Engine(Protocol):
         """One scheduling round."""
 
     def counts(self) -> tuple[SpaceCount, ...]:
-        """Accounting of every space, now."""
+        """Accounting of every space, now; after close too."""
 
     def evictions(self) -> int:
         """Prefix tree nodes evicted from the device so far."""

@@ -5,19 +5,19 @@ Invariants:
 - A freed slot is cleared before anybody can lease it again: all fields, not only the room.
   (mutant: metadata-slot-not-cleared)
 - Fields a request does not use are zero.
+- A slot is read, written and released for the request that leased it, and for no other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Place, Signal
-from kvcheck.core.errors import LayoutMismatch, LengthMismatch
+from kvcheck.core.errors import ForeignAccess, LayoutMismatch, LengthMismatch
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.allocator import AllocationListener, SlotAllocator
 from kvcheck.kernels.page_copy import copy_bytes_torch, fill_torch
@@ -120,6 +120,7 @@ class MetadataBuffers:
 
         values: name to [n <= width], unchanged until the returned signal is reached.
         """
+        self._check_leased(slot, request)
         if unknown := values.keys() - {field.name for field in self.fields}:
             raise LayoutMismatch(
                 f"metadata: no field {', '.join(sorted(unknown))}; the row has ten, see metadata_fields"
@@ -128,9 +129,9 @@ class MetadataBuffers:
         for field in self.fields:
             if (value := values.get(field.name)) is None:
                 continue
-            if value.dtype != field.dtype or prod(value.shape) > field.width:
+            if value.dtype != field.dtype or value.ndim != 1 or len(value) > field.width:
                 raise LengthMismatch(
-                    f"metadata field {field.name}: expected at most {field.width} values of {field.dtype}, "
+                    f"metadata field {field.name}: expected at most {field.width} values of {field.dtype} in one row, "
                     f"got {tuple(value.shape)} of {value.dtype}"
                 )
             start = field.offset
@@ -149,6 +150,7 @@ class MetadataBuffers:
 
     def get(self, slot: int, request: int) -> MetadataRow:
         """The slot's row as an owned copy; blocks until it is complete."""
+        self._check_leased(slot, request)
         packed = torch.empty(self.row_bytes, dtype=torch.uint8)
         source = self.row_view(slot)
         done = self._backend.submit(
@@ -161,13 +163,17 @@ class MetadataBuffers:
 
     def row_view(self, slot: int) -> torch.Tensor:
         """The packed row of a slot, [row_bytes]; holds until the slot is freed. For transports, not for requests."""
+        if not 0 <= slot < self._slots.count:
+            raise ForeignAccess(f"{self.space}: expected a slot of 0 to {self._slots.count - 1}, got {slot}")
         return self._rows[slot]
 
-    def release(self, slot: int) -> None:
-        """Clear a slot, then let others have it. Refuses a slot that is not leased before it clears anything."""
-        self._slots.check_freeable(np.array([slot], dtype=np.int64))
+    def release(self, slot: int, request: int) -> None:
+        """Clear a slot, then let others have it. Refuses a slot that is not the request's before it clears anything."""
+        ids = np.array([slot], dtype=np.int64)
+        self._slots.check_freeable(ids)
+        self._slots.check_owned(ids, request)
         self.clear(slot)
-        self._slots.free(np.array([slot], dtype=np.int64))
+        self._slots.free(ids)
 
     def clear(self, slot: int) -> None:
         """Zero every field of a slot and wait until that is done."""
@@ -187,6 +193,9 @@ class MetadataBuffers:
     def free(self) -> None:
         """Give the memory back."""
         self._backend.release(self.space)
+
+    def _check_leased(self, slot: int, request: int) -> None:
+        self._slots.check_owned(np.array([slot], dtype=np.int64), request)
 
     def _footprint(self, slots: IndexArray, request: int | None) -> Footprint:
         owners = None if request is None else np.full(len(slots), request, dtype=np.int64)

@@ -120,9 +120,7 @@ class ContentDecoder:
         return tuple(tokens)
 
     def _compared(self, seen: _Observation) -> int:
-        """Rows that a comparison judged: the unused tail of a last page and a state that does not exist yet are not."""
-        if seen.site.space == "state":
-            return sum(chunk.start > 0 for chunk in self._chunks)
+        """Rows that a comparison judged: the unused tail of a last page is not."""
         return len(seen.positions) if seen.tokens == 1 else sum(chunk.stop for chunk in self._chunks)
 
     def metadata(self, request: int) -> Mapping[str, torch.Tensor]:
@@ -204,7 +202,9 @@ class ContentDecoder:
             slots = self._state_slots(plan)
             site = content.Site(space, buffer.name, "", layer)
             rows = words[local].index_select(0, slots)
-            bad = differing_torch(rows, plan.state_read, self._mask(site, rows.shape[-1])) & ~plan.fresh
+            bad = differing_torch(rows, plan.state_read, self._mask(site, rows.shape[-1]))
+            if any(chunk.start == 0 for chunk in plan.chunks):  # a slot is empty when a request first reads it
+                bad = torch.where(plan.fresh, (rows != 0).any(-1), bad)
             positions = np.array([chunk.start - 1 for chunk in plan.chunks])
             self._observe(site, bad, rows, slots, None, np.arange(len(plan.chunks)), positions)
         elif buffer.rows is Granularity.TOKEN:

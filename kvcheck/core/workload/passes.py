@@ -36,7 +36,8 @@ class Rows:
 class PassPlan:
     """write, read, window: token positions. pages: page starts, with codes [pages, P] and valid [pages, P].
 
-    rows: [B] request rows. state_read, state_write: [B] codes of the state before and after; fresh: [B] no state yet.
+    rows: [B] request rows. state_read, state_write: [B] codes of the state before and after; fresh: [B] no state yet,
+    so that the slot must be zero.
     """
 
     chunks: tuple[Chunk, ...]

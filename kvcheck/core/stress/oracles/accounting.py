@@ -1,7 +1,8 @@
 """The accounting oracle: when everything has finished, everything is free or cached, and after close nothing is held.
 
 Invariants:
-- free + cached = total for each space when idle; no memory is allocated after close.
+- free + cached = total for each space when idle; after close free = total, and no memory is allocated.
+- A map from page to page is empty when idle: an entry left in it names a page that was freed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.history import Closed, Counted, Handler
+from kvcheck.core.stress.history import Closed, Counted, Handler, Mapped, Returned
 
 
 class AccountingOracle:
@@ -23,7 +24,12 @@ class AccountingOracle:
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         """Counts at the end."""
-        return ((Counted, self._counted), (Closed, self._closed))
+        return (
+            (Counted, self._counted),
+            (Mapped, self._mapped),
+            (Returned, self._returned),
+            (Closed, self._closed),
+        )
 
     def finish(self) -> None:
         """Nothing is left to judge."""
@@ -33,15 +39,30 @@ class AccountingOracle:
         lost = event.total - event.free - event.cached
         if lost:
             verb = "are held by nobody" if lost > 0 else "exist twice"
-            self.findings.append(
-                Finding(
-                    code="KV401",
-                    oracle=self.name,
-                    tier="device",
-                    message=f"{abs(lost)} of {event.total} ids of {event.space} {verb} after all requests "
-                    f"have finished ({event.free} free, {event.cached} cached)",
-                )
+            self._add(
+                f"{abs(lost)} of {event.total} ids of {event.space} {verb} after all requests "
+                f"have finished ({event.free} free, {event.cached} cached)"
             )
+
+    def _returned(self, event: Returned) -> None:
+        self.judged += 1
+        if event.free != event.total:
+            self._add(
+                f"{event.total - event.free} of {event.total} ids of {event.space} are not free after close; "
+                "expected all: cached prefixes go back then, unless a lock is left on them"
+            )
+
+    def _mapped(self, event: Mapped) -> None:
+        self.judged += 1
+        if event.entries:
+            unit, to = event.entries[0]
+            self._add(
+                f"{event.table} still maps {unit} to {to} after all requests have finished "
+                f"({len(event.entries)} entries are left); expected 0 from the moment {to} was freed"
+            )
+
+    def _add(self, message: str) -> None:
+        self.findings.append(Finding(code="KV401", oracle=self.name, tier="device", message=message))
 
     def _closed(self, event: Closed) -> None:
         self.judged += 1

@@ -3,6 +3,7 @@
 Invariants:
 - foreign (KV102), position (KV301), torn (KV103), never written (KV104) and bit difference (KV105) are told apart by
   decoding what was seen, not by guessing from where.
+- Page and slot 0 belong to nobody: words found there were written by somebody who did not own them (KV403).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.history import Expected, Handler, Leased, Saw, Verified
+from kvcheck.core.stress.history import Expected, Handler, Leased, Padding, Saw, Verified
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.workload import content
 from kvcheck.core.workload.content import Site, Tag
@@ -33,8 +34,14 @@ class ContentOracle:
         self._seen: set[tuple[object, ...]] = set()
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """Reads and leases."""
-        return ((Verified, self._verified), (Saw, self._saw), (Leased, self._leased), (Expected, self._expected))
+        """Reads, leases, and what lies in the padding at the end."""
+        return (
+            (Verified, self._verified),
+            (Saw, self._saw),
+            (Leased, self._leased),
+            (Padding, self._padding),
+            (Expected, self._expected),
+        )
 
     def finish(self) -> None:
         """Nothing is left to judge."""
@@ -90,6 +97,30 @@ class ContentOracle:
                 )
             )
 
+    def _padding(self, event: Padding) -> None:
+        self.judged += 1
+        if not event.words:
+            return
+        site = Site(event.space, event.buffer, event.piece, event.layer)
+        tags = (self._tag(word, site, at) for at, word in enumerate(event.words))
+        tag = next((tag for tag in tags if tag is not None), None)
+        whose = f"request {tag.request}'s bytes (its position {tag.position})" if tag is not None else "other bytes"
+        unit = "slot" if event.space == "state" else "page"
+        self.findings.append(
+            Finding(
+                code="KV403",
+                oracle=self.name,
+                tier="device",
+                buffer=event.buffer,
+                layer=event.layer,
+                page=0,
+                row=event.row,
+                request=tag.request if tag is not None else None,
+                message=f"{event.buffer}, layer {event.layer}, {unit} 0, row {event.row} holds {whose} after the run; "
+                f"{unit} 0 is padding, which nobody may write",
+            )
+        )
+
     def _classify(self, found: Mismatch) -> tuple[str, int | None, str]:
         poison = _HALF_POISON if found.half else content.POISON_WORD
         if all(word == poison for word in found.words):
@@ -112,7 +143,7 @@ class ContentOracle:
         tag = known[0]
         if tag.request not in (found.author, found.request):
             return "KV102", tag.request, f"request {tag.request}'s bytes (its position {tag.position})"
-        if found.space == "state" and tag.position < found.position:
+        if found.space == "state" and (tag.position < found.position or found.position < 0):
             return "KV101", tag.request, f"its own state as of token {tag.position}"
         return "KV301", tag.request, f"the bytes of position {tag.position}"
 
@@ -136,5 +167,7 @@ def _where(found: Mismatch) -> str:
 def _wanted(found: Mismatch) -> str:
     if found.space == "metadata":
         return "expected what its own prefill handed over"
+    if found.position < 0:
+        return "expected an empty state: the request has computed nothing yet"
     whose = "its own" if found.author == found.request else f"the shared prefix's (written by request {found.author})"
     return f"expected {whose} position {found.position}"

@@ -16,7 +16,7 @@ from kvcheck.core.paging import pages_for
 from kvcheck.core.pools.pool import KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.scheduler.request import Generation, SchedulerConfig
-from kvcheck.core.stress.history import Closed, Counted, Finished, History, Resumed, Retracted
+from kvcheck.core.stress.history import Closed, Counted, Finished, History, Resumed, Retracted, Returned
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.target import Engine, HostTier, Setup, TierInspector
@@ -42,6 +42,8 @@ def serve(engine: Engine, load: Load, history: History, backend: Backend) -> int
     for count in engine.counts():
         history.append(Counted(count.space, count.free, count.cached, count.total))
     engine.close()
+    for count in engine.counts():
+        history.append(Returned(count.space, count.free, count.total))
     history.append(Closed(tuple(sorted(backend.allocated().items()))))
     return engine.evictions()
 
