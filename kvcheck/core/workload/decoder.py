@@ -35,6 +35,10 @@ MAX_ROWS_REPORTED = 4
 """Deviating rows of one read that are described word by word; the rest are counted."""
 
 
+INDEX_READERS = (("key", "scale"), ("",), ("scale", "key"))
+"""The readers of a packed index page, pass by pass: one for keys and one for scales, or one for both at once."""
+
+
 class ReadSink(Protocol):
     """Where the decoder reports what it computed and saw."""
 
@@ -84,6 +88,7 @@ class ContentDecoder:
         self._first: dict[int, int] = {}
         self._chunks: tuple[Chunk, ...] = ()
         self._observed: list[_Observation] = []
+        self._passes = 0
         self._touches: Mapping[str, SpaceTouch] = {}
 
     def forward(self, chunks: Sequence[Chunk]) -> Signal:
@@ -93,6 +98,7 @@ class ContentDecoder:
             self._sink.forward(request=chunk.request, start=chunk.start, stop=chunk.stop)
         plan = plan_pass(chunks, self._codes, self._pool, self._backend)
         self._chunks, self._observed = plan.chunks, []
+        self._passes += 1
         self._touches = pass_touches(plan.chunks, self._pool)
         where = {layer: (spec.name, local) for spec in self._pool.specs for local, layer in enumerate(spec.layers)}
         for layer in sorted(where):
@@ -145,10 +151,6 @@ class ContentDecoder:
     def _layer(self, plan: PassPlan, space: str, local: int, layer: int) -> None:
         buffers = self._pool.sets[space].spec.buffers
         writes = tuple(self._write_part(plan, space, buffer, local, layer) for buffer in buffers)
-        reads = (
-            tuple(buffer for buffer in buffers if buffer.rows is Granularity.PAGE),
-            tuple(buffer for buffer in buffers if buffer.rows is not Granularity.PAGE),
-        )
         if space == "state":
             self._submit("decode.read_state", plan, space, buffers, local, layer)
         self._backend.submit(
@@ -159,17 +161,29 @@ class ContentDecoder:
         )
         if space == "state":
             return
-        for name, group in zip(("decode.read_index", "decode.read"), reads, strict=True):
-            if group:
-                self._submit(name, plan, space, group, local, layer)
+        packed = tuple(buffer for buffer in buffers if buffer.pieces)
+        for piece in INDEX_READERS[self._passes % len(INDEX_READERS)] if packed else ():
+            name = f"decode.read_index{piece and '_'}{piece}"
+            self._submit(name, plan, space, packed, local, layer, piece=piece)
+        if len(packed) < len(buffers):
+            rows = tuple(buffer for buffer in buffers if not buffer.pieces)
+            self._submit("decode.read", plan, space, rows, local, layer)
 
     def _submit(
-        self, name: str, plan: PassPlan, space: str, buffers: tuple[BufferSpec, ...], local: int, layer: int
+        self,
+        name: str,
+        plan: PassPlan,
+        space: str,
+        buffers: tuple[BufferSpec, ...],
+        local: int,
+        layer: int,
+        *,
+        piece: str = "",
     ) -> None:
         owner = self._pool.sets[space]
-        views = [owner.read_view(buffer.name, (local,), self._pool.forward) for buffer in buffers]
+        views = [owner.read_view(buffer.name, (local,), self._pool.forward, piece=piece) for buffer in buffers]
         parts = tuple(
-            partial(self._read, plan, space, buffer, view, local, layer)
+            partial(self._read, plan, space, buffer, view, local, layer, piece)
             for buffer, view in zip(buffers, views, strict=True)
         )
         reads = self._touches[space].reads(buffers, local)
@@ -195,7 +209,7 @@ class ContentDecoder:
             view[locs // self._pool.page_size, locs % self._pool.page_size] = rows
 
     def _read(
-        self, plan: PassPlan, space: str, buffer: BufferSpec, words: torch.Tensor, local: int, layer: int
+        self, plan: PassPlan, space: str, buffer: BufferSpec, words: torch.Tensor, local: int, layer: int, piece: str
     ) -> None:
         size = self._pool.page_size
         if space == "state":
@@ -218,9 +232,9 @@ class ContentDecoder:
             table = self._pool.tables["req_to_token"].read_view().view(-1)
             pages = table.index_select(0, plan.page_places) // size
             rows = words[local].index_select(0, pages)
-            for piece in buffer.pieces:
-                site = content.Site(space, buffer.name, piece.name, layer)
-                view = self._piece(rows, piece)
+            for each in (each for each in buffer.pieces if piece in ("", each.name)):
+                site = content.Site(space, buffer.name, each.name, layer)
+                view = self._piece(rows, each)
                 bad = differing_torch(view, plan.page_codes, self._mask(site, view.shape[-1])) & plan.page_valid
                 starts = plan.page_number * size
                 self._observe(site, bad, view, pages, None, plan.page_chunk, starts, tokens=size)
