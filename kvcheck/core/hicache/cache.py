@@ -316,10 +316,9 @@ class HiCache:
 
     def _snapshot(self, holding: Holding) -> int:
         """A slot of the tree's with a copy of the request's state, or ABSENT where there is no room for one."""
-        allocator = self._pool.allocators["state"]
-        if allocator.available <= self._pool.rows_free and not self.evict("state", 1):
-            return ABSENT  # every slot that is free may be needed by a request
-        slots = allocator.allocate(1, holding.request)
+        if self._pool.spare("state") < 1 and not self.evict("state", 1):
+            return ABSENT
+        slots = self._pool.allocators["state"].allocate(1, holding.request)
         if slots is None:
             return ABSENT
         self._copy_state(holding.state_slot, int(slots[0]), holding.request)

@@ -132,9 +132,10 @@ class Movement:
             make_leg(gap.space, gap.host, ids, [gap.node.chain[at] for at in gap.places])
             for gap, ids in zip(gaps, taken, strict=True)
         )
-        for gap, ids in zip(gaps, taken, strict=True):
-            self._place_device(gap, ids)
-            self._residency.gained(gap.node, "device", (gap.space,))
+        for gap, leg in zip(gaps, transfer.legs, strict=True):
+            self._place_device(gap, leg.device)
+            if self._listener is not None:
+                self._listener.tier_changed(tier="device", space=leg.space, chain=leg.chain, ids=leg.device, added=True)
             if gap.node.loading is None:
                 gap.node.loading = transfer
                 transfer.nodes.append(gap.node)
@@ -149,10 +150,11 @@ class Movement:
     def _device_ids(self, gaps: list[Gap], request: int) -> list[IndexArray] | None:
         taken: list[tuple[str, IndexArray]] = []
         for gap in gaps:
-            allocator = self._pool.allocators[gap.space]
-            if allocator.available < len(gap.host):
-                self._make_room(gap.space, len(gap.host) - allocator.available)
-            ids = allocator.allocate(len(gap.host), request)
+            wanted = len(gap.host)
+            if (usable := self._pool.spare(gap.space)) < wanted:
+                self._make_room(gap.space, wanted - usable)
+            fits = self._pool.spare(gap.space) >= wanted
+            ids = self._pool.allocators[gap.space].allocate(wanted, request) if fits else None
             if ids is None:
                 for space, given_back in taken:
                     self._pool.allocators[space].free(given_back)

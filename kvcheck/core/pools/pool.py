@@ -154,6 +154,10 @@ class KVPool:
         """Requests that can still be opened."""
         return self.allocators["rows"].available
 
+    def spare(self, space: str) -> int:
+        """Ids of a space that cached prefixes may take: a state slot for every request that can be opened stays."""
+        return self.allocators[space].available - (self.rows_free if space == "state" else 0)
+
     @property
     def pages_free(self) -> int:
         """Pages that can be handed out now, in the scarcest paged space."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from kvcheck.core.record import Evidence
 from kvcheck.core.stress.history import (
+    Aborted,
     Allocated,
     Evicted,
     Expected,
@@ -42,6 +43,7 @@ class EvidenceCount:
         self._moved = {"backup": 0, "load": 0}
         self._host_evictions = 0
         self._during_load = 0
+        self._aborts = 0
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         """What is counted."""
@@ -57,6 +59,7 @@ class EvidenceCount:
             (LookedUp, self._looked_up),
             (Transferred, self._transferred),
             (Evicted, self._evicted),
+            (Aborted, self._aborted),
         )
 
     def total(self, *, events: int, evictions: int, orderings: int) -> Evidence:
@@ -69,6 +72,7 @@ class EvidenceCount:
             resumes=self._resumes,
             foreign_reuses=self._foreign,
             device_evictions=evictions,
+            aborts=self._aborts or None,
             **self._tiers(),
             transfers=self._transfers,
             words_verified=dict(sorted(self._words.items())),
@@ -101,6 +105,9 @@ class EvidenceCount:
         if event.tier == "host":
             self._host_evictions += 1
             self._during_load += event.during_load
+
+    def _aborted(self, event: Aborted) -> None:
+        self._aborts += 1
 
     def _verified(self, event: Verified) -> None:
         self._words[event.buffer] = self._words.get(event.buffer, 0) + event.words

@@ -197,6 +197,13 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Aborted:
+    """A request was ended before it finished."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class Counted:
     """Accounting of a space when idle: free + cached must be total."""
 
@@ -320,6 +327,7 @@ Event = (
     | Resumed
     | Expected
     | Finished
+    | Aborted
     | Counted
     | Closed
     | LookedUp

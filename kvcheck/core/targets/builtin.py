@@ -109,6 +109,10 @@ class BuiltinEngine:
         """Queue a request."""
         self.scheduler.submit(generation)
 
+    def abort(self, request: int) -> bool:
+        """End a request wherever it is."""
+        return self.scheduler.abort(request)
+
     def step(self) -> StepReport:
         """One scheduling round."""
         return self.scheduler.step()

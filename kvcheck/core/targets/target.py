@@ -102,6 +102,9 @@ class Engine(Protocol):
     def submit(self, generation: Generation) -> None:
         """Queue a request."""
 
+    def abort(self, request: int) -> bool:
+        """End a request wherever it is; False where it is not under way any more."""
+
     def step(self) -> StepReport:
         """One scheduling round."""
 

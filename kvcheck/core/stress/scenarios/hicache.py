@@ -26,15 +26,17 @@ from kvcheck.core.workload.sessions import session_jobs
 from kvcheck.core.workload.synthetic import trace_file
 from kvcheck.core.workload.traces import read_trace, scale_trace
 
-SYNTHETIC_PAGES = 12
-SYNTHETIC_REQUESTS = 24
-SESSIONS = 7
+SYNTHETIC_PAGES = 10
+SYNTHETIC_REQUESTS = 28
+SESSIONS = 6
 TRACE_PAGES = 24
 MAX_RUNNING = 4
 TRACE_RUNNING = 8
-HOST_RATIO = 1.5
-"""Host pages for each device page; upstream's default is 2, and a working set of several."""
+HOST_RATIO = 2
+"""Host pages for each device page, as engines choose by default; the working set is larger than both."""
 HOST_STATES = 10
+ABORT_EVERY = 5
+"""Every so many requests, one is aborted in the round after its admission."""
 
 
 class HiCacheScenario:
@@ -75,9 +77,9 @@ class HiCacheScenario:
     ) -> int:
         """Feed jobs by their arrival rounds until all have finished, then close."""
         tier = host_tier(shape, load, variant)
-        return serve(
-            target.build(make_setup(shape, load, backend, history, transport, host=tier)), load, history, backend
-        )
+        engine = target.build(make_setup(shape, load, backend, history, transport, host=tier))
+        aborted = frozenset(job.request for job in load.jobs if job.request % ABORT_EVERY == 0)
+        return serve(engine, load, history, backend, aborted=aborted)
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Loads, evictions on both tiers, and words of every buffer on both."""
@@ -86,6 +88,7 @@ class HiCacheScenario:
             ("backup", evidence.backups),
             ("device eviction", evidence.device_evictions),
             ("host eviction", evidence.host_evictions),
+            ("abort", evidence.aborts),
         ):
             if not count:
                 return f"no {what} happened; use more requests"
@@ -104,7 +107,7 @@ class HybridScenario(HiCacheScenario):
 
 def host_tier(shape: ModelShape, load: Load, variant: int) -> HostTier:
     """The host tier of a schedule. Its number goes through all settings; 0 and 1 are write-through and least recent."""
-    pages = int(pages_for(load.capacity_tokens, shape.page_size) * HOST_RATIO)
+    pages = pages_for(load.capacity_tokens, shape.page_size) * HOST_RATIO
     return HostTier(
         units={"full": pages, "window": pages, "state": HOST_STATES},
         layout=HOST_LAYOUTS[variant % 3],
@@ -112,5 +115,5 @@ def host_tier(shape: ModelShape, load: Load, variant: int) -> HostTier:
         write_policy=list(WRITE_POLICIES)[variant // 2 % 3],
         order=list(EVICTION_ORDERS)[variant // 4 % 3],
         ack_period=(2, 3, 1)[variant % 3],
-        ring=(3, 2)[variant // 5 % 2],
+        ring=1 + variant // 2 % 3,
     )

@@ -16,7 +16,7 @@ from kvcheck.core.paging import pages_for
 from kvcheck.core.pools.pool import KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.scheduler.request import Generation, SchedulerConfig
-from kvcheck.core.stress.history import Closed, Counted, Finished, History, Resumed, Retracted, Returned
+from kvcheck.core.stress.history import Aborted, Closed, Counted, Finished, History, Resumed, Retracted, Returned
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.target import Engine, HostTier, Setup, TierInspector
@@ -36,9 +36,14 @@ PRIORITIES = 3
 """Requests have priorities 0 .. 2, by their number."""
 
 
-def serve(engine: Engine, load: Load, history: History, backend: Backend) -> int:
-    """Drive an engine to the end, count what it holds, close it; how many nodes the device evicted."""
-    drive(engine, load.jobs, history, hurry=HURRY)
+def serve(
+    engine: Engine, load: Load, history: History, backend: Backend, *, aborted: frozenset[int] = frozenset()
+) -> int:
+    """Drive an engine to the end, count what it holds, close it; how many nodes the device evicted.
+
+    aborted: requests that are aborted in the round after they were admitted.
+    """
+    drive(engine, load.jobs, history, hurry=HURRY, aborted=aborted)
     for count in engine.counts():
         history.append(Counted(count.space, count.free, count.cached, count.total))
     engine.close()
@@ -67,7 +72,14 @@ def reference_outputs(shape: ModelShape, load: Load, transport: str) -> Mapping[
     return outputs
 
 
-def drive(engine: Engine, jobs: tuple[Job, ...], history: History, *, hurry: int) -> int:
+def drive(
+    engine: Engine,
+    jobs: tuple[Job, ...],
+    history: History,
+    *,
+    hurry: int,
+    aborted: frozenset[int] = frozenset(),
+) -> int:
     """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
     sent = round_number = idle = retracted = 0
     while sent < len(jobs) or not engine.is_idle:
@@ -81,6 +93,9 @@ def drive(engine: Engine, jobs: tuple[Job, ...], history: History, *, hurry: int
         report = engine.step()
         round_number += 1
         retracted += len(report.retracted)
+        for request in report.admitted:
+            if request in aborted and engine.abort(request):
+                history.append(Aborted(request))
         for request in report.retracted:
             history.append(Retracted(request))
         for request in report.resumed:
