@@ -311,6 +311,18 @@ def test_a_save_of_more_tokens_than_the_pages_hold_is_refused(name: str, more: i
     assert pool.backend.allocated() == held
 
 
+def test_window_pages_that_are_gone_elsewhere_than_at_the_front_are_refused() -> None:
+    pool, offload = pool_on(EagerBackend(), "gpt-oss-tiny")
+    holding = holding_of(pool, 1, pages=5)
+    pool.evict_window(holding, 17)
+    value = offload.save(holding)
+    assert value.window_start == 2
+    holding.window_pages = np.roll(holding.window_pages, -1)  # as many are live, but others
+    for call in (lambda: offload.save(holding), lambda: offload.restore(value, holding)):
+        with pytest.raises(LengthMismatch, match="gone from the front only"):
+            call()
+
+
 def test_two_offloads_of_one_backend_keep_their_values_apart() -> None:
     backend = EagerBackend()
     pool, first = pool_on(backend)

@@ -177,7 +177,14 @@ class Offload:
         return self.pool.row_ids(holding, kept.space, buffer, tokens)
 
     def _window_start(self, holding: Holding) -> int:
-        return int(np.count_nonzero(holding.window_pages == 0)) if self.pool.has_window else 0
+        """Logical window pages that are gone; only leading ones may be, or a count would not say which are live."""
+        gone = np.flatnonzero(holding.window_pages == 0)
+        if len(gone) and int(gone[-1]) >= len(gone):
+            raise LengthMismatch(
+                f"request {holding.request}: expected window pages to be gone from the front only, "
+                f"got {holding.window_pages.tolist()}"
+            )
+        return len(gone)
 
     def _next_number(self) -> int:
         """A number under which the backend holds no memory, also where several pools are offloaded on one backend."""

@@ -126,7 +126,7 @@ class Backend(Protocol):
         """Uninitialised memory. Stress backends fill it with POISON_BYTE so that unwritten bytes are recognised."""
 
     def release(self, name: str) -> None:
-        """Give the memory of that name back; `allocated()` no longer lists it."""
+        """Give the memory of that name back; `allocated()` no longer lists it, and its content is gone."""
 
     def allocated(self) -> dict[str, int]:
         """Bytes of all memory handed out by `empty` and not released, by name."""
