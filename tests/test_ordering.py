@@ -299,7 +299,7 @@ class NamedTokensOnly(Cells):
 
 class FirstTouchCells(Cells):
     def touch(self, event: int, footprint: Footprint, *, over: int) -> None:
-        if not self._latest:
+        if not self.latest:
             super().touch(event, footprint, over=over)
 
 

@@ -120,6 +120,13 @@ CODES: dict[str, Code] = dict(
             "SGLang #23346: metadata get_buf returned views of a recycled slot.",
         ),
         _code(
+            "KV306",
+            "undeclared access",
+            "An operation touched memory that none of its footprints names.",
+            "A copy whose index list and footprint are computed from different things.",
+            "Found by the audit of footprints alone; whatever judges order or lifetime sees what is declared.",
+        ),
+        _code(
             "KV401",
             "leak",
             "Ids or bytes are still held after everything has finished.",

@@ -48,7 +48,7 @@ class Cells:
     """The touches of one kind (reads or writes) of one lane in one buffer."""
 
     def __init__(self) -> None:
-        self._latest = 0
+        self.latest = 0
         self._log: deque[_Touch] = deque()
         # [layers, units, tokens + 1]; the last column stands for every token that no span has named.
         self._last: npt.NDArray[np.int64] = np.zeros((1, 1, 1), dtype=np.int64)
@@ -57,7 +57,7 @@ class Cells:
         """The lane's event touches the footprint. over: the last event of the lane that the host has joined."""
         while self._log and self._log[0].event <= over:
             self._log.popleft()
-        self._latest = event
+        self.latest = event
         rows, spans = _own(footprint.rows), None if footprint.spans is None else _own(footprint.spans)
         self._log.append(_Touch(event, footprint.layers, rows, spans))
         if len(self._log) > LOG_MAX:
@@ -65,7 +65,7 @@ class Cells:
 
     def after(self, bound: int, footprint: Footprint) -> Overlap | None:
         """The first cell of the footprint that was touched by an event after `bound`."""
-        if self._latest <= bound or not len(footprint.rows):
+        if self.latest <= bound or not len(footprint.rows):
             return None
         self._enter()
         units, tokens = self._places(footprint.layers[1], footprint.rows, footprint.spans)

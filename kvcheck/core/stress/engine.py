@@ -32,6 +32,7 @@ from kvcheck.core.errors import (
     UsageError,
 )
 from kvcheck.core.record import Evidence, Finding, Verdict
+from kvcheck.core.stress.audit import AuditBackend, naming
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import Broke, Expected, History
 from kvcheck.core.stress.oracles import ORACLES
@@ -80,10 +81,14 @@ class Outcome:
 
 
 class StressEngine:
-    """Runs plans against one target. Keeps the last workload and its reference outputs."""
+    """Runs plans against one target. Keeps the last workload and its reference outputs.
 
-    def __init__(self, target: Target) -> None:
+    audit: compare on a CPU backend what operations touch with the footprints they declare; slow.
+    """
+
+    def __init__(self, target: Target, *, audit: bool = False) -> None:
         self._target = target
+        self._audit = audit
         self._cached: tuple[object, Load, Mapping[int, tuple[int, ...]]] | None = None
         torch.set_num_threads(1)
 
@@ -105,13 +110,14 @@ class StressEngine:
         for request, tokens in sorted(reference.items()):
             history.append(Expected(request, tokens))
         backend, recorder = _backend(plan, history)
+        audit = AuditBackend(backend, naming(shape)) if self._audit else None
         evictions = 0
         try:
             evictions = scenario.run(
                 self._target,
                 shape,
                 load,
-                backend=backend,
+                backend=audit or backend,
                 history=history,
                 transport=plan.transport,
                 variant=plan.schedule,
@@ -124,8 +130,12 @@ class StressEngine:
             history.append(Broke(_code_of(error), type(error).__name__, str(error)))
         broken = _finish(oracles)
         final = _exact(plan, recorder)
-        findings = tuple(_complete(finding, final) for oracle in oracles for finding in oracle.findings)
+        found = [finding for oracle in oracles for finding in oracle.findings]
         judged = {oracle.name: oracle.judged for oracle in oracles}
+        if audit is not None:
+            found += audit.findings()
+            judged["audit"] = audit.judged
+        findings = tuple(_complete(finding, final) for finding in found)
         return Outcome(
             plan=plan,
             findings=findings,

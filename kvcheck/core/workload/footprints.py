@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvcheck.core.backend.backend import Footprint
-from kvcheck.core.paging import IndexArray, pages_for
+from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.buffers import BufferSpec
 from kvcheck.core.pools.pool import KVPool
 from kvcheck.core.scheduler.decoder import Chunk
+from kvcheck.core.workload.passes import ragged
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +87,23 @@ def _span(
     spans             [o .. P)[0 ........... P)[0 .. o)
     """
     size = pool.page_size
-    pages, which, numbers = [], [], []
-    for index, (chunk, start, stop) in enumerate(zip(chunks, starts.tolist(), stops.tolist(), strict=True)):
-        mine = chunk.holding.window_pages if space == "window" else chunk.holding.pages
-        mine = mine[start // size : pages_for(stop, size)]
-        pages.append(mine)
-        which.append(np.full(len(mine), index))
-        numbers.append(np.arange(start // size, start // size + len(mine)))
-    units, of_chunk, number = np.concatenate(pages), np.concatenate(which), np.concatenate(numbers)
+    firsts = starts // size
+    ranges = list(zip(chunks, firsts.tolist(), (-(-stops // size)).tolist(), strict=True))
+    pages = [
+        (chunk.holding.window_pages if space == "window" else chunk.holding.pages)[first:last]
+        for chunk, first, last in ranges
+    ]
+    counts = np.array([len(each) for each in pages])
+    of_chunk = np.repeat(np.arange(len(pages)), counts)
+    page_starts = ragged(firsts, counts) * size
     spans = np.stack(
-        (np.maximum(starts[of_chunk] - number * size, 0), np.minimum(stops[of_chunk] - number * size, size)), axis=1
+        (np.maximum(starts[of_chunk] - page_starts, 0), np.minimum(stops[of_chunk] - page_starts, size)), axis=1
     )
     owners = np.array([chunk.request for chunk in chunks])[of_chunk]
     rows = np.array([chunk.holding.row for chunk in chunks])
+    units = np.concatenate(pages)
     tables: tuple[Footprint, ...] = (pool.tables["req_to_token"].footprint(rows, starts, stops),)
     if space == "window":
-        full = np.concatenate(
-            [
-                chunk.holding.pages[start // size : pages_for(stop, size)]
-                for chunk, start, stop in zip(chunks, starts.tolist(), stops.tolist(), strict=True)
-            ]
-        )
+        full = np.concatenate([chunk.holding.pages[first:last] for chunk, first, last in ranges])
         tables = (*tables, pool.tables["full_to_window"].footprint(np.zeros_like(full), full, full + 1))
     return Units(units, spans, owners), tables

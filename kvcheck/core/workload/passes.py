@@ -61,7 +61,7 @@ def plan_pass(chunks: Sequence[Chunk], codes: Mapping[int, torch.Tensor], pool: 
     mine = [codes[chunk.request] for chunk in chunks]
     counts = [pages_for(chunk.stop, size) for chunk in chunks]
     page_chunk = np.repeat(np.arange(len(chunks)), counts)
-    page_number = _ragged(np.zeros(len(chunks), dtype=np.int64), np.array(counts))
+    page_number = ragged(np.zeros(len(chunks), dtype=np.int64), np.array(counts))
     stops = np.array([chunk.stop for chunk in chunks])[page_chunk]
     valid = page_number[:, None] * size + np.arange(size) < stops[:, None]
     before = [
@@ -95,7 +95,7 @@ def _rows(
 ) -> Rows:
     lengths = np.array([chunk.stop - start for start, chunk in zip(starts, chunks, strict=True)])
     which = np.repeat(np.arange(len(chunks)), lengths)
-    positions = _ragged(np.array(starts, dtype=np.int64), lengths)
+    positions = ragged(np.array(starts, dtype=np.int64), lengths)
     table_rows = np.array([chunk.holding.row for chunk in chunks], dtype=np.int64)
     return Rows(
         places=backend.index(table_rows[which] * columns + positions),
@@ -105,7 +105,7 @@ def _rows(
     )
 
 
-def _ragged(starts: IndexArray, lengths: IndexArray) -> IndexArray:
+def ragged(starts: IndexArray, lengths: IndexArray) -> IndexArray:
     """starts[i], starts[i] + 1, ... for lengths[i] values, one run after another."""
     ends = np.cumsum(lengths)
     ragged: IndexArray = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)

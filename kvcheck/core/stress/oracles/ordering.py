@@ -36,6 +36,14 @@ class _Buffer:
     reads: dict[int, Cells] = field(default_factory=dict)
     writes: dict[int, Cells] = field(default_factory=dict)
 
+    def only_writes(self) -> tuple[tuple[dict[int, Cells], str], ...]:
+        """What a read must be behind, and what is done there."""
+        return ((self.writes, "writes"),)
+
+    def both(self) -> tuple[tuple[dict[int, Cells], str], ...]:
+        """What a write must be behind."""
+        return ((self.writes, "writes"), (self.reads, "reads"))
+
 
 class OrderingOracle:
     """Every read waits for the writes it needs, and nothing is written over while another operation may use it."""
@@ -97,46 +105,41 @@ class OrderingOracle:
         while len(self._operations) <= lane:
             self._operations.append(deque())
         self._operations[lane].append((clock[lane], event))
-        for footprint in event.reads:
-            # A pageable source is read by the host, before `submit` returns and whatever the lane waits for.
-            is_early = footprint.place is Place.PAGEABLE
-            self._compare(event, lane, known if is_early else clock, footprint, is_write=False)
-        for footprint in event.writes:
-            self._compare(event, lane, clock, footprint, is_write=True)
         over = at(known, lane)
         for footprint in event.reads:
-            if footprint.place is not Place.PAGEABLE:
-                self._touch(lane, clock[lane], over, footprint, is_write=False)
+            if footprint.place is Place.PAGEABLE:
+                # The host reads a pageable source before `submit` returns, whatever the lane waits for.
+                self._judge(event, lane, known, footprint, is_write=False)
+                continue
+            for touched in self._judge(event, lane, clock, footprint, is_write=False):
+                self._cells_of(touched.reads, lane).touch(clock[lane], footprint, over=over)
         for footprint in event.writes:
-            self._touch(lane, clock[lane], over, footprint, is_write=True)
+            for touched in self._judge(event, lane, clock, footprint, is_write=True):
+                self._cells_of(touched.writes, lane).touch(clock[lane], footprint, over=over)
 
-    def _buffer(self, footprint: Footprint, buffer: str) -> _Buffer:
-        key = (footprint.space, buffer)
-        if key not in self._buffers:
-            self._buffers[key] = _Buffer()
-        return self._buffers[key]
-
-    def _touch(self, lane: int, event: int, over: int, footprint: Footprint, *, is_write: bool) -> None:
+    def _judge(
+        self, event: Submitted, lane: int, clock: Clock, footprint: Footprint, *, is_write: bool
+    ) -> list[_Buffer]:
+        """Look for touches of other operations that this one is not behind; returns the footprint's buffers."""
+        found = []
         for buffer in footprint.buffers:
-            touched = self._buffer(footprint, buffer)
-            by_lane = touched.writes if is_write else touched.reads
-            if lane not in by_lane:
-                by_lane[lane] = self.cells()
-            by_lane[lane].touch(event, footprint, over=over)
-
-    def _compare(self, event: Submitted, lane: int, clock: Clock, footprint: Footprint, *, is_write: bool) -> None:
-        for buffer in footprint.buffers:
-            touched = self._buffer(footprint, buffer)
-            for by_lane, doing in ((touched.writes, "writes"), (touched.reads, "reads")):
-                if doing == "reads" and not is_write:
-                    continue
+            touched = self._buffers.get((footprint.space, buffer))
+            if touched is None:
+                touched = self._buffers[footprint.space, buffer] = _Buffer()
+            found.append(touched)
+            for by_lane, doing in touched.both() if is_write else touched.only_writes():
                 for other, cells in by_lane.items():
+                    bound = at(clock, other)
                     if other != lane:
                         self.judged += len(footprint.rows)
-                    overlap = cells.after(at(clock, other), footprint)
-                    if overlap is not None:
-                        code = "KV202" if is_write else "KV201"
-                        self._report(event, footprint, buffer, other, overlap, code, doing)
+                    if cells.latest > bound and (overlap := cells.after(bound, footprint)) is not None:
+                        self._report(event, footprint, buffer, other, overlap, is_write, doing)
+        return found
+
+    def _cells_of(self, by_lane: dict[int, Cells], lane: int) -> Cells:
+        if lane not in by_lane:
+            by_lane[lane] = self.cells()
+        return by_lane[lane]
 
     # What is said
 
@@ -147,10 +150,11 @@ class OrderingOracle:
         buffer: str,
         other_lane: int,
         overlap: Overlap,
-        code: str,
+        is_write: bool,
         doing: str,
     ) -> None:
         other = next(each for number, each in self._operations[other_lane] if number == overlap.event)
+        code, verb = ("KV202", "writes") if is_write else ("KV201", "reads")
         kind = (code, event.name, event.lane, other.name, other.lane, footprint.space, buffer)
         if kind in self._told or len(self.findings) >= MAX_FINDINGS:
             return
@@ -160,7 +164,6 @@ class OrderingOracle:
         same = (each for each in touching if each.space == footprint.space and buffer in each.buffers)
         theirs = _request(other, same, overlap.unit)
         tier = _tier(footprint.space)
-        verb = "reads" if code == "KV201" else "writes"
         self.findings.append(
             Finding(
                 code=code,
