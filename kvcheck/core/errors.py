@@ -2,6 +2,7 @@
 
     KvcheckError
     +-- UsageError            2   bad argument, unknown name, bad file, unwritable folder
+    +-- StorageError          2   a page store cannot keep or reach an object: disk full, store gone or closed
     +-- UnknownVerdict        4   nothing could be judged: a device or library is missing
     +-- TargetError           1   the code under test broke a contract it states itself
     |   +-- LayoutMismatch        shapes, dtypes or buffer tables differ
@@ -30,6 +31,12 @@ class KvcheckError(Exception):
 
 class UsageError(KvcheckError):
     """The user asked for something that cannot be done as asked."""
+
+    exit_code = 2
+
+
+class StorageError(KvcheckError):
+    """A page store could not keep or reach an object. What is not in the store is computed again."""
 
     exit_code = 2
 
