@@ -86,7 +86,7 @@ MAY_CATCH_ALL = {
     "commands.main": "the last place where a crash of our own becomes exit 70",
 }
 ADAPTERS = {  # optional or slow library: the only modules that import it
-    "mooncake": ("core.transfer.mooncake", "core.hicache.storage"),
+    "mooncake": ("core.transfer.mooncake", "core.hicache.mooncake_store"),
     "sglang": ("core.targets",),
     "triton": ("kernels",),
     "pandas": ("core.report",),
