@@ -1,7 +1,8 @@
 """The stress engine: one plan in, one judged outcome out; and the loop over the schedules of a cell.
 
 Invariants:
-- An error of the target is a finding; an oracle that breaks makes the outcome UNKNOWN, never a pass.
+- An error of the target is a finding, and so is its sys.exit; an oracle that breaks makes the outcome UNKNOWN, never a
+  pass.
 - The same plan gives the same findings and the same digest.
 """
 
@@ -114,7 +115,7 @@ class StressEngine:
             raise
         except (UsageError, MemoryError):
             raise
-        except Exception as error:  # the target's own error is what we are here to find
+        except (Exception, SystemExit) as error:  # the target's own error is what we are here to find
             history.append(Broke(_code_of(error), type(error).__name__, str(error)))
         broken = _finish(oracles)
         final = _exact(plan, recorder)
@@ -174,7 +175,7 @@ def _finish(oracles: list[Oracle]) -> tuple[str, ...]:
     return tuple(broken)
 
 
-def _code_of(error: Exception) -> str:
+def _code_of(error: Exception | SystemExit) -> str:
     if isinstance(error, KvcheckError) and not isinstance(error, TargetError):
         raise error
     return next((code for kind, code in _CODES if isinstance(error, kind)), "KV902")
