@@ -34,13 +34,17 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One schedule's outcome, or the end of a cell (`evidence` None). reason: why it cannot count as a pass."""
+    """One schedule's outcome, or the end of a cell (`evidence` None). reason: why it cannot count as a pass.
+
+    divergence: how a replay left its recorded choices.
+    """
 
     cell: int
     findings: tuple[Finding, ...] = ()
     evidence: Evidence | None = None
     duration_s: float = 0.0
     reason: str | None = None
+    divergence: str | None = None
     note: str | None = None
     error: str | None = None
     exit_code: int | None = None
@@ -72,6 +76,7 @@ def run_cell(number: int, order: Order) -> Iterator[Report]:
             evidence=outcome.evidence,
             duration_s=time.monotonic() - began,
             reason=reason,
+            divergence=outcome.divergence,
             note=engine.note(each) if each.trace is not None else None,
         )
         if outcome.findings:

@@ -22,7 +22,7 @@ from kvcheck.core.errors import KvcheckError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "stress": ("kvcheck.commands.stress:stress", "Stress the KV cache and judge every word it serves."),
-    "replay": ("kvcheck.commands.stress:replay", "Run a printed schedule, or the findings of a run, again."),
+    "replay": ("kvcheck.commands.replay:replay", "Run a printed schedule, or the findings of a run, again."),
     "selftest": ("kvcheck.commands.selftest:selftest", "Check that every mutant is killed, the fixed build first."),
     "report": ("kvcheck.commands.report:report", "Make HTML, CSV and JSON from a run."),
     "list": ("kvcheck.commands.doctor:list_kind", "List scenarios, shapes, oracles, mutants, codes and more."),

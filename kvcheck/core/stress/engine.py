@@ -63,7 +63,7 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one schedule gave. reason: why the verdict is UNKNOWN. digest: of choices, event count and findings."""
+    """What one schedule gave. divergence: how a replay left the recorded path. digest: of choices, events, findings."""
 
     plan: Plan
     findings: tuple[Finding, ...]
@@ -71,13 +71,14 @@ class Outcome:
     broken_oracles: tuple[str, ...]
     digest: int
     judged: Mapping[str, int]
+    divergence: str | None = None
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL with findings, UNKNOWN with a broken oracle, else PASS for this schedule."""
+        """FAIL with findings, UNKNOWN with a broken oracle or off the recorded path, else PASS for this schedule."""
         if self.findings:
             return Verdict.FAIL
-        return Verdict.UNKNOWN if self.broken_oracles else Verdict.PASS
+        return Verdict.UNKNOWN if self.broken_oracles or self.divergence else Verdict.PASS
 
 
 class StressEngine:
@@ -127,6 +128,7 @@ class StressEngine:
             broken_oracles=broken,
             digest=_digest(history, recorder, findings),
             judged={oracle.name: oracle.judged for oracle in oracles},
+            divergence=None if recorder is None else recorder.divergence(),
         )
 
     def note(self, plan: Plan) -> str:
