@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from kvcheck import __version__
+from kvcheck.commands.terminal import complain, say
 from kvcheck.core.errors import KvcheckError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -91,7 +92,7 @@ def _root(
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     if version:
-        typer.echo(f"kvcheck {__version__}")
+        say(f"kvcheck {__version__}")
         raise typer.Exit()
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
@@ -104,22 +105,23 @@ def run(arguments: list[str]) -> int:
         code = get_command(app).main(args=[*arguments], prog_name="kvcheck", standalone_mode=False, obj=arguments)
         return code if isinstance(code, int) else 0
     except KvcheckError as error:
-        _complain(str(error))
+        complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _complain("interrupted")
+        complain("interrupted")
         return 130
     except Exception as error:  # the last line of defence: usage errors of the option parser, then our own faults
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):
-            _complain(f"{error.format_message()}; see kvcheck --help")
+            complain(f"{error.format_message()}; see kvcheck --help")
             return 2
         if type(error).__name__ == "Abort":
-            _complain("interrupted")
+            complain("interrupted")
             return 130
         if hasattr(error, "exit_code"):
             return int(error.exit_code)
-        traceback.print_exc()
-        _complain(f"kvcheck itself failed ({type(error).__name__}: {error}); please report it with the lines above")
+        for line in traceback.format_exc().splitlines():
+            complain(line)
+        complain(f"kvcheck itself failed ({type(error).__name__}: {error}); please report it with the lines above")
         return 70
 
 
@@ -145,7 +147,3 @@ def _command(name: str, function: Any, summary: str) -> Any:
     command = get_command(single)
     command.name = name
     return command
-
-
-def _complain(message: str) -> None:
-    typer.echo(f"kvcheck: {message}", err=True)

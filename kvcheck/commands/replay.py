@@ -15,6 +15,7 @@ import typer
 
 from kvcheck.commands.cells import Order, Report, run_cell
 from kvcheck.commands.options import DEFAULT_OUT, check_plan, check_positive
+from kvcheck.commands.terminal import say
 from kvcheck.core.errors import UsageError
 from kvcheck.core.record import Verdict, read_record
 from kvcheck.core.report.store import find_run
@@ -39,14 +40,15 @@ def replay(
         shape_named(plan.shape)
         check_plan(plan)
     for plan in plans:
-        verdict, text = _replay(plan, times)
-        typer.echo(text)
+        verdict, told = _replay(plan, times)
+        for line in told:
+            say(line)
         worst = Verdict.worst((worst, verdict))
-    typer.echo(f" exit {worst.exit_code}")
+    say(f" exit {worst.exit_code}")
     return worst.exit_code
 
 
-def _replay(plan: Plan, times: int) -> tuple[Verdict, str]:
+def _replay(plan: Plan, times: int) -> tuple[Verdict, list[str]]:
     """Run one plan several times; the verdict, and what to print."""
     runs = [list(run_cell(0, Order(plan=plan, schedules=1))) for _ in range(times)]
     seen = [tuple(finding for report in reports for finding in report.findings) for reports in runs]
@@ -57,23 +59,27 @@ def _replay(plan: Plan, times: int) -> tuple[Verdict, str]:
     if first is not None:
         failed = sum(finding is not None for finding in wanted)
         same = "identical each time" if len(set(seen)) == 1 else "findings differ between runs"
-        path = f"\n   not on the recorded path: {strayed}" if strayed else ""
-        return Verdict.FAIL, f" STILL FAILS {failed}/{times}  {head}: {first.code} {first.message}\n   {same}{path}"
+        path = [f"   not on the recorded path: {strayed}"] if strayed else []
+        return Verdict.FAIL, [
+            f" STILL FAILS {failed}/{times}  {head}: {first.code} {first.message}",
+            f"   {same}",
+            *path,
+        ]
     other = next((findings[0] for findings in seen if findings), None)
     if other is not None:
         text = f" NOT REPRODUCED  {head}: expected {plan.expect}, found {other.code}: {other.message}"
-        return Verdict.FAIL, text
+        return Verdict.FAIL, [text]
     if strayed:
         again = dataclasses.replace(plan, strategy="portfolio", choices=None).line()
-        return Verdict.UNKNOWN, (
-            f" NOT REPRODUCED  {head}: no finding, but {strayed}\n"
-            f"   the code now asks for other choices, so this says nothing about the recorded run\n"
-            f"   next    kvcheck replay {again}"
-        )
+        return Verdict.UNKNOWN, [
+            f" NOT REPRODUCED  {head}: no finding, but {strayed}",
+            "   the code now asks for other choices, so this says nothing about the recorded run",
+            f"   next    kvcheck replay {again}",
+        ]
     unjudged = _why_unjudged(runs)
     if unjudged is not None:
-        return Verdict.UNKNOWN, f" UNKNOWN  {head}: {unjudged}"
-    return Verdict.PASS, f" FIXED  {head}: {times} of {times} runs are clean"
+        return Verdict.UNKNOWN, [f" UNKNOWN  {head}: {unjudged}"]
+    return Verdict.PASS, [f" FIXED  {head}: {times} of {times} runs are clean"]
 
 
 def _why_unjudged(runs: list[list[Report]]) -> str | None:

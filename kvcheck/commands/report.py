@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from kvcheck.commands.terminal import say
 from kvcheck.core.errors import UsageError
 from kvcheck.core.record import RunRecord, read_record
 from kvcheck.core.report import WRITERS
@@ -59,7 +60,7 @@ def report(
         make_folder(folder)
     for job in jobs:
         WRITERS.load(job.format_name)(job.record, job.path)
-        typer.echo(job.path)
+        say(str(job.path))
 
 
 def report_targets(output: list[str] | None) -> list[tuple[str, Path]]:

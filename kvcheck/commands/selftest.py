@@ -63,7 +63,8 @@ def selftest(
             result = _judge(plan, each.name, each.bug, each.killed_by, each.code, schedules)
             session.mutants.append(result)
             session.save(complete=False)
-            session.say(_row(result))
+            for line in _row(result):
+                session.say(line)
     except KeyboardInterrupt:
         interrupted = True
     record = session.save(complete=not interrupted, exit_code=130 if interrupted else None)
@@ -120,8 +121,8 @@ def _run(plan: Plan, schedules: int) -> tuple[tuple[Finding, ...], int, str | No
     return (), total.schedules, gap
 
 
-def _row(result: MutantResult) -> str:
+def _row(result: MutantResult) -> list[str]:
     word = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}[result.verdict]
     text = f" {word}  {result.name:<30} bug {result.bug}  {result.outcome:<16} by {result.killed_by or '-':<18}"
     text += f" schedule {result.schedules}"
-    return f"{text}\n       {result.message}" if result.message else text
+    return [text, f"       {result.message}"] if result.message else [text]

@@ -18,7 +18,7 @@ from kvcheck.commands.cells import Order, Report, run_orders
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, check_choice, check_plan, check_positive, draw_seed
 from kvcheck.commands.report import report_targets, write_reports
 from kvcheck.commands.session import Cell, Session
-from kvcheck.commands.terminal import cell_line, closing_lines, findings_block
+from kvcheck.commands.terminal import cell_lines, closing_lines, findings_block
 from kvcheck.core.errors import UsageError
 from kvcheck.core.record import Evidence, Finding, RunRecord, Verdict, read_record
 from kvcheck.core.report.store import make_folder
@@ -182,7 +182,8 @@ def _take(session: Session, cell: Cell, report: Report, *, is_bounded: bool) -> 
         cell.wanted = cell.evidence.schedules
     cell.reason = cell.reason or report.reason
     session.save(complete=False)
-    session.say(cell_line(cell.result()))
+    for line in cell_lines(cell.result()):
+        session.say(line)
 
 
 def _child_died(session: Session, cell: Cell, report: Report) -> None:
@@ -195,7 +196,8 @@ def _child_died(session: Session, cell: Cell, report: Report) -> None:
             code="KV902", oracle="liveness", scenario=cell.id.split("/")[0], shape=cell.shape, message=message
         )
         session.add(cell, (finding,), Evidence(schedules=1), 0.0)
-    session.say(cell_line(cell.result()))
+    for line in cell_lines(cell.result()):
+        session.say(line)
 
 
 def _close(session: Session, targets: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:

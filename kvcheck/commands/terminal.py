@@ -3,19 +3,48 @@
 Invariants:
 - The last lines are always verdict, report path and exit code, in this order.
 - Counts that do not apply are not printed as 0.
+- Every line goes out through `say`, `complain` or `warn`, which escape what a terminal would obey.
 """
 
 from __future__ import annotations
 
+import sys
+
+import typer
+
 from kvcheck.core.codes import CODES
 from kvcheck.core.record import Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.printable import printable
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
 MAX_SHOWN = 3
 
 
-def cell_line(row: ScenarioResult) -> str:
-    """One cell: verdict, id, schedules, evidence, seconds."""
+def say(line: str = "") -> None:
+    """A line on stdout. Raises OSError if it cannot be written."""
+    typer.echo(_shown(line, getattr(sys.stdout, "encoding", None)))
+
+
+def complain(message: str) -> None:
+    """A line on stderr; where that cannot be written, nobody is left to be told."""
+    try:
+        typer.echo(_shown(f"kvcheck: {message}", getattr(sys.stderr, "encoding", None)), err=True)
+    except OSError:
+        return
+
+
+def warn(message: str) -> None:
+    """A line on stderr about something that changes no verdict."""
+    complain(f"warning: {message}")
+
+
+def _shown(line: str, encoding: str | None) -> str:
+    name = encoding or "utf-8"
+    return printable(line).encode(name, "backslashreplace").decode(name)
+
+
+def cell_lines(row: ScenarioResult) -> list[str]:
+    """One cell: verdict, id, schedules, evidence, seconds; then why, if it is no pass."""
     evidence = row.evidence
     counts = [f"{row.schedules} schedules"]
     for name, value in (
@@ -28,12 +57,13 @@ def cell_line(row: ScenarioResult) -> str:
     words = sum(evidence.words_verified.values())
     counts.append(f"{words:,} words")
     line = f" {_WORDS[row.verdict]}  {row.id:<34} {'  '.join(counts)}  {row.duration_s:.1f}s"
-    return f"{line}\n       {row.code}: {row.reason}" if row.reason else line
+    return [line, f"       {row.code}: {row.reason}"] if row.reason else [line]
 
 
 def finding_lines(number: int, finding: Finding) -> list[str]:
     """A finding as a block."""
-    title = CODES[finding.code].title
+    known = CODES.get(finding.code)  # None: it is from a run that was resumed, made by another version
+    title = known.title if known else "unknown code"
     where = [
         f"{name} {value}"
         for name, value in (("layer", finding.layer), ("page", finding.page), ("row", finding.row))

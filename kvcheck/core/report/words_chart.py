@@ -14,6 +14,8 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from kvcheck.core.report.printable import printable
+
 BAR_COLOUR = "#0072b2"
 # Mid grey can be read on white and on black; the page gives the text its own colour.
 TEXT_COLOUR = "#808080"
@@ -48,5 +50,5 @@ def words_svg(words: Mapping[str, int]) -> str:
 
 
 def _short(name: str) -> str:
-    plain = " ".join(name.split())
+    plain = printable(" ".join(name.split()))
     return plain if len(plain) <= NAME_CHARS else plain[: NAME_CHARS - 1] + "…"
