@@ -7,6 +7,10 @@ Invariants:
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +18,15 @@ from pathlib import Path
 import pytest
 from literal_record import FAILED, FOREIGN
 
+from kvcheck.commands import main as module
 from kvcheck.commands.main import run
 from kvcheck.commands.terminal import finding_lines
 from kvcheck.core.report.store import RunStore
 from kvcheck.core.report.to_html import render
 
+ROOT = Path(__file__).parent.parent
+PATIENCE_S = 60.0
+FULL = Path("/dev/full")
 SMALL = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "1", "--seed", "1", "--no-reports"]
 STEERING = "\x1b]0;owned\x07\x1b[31m\x9b31m\rfake\nkvcheck: PASS\u202e\u2028\x7f\x00"
 
@@ -84,3 +92,55 @@ def test_json_on_stdout_is_plain_and_says_the_same(tmp_path: Path, capsys: pytes
 
 def test_a_finding_of_another_version_is_shown() -> None:
     assert finding_lines(1, replace(FOREIGN, code="KV777"))[0].startswith(" 1  KV777 unknown code")
+
+
+def shell(line: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """A shell line in which "$KVCHECK" is the program."""
+    return subprocess.run(
+        ["sh", "-c", line],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "KVCHECK": f"{sys.executable} -m kvcheck"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full on this machine")
+@pytest.mark.parametrize("command", ["list shapes", "--help", "--version", "list --help", " ".join(SMALL)])
+def test_a_full_disk_behind_stdout_is_no_crash(command: str, tmp_path: Path) -> None:
+    ended = shell(f"$KVCHECK {command} >/dev/full", tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("kvcheck: cannot write to stdout: ") and ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("$KVCHECK list shapes >&-", 0),
+        ("$KVCHECK list shapes >&- 2>&- <&-", 0),
+        ("$KVCHECK nope 2>&-", 2),
+        (f"$KVCHECK {' '.join(SMALL)} >&- 2>&-", 0),
+        (f"$KVCHECK {' '.join(SMALL)} --requests 1 >&-", 4),
+        ("$KVCHECK nope 2>/dev/full", 2),
+        ("{ $KVCHECK --help; echo $? >code; } | true; exit $(cat code)", 141),
+    ],
+)
+def test_closed_and_broken_streams_leave_the_exit_code(line: str, code: int, tmp_path: Path) -> None:
+    ended = shell(line, tmp_path)
+    assert (ended.returncode, ended.stderr) == (code, "")
+    for path in tmp_path.glob("reports/runs/*/run.json"):
+        assert json.loads(path.read_text(encoding="utf-8"))["exit_code"] == code
+
+
+def test_the_third_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    handler = module._Interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        handler(signal.SIGTERM, None)
+    handler(signal.SIGINT, None)
+    assert left == []
+    handler(signal.SIGINT, None)
+    assert left == [130]
