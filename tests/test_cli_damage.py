@@ -21,6 +21,7 @@ from literal_record import FAILED, FOREIGN
 from kvcheck.commands import main as module
 from kvcheck.commands.main import run
 from kvcheck.commands.terminal import finding_lines
+from kvcheck.core.report import WRITERS, destinations
 from kvcheck.core.report.store import RunStore
 from kvcheck.core.report.to_html import render
 
@@ -144,3 +145,105 @@ def test_the_third_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPat
     assert left == []
     handler(signal.SIGINT, None)
     assert left == [130]
+
+
+# Reports that cannot be made
+
+
+BROKEN = ["stress", "--mutant", "offload-skips-index-buffer", "--seed", "1", "--schedules", "1", "--no-reports"]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["csv=file"], "cannot write file: File exists"),
+        (["html=file/page.html"], "cannot write file: File exists"),
+        (["json=folder"], "cannot write folder/run.json: expected the name of a file, got a folder"),
+        (["html=a", "html=a"], "two reports would be written to a;"),
+        (["html=b.x", "csv=b.x"], "two reports would be written to b.x;"),
+        (["csv=b.x", "html=b.x"], "two reports would be written to b.x;"),
+        (["html=c/findings.csv", "csv=c"], "two reports would be written to c;"),
+        (["html=a", "html=folder/../a"], "two reports would be written to folder/../a;"),
+    ],
+)
+@pytest.mark.parametrize("command", [BROKEN, ["selftest", "offload-skips-index-buffer"]], ids=["stress", "selftest"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_run(
+    command: list[str],
+    options: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("folder/run.json").mkdir(parents=True)
+    assert run([*command, *(word for option in options for word in ("-o", option))]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert complaint in printed.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_report_that_fails_after_the_run_leaves_the_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "late"
+
+    def in_the_way(record: object, path: Path) -> None:
+        target.rmdir()
+        target.touch()
+        WRITERS.load("json")(FAILED, target / "run.json")
+
+    monkeypatch.setattr("kvcheck.core.report.to_csv.write", in_the_way)
+    assert run([*BROKEN, "--out", str(tmp_path / "runs"), "-o", f"csv={target}"]) == 1
+    printed = capsys.readouterr()
+    assert "KV102" in printed.out and printed.out.endswith(" exit 1\n")
+    assert printed.err.startswith(f"kvcheck: warning: no csv report at {target}: cannot write")
+    (path,) = (tmp_path / "runs").glob("*/run.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert (record["complete"], record["exit_code"], len(record["warnings"])) == (True, 1, 1)
+
+
+@pytest.mark.parametrize("library", ["jinja2", "pandas", "matplotlib"])
+def test_a_missing_library_keeps_the_verdict(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == library or name.startswith(
+            ("kvcheck.core.report.to_", "kvcheck.core.report.words")
+        ):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    out = ["--out", str(tmp_path)]
+    assert run([*BROKEN, "--reports", *out]) == 1
+    printed = capsys.readouterr()
+    assert "KV102" in printed.out and printed.out.endswith(" exit 1\n")
+    assert printed.err.count("\n") == 1 and printed.err.endswith(f"; next: pip install {library}\n")
+    (path,) = tmp_path.glob("*/run.json")
+    before = path.read_text(encoding="utf-8")
+    assert json.loads(before)["exit_code"] == 1
+    formats = {"jinja2": "html", "pandas": "csv", "matplotlib": "html"}
+    asked = ["-o", f"{formats[library]}={tmp_path / 'asked'}"]
+    for command in ([*BROKEN, *out, *asked], ["report", str(path), *asked]):
+        assert run(command) == 4
+        printed = capsys.readouterr()
+        assert printed.out == "" and f"next: pip install {library}" in printed.err
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.parent.name]
+
+
+@pytest.mark.parametrize("format_name", WRITERS.names())
+@pytest.mark.parametrize("name", ["new", "new.csv", "folder", "folder.csv"])
+def test_destinations_are_what_a_writer_writes(format_name: str, name: str, tmp_path: Path) -> None:
+    if name.startswith("folder"):
+        (tmp_path / name).mkdir()
+    said = destinations(format_name, tmp_path / name)
+    WRITERS.load(format_name)(FAILED, tmp_path / name)
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(said)
+
+
+def test_a_report_does_not_replace_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = RunStore(tmp_path).save(FAILED)
+    assert run(["report", str(path), "-o", f"html={path}"]) == 2
+    assert "expected another file than the record" in capsys.readouterr().err
+    assert path.read_text(encoding="utf-8") == FAILED.to_json()

@@ -15,13 +15,13 @@ from typing import Annotated
 import typer
 
 from kvcheck.commands.cells import Order, Report, run_orders
+from kvcheck.commands.closing import close
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, check_choice, check_plan, check_positive, draw_seed
-from kvcheck.commands.report import report_targets, write_reports
+from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Cell, Session
-from kvcheck.commands.terminal import cell_lines, closing_lines, findings_block
+from kvcheck.commands.terminal import cell_lines
 from kvcheck.core.errors import UsageError
-from kvcheck.core.record import Evidence, Finding, RunRecord, Verdict, read_record
-from kvcheck.core.report.store import make_folder
+from kvcheck.core.record import Evidence, Finding, Verdict, read_record
 from kvcheck.core.stress.schedule import Plan
 
 DEFAULT_SCHEDULES = 24
@@ -74,6 +74,7 @@ def stress(
     plans = _cells(base, scenarios or [], shape or [])
     wanted = schedules or (1 if trace is not None else DEFAULT_SCHEDULES)
     bounded = schedules is None and trace is None
+    check_targets(targets)
     session = Session(
         argv=[*ctx.obj],
         repro=_repro([*ctx.obj], drawn, seed),
@@ -82,8 +83,6 @@ def stress(
         out=out,
         quiet=format_name == "json",
     )
-    for _, path in targets:
-        make_folder(path.parent)
     kept = _resumed(session, out) if resume else {}
     workers = jobs or min(len(plans), session.cpus())
     limit = max_time if max_time is not None else (DEFAULT_MAX_TIME_S if bounded else None)
@@ -96,7 +95,7 @@ def stress(
     for plan in plans:
         session.cells[_cell_id(plan)] = kept.get(_cell_id(plan)) or Cell(_cell_id(plan), plan.shape, wanted)
     interrupted = _collect(session, orders, workers, is_bounded=limit is not None)
-    return _close(session, targets, reports=reports, interrupted=interrupted)
+    return close(session, targets, reports=reports, interrupted=interrupted)
 
 
 def _base_plan(
@@ -198,25 +197,6 @@ def _child_died(session: Session, cell: Cell, report: Report) -> None:
         session.add(cell, (finding,), Evidence(schedules=1), 0.0)
     for line in cell_lines(cell.result()):
         session.say(line)
-
-
-def _close(session: Session, targets: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
-    session.clear_progress()
-    record = session.save(complete=not interrupted, exit_code=130 if interrupted else None)
-    session.say()
-    for line in findings_block(record.findings):
-        session.say(line)
-    where = str(session.folder / "run.json")
-    if not interrupted:
-        where = write_reports(record, session.folder, targets, beside=reports) or where
-    _last_words(session, record, where)
-    return record.exit_code
-
-
-def _last_words(session: Session, record: RunRecord, where: str) -> None:
-    for line in closing_lines(record, where):
-        session.say(line)
-    session.print_json(record)
 
 
 def _resumed(session: Session, out: Path) -> dict[str, Cell]:

@@ -96,8 +96,8 @@ def findings_block(findings: tuple[Finding, ...]) -> list[str]:
     return lines
 
 
-def closing_lines(record: RunRecord, where: str) -> list[str]:
-    """Verdict, report, exit code."""
+def verdict_lines(record: RunRecord) -> list[str]:
+    """The verdict, and what it is about."""
     counts: dict[Verdict, int] = {}
     for verdict in (*(row.verdict for row in record.scenarios), *(row.verdict for row in record.mutants)):
         counts[verdict] = counts.get(verdict, 0) + 1
@@ -109,7 +109,10 @@ def closing_lines(record: RunRecord, where: str) -> list[str]:
     state = "" if record.complete else "   (interrupted: partial)"
     return [
         f" {record.verdict.value.upper()}  {', '.join(parts) or 'nothing was judged'}   "
-        f"{record.evidence.schedules} schedules, {record.evidence.events:,} events   {record.duration_s:.1f}s{state}",
-        f" report {where}",
-        f" exit {record.exit_code}",
+        f"{record.evidence.schedules} schedules, {record.evidence.events:,} events   {record.duration_s:.1f}s{state}"
     ]
+
+
+def place_lines(record: RunRecord, where: str) -> list[str]:
+    """Report and exit code: the last two lines."""
+    return [f" report {where}", f" exit {record.exit_code}"]

@@ -70,6 +70,20 @@ def write_text(path: Path, text: str) -> None:
         _discard(draft)
 
 
+def check_writable(path: Path) -> None:
+    """Raise UsageError, with the reason, unless `path` can be written; tried with a file, since rights do not tell."""
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: expected the name of a file, got a folder")
+    make_folder(path.parent)
+    draft = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        draft.touch(exist_ok=False)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        _discard(draft)
+
+
 def write_run(record: RunRecord, folder: Path) -> Path:
     """Write run.json into `folder`; its path."""
     path = folder / RUN_FILE
