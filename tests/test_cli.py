@@ -217,8 +217,11 @@ def test_selftest_of_one_mutant_exits_0(tmp_path: Path, capsys: pytest.CaptureFi
     assert name in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)], ids=str)
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_an_interrupt_exits_130_with_what_was_judged(jobs: str, tmp_path: Path) -> None:
+def test_an_interrupt_exits_130_with_what_was_judged(
+    jobs: str, signals: tuple[signal.Signals, ...], tmp_path: Path
+) -> None:
     command = [*SMALL, "--shape", "glm-5.1-tiny", "--schedules", "100000", "--jobs", jobs, "--out", str(tmp_path)]
     process = subprocess.Popen(
         [sys.executable, "-m", "kvcheck", *command],
@@ -234,7 +237,8 @@ def test_an_interrupt_exits_130_with_what_was_judged(jobs: str, tmp_path: Path) 
         time.sleep(0.05)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     before = children.read_text(encoding="ascii").split() if children.exists() else []
-    process.send_signal(signal.SIGINT)
+    for number in signals:
+        process.send_signal(number)
     output, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, errors) == (130, "")
     assert output.endswith(" exit 130\n")

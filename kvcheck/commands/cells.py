@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvcheck.core.errors import InternalError
-from kvcheck.core.record import Evidence, Finding, evidence_from, finding_from, to_plain
+from kvcheck.core.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.stress.schedule import Plan, parse_line
 
 
@@ -34,13 +34,17 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One schedule's outcome, or the end of a cell (`evidence` None). reason: why it cannot count as a pass."""
+    """One schedule's outcome, or the end of a cell (`evidence` None). reason: why it cannot count as a pass.
+
+    divergence: how a replay left its recorded choices.
+    """
 
     cell: int
     findings: tuple[Finding, ...] = ()
     evidence: Evidence | None = None
     duration_s: float = 0.0
     reason: str | None = None
+    divergence: str | None = None
     note: str | None = None
     error: str | None = None
     exit_code: int | None = None
@@ -72,6 +76,7 @@ def run_cell(number: int, order: Order) -> Iterator[Report]:
             evidence=outcome.evidence,
             duration_s=time.monotonic() - began,
             reason=reason,
+            divergence=outcome.divergence,
             note=engine.note(each) if each.trace is not None else None,
         )
         if outcome.findings:
@@ -153,7 +158,5 @@ def work(text: str) -> Iterator[str]:
 
 
 def _decode(line: str) -> Report:
-    raw = json.loads(line)
-    raw["findings"] = tuple(finding_from(row) for row in raw["findings"])
-    raw["evidence"] = None if raw["evidence"] is None else evidence_from(raw["evidence"])
-    return Report(**raw)
+    report: Report = value_from(Report, json.loads(line), "report")
+    return report

@@ -24,6 +24,7 @@ from typing import Annotated
 
 import typer
 
+from kvcheck.commands.terminal import say
 from kvcheck.core.codes import CODES, Code
 from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.registry import Registry
@@ -97,12 +98,12 @@ def doctor(
     width = max(len(check.name) for check in checks)
     for check in checks:
         fix = f"   fix: {check.fix}" if check.fix else ""
-        typer.echo(f"{check.state:<8} {check.name:<{width}}  {check.detail}{fix}")
+        say(f"{check.state:<8} {check.name:<{width}}  {check.detail}{fix}")
     wanting = [check for check in checks if check.needed and check.state != "ok"]
     if wanting:
         names = ", ".join(check.name for check in wanting)
         raise UnknownVerdict(f"a stress run on the CPU cannot be judged here: missing {names}; next: {wanting[0].fix}")
-    typer.echo("All that a stress run on the CPU needs is here: kvcheck stress")
+    say("All that a stress run on the CPU needs is here: kvcheck stress")
 
 
 def list_kind(
@@ -117,13 +118,13 @@ def list_kind(
     """
     rows = [{"name": name, "about": _first_line(thing)} for name, thing in things(kind).items()]
     if as_json:
-        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(rows, indent=1))
         return
     if kind in NOTES:
-        typer.echo(NOTES[kind])
+        say(NOTES[kind])
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
-        typer.echo(f"{row['name']:<{width}}  {row['about']}".rstrip())
+        say(f"{row['name']:<{width}}  {row['about']}".rstrip())
 
 
 def explain(
@@ -138,10 +139,11 @@ def explain(
     """
     card = _card(code)
     if as_json:
-        typer.echo(json.dumps(card, indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(card, indent=1))
         return
     for key, value in card.items():
-        typer.echo(f"{key.replace('_', ' ')}: {value}" if "\n" not in value else f"{key}:\n{value}")
+        for line in [f"{key.replace('_', ' ')}: {value}"] if "\n" not in value else [f"{key}:", *value.splitlines()]:
+            say(line)
 
 
 def things(kind: str) -> dict[str, object]:

@@ -3,26 +3,30 @@
 Invariants:
 - `kvcheck --help` imports no subcommand; a subcommand is imported when it is named.
 - Every way out has a code of the table in README.md; a crash of kvcheck itself is 70, never 1.
+- Output that cannot be written is told apart from a crash; SIGINT and SIGTERM end a run in the same way.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
+import signal
 import sys
 import traceback
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from kvcheck import __version__
+from kvcheck.commands.terminal import complain, say
 from kvcheck.core.errors import KvcheckError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "stress": ("kvcheck.commands.stress:stress", "Stress the KV cache and judge every word it serves."),
-    "replay": ("kvcheck.commands.stress:replay", "Run a printed schedule, or the findings of a run, again."),
+    "replay": ("kvcheck.commands.replay:replay", "Run a printed schedule, or the findings of a run, again."),
     "selftest": ("kvcheck.commands.selftest:selftest", "Check that every mutant is killed, the fixed build first."),
     "report": ("kvcheck.commands.report:report", "Make HTML, CSV and JSON from a run."),
     "list": ("kvcheck.commands.doctor:list_kind", "List scenarios, shapes, oracles, mutants, codes and more."),
@@ -32,6 +36,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 PIPE_CLOSED = 141
 """What a shell reports for a program whose reader, such as `head`, has gone."""
+
+INTERRUPTED = 130
+MAX_SIGNALS = 3
+"""The first one stops the run, a second one while it is being closed is ignored, this one ends the process at once."""
+
+OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF, errno.ENXIO})
 
 EXAMPLES: dict[str, str] = {
     "stress": "Examples: kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "
@@ -63,14 +73,20 @@ class LazyGroup(TyperGroup):
         module, name = target.split(":")
         return _command(cmd_name, getattr(importlib.import_module(module), name), summary)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse, which prints the help if it is asked for."""
+        try:
+            return super().parse_args(ctx, args)
+        except BrokenPipeError as error:
+            raise _reader_left() from error
+
     def invoke(self, ctx: Any) -> Any:
         """Run the subcommand. A reader that went away is told apart here: the parser above would exit 1, a finding."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(PIPE_CLOSED) from error
+            raise _reader_left() from error
         return result
 
 
@@ -91,7 +107,7 @@ def _root(
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     if version:
-        typer.echo(f"kvcheck {__version__}")
+        say(f"kvcheck {__version__}")
         raise typer.Exit()
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
@@ -104,28 +120,88 @@ def run(arguments: list[str]) -> int:
         code = get_command(app).main(args=[*arguments], prog_name="kvcheck", standalone_mode=False, obj=arguments)
         return code if isinstance(code, int) else 0
     except KvcheckError as error:
-        _complain(str(error))
+        complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _complain("interrupted")
-        return 130
+        complain("interrupted")
+        return INTERRUPTED
     except Exception as error:  # the last line of defence: usage errors of the option parser, then our own faults
+        if isinstance(error, OSError) and error.filename is None and error.errno in OUTPUT_ERRORS:
+            _mute(sys.stdout)
+            complain(f"cannot write to stdout: {error.strerror}; expected a file or terminal that takes the output")
+            return 2
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):
-            _complain(f"{error.format_message()}; see kvcheck --help")
+            complain(f"{error.format_message()}; see kvcheck --help")
             return 2
         if type(error).__name__ == "Abort":
-            _complain("interrupted")
-            return 130
+            complain("interrupted")
+            return INTERRUPTED
         if hasattr(error, "exit_code"):
             return int(error.exit_code)
-        traceback.print_exc()
-        _complain(f"kvcheck itself failed ({type(error).__name__}: {error}); please report it with the lines above")
+        for line in traceback.format_exc().splitlines():
+            complain(line)
+        complain(f"kvcheck itself failed ({type(error).__name__}: {error}); please report it with the lines above")
         return 70
 
 
 def main() -> None:
     """Entry point of the `kvcheck` script."""
-    sys.exit(run(sys.argv[1:]))
+    _open_missing_streams()
+    handler = _Interrupts()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # whoever started us wants it ignored, as nohup does
+            signal.signal(number, handler)
+    code = run(sys.argv[1:])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the verdict stands; all that is left is to leave
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _mute(stream)  # or the interpreter would exit with a code of its own
+    sys.exit(code)
+
+
+class _Interrupts:
+    """Handler of SIGINT and SIGTERM: the first raises KeyboardInterrupt, MAX_SIGNALS end the process."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, number: int, frame: object) -> None:
+        """One signal; both kinds are counted together."""
+        self._count += 1
+        if self._count == 1:
+            raise KeyboardInterrupt
+        if self._count >= MAX_SIGNALS:
+            os._exit(INTERRUPTED)
+
+
+def _open_missing_streams() -> None:
+    """A stream that was closed becomes the null device: else the next file opened would take its number."""
+    for number, mode in ((0, "r"), (1, "w"), (2, "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+            os.set_inheritable(number, True)
+            setattr(sys, ("stdin", "stdout", "stderr")[number], os.fdopen(number, mode, closefd=False))
+
+
+def _reader_left() -> typer.Exit:
+    _mute(sys.stdout)
+    return typer.Exit(PIPE_CLOSED)
+
+
+def _mute(stream: TextIO) -> None:
+    """Send what is still in the stream's buffer to the null device, where it cannot fail again."""
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError, AttributeError):  # not a file: nothing will be flushed at exit
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _asks_for_help(arguments: list[str] | None) -> bool:
@@ -145,7 +221,3 @@ def _command(name: str, function: Any, summary: str) -> Any:
     command = get_command(single)
     command.name = name
     return command
-
-
-def _complain(message: str) -> None:
-    typer.echo(f"kvcheck: {message}", err=True)

@@ -15,7 +15,9 @@ from importlib import metadata
 from pathlib import Path
 
 from kvcheck import __version__
+from kvcheck.core.codes import CODES
 from kvcheck.core.errors import UsageError
+from kvcheck.core.stress.schedule import MAX_DIGITS, Plan
 
 DEFAULT_OUT = Path("reports/runs")
 FORMATS = ("text", "json")
@@ -64,3 +66,53 @@ def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raise UsageError unless the value is one of the known ones."""
     if value not in known:
         raise UsageError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise UsageError or UnknownVerdict for what a plan names and this machine or version lacks."""
+    from kvcheck.core.backend import BACKENDS
+    from kvcheck.core.stress.strategies import STRATEGIES
+    from kvcheck.core.targets import TARGETS
+    from kvcheck.core.targets.mutants import mutant
+    from kvcheck.core.transfer import TRANSPORTS
+    from kvcheck.core.workload.synthetic import trace_file
+    from kvcheck.core.workload.traces import read_trace
+
+    kind, colon, number = plan.device.partition(":")
+    if kind not in ("cpu", "cuda") or (colon and not (kind == "cuda" and number.isascii() and number.isdigit())):
+        raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {plan.device!r}")
+    BACKENDS.require(plan.backend)
+    if (plan.backend == "cuda") != (kind == "cuda"):
+        raise UsageError(f"--backend {plan.backend} does not run on --device {plan.device}")
+    STRATEGIES.require(plan.strategy)
+    TRANSPORTS.require(plan.transport)
+    TARGETS.require(plan.target)
+    if plan.mutant is not None:
+        mutant(plan.mutant)
+    check_positive("requests", plan.requests)
+    if len(str(abs(plan.seed))) > MAX_DIGITS:
+        raise UsageError(f"--seed: expected an integer of at most {MAX_DIGITS} digits, got {plan.seed}")
+    if plan.expect is not None and plan.expect not in CODES:
+        raise UsageError(f"expect: expected a finding code, got {plan.expect!r}; see kvcheck list codes")
+    _check_choices(plan)
+    if plan.trace is not None:
+        read_trace(trace_file(plan.trace), plan.requests)
+    if kind == "cuda":
+        from kvcheck.core.backend.cuda import CudaBackend
+
+        CudaBackend(int(number or 0))
+
+
+def _check_choices(plan: Plan) -> None:
+    """Recorded choices that nothing would read are refused: the line says another schedule than it seems to."""
+    from kvcheck.core.stress.strategies import decode_choices
+
+    if plan.choices is not None and plan.strategy != "replay":
+        raise UsageError(f"choices: expected strategy=replay beside them, got strategy={plan.strategy}")
+    if plan.strategy != "replay":
+        return
+    if plan.choices is None:
+        raise UsageError("strategy=replay: expected choices=..., got none; copy the whole line")
+    if plan.backend != "simulated":
+        raise UsageError(f"choices: expected backend=simulated, which alone takes them, got backend={plan.backend}")
+    decode_choices(plan.choices)

@@ -3,6 +3,7 @@
 Invariants:
 - A report is made from the record alone: nothing is run again, and the record is not changed.
 - Every run is read and every option checked before the first file is written.
+- A report that cannot be made changes no verdict; what was asked for and cannot be made is refused before a run.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Annotated
 
 import typer
 
-from kvcheck.core.errors import UsageError
+from kvcheck.commands.terminal import say
+from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.record import RunRecord, read_record
-from kvcheck.core.report import WRITERS
-from kvcheck.core.report.store import find_run, make_folder
+from kvcheck.core.report import WRITERS, Writer, destinations
+from kvcheck.core.report.store import check_writable, find_run, make_folder
 
 RUNS_FOLDER = Path("reports/runs")
 
@@ -54,12 +56,12 @@ def report(
     found = list(dict.fromkeys(find_run(name, out) for name in runs))
     records = [(path, read_record(path)) for path in found]
     jobs = _jobs(records, targets) if targets else _beside(records)
-    _refuse_collisions(jobs)
     for folder in {path for _, path in targets} if len(records) > 1 else ():
         make_folder(folder)
+    check_jobs(jobs, sources=found)
     for job in jobs:
-        WRITERS.load(job.format_name)(job.record, job.path)
-        typer.echo(job.path)
+        _writer(job.format_name)(job.record, job.path)
+        say(str(job.path))
 
 
 def report_targets(output: list[str] | None) -> list[tuple[str, Path]]:
@@ -67,15 +69,45 @@ def report_targets(output: list[str] | None) -> list[tuple[str, Path]]:
     return [_target(text) for text in output or ()]
 
 
-def write_reports(record: RunRecord, folder: Path, targets: list[tuple[str, Path]], *, beside: bool) -> str | None:
-    """Write what -o asks for, and the default reports beside run.json; the page's path, if one was written."""
+def check_targets(targets: list[tuple[str, Path]]) -> None:
+    """Before a run: all that -o asks for can be written, UsageError if not; UnknownVerdict if a library is missing."""
+    _refuse_collisions(targets)
+    for format_name, path in targets:
+        _writer(format_name)
+        for file in destinations(format_name, path):
+            check_writable(file)
+
+
+def write_reports(
+    record: RunRecord, folder: Path, targets: list[tuple[str, Path]], *, beside: bool
+) -> tuple[str | None, tuple[str, ...]]:
+    """Write what -o asks for, and the default reports beside run.json.
+
+    Returns the page's path, if one was written, and what could not be written and why: a report that fails leaves the
+    others and the verdict as they are.
+    """
     jobs = [Job(record, format_name, path) for format_name, path in targets]
     if beside:
         jobs += _beside([(folder / "run.json", record)])
+    page = None
+    problems = []
     for job in jobs:
-        WRITERS.load(job.format_name)(job.record, job.path)
-    pages = [str(job.path) for job in jobs if job.format_name == "html"]
-    return pages[-1] if pages else None
+        try:
+            _writer(job.format_name)(job.record, job.path)
+        except (UsageError, UnknownVerdict) as error:
+            problems.append(f"no {job.format_name} report at {job.path}: {error}")
+        else:
+            page = str(job.path) if job.format_name == "html" else page
+    return page, tuple(problems)
+
+
+def _writer(format_name: str) -> Writer:
+    """The writer of a format. Raises UnknownVerdict if a library that it needs is missing or broken."""
+    try:
+        return WRITERS.load(format_name)
+    except ImportError as error:
+        fix = f"pip install {error.name.partition('.')[0]}" if error.name else "kvcheck doctor"
+        raise UnknownVerdict(f"format {format_name} is not usable here: {error}; next: {fix}") from error
 
 
 def _target(text: str) -> tuple[str, Path]:
@@ -111,12 +143,23 @@ def _jobs(records: list[tuple[Path, RunRecord]], targets: list[tuple[str, Path]]
     ]
 
 
-def _refuse_collisions(jobs: list[Job]) -> None:
-    """Two reports in one file would silently become the last one; CSV folders are shared by no two runs either."""
+def check_jobs(jobs: list[Job], *, sources: list[Path]) -> None:
+    """Raise UsageError or UnknownVerdict unless each report can be made and written, and no record is overwritten."""
+    targets = [(job.format_name, job.path) for job in jobs]
+    records = {path.resolve() for path in sources}
+    for format_name, path in targets:
+        for file in destinations(format_name, path):
+            if file.resolve() in records:
+                raise UsageError(f"-o {format_name}={path}: expected another file than the record it is made from")
+    check_targets(targets)
+
+
+def _refuse_collisions(targets: list[tuple[str, Path]]) -> None:
+    """Two reports in one file would silently become the last one; nor can one file be the folder of another."""
     taken: set[Path] = set()
-    for job in jobs:
-        # Tables beside a run.json and the page beside it share the folder, not a file name.
-        place = job.path.resolve()
-        if place in taken:
-            raise UsageError(f"two reports would be written to {job.path}; expected a path for each")
-        taken.add(place)
+    for format_name, path in targets:
+        files = {file.resolve() for file in destinations(format_name, path)}
+        above = {parent for file in taken for parent in file.parents}
+        if files & (taken | above) or any(parent in taken for file in files for parent in file.parents):
+            raise UsageError(f"two reports would be written to {path}; expected a path for each")
+        taken |= files

@@ -14,12 +14,11 @@ from typing import Annotated
 import typer
 
 from kvcheck.commands.cells import Order, run_cell
+from kvcheck.commands.closing import close
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, check_choice, check_positive, draw_seed
-from kvcheck.commands.report import report_targets, write_reports
+from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Session
-from kvcheck.commands.terminal import closing_lines
 from kvcheck.core.record import Evidence, Finding, MutantResult, Verdict
-from kvcheck.core.report.store import make_folder
 from kvcheck.core.stress.schedule import Plan
 
 
@@ -42,6 +41,7 @@ def selftest(
     check_positive("--schedules", schedules)
     targets = report_targets(output)
     chosen = [mutant(name) for name in mutants or MUTANTS]
+    check_targets(targets)
     drawn = draw_seed() if seed is None else seed
     session = Session(
         argv=[*ctx.obj],
@@ -51,8 +51,6 @@ def selftest(
         out=out,
         quiet=format_name == "json",
     )
-    for _, path in targets:
-        make_folder(path.parent)
     session.say(f"kvcheck {session.version}  selftest  seed {drawn}  run {session.run_id}")
     session.say()
     interrupted = False
@@ -63,18 +61,11 @@ def selftest(
             result = _judge(plan, each.name, each.bug, each.killed_by, each.code, schedules)
             session.mutants.append(result)
             session.save(complete=False)
-            session.say(_row(result))
+            for line in _row(result):
+                session.say(line)
     except KeyboardInterrupt:
         interrupted = True
-    record = session.save(complete=not interrupted, exit_code=130 if interrupted else None)
-    where = str(session.folder / "run.json")
-    if not interrupted:
-        where = write_reports(record, session.folder, targets, beside=reports) or where
-    session.say()
-    for line in closing_lines(record, where):
-        session.say(line)
-    session.print_json(record)
-    return record.exit_code
+    return close(session, targets, reports=reports, interrupted=interrupted)
 
 
 def _judge(plan: Plan, name: str, bug: str, killer: str, code: str, schedules: int) -> MutantResult:
@@ -120,8 +111,8 @@ def _run(plan: Plan, schedules: int) -> tuple[tuple[Finding, ...], int, str | No
     return (), total.schedules, gap
 
 
-def _row(result: MutantResult) -> str:
+def _row(result: MutantResult) -> list[str]:
     word = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}[result.verdict]
     text = f" {word}  {result.name:<30} bug {result.bug}  {result.outcome:<16} by {result.killed_by or '-':<18}"
     text += f" schedule {result.schedules}"
-    return f"{text}\n       {result.message}" if result.message else text
+    return [text, f"       {result.message}"] if result.message else [text]

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -16,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import typer
-
 from kvcheck.commands.options import environment, new_run_id, tool
-from kvcheck.core.record import Evidence, Finding, MutantResult, RunRecord, ScenarioResult, Verdict
+from kvcheck.commands.terminal import say
+from kvcheck.core.record import Evidence, Finding, MutantResult, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import RunStore
 
 MAX_FINDINGS_KEPT = 100
@@ -143,7 +144,7 @@ class Session:
     def progress(self, text: str) -> None:
         """A line that overwrites itself on a terminal; nothing when piped."""
         if not self._quiet and sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{self.elapsed_s:6.1f}s  {text[:100]}")
+            sys.stderr.write(f"\r\x1b[K{self.elapsed_s:6.1f}s  {printable(text[:100])}")
             sys.stderr.flush()
 
     def clear_progress(self) -> None:
@@ -156,10 +157,11 @@ class Session:
         """A line of results on stdout."""
         if not self._quiet:
             self.clear_progress()
-            typer.echo(text)
+            say(text)
 
     def print_json(self, record: RunRecord) -> None:
         """The record on stdout, when that is the format asked for."""
         if self._quiet:
-            sys.stdout.write(record.to_json())
+            # In ASCII: the same JSON, whatever the encoding of stdout, and nothing that a terminal obeys.
+            sys.stdout.write(json.dumps(to_plain(record), indent=1) + "\n")
             sys.stdout.flush()

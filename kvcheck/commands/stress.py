@@ -1,4 +1,4 @@
-"""`kvcheck stress` and `kvcheck replay`.
+"""`kvcheck stress`: scenarios over shapes, each a cell of schedules, judged and recorded.
 
 Invariants:
 - Everything the user named is checked before anything runs.
@@ -14,15 +14,15 @@ from typing import Annotated
 
 import typer
 
-from kvcheck.commands.cells import Order, Report, run_cell, run_orders
-from kvcheck.commands.options import DEFAULT_OUT, FORMATS, check_choice, check_positive, draw_seed
-from kvcheck.commands.report import report_targets, write_reports
+from kvcheck.commands.cells import Order, Report, run_orders
+from kvcheck.commands.closing import close
+from kvcheck.commands.options import DEFAULT_OUT, FORMATS, check_choice, check_plan, check_positive, draw_seed
+from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Cell, Session
-from kvcheck.commands.terminal import cell_line, closing_lines, findings_block
+from kvcheck.commands.terminal import cell_lines
 from kvcheck.core.errors import UsageError
-from kvcheck.core.record import Evidence, Finding, RunRecord, Verdict, read_record
-from kvcheck.core.report.store import find_run, make_folder
-from kvcheck.core.stress.schedule import MAX_DIGITS, Plan, parse_line
+from kvcheck.core.record import Evidence, Finding, Verdict, read_record
+from kvcheck.core.stress.schedule import Plan
 
 DEFAULT_SCHEDULES = 24
 DEFAULT_MAX_TIME_S = 60.0
@@ -74,6 +74,7 @@ def stress(
     plans = _cells(base, scenarios or [], shape or [])
     wanted = schedules or (1 if trace is not None else DEFAULT_SCHEDULES)
     bounded = schedules is None and trace is None
+    check_targets(targets)
     session = Session(
         argv=[*ctx.obj],
         repro=_repro([*ctx.obj], drawn, seed),
@@ -82,8 +83,6 @@ def stress(
         out=out,
         quiet=format_name == "json",
     )
-    for _, path in targets:
-        make_folder(path.parent)
     kept = _resumed(session, out) if resume else {}
     workers = jobs or min(len(plans), session.cpus())
     limit = max_time if max_time is not None else (DEFAULT_MAX_TIME_S if bounded else None)
@@ -96,75 +95,7 @@ def stress(
     for plan in plans:
         session.cells[_cell_id(plan)] = kept.get(_cell_id(plan)) or Cell(_cell_id(plan), plan.shape, wanted)
     interrupted = _collect(session, orders, workers, is_bounded=limit is not None)
-    return _close(session, targets, reports=reports, interrupted=interrupted)
-
-
-def replay(
-    what: Annotated[str, typer.Argument(help="A schedule line, a finding id, a run id or a run folder.")],
-    times: Annotated[int, typer.Option(help="How often to run each schedule.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = DEFAULT_OUT,
-) -> int:
-    """Run a printed schedule, or the findings of a run, again."""
-    check_positive("--times", times)
-    lines = _lines_of(what, out)
-    worst = Verdict.PASS
-    plans = [parse_line(line) for line in lines]
-    for plan in plans:
-        _check(plan)
-    for plan in plans:
-        verdict, text = _replay(plan, times)
-        typer.echo(text)
-        worst = Verdict.worst((worst, verdict))
-    typer.echo(f" exit {worst.exit_code}")
-    return worst.exit_code
-
-
-def _replay(plan: Plan, times: int) -> tuple[Verdict, str]:
-    """Run one plan several times; the verdict, and what to print."""
-    failed = 0
-    seen: list[tuple[Finding, ...]] = []
-    for _ in range(times):
-        reports = list(run_cell(0, Order(plan=plan, schedules=1)))
-        findings = tuple(finding for report in reports for finding in report.findings)
-        broken = next((report.reason for report in reports if report.reason and report.evidence is not None), None)
-        if broken is not None:
-            return Verdict.UNKNOWN, f" UNKNOWN  {plan.scenario}/{plan.shape}: {broken}"
-        if plan.expect is None or any(finding.code == plan.expect for finding in findings):
-            failed += bool(findings)
-        seen.append(findings)
-    head = f"{plan.scenario}/{plan.shape}"
-    found = next((findings for findings in seen if findings), ())
-    wanted = next((f for f in found if plan.expect in (None, f.code)), None)
-    if wanted is None and found:
-        return (
-            Verdict.FAIL,
-            f" NOT REPRODUCED  {head}: expected {plan.expect}, found {found[0].code}: {found[0].message}",
-        )
-    if wanted is None:
-        return Verdict.PASS, f" FIXED  {head}: {times} of {times} runs are clean"
-    same = "identical each time" if len(set(seen)) == 1 else "findings differ between runs"
-    return Verdict.FAIL, f" STILL FAILS {failed}/{times}  {head}: {wanted.code} {wanted.message}\n   {same}"
-
-
-def _lines_of(what: str, out: Path) -> list[str]:
-    if ":" in what and "=" in what:
-        return [what]
-    run, dot, number = what.rpartition(".")
-    if dot and number.isdigit() and not Path(what).exists():
-        record = read_record(find_run(run, out))
-        lines = [finding.schedule for finding in record.findings if finding.id == f"{record.run_id}.{number}"]
-        if not lines:
-            raise UsageError(f"run {record.run_id} has no finding {number}; it has {len(record.findings)}")
-        if not lines[0]:
-            raise UsageError(f"finding {what} is of no one schedule; run it again: {record.repro}")
-        return lines
-    record = read_record(find_run(what, out))
-    lines = list(dict.fromkeys(finding.schedule for finding in record.findings if finding.schedule))
-    if not lines and record.findings:
-        raise UsageError(f"run {record.run_id} has findings, but none of one schedule; run it again: {record.repro}")
-    if not lines:
-        raise UsageError(f"run {record.run_id} has no findings to replay; its verdict is {record.verdict.value}")
-    return lines
+    return close(session, targets, reports=reports, interrupted=interrupted)
 
 
 def _base_plan(
@@ -194,40 +125,8 @@ def _base_plan(
         requests=requests,
         trace=trace,
     )
-    _check(plan)
+    check_plan(plan)
     return plan
-
-
-def _check(plan: Plan) -> None:
-    """Raise UsageError or UnknownVerdict for what a plan names and this machine or version lacks."""
-    from kvcheck.core.backend import BACKENDS
-    from kvcheck.core.stress.strategies import STRATEGIES
-    from kvcheck.core.targets import TARGETS
-    from kvcheck.core.targets.mutants import mutant
-    from kvcheck.core.transfer import TRANSPORTS
-    from kvcheck.core.workload.synthetic import trace_file
-    from kvcheck.core.workload.traces import read_trace
-
-    kind, colon, number = plan.device.partition(":")
-    if kind not in ("cpu", "cuda") or (colon and not (kind == "cuda" and number.isascii() and number.isdigit())):
-        raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {plan.device!r}")
-    BACKENDS.require(plan.backend)
-    if (plan.backend == "cuda") != (kind == "cuda"):
-        raise UsageError(f"--backend {plan.backend} does not run on --device {plan.device}")
-    STRATEGIES.require(plan.strategy)
-    TRANSPORTS.require(plan.transport)
-    TARGETS.require(plan.target)
-    if plan.mutant is not None:
-        mutant(plan.mutant)
-    check_positive("requests", plan.requests)
-    if len(str(abs(plan.seed))) > MAX_DIGITS:
-        raise UsageError(f"--seed: expected an integer of at most {MAX_DIGITS} digits, got {plan.seed}")
-    if plan.trace is not None:
-        read_trace(trace_file(plan.trace), plan.requests)
-    if kind == "cuda":
-        from kvcheck.core.backend.cuda import CudaBackend
-
-        CudaBackend(int(number or 0))
 
 
 def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
@@ -284,7 +183,8 @@ def _take(session: Session, cell: Cell, report: Report, *, is_bounded: bool) -> 
         cell.wanted = cell.evidence.schedules
     cell.reason = cell.reason or report.reason
     session.save(complete=False)
-    session.say(cell_line(cell.result()))
+    for line in cell_lines(cell.result()):
+        session.say(line)
 
 
 def _child_died(session: Session, cell: Cell, report: Report) -> None:
@@ -297,26 +197,8 @@ def _child_died(session: Session, cell: Cell, report: Report) -> None:
             code="KV902", oracle="liveness", scenario=cell.id.split("/")[0], shape=cell.shape, message=message
         )
         session.add(cell, (finding,), Evidence(schedules=1), 0.0)
-    session.say(cell_line(cell.result()))
-
-
-def _close(session: Session, targets: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
-    session.clear_progress()
-    record = session.save(complete=not interrupted, exit_code=130 if interrupted else None)
-    session.say()
-    for line in findings_block(record.findings):
+    for line in cell_lines(cell.result()):
         session.say(line)
-    where = str(session.folder / "run.json")
-    if not interrupted:
-        where = write_reports(record, session.folder, targets, beside=reports) or where
-    _last_words(session, record, where)
-    return record.exit_code
-
-
-def _last_words(session: Session, record: RunRecord, where: str) -> None:
-    for line in closing_lines(record, where):
-        session.say(line)
-    session.print_json(record)
 
 
 def _resumed(session: Session, out: Path) -> dict[str, Cell]:

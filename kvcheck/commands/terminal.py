@@ -3,19 +3,48 @@
 Invariants:
 - The last lines are always verdict, report path and exit code, in this order.
 - Counts that do not apply are not printed as 0.
+- Every line goes out through `say`, `complain` or `warn`, which escape what a terminal would obey.
 """
 
 from __future__ import annotations
 
+import sys
+
+import typer
+
 from kvcheck.core.codes import CODES
 from kvcheck.core.record import Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.printable import printable
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
 MAX_SHOWN = 3
 
 
-def cell_line(row: ScenarioResult) -> str:
-    """One cell: verdict, id, schedules, evidence, seconds."""
+def say(line: str = "") -> None:
+    """A line on stdout. Raises OSError if it cannot be written."""
+    typer.echo(_shown(line, getattr(sys.stdout, "encoding", None)))
+
+
+def complain(message: str) -> None:
+    """A line on stderr; where that cannot be written, nobody is left to be told."""
+    try:
+        typer.echo(_shown(f"kvcheck: {message}", getattr(sys.stderr, "encoding", None)), err=True)
+    except OSError:
+        return
+
+
+def warn(message: str) -> None:
+    """A line on stderr about something that changes no verdict."""
+    complain(f"warning: {message}")
+
+
+def _shown(line: str, encoding: str | None) -> str:
+    name = encoding or "utf-8"
+    return printable(line).encode(name, "backslashreplace").decode(name)
+
+
+def cell_lines(row: ScenarioResult) -> list[str]:
+    """One cell: verdict, id, schedules, evidence, seconds; then why, if it is no pass."""
     evidence = row.evidence
     counts = [f"{row.schedules} schedules"]
     for name, value in (
@@ -28,12 +57,13 @@ def cell_line(row: ScenarioResult) -> str:
     words = sum(evidence.words_verified.values())
     counts.append(f"{words:,} words")
     line = f" {_WORDS[row.verdict]}  {row.id:<34} {'  '.join(counts)}  {row.duration_s:.1f}s"
-    return f"{line}\n       {row.code}: {row.reason}" if row.reason else line
+    return [line, f"       {row.code}: {row.reason}"] if row.reason else [line]
 
 
 def finding_lines(number: int, finding: Finding) -> list[str]:
     """A finding as a block."""
-    title = CODES[finding.code].title
+    known = CODES.get(finding.code)  # None: it is from a run that was resumed, made by another version
+    title = known.title if known else "unknown code"
     where = [
         f"{name} {value}"
         for name, value in (("layer", finding.layer), ("page", finding.page), ("row", finding.row))
@@ -66,8 +96,8 @@ def findings_block(findings: tuple[Finding, ...]) -> list[str]:
     return lines
 
 
-def closing_lines(record: RunRecord, where: str) -> list[str]:
-    """Verdict, report, exit code."""
+def verdict_lines(record: RunRecord) -> list[str]:
+    """The verdict, and what it is about."""
     counts: dict[Verdict, int] = {}
     for verdict in (*(row.verdict for row in record.scenarios), *(row.verdict for row in record.mutants)):
         counts[verdict] = counts.get(verdict, 0) + 1
@@ -79,7 +109,10 @@ def closing_lines(record: RunRecord, where: str) -> list[str]:
     state = "" if record.complete else "   (interrupted: partial)"
     return [
         f" {record.verdict.value.upper()}  {', '.join(parts) or 'nothing was judged'}   "
-        f"{record.evidence.schedules} schedules, {record.evidence.events:,} events   {record.duration_s:.1f}s{state}",
-        f" report {where}",
-        f" exit {record.exit_code}",
+        f"{record.evidence.schedules} schedules, {record.evidence.events:,} events   {record.duration_s:.1f}s{state}"
     ]
+
+
+def place_lines(record: RunRecord, where: str) -> list[str]:
+    """Report and exit code: the last two lines."""
+    return [f" report {where}", f" exit {record.exit_code}"]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 
-import typer
-
 from kvcheck.commands.cells import work
+from kvcheck.commands.terminal import complain
 from kvcheck.core.errors import KvcheckError
 
 
@@ -21,7 +20,7 @@ def main() -> int:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
     except KvcheckError as error:
-        typer.echo(f"kvcheck: {error}", err=True)
+        complain(str(error))
         return error.exit_code
     except (KeyboardInterrupt, BrokenPipeError):
         return 130

@@ -23,3 +23,17 @@ WRITERS: Registry[Writer] = Registry(
         "html": "kvcheck.core.report.to_html:write",
     },
 )
+
+# What a writer puts into a folder. Kept here, so that a path can be checked without loading a writer.
+FILES = {
+    "json": ("run.json",),
+    "csv": ("findings.csv", "scenarios.csv", "words.csv", "mutants.csv"),
+    "html": ("report.html",),
+}
+
+
+def destinations(format_name: str, path: Path) -> tuple[Path, ...]:
+    """The files that the writer of a format replaces when it is given `path`."""
+    if path.is_dir() or (format_name == "csv" and path.suffix.lower() != ".csv"):
+        return tuple(path / name for name in FILES[format_name])
+    return (path,)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvcheck.core.errors import UsageError
-from kvcheck.core.record import RunRecord
+from kvcheck.core.record import RunRecord, check_run_id
 
 RUN_FILE = "run.json"
 LISTED_RUNS = 5
@@ -28,8 +28,7 @@ class RunStore:
 
     def folder(self, run_id: str) -> Path:
         """`out/<run_id>/`, made if it is not there. Raises UsageError if it cannot be."""
-        if run_id in ("", ".", "..") or Path(run_id).name != run_id:
-            raise UsageError(f"run id {run_id!r} cannot name a folder: expected one plain file name")
+        check_run_id(run_id)
         folder = self.out / run_id
         make_folder(folder)
         return folder
@@ -64,6 +63,20 @@ def write_text(path: Path, text: str) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(draft, path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        _discard(draft)
+
+
+def check_writable(path: Path) -> None:
+    """Raise UsageError, with the reason, unless `path` can be written; tried with a file, since rights do not tell."""
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: expected the name of a file, got a folder")
+    make_folder(path.parent)
+    draft = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        draft.touch(exist_ok=False)
     except OSError as error:
         raise _unwritable(path, error) from error
     finally:

@@ -5,7 +5,7 @@ Invariants:
 - Meaning is carried by letters and words; colour only repeats it.
 - Text of the record reaches the page only through autoescape; the embedded JSON holds no `<`, `>` or `&`.
 - The page shows the first FINDINGS_SHOWN findings and says how many more there are; the embedded JSON is complete.
-- What does not apply is "n/a", never 0.
+- What does not apply is "n/a", never 0. No control character of the record is in the page.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from markupsafe import Markup
 
 from kvcheck.core.codes import CODES
 from kvcheck.core.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.words_chart import words_svg
 
@@ -66,7 +67,7 @@ def render(record: RunRecord) -> str:
     words = sorted(record.evidence.words_verified.items(), key=lambda item: (-item[1], item[0]))
     template, style, script = (_part(name) for name in ("page.html.j2", "page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, finalize=_visible)
     return environment.from_string(template).render(
         record=record,
         verdict=record.verdict.value,
@@ -93,6 +94,11 @@ def render(record: RunRecord) -> str:
         encoding=encoding,
         embedded=Markup(embedded),
     )
+
+
+def _visible(value: object) -> object:
+    """What a template prints: text of the record with its control characters escaped, our own markup as it is."""
+    return printable(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _part(name: str) -> str:

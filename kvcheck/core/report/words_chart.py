@@ -14,6 +14,8 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from kvcheck.core.report.printable import printable
+
 BAR_COLOUR = "#0072b2"
 # Mid grey can be read on white and on black; the page gives the text its own colour.
 TEXT_COLOUR = "#808080"
@@ -32,7 +34,7 @@ def words_svg(words: Mapping[str, int]) -> str:
         figure = Figure(figsize=(7.2, 0.5 + 0.28 * len(rows)), facecolor="none")
         canvas = FigureCanvasSVG(figure)
         axes = figure.add_subplot(facecolor="none")
-        bars = axes.barh(range(len(rows)), [count for _, count in rows], color=BAR_COLOUR, height=0.62)
+        bars = axes.barh(range(len(rows)), [float(count) for _, count in rows], color=BAR_COLOUR, height=0.62)
         axes.bar_label(bars, labels=[f"{count:,}" for _, count in rows], padding=4, color=TEXT_COLOUR)
         axes.set_yticks(range(len(rows)), [_short(name) for name, _ in rows], color=TEXT_COLOUR)
         axes.set_xticks([])
@@ -48,5 +50,5 @@ def words_svg(words: Mapping[str, int]) -> str:
 
 
 def _short(name: str) -> str:
-    plain = " ".join(name.split())
+    plain = printable(" ".join(name.split()))
     return plain if len(plain) <= NAME_CHARS else plain[: NAME_CHARS - 1] + "…"

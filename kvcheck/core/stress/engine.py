@@ -1,7 +1,8 @@
 """The stress engine: one plan in, one judged outcome out; and the loop over the schedules of a cell.
 
 Invariants:
-- An error of the target is a finding; an oracle that breaks makes the outcome UNKNOWN, never a pass.
+- An error of the target is a finding, and so is its sys.exit; an oracle that breaks makes the outcome UNKNOWN, never a
+  pass.
 - The same plan gives the same findings and the same digest.
 """
 
@@ -63,7 +64,7 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one schedule gave. reason: why the verdict is UNKNOWN. digest: of choices, event count and findings."""
+    """What one schedule gave. divergence: how a replay left the recorded path. digest: of choices, events, findings."""
 
     plan: Plan
     findings: tuple[Finding, ...]
@@ -71,13 +72,14 @@ class Outcome:
     broken_oracles: tuple[str, ...]
     digest: int
     judged: Mapping[str, int]
+    divergence: str | None = None
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL with findings, UNKNOWN with a broken oracle, else PASS for this schedule."""
+        """FAIL with findings, UNKNOWN with a broken oracle or off the recorded path, else PASS for this schedule."""
         if self.findings:
             return Verdict.FAIL
-        return Verdict.UNKNOWN if self.broken_oracles else Verdict.PASS
+        return Verdict.UNKNOWN if self.broken_oracles or self.divergence else Verdict.PASS
 
 
 class StressEngine:
@@ -126,7 +128,7 @@ class StressEngine:
             raise
         except (UsageError, MemoryError):
             raise
-        except Exception as error:  # the target's own error is what we are here to find
+        except (Exception, SystemExit) as error:  # the target's own error is what we are here to find
             history.append(Broke(_code_of(error), type(error).__name__, str(error)))
         broken = _finish(oracles)
         final = _exact(plan, recorder)
@@ -143,6 +145,7 @@ class StressEngine:
             broken_oracles=broken,
             digest=_digest(history, recorder, findings),
             judged=judged,
+            divergence=None if recorder is None else recorder.divergence(),
         )
 
     def note(self, plan: Plan) -> str:
@@ -191,7 +194,7 @@ def _finish(oracles: list[Oracle]) -> tuple[str, ...]:
     return tuple(broken)
 
 
-def _code_of(error: Exception) -> str:
+def _code_of(error: Exception | SystemExit) -> str:
     if isinstance(error, KvcheckError) and not isinstance(error, TargetError):
         raise error
     return next((code for kind, code in _CODES if isinstance(error, kind)), "KV902")

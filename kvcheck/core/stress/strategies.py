@@ -2,7 +2,7 @@
 
 Invariants:
 - A strategy is a function of its seed and of the choices offered; it sees names, never memory or time.
-- A recorded run replays: the recorded numbers, fed back, choose the same parts.
+- A recorded run replays: the recorded numbers, fed back, choose the same parts; where they do not fit, that is counted.
 """
 
 from __future__ import annotations
@@ -70,22 +70,35 @@ class RandomStrategy:
 
 
 class ReplayStrategy:
-    """Feeds recorded numbers back; past their end it runs eagerly."""
+    """Feeds recorded numbers back; past their end it runs eagerly. Keeps count of where they did not fit."""
 
     def __init__(self, choices: Sequence[int]) -> None:
         self._choices = choices
-        self._at = 0
+        self._asked = 0
+        self._bent = 0
         self._rest = EagerStrategy()
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
         """The recorded choice, where it still fits what is offered."""
-        if self._at >= len(self._choices):
+        self._asked += 1
+        if self._asked > len(self._choices):
             return self._rest.choose(enabled, may_pause=may_pause)
-        recorded = self._choices[self._at] - 1
-        self._at += 1
+        recorded = self._choices[self._asked - 1] - 1
         if recorded < 0:
+            self._bent += not may_pause
             return None if may_pause else 0
+        self._bent += recorded >= len(enabled)
         return min(recorded, len(enabled) - 1)
+
+    def divergence(self) -> str | None:
+        """How the finished run left the recorded path, or None if it followed it from end to end."""
+        recorded = len(self._choices)
+        parts = [f"{self._bent} of them did not fit what was offered"] if self._bent else []
+        if self._asked > recorded:
+            parts.append(f"the run went on for {self._asked - recorded} choices after their end")
+        elif self._asked < recorded:
+            parts.append(f"{recorded - self._asked} were left over")
+        return f"of {recorded} recorded choices: {' and '.join(parts)}" if parts else None
 
 
 class Recorder:
@@ -106,6 +119,10 @@ class Recorder:
         else:
             self.choices.append(number)
         return chosen
+
+    def divergence(self) -> str | None:
+        """How a replay left its recorded path; None for one that did not, and for other strategies."""
+        return self._inner.divergence() if isinstance(self._inner, ReplayStrategy) else None
 
 
 def encode_choices(choices: bytes) -> str:

@@ -1,0 +1,108 @@
+"""`kvcheck replay`: a printed schedule, or the findings of a run, again.
+
+Invariants:
+- FIXED is said only of a run that followed the recorded path, if there is one, and that was judged.
+- A finding is never hidden by anything else that went wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcheck.commands.cells import Order, Report, run_cell
+from kvcheck.commands.options import DEFAULT_OUT, check_plan, check_positive
+from kvcheck.commands.terminal import say
+from kvcheck.core.errors import UsageError
+from kvcheck.core.record import Verdict, read_record
+from kvcheck.core.report.store import find_run
+from kvcheck.core.stress.schedule import Plan, parse_line
+
+
+def replay(
+    what: Annotated[str, typer.Argument(help="A schedule line, a finding id, a run id or a run folder.")],
+    times: Annotated[int, typer.Option(help="How often to run each schedule.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = DEFAULT_OUT,
+) -> int:
+    """Run a printed schedule, or the findings of a run, again."""
+    from kvcheck.core.stress.scenarios import SCENARIOS
+    from kvcheck.core.workload.shapes import shape as shape_named
+
+    check_positive("--times", times)
+    lines = _lines_of(what, out)
+    worst = Verdict.PASS
+    plans = [parse_line(line) for line in lines]
+    for plan in plans:
+        SCENARIOS.require(plan.scenario)
+        shape_named(plan.shape)
+        check_plan(plan)
+    for plan in plans:
+        verdict, told = _replay(plan, times)
+        for line in told:
+            say(line)
+        worst = Verdict.worst((worst, verdict))
+    say(f" exit {worst.exit_code}")
+    return worst.exit_code
+
+
+def _replay(plan: Plan, times: int) -> tuple[Verdict, list[str]]:
+    """Run one plan several times; the verdict, and what to print."""
+    runs = [list(run_cell(0, Order(plan=plan, schedules=1))) for _ in range(times)]
+    seen = [tuple(finding for report in reports for finding in report.findings) for reports in runs]
+    head = f"{plan.scenario}/{plan.shape}"
+    strayed = next((report.divergence for reports in runs for report in reports if report.divergence), None)
+    wanted = [next((f for f in findings if plan.expect in (None, f.code)), None) for findings in seen]
+    first = next((finding for finding in wanted if finding is not None), None)
+    if first is not None:
+        failed = sum(finding is not None for finding in wanted)
+        same = "identical each time" if len(set(seen)) == 1 else "findings differ between runs"
+        path = [f"   not on the recorded path: {strayed}"] if strayed else []
+        return Verdict.FAIL, [
+            f" STILL FAILS {failed}/{times}  {head}: {first.code} {first.message}",
+            f"   {same}",
+            *path,
+        ]
+    other = next((findings[0] for findings in seen if findings), None)
+    if other is not None:
+        text = f" NOT REPRODUCED  {head}: expected {plan.expect}, found {other.code}: {other.message}"
+        return Verdict.FAIL, [text]
+    if strayed:
+        again = dataclasses.replace(plan, strategy="portfolio", choices=None).line()
+        return Verdict.UNKNOWN, [
+            f" NOT REPRODUCED  {head}: no finding, but {strayed}",
+            "   the code now asks for other choices, so this says nothing about the recorded run",
+            f"   next    kvcheck replay {again}",
+        ]
+    unjudged = _why_unjudged(runs)
+    if unjudged is not None:
+        return Verdict.UNKNOWN, [f" UNKNOWN  {head}: {unjudged}"]
+    return Verdict.PASS, [f" FIXED  {head}: {times} of {times} runs are clean"]
+
+
+def _why_unjudged(runs: list[list[Report]]) -> str | None:
+    """Why runs without findings are no pass: an oracle broke, or the schedule exercised too little."""
+    return next((report.reason for reports in runs for report in reports if report.reason), None)
+
+
+def _lines_of(what: str, out: Path) -> list[str]:
+    if ":" in what and "=" in what:
+        return [what]
+    run, dot, number = what.rpartition(".")
+    if dot and number.isdigit() and not Path(what).exists():
+        record = read_record(find_run(run, out))
+        lines = [finding.schedule for finding in record.findings if finding.id == f"{record.run_id}.{number}"]
+        if not lines:
+            raise UsageError(f"run {record.run_id} has no finding {number}; it has {len(record.findings)}")
+        if not lines[0]:
+            raise UsageError(f"finding {what} is of no one schedule; run it again: {record.repro}")
+        return lines
+    record = read_record(find_run(what, out))
+    lines = list(dict.fromkeys(finding.schedule for finding in record.findings if finding.schedule))
+    if not lines and record.findings:
+        raise UsageError(f"run {record.run_id} has findings, but none of one schedule; run it again: {record.repro}")
+    if not lines:
+        raise UsageError(f"run {record.run_id} has no findings to replay; its verdict is {record.verdict.value}")
+    return lines

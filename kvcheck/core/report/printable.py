@@ -1,0 +1,16 @@
+"""Text from outside, made safe to be shown: what would steer a terminal, or hide in a page, is written as an escape.
+
+Invariants:
+- Nothing that is not printable is left, but what the caller keeps; text without such characters is returned as it is.
+"""
+
+from __future__ import annotations
+
+
+def printable(text: str, keep: str = "") -> str:
+    """`text` with control, format and surrogate characters, and odd spaces, as \\x1b or \\u202e; `keep` stays."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode("ascii") for char in text
+    )
