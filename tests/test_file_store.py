@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -135,7 +136,7 @@ def test_a_draft_taken_between_creation_and_lock_is_made_again(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[str] = []
-    flock = __import__("fcntl").flock
+    flock = fcntl.flock
 
     def late(descriptor: int, how: int) -> None:
         if not taken:
@@ -279,6 +280,27 @@ def test_capacity_is_exact_and_heals(tmp_path: Path) -> None:
     store.put(KEYS[2], payload_of(2))
     assert int.from_bytes((tmp_path / "used").read_bytes(), "big") == 2 * ROOM + 10
     assert os.listdir(tmp_path / "drafts") == []
+    store.close()
+
+
+def test_the_count_is_locked_while_names_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileStore(tmp_path, capacity_bytes=2 * ROOM)
+    locked: list[str] = []
+
+    def checked(name: str, call: Callable[..., None]) -> Callable[..., None]:
+        def during(*args: object, **kwargs: object) -> None:
+            with (tmp_path / "used").open("rb") as other, pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked.append(name)
+            call(*args, **kwargs)
+
+        return during
+
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(os, name, checked(name, getattr(os, name)))
+    store.put(KEYS[0], payload_of(0))
+    store.remove(KEYS[0])
+    assert locked == ["replace", "unlink"]
     store.close()
 
 
