@@ -23,7 +23,7 @@ from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.allocator import IdAllocator, PageAllocator, SlotAllocator, TokenAllocator
 from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity, Piece
-from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
+from kvcheck.core.pools.pool import Given, Holding, KVPool, PoolSizes
 from kvcheck.core.workload.shapes import SHAPES, TINY_SHAPES, shape
 
 Table = dict[str, tuple[int, dict[str, tuple[str, int]]]]
@@ -301,13 +301,15 @@ def test_shared_pages_and_pages_given_away_stay_allocated(name: str) -> None:
     pool, ledger, _ = pool_of(name)
     size, holding, trees = pool.page_size, opened(pool, 1), pool.allocators["full"].allocate(2, 77)
     assert trees is not None
-    pool.adopt(holding, trees)
+    pool.adopt(holding, trees, np.zeros(0, dtype=np.int64))
     assert (holding.shared, holding.committed) == (2, 2 * size)
     assert pool.grow(holding, 5 * size, query=2 * size)
     given_away = holding.pages[2:4].tolist()
     row = pool.tables["req_to_token"].read_view()[holding.row].tolist()
     assert row[: 2 * size] == [page * size + offset for page in trees for offset in range(size)]
-    pool.close(holding, given=(2, 4))
+    given = Given.nothing(len(holding.pages))
+    given.full[2:4] = True
+    pool.close(holding, given=given)
     assert ledger.freed_ids == [("full", int(holding.pages[4])), ("rows", holding.row)]
     assert set(ledger.held["full"]) == {*trees.tolist(), *given_away}
 

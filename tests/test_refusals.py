@@ -17,10 +17,9 @@ from kvcheck.core.backend.backend import POISON_BYTE
 from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.backend.simulated import Choice, SimulatedBackend
 from kvcheck.core.errors import DoubleFree, ForeignAccess, FreeInFlight, LayoutMismatch, LengthMismatch, TargetError
-from kvcheck.core.hicache.radix_tree import PrefixTree
 from kvcheck.core.offload import Offload
 from kvcheck.core.paging import IndexArray
-from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
+from kvcheck.core.pools.pool import Given, Holding, KVPool, PoolSizes
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
 
 PAGES = 16
@@ -76,7 +75,7 @@ def state_of(pool: KVPool) -> list[object]:
         (lambda pool, holding: pool.close(holding), DoubleFree),
         (lambda pool, holding: pool.grow(holding, 3 * pool.page_size, query=0), ForeignAccess),
         (lambda pool, holding: pool.evict_window(holding, 2 * pool.page_size), ForeignAccess),
-        (lambda pool, holding: pool.adopt(holding, ids()), ForeignAccess),
+        (lambda pool, holding: pool.adopt(holding, ids(), ids()), ForeignAccess),
         (lambda pool, holding: Offload(pool, pool.backend).save(holding), ForeignAccess),
         (lambda pool, holding: pool.close(replace(holding, is_open=True)), ForeignAccess),
     ],
@@ -116,7 +115,7 @@ def test_a_holding_adopts_live_pages_only_and_no_more_than_a_request_may_have(
     assert holding is not None
     before = state_of(pool)
     with pytest.raises(error):
-        pool.adopt(holding, pages)
+        pool.adopt(holding, pages, ids())
     assert state_of(pool) == before
     assert (len(holding.pages), holding.shared, holding.committed) == (0, 0, 0)
 
@@ -125,7 +124,7 @@ def test_a_holding_with_pages_of_its_own_adopts_none() -> None:
     pool, _ = pool_on(EagerBackend())
     holding = holding_of(pool, 1)
     with pytest.raises(LengthMismatch, match="expected an empty holding"):
-        pool.adopt(holding, holding.pages)
+        pool.adopt(holding, holding.pages, ids())
 
 
 def test_closing_does_not_free_a_page_that_another_request_holds() -> None:
@@ -251,14 +250,13 @@ def test_a_value_is_not_restored_into_another_requests_holding(name: str) -> Non
 def test_pages_that_the_prefix_tree_owns_are_not_restored_into() -> None:
     pool, offload = pool_on(EagerBackend())
     holding = holding_of(pool, 1)
-    tree = PrefixTree(pool.page_size, pool.allocators["full"])
-    tokens = np.arange(holding.committed, dtype=np.int64)
-    tree.insert(tokens, holding.pages)
+    trees, given = holding.pages.copy(), Given.nothing(len(holding.pages))
+    given.full[:] = True
     value = offload.save(holding)
-    pool.close(holding, given=(0, 2))
+    pool.close(holding, given=given)
     sharing = pool.open(1)
     assert sharing is not None
-    pool.adopt(sharing, tree.match(tokens).pages)
+    pool.adopt(sharing, trees, ids())
     before = state_of(pool)
     with pytest.raises(ForeignAccess, match="got one of request 1 with 2"):
         offload.restore(value, sharing)

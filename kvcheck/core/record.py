@@ -224,7 +224,7 @@ def value_from(kind: Any, raw: object, where: str) -> Any:
     if origin is dict:
         pairs = _expect(dict, raw, where)
         return {key: value_from(arguments[1], value, f"{where}.{key[:40]}") for key, value in pairs.items()}
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         pairs = _expect(dict, raw, where)
         if odd := sorted(hints.keys() ^ pairs.keys()):
