@@ -10,6 +10,7 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -18,6 +19,8 @@ from literal_record import FAILED, PASSED, UNJUDGED
 
 from kvcheck.core.errors import UsageError
 from kvcheck.core.record import Evidence, Finding, MutantResult, RunRecord, ScenarioResult, Verdict, read_record
+from kvcheck.core.report.to_csv import tables
+from kvcheck.core.report.to_html import render
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "reports" / "run.schema.json").read_text(encoding="utf-8"))
 RECORDS = {"fail": FAILED, "pass": PASSED, "unknown": UNJUDGED}
@@ -121,3 +124,112 @@ def test_a_file_that_is_no_record_is_refused(text: str, complaint: str, tmp_path
 def test_a_missing_record_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"expected a run\.json or its folder"):
         read_record(tmp_path / "nothing")
+
+
+Place = tuple[str | int, ...]
+DAMAGE: tuple[object, ...] = (None, True, 5, 1.5, "x", [], {}, [5], {"x": "x"}, [1, None], 10**30, 1e300)
+
+
+def changed(value: object, place: Place, new: object) -> object:
+    """A copy of parsed JSON with one place changed."""
+    if not place:
+        return new
+    assert isinstance(value, (dict, list))
+    copy: typing.Any = value.copy()
+    copy[place[0]] = changed(copy[place[0]], place[1:], new)
+    return copy
+
+
+def places(value: object, here: Place = ()) -> Iterator[Place]:
+    """Every place inside parsed JSON."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in pairs:
+        yield (*here, key)
+        yield from places(item, (*here, key))
+
+
+def nested(levels: int) -> object:
+    """Lists in lists."""
+    value: object = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_whatever_one_place_holds_the_file_is_a_record_or_refused(tmp_path: Path) -> None:
+    whole = json.loads(FAILED.to_json())
+    path = tmp_path / "run.json"
+    refused = 0
+    for place in places({key: whole[key] for key in whole if key != "schema_version"}):
+        for damage in DAMAGE:
+            raw = changed(whole, place, damage)
+            path.write_text(json.dumps(raw), encoding="utf-8")
+            try:
+                record = read_record(path)
+            except UsageError:
+                refused += 1
+            else:
+                assert json.loads(record.to_json()) == raw
+    assert refused > 1000
+
+
+@pytest.mark.parametrize(
+    ("place", "damage", "complaint"),
+    [
+        (("findings", 0, "code"), 5, r"record\.findings\[0\]\.code: expected str, got int"),
+        (("findings", 0, "code"), None, r"record\.findings\[0\]\.code: expected str, got NoneType"),
+        (("findings", 0, "layer"), "2", r"record\.findings\[0\]\.layer: expected int, got str"),
+        (("findings", 0, "schedule"), 7, r"schedule: expected str, got int"),
+        (("evidence", "words_verified"), 5, "words_verified: expected dict, got int"),
+        (("evidence", "words_verified"), {"x": "x"}, r"words_verified\.x: expected int, got str"),
+        (("evidence", "events"), True, "events: expected int, got bool"),
+        (("argv",), [1, None], r"argv\[0\]: expected str, got int"),
+        (("duration_s",), "x", "duration_s: expected float, got str"),
+        (("plan",), [], "plan: expected dict, got list"),
+        (("plan",), {"a": nested(40)}, "at most 32 levels"),
+        (("environment",), None, "environment: expected dict, got NoneType"),
+        (("environment",), {"x": 10**21}, r"environment\.x: expected a number of at most 20 digits"),
+        (("findings", 0), {}, r"findings\[0\]: the key 'buffer' is missing"),
+        (("tool",), {"name": 1}, r"tool\.name: expected str, got int"),
+    ],
+)
+def test_a_key_of_another_type_is_refused_by_name(place: Place, damage: object, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(changed(json.loads(FAILED.to_json()), place, damage)), encoding="utf-8")
+    with pytest.raises(UsageError, match=complaint):
+        read_record(path)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000, "[" * 100_000])
+def test_json_that_python_cannot_hold_is_refused(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(PASSED.to_json().replace('"duration_s": 4.875', f'"duration_s": {number}'), encoding="utf-8")
+    assert number in path.read_text(encoding="utf-8")
+    with pytest.raises(UsageError):
+        read_record(path)
+
+
+@pytest.mark.parametrize(
+    "run_id", ["", ".", "..", "../evil", "/root/x", "a/b", "a\\b", "a\nb", "a\0b", "\ud800", "x" * 200, "-o"]
+)
+def test_a_run_id_that_is_no_plain_name_is_refused(run_id: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({**json.loads(PASSED.to_json()), "run_id": run_id}), encoding="utf-8")
+    with pytest.raises(UsageError, match="expected one plain file name"):
+        read_record(path)
+
+
+def test_the_largest_record_that_is_read_can_be_shown(tmp_path: Path) -> None:
+    raw = json.loads(FAILED.to_json())
+    raw["plan"] = {"deep": nested(31), "large": -(10**20)}
+    raw["evidence"]["words_verified"] = {"\ud800\x1b": 10**20, "less": -(10**20)}
+    raw["findings"][0].update(layer=10**20, page=-(10**20), minimal={"deep": nested(31)})
+    (tmp_path / "run.json").write_text(json.dumps(raw), encoding="utf-8")
+    record = read_record(tmp_path)
+    assert "100,000,000,000,000,000,000" in render(record)
+    assert str(10**20) in tables(record)["findings.csv"]
+
+
+def test_a_record_never_holds_what_is_not_json() -> None:
+    with pytest.raises(ValueError, match="Out of range float"):
+        dataclasses.replace(PASSED, plan={"max_time_s": float("inf")}).to_json()

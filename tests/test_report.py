@@ -327,6 +327,16 @@ def test_report_of_several_runs_refuses_a_file(tmp_path: Path) -> None:
     assert "2 runs need a folder" in str(result.exception)
 
 
+def test_report_of_several_runs_stays_in_its_folder(tmp_path: Path) -> None:
+    names = [str(RunStore(tmp_path / "runs").save(record)) for record in (FAILED, PASSED)]
+    evil = Path(names[1])
+    evil.write_text(evil.read_text(encoding="utf-8").replace(PASSED.run_id, "../evil"), encoding="utf-8")
+    result = CliRunner().invoke(APP, [*names, "-o", f"json={tmp_path / 'json'}"])
+    assert isinstance(result.exception, UsageError)
+    assert "run id '../evil' cannot name a folder" in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
 def test_verdict_marks_differ_without_colour() -> None:
     marks = {verdict: render(replace(PASSED, verdict=verdict)).split("<strong>")[1][0] for verdict in Verdict}
     assert len(set(marks.values())) == len(Verdict)

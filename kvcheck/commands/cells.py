@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvcheck.core.errors import InternalError
-from kvcheck.core.record import Evidence, Finding, evidence_from, finding_from, to_plain
+from kvcheck.core.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.stress.schedule import Plan, parse_line
 
 
@@ -158,7 +158,5 @@ def work(text: str) -> Iterator[str]:
 
 
 def _decode(line: str) -> Report:
-    raw = json.loads(line)
-    raw["findings"] = tuple(finding_from(row) for row in raw["findings"])
-    raw["evidence"] = None if raw["evidence"] is None else evidence_from(raw["evidence"])
-    return Report(**raw)
+    report: Report = value_from(Report, json.loads(line), "report")
+    return report

@@ -3,22 +3,31 @@
 Invariants:
 - Where a key does not apply it is None, never 0.
 - Worst wins: FAIL over UNKNOWN over PASS, and the verdict over no scenarios is UNKNOWN.
-- A record is read back exactly as it was written; a file that is not a record is a UsageError, never a guess.
+- A record is read back exactly as it was written; a file that is not a record, down to the type of each key, is a
+  UsageError, never a guess.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import types
+import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar
 
 from kvcheck.core.errors import UsageError
 
 SCHEMA_VERSION = "1"
+RUN_ID = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MAX_DEPTH = 32
+MAX_NUMBER = 10**20
+
+T = TypeVar("T")
 
 
 class Verdict(Enum):
@@ -151,7 +160,15 @@ class RunRecord:
 
     def to_json(self) -> str:
         """The text of run.json."""
-        return json.dumps(_plain(self), indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(_plain(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def check_run_id(run_id: str) -> None:
+    """Raise UsageError unless a run id can name a file and nothing else: letters, digits, dot, dash, underscore."""
+    if not RUN_ID.fullmatch(run_id):
+        raise UsageError(
+            f"run id {run_id[:80]!r} cannot name a folder: expected one plain file name of letters, digits, . _ and -"
+        )
 
 
 def read_record(path: Path) -> RunRecord:
@@ -162,55 +179,75 @@ def read_record(path: Path) -> RunRecord:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read run record {file}: {error}; expected a run.json or its folder") from error
     try:
-        raw = json.loads(text)
+        raw = json.loads(text, parse_constant=_no_number)
     except json.JSONDecodeError as error:
         raise UsageError(
             f"{file}: not valid JSON at line {error.lineno} column {error.colno} ({error.msg}); "
             "the file is truncated or is not a run.json"
         ) from error
+    except (ValueError, RecursionError) as error:  # a number that is none or has no end, or brackets without end
+        raise UsageError(f"{file}: not a complete run record: {error}") from error
     if not isinstance(raw, dict) or "schema_version" not in raw:
         raise UsageError(f"{file}: expected a run record with schema_version, got {type(raw).__name__}")
     if raw["schema_version"] != SCHEMA_VERSION:
         raise UsageError(f"{file}: expected schema_version {SCHEMA_VERSION!r}, got {raw['schema_version']!r}")
     try:
-        return record_from(raw)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        record: RunRecord = value_from(RunRecord, raw, "record")
+    except ValueError as error:
         raise UsageError(f"{file}: not a complete run record: {error}") from error
+    check_run_id(record.run_id)
+    return record
 
 
-def record_from(raw: Mapping[str, object]) -> RunRecord:
-    """A RunRecord from parsed JSON. Raises TypeError, ValueError or KeyError for what does not fit."""
-    values: dict[str, object] = dict(raw)
-    values["verdict"] = Verdict(values["verdict"])
-    values["argv"] = tuple(cast(list[str], values["argv"]))
-    values["evidence"] = evidence_from(values["evidence"])
-    values["scenarios"] = tuple(scenario_from(row) for row in cast(list[dict[str, object]], values["scenarios"]))
-    values["findings"] = tuple(finding_from(row) for row in cast(list[dict[str, object]], values["findings"]))
-    values["mutants"] = tuple(
-        MutantResult(**{**row, "verdict": Verdict(row["verdict"])})  # type: ignore[arg-type]
-        for row in cast(list[dict[str, object]], values["mutants"])
-    )
-    values["bench"] = tuple(cast(list[dict[str, object]], values["bench"]))
-    values["warnings"] = tuple(cast(list[str], values["warnings"]))
-    return RunRecord(**values)  # type: ignore[arg-type]
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is not a number")
 
 
-def evidence_from(raw: object) -> Evidence:
-    """Evidence from parsed JSON."""
-    return Evidence(**cast(dict[str, object], raw))  # type: ignore[arg-type]
+def value_from(kind: Any, raw: object, where: str) -> Any:
+    """`raw`, parsed from JSON, as a value of the annotated type `kind`. Raises ValueError that says `where`."""
+    if kind is object:
+        return _checked(raw, where, MAX_DEPTH)
+    if isinstance(kind, types.UnionType):
+        (present,) = (each for each in typing.get_args(kind) if each is not types.NoneType)
+        return None if raw is None else value_from(present, raw, where)
+    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is tuple:
+        rows = _expect(list, raw, where)
+        return tuple(value_from(arguments[0], row, f"{where}[{at}]") for at, row in enumerate(rows))
+    if origin is dict:
+        pairs = _expect(dict, raw, where)
+        return {key: value_from(arguments[1], value, f"{where}.{key[:40]}") for key, value in pairs.items()}
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        pairs = _expect(dict, raw, where)
+        if odd := sorted(hints.keys() ^ pairs.keys()):
+            fault = "missing" if odd[0] in hints else "not known"
+            raise ValueError(f"{where}: the key {odd[0][:40]!r} is {fault}")
+        return kind(**{key: value_from(hints[key], value, f"{where}.{key}") for key, value in pairs.items()})
+    if issubclass(kind, Enum):
+        return kind(raw)
+    if kind is float and type(raw) is int:
+        return _checked(raw, where, MAX_DEPTH)
+    return _checked(_expect(kind, raw, where), where, MAX_DEPTH)
 
 
-def finding_from(raw: Mapping[str, object]) -> Finding:
-    """A Finding from parsed JSON."""
-    return Finding(**raw)  # type: ignore[arg-type]
+def _expect(kind: type[T], raw: object, where: str) -> T:
+    """`raw`, which has to be of exactly this type: true is not 1 here."""
+    if type(raw) is not kind:
+        raise ValueError(f"{where}: expected {kind.__name__}, got {type(raw).__name__}")
+    return raw
 
 
-def scenario_from(raw: Mapping[str, object]) -> ScenarioResult:
-    """A ScenarioResult from parsed JSON."""
-    values = dict(raw)
-    values["verdict"] = Verdict(values["verdict"])
-    values["evidence"] = evidence_from(values["evidence"])
-    return ScenarioResult(**values)  # type: ignore[arg-type]
+def _checked(raw: object, where: str, room: int) -> object:
+    """Any JSON value of bounded depth and numbers, so that whatever is made from it later can be."""
+    if isinstance(raw, (dict, list)):
+        if room == 0:
+            raise ValueError(f"{where}: expected at most {MAX_DEPTH} levels of nesting")
+        for item in raw.values() if isinstance(raw, dict) else raw:
+            _checked(item, where, room - 1)
+    elif isinstance(raw, (int, float)) and not -MAX_NUMBER <= raw <= MAX_NUMBER:
+        raise ValueError(f"{where}: expected a number of at most 20 digits")
+    return raw
 
 
 def to_plain(value: object) -> object:

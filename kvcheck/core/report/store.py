@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvcheck.core.errors import UsageError
-from kvcheck.core.record import RunRecord
+from kvcheck.core.record import RunRecord, check_run_id
 
 RUN_FILE = "run.json"
 LISTED_RUNS = 5
@@ -28,8 +28,7 @@ class RunStore:
 
     def folder(self, run_id: str) -> Path:
         """`out/<run_id>/`, made if it is not there. Raises UsageError if it cannot be."""
-        if run_id in ("", ".", "..") or Path(run_id).name != run_id:
-            raise UsageError(f"run id {run_id!r} cannot name a folder: expected one plain file name")
+        check_run_id(run_id)
         folder = self.out / run_id
         make_folder(folder)
         return folder

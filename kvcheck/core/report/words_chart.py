@@ -34,7 +34,7 @@ def words_svg(words: Mapping[str, int]) -> str:
         figure = Figure(figsize=(7.2, 0.5 + 0.28 * len(rows)), facecolor="none")
         canvas = FigureCanvasSVG(figure)
         axes = figure.add_subplot(facecolor="none")
-        bars = axes.barh(range(len(rows)), [count for _, count in rows], color=BAR_COLOUR, height=0.62)
+        bars = axes.barh(range(len(rows)), [float(count) for _, count in rows], color=BAR_COLOUR, height=0.62)
         axes.bar_label(bars, labels=[f"{count:,}" for _, count in rows], padding=4, color=TEXT_COLOUR)
         axes.set_yticks(range(len(rows)), [_short(name) for name, _ in rows], color=TEXT_COLOUR)
         axes.set_xticks([])
