@@ -47,14 +47,19 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         ("core.scheduler", "core.transfer", "core.pools", "core.backend", "kernels"),
         "feeds a scheduler; names no target",
     ),
-    "core.stress.history": (
-        ("core.workload.mismatch", "core.backend.backend", "core.transfer.metadata"),
+    "core.stress.events": (
+        ("core.workload.mismatch", "core.backend.backend"),
         "what a run leaves behind for the oracles: values of the layers below, none of their parts",
+    ),
+    "core.stress.history": (
+        ("core.stress.events", "core.workload.mismatch", "core.backend.backend", "core.transfer.metadata"),
+        "turns what a run reports into events",
     ),
     "core.stress.clocks": ((), "numbers and edges; it knows no event"),
     "core.stress.cells": (("core.backend.backend",), "footprints and numbers; it knows no event"),
     "core.stress.oracles": (
         (
+            "core.stress.events",
             "core.stress.history",
             "core.stress.clocks",
             "core.stress.cells",

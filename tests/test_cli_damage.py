@@ -24,6 +24,7 @@ from kvcheck.commands.terminal import finding_lines
 from kvcheck.core.report import WRITERS, destinations
 from kvcheck.core.report.store import RunStore
 from kvcheck.core.report.to_html import render
+from kvcheck.core.workload import traces
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 60.0
@@ -247,3 +248,36 @@ def test_a_report_does_not_replace_its_record(tmp_path: Path, capsys: pytest.Cap
     assert run(["report", str(path), "-o", f"html={path}"]) == 2
     assert "expected another file than the record" in capsys.readouterr().err
     assert path.read_text(encoding="utf-8") == FAILED.to_json()
+
+
+def test_resume_skips_damaged_runs_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*SMALL, "--out", str(tmp_path)]
+    assert run(command) == 0
+    (path,) = tmp_path.glob("*/run.json")
+    raw = {**json.loads(path.read_text(encoding="utf-8")), "complete": False, "exit_code": 130}
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    for name, text in (("99990101-a", '{"schema_version": "1"'), ("99990101-b", "[]"), ("99990101-c", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(text, encoding="utf-8")
+    (tmp_path / "99990101-d").mkdir()
+    (tmp_path / "a file").touch()
+    capsys.readouterr()
+    assert run([*command, "--resume"]) == 0
+    printed = capsys.readouterr()
+    assert f"resuming {raw['run_id']}: 1 of 1 cells are done" in printed.out
+    assert printed.err.count("kvcheck: warning: --resume skips a run: ") == printed.err.count("\n") == 3
+    newest = [json.loads(file.read_text(encoding="utf-8")) for file in tmp_path.glob("2*/run.json") if file != path]
+    assert [len(record["warnings"]) for record in newest] == [3]
+
+
+def test_a_trace_of_more_requests_than_content_can_tell_apart_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [1]}\n' * 4, encoding="utf-8")
+    monkeypatch.setattr(traces, "MAX_REQUESTS", 3)
+    assert len(traces.read_trace(path, 3)) == 3
+    assert run([*SMALL, "--trace", str(path)]) == 2
+    assert "expected at most 3 requests; use --requests" in capsys.readouterr().err

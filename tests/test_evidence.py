@@ -9,13 +9,11 @@ from __future__ import annotations
 import pytest
 
 from kvcheck.core.record import Evidence
-from kvcheck.core.stress.evidence import EvidenceCount
-from kvcheck.core.stress.history import (
+from kvcheck.core.stress.events import (
     Allocated,
     Event,
     Expected,
     Freed,
-    History,
     Restored,
     Resumed,
     Retracted,
@@ -23,6 +21,8 @@ from kvcheck.core.stress.history import (
     Submitted,
     Verified,
 )
+from kvcheck.core.stress.evidence import EvidenceCount
+from kvcheck.core.stress.history import History
 
 TABLE = ("full.latent",)
 

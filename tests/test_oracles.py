@@ -14,7 +14,7 @@ import pytest
 
 from kvcheck.core.backend.backend import Footprint
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.history import (
+from kvcheck.core.stress.events import (
     Aliased,
     Broke,
     Closed,
@@ -24,12 +24,12 @@ from kvcheck.core.stress.history import (
     Expected,
     Finished,
     Forward,
-    History,
     Owned,
     Restored,
     Saved,
     Submitted,
 )
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.oracles.accounting import AccountingOracle
 from kvcheck.core.stress.oracles.aliasing import AliasingOracle

@@ -12,7 +12,8 @@ from dataclasses import replace
 import pytest
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.history import Event, Expected, History, Leased, Saw, Verified
+from kvcheck.core.stress.events import Event, Expected, Leased, Saw, Verified
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.content import ContentOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.workload import content

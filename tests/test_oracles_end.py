@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvcheck.core.stress.history import Counted, Event, Expected, History, Mapped, Padding, Returned
+from kvcheck.core.stress.events import Counted, Event, Expected, Mapped, Padding, Returned
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.accounting import AccountingOracle
 from kvcheck.core.stress.oracles.content import ContentOracle
 from kvcheck.core.stress.oracles.oracle import Oracle, judge

@@ -14,7 +14,8 @@ import pytest
 
 from kvcheck.core.backend.backend import Footprint
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.history import Allocated, Completed, Event, Freed, History, Submitted
+from kvcheck.core.stress.events import Allocated, Completed, Event, Freed, Submitted
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.lifetime import LifetimeOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 

@@ -19,17 +19,8 @@ from ordering_histories import RIGHT, WRONG, Said, load, op, read, touch, write
 from kvcheck.core.backend.backend import Footprint
 from kvcheck.core.stress.cells import LOG_MAX, Cells
 from kvcheck.core.stress.clocks import Clock, Clocks
-from kvcheck.core.stress.history import (
-    Event,
-    Freed,
-    Handler,
-    History,
-    HostDrained,
-    HostJoined,
-    LaneWaited,
-    Recorded,
-    Submitted,
-)
+from kvcheck.core.stress.events import Event, Freed, HostDrained, HostJoined, LaneWaited, Recorded, Submitted
+from kvcheck.core.stress.history import Handler, History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.ordering import OrderingOracle
 

@@ -46,7 +46,10 @@ class RestoreTellsNobody(Offload):
 
 
 class SaveTellsNobody(Offload):
-    """A save's signal was never recorded."""
+    """A save's signal was never recorded, and nothing pins what it reads: asking whether a pin is gone is an edge."""
+
+    def _hold(self, kept: object, holding: Holding, tokens: int, done: Signal) -> None:
+        """No pin."""
 
     def save(self, holding: Holding) -> OffloadedKV:
         """The copies are queued all the same."""

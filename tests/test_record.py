@@ -170,7 +170,6 @@ def test_whatever_one_place_holds_the_file_is_a_record_or_refused(tmp_path: Path
                 refused += 1
             else:
                 assert json.loads(record.to_json()) == raw
-                jsonschema.validate(raw, {**SCHEMA, "properties": {**SCHEMA["properties"], "exit_code": {}}})
     assert refused > 1000
 
 

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import secrets
@@ -56,10 +57,12 @@ def environment() -> dict[str, object]:
 
 
 def check_positive(name: str, value: float | None) -> None:
-    """Raise UsageError unless the value is absent or at least 1 (times: above 0)."""
+    """Raise UsageError unless the value is absent or at least 1 (times: above 0) and has an end."""
     least = 0.001 if name == "--max-time" else 1
     if value is not None and not value >= least:  # written so that nan is refused
         raise UsageError(f"{name}: expected at least {least}, got {value}")
+    if value == math.inf:
+        raise UsageError(f"{name}: expected a number, got {value}; leave it out for no limit")
 
 
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -76,7 +79,7 @@ def check_plan(plan: Plan) -> None:
     from kvcheck.core.targets.mutants import mutant
     from kvcheck.core.transfer import TRANSPORTS
     from kvcheck.core.workload.synthetic import trace_file
-    from kvcheck.core.workload.traces import read_trace
+    from kvcheck.core.workload.traces import MAX_REQUESTS, read_trace
 
     kind, colon, number = plan.device.partition(":")
     if kind not in ("cpu", "cuda") or (colon and not (kind == "cuda" and number.isascii() and number.isdigit())):
@@ -90,6 +93,8 @@ def check_plan(plan: Plan) -> None:
     if plan.mutant is not None:
         mutant(plan.mutant)
     check_positive("requests", plan.requests)
+    if plan.requests is not None and plan.requests > MAX_REQUESTS:
+        raise UsageError(f"requests: expected at most {MAX_REQUESTS}, got {plan.requests}")
     if len(str(abs(plan.seed))) > MAX_DIGITS:
         raise UsageError(f"--seed: expected an integer of at most {MAX_DIGITS} digits, got {plan.seed}")
     if plan.expect is not None and plan.expect not in CODES:

@@ -19,9 +19,10 @@ from kvcheck.commands.closing import close
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, check_choice, check_plan, check_positive, draw_seed
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Cell, Session
-from kvcheck.commands.terminal import cell_lines
+from kvcheck.commands.terminal import cell_lines, warn
 from kvcheck.core.errors import UsageError
 from kvcheck.core.record import Evidence, Finding, Verdict, read_record
+from kvcheck.core.report.store import RUN_FILE, RunStore
 from kvcheck.core.stress.schedule import Plan
 
 DEFAULT_SCHEDULES = 24
@@ -203,10 +204,16 @@ def _child_died(session: Session, cell: Cell, report: Report) -> None:
 
 def _resumed(session: Session, out: Path) -> dict[str, Cell]:
     """Finished cells of the newest interrupted run with the same plan."""
-    for folder in sorted((p for p in out.iterdir() if p.name != session.run_id), reverse=True):
-        if not (folder / "run.json").is_file():
+    for run_id in reversed(RunStore(out).run_ids()):
+        if run_id == session.run_id:
             continue
-        record = read_record(folder)
+        try:
+            record = read_record(out / run_id / RUN_FILE)
+        except UsageError as error:
+            text = f"--resume skips a run: {error}"
+            session.warnings.append(text)
+            warn(text)
+            continue
         if record.complete or record.plan != session.plan:
             continue
         session.keep(record.findings)

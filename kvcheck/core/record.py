@@ -14,11 +14,11 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from kvcheck.core.errors import UsageError
 
@@ -224,13 +224,14 @@ def value_from(kind: Any, raw: object, where: str) -> Any:
     if origin is dict:
         pairs = _expect(dict, raw, where)
         return {key: value_from(arguments[1], value, f"{where}.{key[:40]}") for key, value in pairs.items()}
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         pairs = _expect(dict, raw, where)
         if odd := sorted(hints.keys() ^ pairs.keys()):
             fault = "missing" if odd[0] in hints else "not known"
             raise ValueError(f"{where}: the key {odd[0][:40]!r} is {fault}")
-        return kind(**{key: value_from(hints[key], value, f"{where}.{key}") for key, value in pairs.items()})
+        build = cast(Callable[..., Any], kind)
+        return build(**{key: value_from(hints[key], value, f"{where}.{key}") for key, value in pairs.items()})
     if issubclass(kind, Enum):
         return kind(raw)
     if kind is float and type(raw) is int:

@@ -1,4 +1,8 @@
-"""Pool families: each is a table of spaces and buffers; everything else loops over the table."""
+"""Pool families: each is a table of spaces and buffers; everything else loops over the table.
+
+Invariants:
+- A family is one row; FAMILIES has the same names.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class RunStore:
         """Names of the runs kept here, sorted; none if the folder does not exist."""
         if not self.out.is_dir():
             return ()
-        return tuple(sorted(entry.name for entry in self.out.iterdir() if (entry / RUN_FILE).is_file()))
+        return tuple(sorted(entry.name for entry in self.out.iterdir() if _is_file(entry / RUN_FILE)))
 
 
 def make_folder(folder: Path) -> None:
@@ -100,7 +100,7 @@ def find_run(name: str, out: Path) -> Path:
     if name:
         given = Path(name)
         for path in (given, given / RUN_FILE, out / name / RUN_FILE):
-            if path.is_file():
+            if _is_file(path):
                 return path
     known = RunStore(out).run_ids()
     matching = [run_id for run_id in known if name and run_id.startswith(name)]
@@ -116,6 +116,14 @@ def find_run(name: str, out: Path) -> Path:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise UsageError(f"no run {name!r}: expected a run id, a folder or a run.json; {out} holds {_some(known)}{hint}")
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file that this user may look at; a name that no file system takes has none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _some(run_ids: tuple[str, ...] | list[str]) -> str:

@@ -34,8 +34,9 @@ from kvcheck.core.errors import (
 )
 from kvcheck.core.record import Evidence, Finding, Verdict
 from kvcheck.core.stress.audit import AuditBackend, naming
+from kvcheck.core.stress.events import Broke, Expected
 from kvcheck.core.stress.evidence import EvidenceCount
-from kvcheck.core.stress.history import Broke, Expected, History
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.oracles.oracle import Oracle
 from kvcheck.core.stress.scenarios import SCENARIOS

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.record import Evidence
-from kvcheck.core.stress.history import (
+from kvcheck.core.stress.events import (
     Aborted,
     Allocated,
     Evicted,
     Expected,
-    Handler,
     LookedUp,
     Restored,
     Resumed,
@@ -24,6 +23,7 @@ from kvcheck.core.stress.history import (
     Transferred,
     Verified,
 )
+from kvcheck.core.stress.history import Handler
 
 
 class EvidenceCount:

@@ -189,8 +189,8 @@ class _Watch:
         self.inspector: TierInspector | None = None
         self.looked_up = sink.looked_up
         self.tier_changed = sink.tier_changed
-        self.moving = sink.moving
         self.evicted = sink.evicted
+        self._moving: dict[int, bytes] = {}
 
     def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
         self._sink.allocated(space, ids, owner)
@@ -203,6 +203,9 @@ class _Watch:
     def freed(self, space: str, ids: IndexArray) -> None:
         self._sink.freed(space, ids)
 
+    def moving(self, *, number: int, legs: tuple[Leg, ...]) -> None:
+        self._moving[number] = _index_values(legs)
+
     def computed(self, *, request: int, chain: tuple[bytes, ...]) -> None:
         if self.inspector is not None:
             self.inspector.computed(request, chain)
@@ -211,7 +214,9 @@ class _Watch:
         if kind == "backup" and self.host is not None and self.inspector is not None:
             for leg in legs:
                 self.inspector.inspect(self.host, leg.space, leg.chain, leg.host)
-        self._sink.transferred(number=number, kind=kind, request=request, legs=legs)
+        pages = sum(len(leg.host) for leg in legs if leg.space == "full")
+        frozen = self._moving.pop(number, None) == _index_values(legs)
+        self._sink.transferred(kind=kind, request=request, pages=pages, frozen=frozen)
 
 
 class _Bystander:
@@ -336,3 +341,8 @@ class WatchedDecoder:
         else:
             self._sink.owned("metadata row")
         self._inner.join(request, row)
+
+
+def _index_values(legs: tuple[Leg, ...]) -> bytes:
+    """The index values of a transfer, as bytes to compare."""
+    return b"|".join(leg.space.encode() + b":" + leg.host.tobytes() + b"," + leg.device.tobytes() for leg in legs)

@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 
 from kvcheck.core.backend.backend import Backend
-from kvcheck.core.hicache.eviction import CacheListener
 from kvcheck.core.hicache.host_pool import HostPool
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.allocator import AllocationListener
@@ -24,7 +23,7 @@ from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepRepo
 from kvcheck.core.transfer.metadata import MetadataField
 
 
-class EventSink(AllocationListener, CacheListener, Protocol):
+class EventSink(AllocationListener, Protocol):
     """What a target reports beside its results."""
 
     def saved(self, *, request: int, tokens: int, buffers: tuple[str, ...], table: tuple[str, ...]) -> None:
@@ -48,6 +47,23 @@ class EventSink(AllocationListener, CacheListener, Protocol):
         self, *, request: int, space: str, slot: int, row: torch.Tensor, fields: tuple[MetadataField, ...]
     ) -> None:
         """A metadata slot was handed out with this content, [row_bytes]."""
+
+    def looked_up(
+        self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool
+    ) -> None:
+        """A request looked its prompt up: one hash a whole page, pages found, and how many are on the device.
+
+        device_only: what the host holds could not be loaded, and was left out.
+        """
+
+    def tier_changed(self, *, tier: str, space: str, chain: tuple[bytes, ...], ids: IndexArray, added: bool) -> None:
+        """A tier now holds, or no longer holds, these pages or this state. chain: [n] hashes, ids: [n]."""
+
+    def transferred(self, *, kind: str, request: int, pages: int, frozen: bool) -> None:
+        """A backup or a load was acknowledged. frozen: its index values are those it was made with."""
+
+    def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
+        """A node lost what a tier held of it. during_load: some load was in flight."""
 
     def padding(self, *, space: str, buffer: str, piece: str, layer: int, row: int, words: tuple[int, ...]) -> None:
         """Page or slot 0 of a buffer when idle: words of the first row that somebody wrote, none where nobody did."""

@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from kvcheck.core.hicache.host_pool import HostPool
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.buffers import BufferSpec, Granularity, Piece, SpaceSpec
@@ -21,6 +20,13 @@ from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.workload import content
 from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.kernels.content import differing_torch
+
+
+class UnitReader(Protocol):
+    """A tier that can be looked into."""
+
+    def unit_words(self, space: str, buffer: str, unit: int) -> torch.Tensor:
+        """An owned copy of one page or slot of a buffer: [L, r, W] int64."""
 
 
 class InspectionSink(Protocol):
@@ -48,7 +54,7 @@ class HostInspector:
         for page, each in enumerate(chain):
             self._first.setdefault(each, (request, page))
 
-    def inspect(self, host: HostPool, space: str, chain: tuple[bytes, ...], units: IndexArray) -> None:
+    def inspect(self, host: UnitReader, space: str, chain: tuple[bytes, ...], units: IndexArray) -> None:
         """Compare every word of these host pages or slots."""
         spec = self._specs[space]
         for each, unit in zip(chain, units.tolist(), strict=True):

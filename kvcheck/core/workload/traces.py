@@ -30,6 +30,9 @@ BLOCK_TOKENS: Final = 512
 MIN_CAPACITY_TOKENS: Final = 32
 """The smallest pool that a trace is scaled to: below it a prompt, its output and a second request do not fit."""
 
+MAX_REQUESTS: Final = 10_000_000
+"""Requests of one run: a word of content has 24 bits for its request, and beyond them two would share their words."""
+
 _LONGEST: Final = 2**31 - 1  # lengths and timestamps above this are damage, and would overflow the arithmetic below
 
 
@@ -50,19 +53,21 @@ def read_trace(path: Path, limit: int | None) -> tuple[TraceRow, ...]:
     """
     if limit is not None and limit < 1:
         raise UsageError(f"trace {path}: expected a limit of at least 1 request, got {limit}")
-    if not path.exists():
-        raise UsageError(f"trace {path}: expected a JSONL file, got a path that does not exist; check --trace")
-    if not path.is_file():
-        raise UsageError(f"trace {path}: expected a JSONL file, got something that is not a file; check --trace")
     rows: list[TraceRow] = []
     before = 0
     try:
+        if not path.exists():
+            raise UsageError(f"trace {path}: expected a JSONL file, got a path that does not exist; check --trace")
+        if not path.is_file():
+            raise UsageError(f"trace {path}: expected a JSONL file, got something that is not a file; check --trace")
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 row = _row(line, f"{path}:{number}")
                 if row.timestamp_ms < before:
                     raise _bad(f"{path}:{number}", "timestamp", f"at least {before}, the line before", row.timestamp_ms)
                 before = row.timestamp_ms
+                if len(rows) == MAX_REQUESTS:
+                    raise UsageError(f"trace {path}: expected at most {MAX_REQUESTS} requests; use --requests")
                 rows.append(row)
                 if len(rows) == limit:
                     break

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.history import Closed, Counted, Handler, Mapped, Returned
+from kvcheck.core.stress.events import Closed, Counted, Mapped, Returned
+from kvcheck.core.stress.history import Handler
 
 
 class AccountingOracle:

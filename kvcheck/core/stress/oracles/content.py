@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.history import Expected, Handler, Leased, Padding, Saw, Verified
+from kvcheck.core.stress.events import Expected, Leased, Padding, Saw, Verified
+from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.workload import content
 from kvcheck.core.workload.content import Site, Tag

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.history import Forward, Handler, Restored, Saved, Submitted
+from kvcheck.core.stress.events import Forward, Restored, Saved, Submitted
+from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 
 _PADDED = ("full", "window", "state", "rows")

@@ -15,7 +15,8 @@ import numpy as np
 from kvcheck.core.backend.backend import Footprint
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.history import Allocated, Completed, Freed, Handler, Submitted
+from kvcheck.core.stress.events import Allocated, Completed, Freed, Submitted
+from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 
 _NOBODY = 0

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.history import Aborted, Broke, Expected, Finished, Handler
+from kvcheck.core.stress.events import Aborted, Broke, Expected, Finished
+from kvcheck.core.stress.history import Handler
 
 
 class LivenessOracle:

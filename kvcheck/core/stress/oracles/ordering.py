@@ -17,7 +17,8 @@ from kvcheck.core.backend.backend import Footprint, Place
 from kvcheck.core.record import Finding
 from kvcheck.core.stress.cells import Cells, Overlap
 from kvcheck.core.stress.clocks import Clock, Clocks, at
-from kvcheck.core.stress.history import Handler, HostDrained, HostJoined, LaneWaited, Recorded, Submitted
+from kvcheck.core.stress.events import HostDrained, HostJoined, LaneWaited, Recorded, Submitted
+from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 
 _WORDS = (

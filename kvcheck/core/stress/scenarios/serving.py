@@ -16,7 +16,8 @@ from kvcheck.core.paging import pages_for
 from kvcheck.core.pools.pool import KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.scheduler.request import Generation, SchedulerConfig
-from kvcheck.core.stress.history import Aborted, Closed, Counted, Finished, History, Resumed, Retracted, Returned
+from kvcheck.core.stress.events import Aborted, Closed, Counted, Finished, Resumed, Retracted, Returned
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.target import Engine, HostTier, Setup, TierInspector

@@ -1,0 +1,334 @@
+"""Events: what can happen in one schedule, as values that oracles judge.
+
+Invariants:
+- An event holds copies, never live product objects.
+- An event's place in its history is its time; nothing else is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcheck.core.backend.backend import Footprint
+from kvcheck.core.workload.mismatch import Mismatch
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """An operation was queued, with what it reads and writes. record: reached when it has run."""
+
+    ordinal: int
+    name: str
+    lane: str
+    reads: tuple[Footprint, ...]
+    writes: tuple[Footprint, ...]
+    record: int | None = None
+    request: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """An operation has run."""
+
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A signal now means everything queued in the lane so far."""
+
+    record: int
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaneWaited:
+    """What is queued in the lane from now on runs behind the record."""
+
+    record: int
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostJoined:
+    """The host waited for the record, or asked and was told that it is reached."""
+
+    record: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostDrained:
+    """The host joined every lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """Ids were handed to a request."""
+
+    space: str
+    ids: tuple[int, ...]
+    owner: int
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Ids are free."""
+
+    space: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Positions [start, stop) of a request were computed."""
+
+    request: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Words of a buffer were read and compared."""
+
+    buffer: str
+    words: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saw:
+    """A read found a row that differs."""
+
+    mismatch: Mismatch
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A metadata slot was handed out. residue: (field, words) of fields that were not empty."""
+
+    request: int
+    space: str
+    slot: int
+    residue: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A request was offloaded. buffers: in the value. table: of the pool."""
+
+    request: int
+    tokens: int
+    buffers: tuple[str, ...]
+    table: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A request was restored into pages of the full space."""
+
+    request: int
+    tokens: int
+    pages: tuple[int, ...]
+    buffers: tuple[str, ...]
+    table: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aliased:
+    """A value that must be owned shares storage with a buffer."""
+
+    request: int
+    what: str
+    buffer: str
+    page: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A value that must be owned shares nothing."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """Index values around a call that must not change them."""
+
+    request: int
+    what: str
+    unchanged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Retracted:
+    """The scheduler reported a retraction."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The scheduler reported a resume."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The reference run's output of a request."""
+
+    request: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request's output."""
+
+    request: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """A request was ended before it finished."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Accounting of a space when idle: free + cached must be total."""
+
+    space: str
+    free: int
+    cached: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Bytes still allocated after close, by name of memory."""
+
+    held: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """A request looked its prompt up. chain: one hash a whole page. pages: found. device_pages: of them, on the device.
+
+    device_only: what the host holds could not be loaded, and was left out.
+    """
+
+    request: int
+    chain: tuple[bytes, ...]
+    pages: int
+    device_pages: int
+    device_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TierChanged:
+    """A tier now holds, or no longer holds, pages or states of these hashes under these ids."""
+
+    tier: str
+    space: str
+    chain: tuple[bytes, ...]
+    ids: tuple[int, ...]
+    added: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """A backup or a load was acknowledged. frozen: its index values are those it was made with."""
+
+    kind: str
+    request: int
+    pages: int
+    frozen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A node lost what a tier held of it in a space. during_load: while a load was in flight."""
+
+    tier: str
+    space: str
+    during_load: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Accounting of a space after close: free must be total."""
+
+    space: str
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Entries of an index table that are not empty when idle: (unit, what it is still mapped to)."""
+
+    table: str
+    entries: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """The padding unit of a buffer when idle. words: of the first row that is not as it was made; none if all are.
+
+    layer: global layer id. piece, row: as in a Mismatch.
+    """
+
+    space: str
+    buffer: str
+    piece: str
+    layer: int
+    row: int
+    words: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """The target raised. code: the finding that the kind of error stands for."""
+
+    code: str
+    error: str
+    message: str
+
+
+Event = (
+    Submitted
+    | Completed
+    | Recorded
+    | LaneWaited
+    | HostJoined
+    | HostDrained
+    | Allocated
+    | Freed
+    | Forward
+    | Verified
+    | Saw
+    | Leased
+    | Saved
+    | Restored
+    | Aliased
+    | Owned
+    | Descriptor
+    | Retracted
+    | Resumed
+    | Expected
+    | Finished
+    | Aborted
+    | Counted
+    | Closed
+    | LookedUp
+    | TierChanged
+    | Transferred
+    | Evicted
+    | Returned
+    | Mapped
+    | Padding
+    | Broke
+)
