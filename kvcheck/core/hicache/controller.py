@@ -1,8 +1,8 @@
 """TransferController: copies between the device pool and the host pool, merged, acknowledged in order.
 
     queue    load(nodes of A) load(nodes of B)          one request each
-    start    one merged Transfer, layer by layer:       h2d       L0 L1 L2 ...
-                                                        h2d.side  L0 L1 L2 ...   index pages, window, state
+    start    one merged Transfer, layer by layer:       h2d.0       L0 L1 L2 ...
+                                                        h2d.0.side  L0 L1 L2 ...   index pages, window, state
     ack      when every lane's last operation has run   first in, first out
 
 Invariants:
@@ -27,6 +27,10 @@ from kvcheck.core.hicache.node import Node, owned
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.buffers import Granularity
 from kvcheck.core.pools.pool import KVPool
+
+
+LOAD_ENGINES = 2
+"""Loads take turns on so many pairs of lanes, as a device has several copy engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +102,12 @@ class TransferController:
         self.host = host
         self._backend = backend
         self._d2h = (backend.lane("hicache.d2h"), backend.lane("hicache.d2h.side"))
-        self._h2d = (backend.lane("hicache.h2d"), backend.lane("hicache.h2d.side"))
-        self.gate = self.gate_type(backend, self._h2d, layers=pool.shape.num_layers, entries=ring)
+        self._h2d = tuple(
+            (backend.lane(f"hicache.h2d.{engine}"), backend.lane(f"hicache.h2d.{engine}.side"))
+            for engine in range(LOAD_ENGINES)
+        )
+        self._started = 0
+        self.gate = self.gate_type(backend, lanes=2, layers=pool.shape.num_layers, entries=ring)
         pool.connect(self.gate)
         self._queued: list[Transfer] = []
         self.backups: list[Transfer] = []
@@ -148,12 +156,14 @@ class TransferController:
         legs = self.move(merge([leg for transfer in started for leg in transfer.legs]))
         behind = self._behind_forward()
         used: list[Lane] = []
+        lanes = self._h2d[self._started % LOAD_ENGINES]
+        self._started += 1
         for layer in range(self.pool.shape.num_layers):
             for leg in legs:
                 layers = self.pool.sets[leg.space].spec.layers
                 if layer in layers:
-                    used += self._load_layer(leg, layers.index(layer), behind)
-            self.gate.layer_done(producer, layer)
+                    used += self._load_layer(leg, layers.index(layer), behind, lanes)
+            self.gate.layer_done(producer, layer, lanes)
         done = self._marks(used)
         for transfer in started:
             transfer.producer, transfer.done = producer, done
@@ -194,9 +204,9 @@ class TransferController:
             moved.append(make_leg(leg.space, leg.host[order], leg.device[order], chain))
         return tuple(moved)
 
-    def _load_layer(self, leg: Leg, local: int, behind: tuple[Signal, ...]) -> list[Lane]:
+    def _load_layer(self, leg: Leg, local: int, behind: tuple[Signal, ...], lanes: tuple[Lane, ...]) -> list[Lane]:
         used = []
-        for buffers, lane in self._groups(leg.space, self._h2d):
+        for buffers, lane in self._groups(leg.space, lanes):
             owner = self.pool.sets[leg.space]
             words = {name: owner.write_view(name) for name in buffers}
             self._backend.submit(

@@ -8,6 +8,7 @@ Invariants:
   gate-waits-neighbour-layer, gate-waits-wrong-entry, gate-waits-on-load-lane)
 - An entry is armed again only after the host has seen its load finish: until then its id has one meaning, and after
   that everything submitted comes after the load, so nobody waits for it any more. (mutant: ring-rearmed-early)
+- Loads may run on different lanes: an event says nothing of another load.
 - With every entry in flight `begin` returns None: the caller defers, or waits for the oldest load.
 """
 
@@ -32,13 +33,13 @@ class RingEntry:
 class LayerGate:
     """The ring of one engine, shared by all its buffer sets. Producer ids are places in the ring."""
 
-    def __init__(self, backend: Backend, lanes: tuple[Lane, ...], *, layers: int, entries: int = 3) -> None:
+    def __init__(self, backend: Backend, *, lanes: int, layers: int, entries: int = 3) -> None:
         if layers < 1 or entries < 1:
             raise LengthMismatch(f"layer gate: expected at least 1 layer and 1 entry, got {layers} and {entries}")
         self._backend = backend
-        self.lanes = lanes
         self.ring = tuple(
-            RingEntry(tuple(tuple(backend.signal() for _ in lanes) for _ in range(layers))) for _ in range(entries)
+            RingEntry(tuple(tuple(backend.signal() for _ in range(lanes)) for _ in range(layers)))
+            for _ in range(entries)
         )
         self._producer = -1
         self._consumed: tuple[int, ...] = ()
@@ -56,9 +57,9 @@ class LayerGate:
         self.ring[self._producer].finished = False
         return self._producer
 
-    def layer_done(self, producer: int, layer: int) -> None:
-        """Everything of that layer has been queued on the load lanes."""
-        for signal, lane in zip(self.ring[producer].layers[layer], self.lanes, strict=True):
+    def layer_done(self, producer: int, layer: int, lanes: tuple[Lane, ...]) -> None:
+        """Everything of that layer has been queued on these lanes, as many as an entry has events a layer."""
+        for signal, lane in zip(self.ring[producer].layers[layer], lanes, strict=True):
             self._backend.record(signal, lane=lane)
 
     def retire(self, producer: int) -> None:

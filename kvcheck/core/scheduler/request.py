@@ -71,6 +71,7 @@ class StepReport:
     """What one scheduling round did, by request id."""
 
     admitted: list[int] = field(default_factory=list)
+    loading: list[int] = field(default_factory=list)
     joined: list[int] = field(default_factory=list)
     retracted: list[int] = field(default_factory=list)
     resumed: list[int] = field(default_factory=list)

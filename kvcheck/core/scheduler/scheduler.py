@@ -163,6 +163,7 @@ class Scheduler:
                 active.lease = cache.admit(generation.prompt[:-1], holding, priority=generation.priority)
                 # A load runs beside this round's passes; the request's first pass comes with the next.
                 active.starts_at = self._round + bool(active.lease.loads)
+                self._report.loading += [active.request] if active.lease.loads else []
             self._waiting.popleft()
             self._prefilling.append(active)
             self._report.admitted.append(generation.request)

@@ -133,7 +133,7 @@ class BuiltinEngine:
             ]
         if cache is not None:
             # Idle, so every lock that is left was forgotten: free and cached of them must be all.
-            rows.append(SpaceCount("cached prefixes that are locked", 0, 0, cache.locked()))
+            rows.append(SpaceCount("locks on cached prefixes", 0, 0, cache.locked()))
         rows += [SpaceCount(end.space, end.slots.available, 0, end.slots.count) for end in self._ends]
         return tuple(rows)
 

@@ -16,9 +16,9 @@ from kvcheck.core.workload.mix import Mix
 def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, sessions: int, seed: int) -> tuple[Job, ...]:
     """Jobs for a pool of `capacity_tokens` in pages of `page_size`, spread over `sessions` sessions.
 
-    A job takes one of the sessions, every other time one of the first three, so that some prefixes stay warm and the
-    others go down a tier. New text is a fraction of a page to two pages long; outputs are a few tokens to a page and
-    a half. Two jobs arrive a round.
+    Sessions take turns, so that each comes back after the others have pushed its prefix down a tier; one job in four
+    takes any of them. New text is a fraction of a page to two pages long; most outputs are
+    shorter than half a page, some reach two. Two jobs arrive a round.
     """
     half = capacity_tokens // 2
     if half < 3 * page_size or requests < 1 or sessions < 1:
@@ -30,10 +30,10 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
     last: dict[int, tuple[tuple[int, int], ...]] = {}
     jobs: list[Job] = []
     for request in range(1, requests + 1):
-        session = mix.below(min(3, sessions)) if mix.chance(1, 2) else mix.below(sessions)
+        session = mix.below(sessions) if mix.chance(1, 4) else request % sessions
         before = last.get(session, ())
         kept = _kept(mix, sum(tokens for _, tokens in before), page_size)
-        output = 1 + mix.below(page_size + page_size // 2)
+        output = 1 + mix.below(page_size // 2 if mix.chance(3, 4) else 2 * page_size)
         new = 1 + mix.below(2 * page_size)
         room = half - output
         kept = min(kept, max(0, room - 1) // page_size * page_size)

@@ -26,17 +26,17 @@ from kvcheck.core.workload.sessions import session_jobs
 from kvcheck.core.workload.synthetic import trace_file
 from kvcheck.core.workload.traces import read_trace, scale_trace
 
-SYNTHETIC_PAGES = 10
-SYNTHETIC_REQUESTS = 28
-SESSIONS = 6
+SYNTHETIC_PAGES = 14
+SYNTHETIC_REQUESTS = 40
+SESSIONS = 8
 TRACE_PAGES = 24
-MAX_RUNNING = 4
+MAX_RUNNING = 6
 TRACE_RUNNING = 8
 HOST_RATIO = 2
 """Host pages for each device page, as engines choose by default; the working set is larger than both."""
 HOST_STATES = 10
-ABORT_EVERY = 5
-"""Every so many requests, one is aborted in the round after its admission."""
+ABORT_EVERY = 2
+"""Of so many requests whose prefix is being loaded, one is aborted while it is."""
 
 
 class HiCacheScenario:
@@ -78,8 +78,7 @@ class HiCacheScenario:
         """Feed jobs by their arrival rounds until all have finished, then close."""
         tier = host_tier(shape, load, variant)
         engine = target.build(make_setup(shape, load, backend, history, transport, host=tier))
-        aborted = frozenset(job.request for job in load.jobs if job.request % ABORT_EVERY == 0)
-        return serve(engine, load, history, backend, aborted=aborted)
+        return serve(engine, load, history, backend, abort_every=ABORT_EVERY)
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Loads, evictions on both tiers, and words of every buffer on both."""
@@ -113,7 +112,7 @@ def host_tier(shape: ModelShape, load: Load, variant: int) -> HostTier:
         layout=HOST_LAYOUTS[variant % 3],
         method=COPY_METHODS[variant // 3 % 2],
         write_policy=list(WRITE_POLICIES)[variant // 2 % 3],
-        order=list(EVICTION_ORDERS)[variant // 4 % 3],
-        ack_period=(2, 3, 1)[variant % 3],
-        ring=1 + variant // 2 % 3,
+        order=list(EVICTION_ORDERS)[(variant + variant // 3 + 2) % 3],
+        ack_period=(3, 3, 1, 2)[variant % 4],
+        ring=(2, 1, 3, 1, 2)[variant % 5],
     )

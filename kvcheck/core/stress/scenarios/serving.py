@@ -31,20 +31,18 @@ HURRY = 8
 """Jobs arrive this much faster than their workload says, so that requests queue and the pool stays full."""
 IDLE_ROUNDS = 2000
 """Rounds in which no request finishes before a run counts as hung."""
-CACHED_STATES = 6
+CACHED_STATES = 3
 """State slots beyond those of requests: what cached prefixes can hold on the device."""
 PRIORITIES = 3
 """Requests have priorities 0 .. 2, by their number."""
 
 
-def serve(
-    engine: Engine, load: Load, history: History, backend: Backend, *, aborted: frozenset[int] = frozenset()
-) -> int:
+def serve(engine: Engine, load: Load, history: History, backend: Backend, *, abort_every: int | None = None) -> int:
     """Drive an engine to the end, count what it holds, close it; how many nodes the device evicted.
 
-    aborted: requests that are aborted in the round after they were admitted.
+    abort_every: of so many requests whose prefix is being loaded, one is aborted while it is.
     """
-    drive(engine, load.jobs, history, hurry=HURRY, aborted=aborted)
+    drive(engine, load.jobs, history, hurry=HURRY, abort_every=abort_every)
     for count in engine.counts():
         history.append(Counted(count.space, count.free, count.cached, count.total))
     engine.close()
@@ -79,10 +77,10 @@ def drive(
     history: History,
     *,
     hurry: int,
-    aborted: frozenset[int] = frozenset(),
+    abort_every: int | None = None,
 ) -> int:
     """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
-    sent = round_number = idle = retracted = 0
+    sent = round_number = idle = retracted = loading = 0
     while sent < len(jobs) or not engine.is_idle:
         if engine.is_idle and sent < len(jobs):
             round_number = max(round_number, jobs[sent].arrival // hurry)
@@ -94,8 +92,9 @@ def drive(
         report = engine.step()
         round_number += 1
         retracted += len(report.retracted)
-        for request in report.admitted:
-            if request in aborted and engine.abort(request):
+        for request in report.loading:
+            loading += 1
+            if abort_every is not None and loading % abort_every == 0 and engine.abort(request):
                 history.append(Aborted(request))
         for request in report.retracted:
             history.append(Retracted(request))
@@ -140,7 +139,7 @@ def make_setup(
             resume_delay=12,
             retract_steps=max(shape.page_size, 64),
         ),
-        metadata_slots=max(3, load.max_running // 4),
+        metadata_slots=max(3, load.max_running // 4 if host is None else load.max_running),
         share_prefixes=share_prefixes,
         transport=transport,
         backend=backend,

@@ -84,7 +84,7 @@ class _LoadLaneGate(LayerGate):
     """The lane that loads waits for itself; the reader does not wait."""
 
     def _waiting_lane(self, lane: Lane) -> Lane:
-        return self.lanes[0]
+        return self._backend.lane("hicache.h2d.0")
 
 
 class _EagerRing(LayerGate):
@@ -307,7 +307,6 @@ HICACHE = (
         replace(FIXED, cache=NoLoadPinCache),
         "host pages are evicted and filled anew while a load still reads them",
         _REUSED,
-        shape="llama-3-tiny",
         code="KV202",
     ),
     _mutant(
@@ -367,7 +366,8 @@ HICACHE = (
         replace(FIXED, cache=KeptLockCache),
         "a load-back that does not fit keeps the locks it took",
         "The prefix can never be evicted again; the pool fills up until nothing is admitted.",
-        shape="llama-3-tiny",
+        scenario="hicache-hybrid",
+        shape="qwen3-next-tiny",
         killed_by="accounting",
         code="KV401",
     ),
