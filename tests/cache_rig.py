@@ -23,7 +23,7 @@ from kvcheck.core.hicache.cache import CacheConfig, HiCache, Lease
 from kvcheck.core.hicache.controller import TransferController
 from kvcheck.core.hicache.eviction import Residency
 from kvcheck.core.hicache.host_pool import HostPool
-from kvcheck.core.hicache.node import Node
+from kvcheck.core.hicache.node import Node, Tier
 from kvcheck.core.hicache.radix_tree import PrefixTree, Tokens
 from kvcheck.core.pools.buffers import Granularity
 from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
@@ -138,6 +138,24 @@ class Rig:
             assert node.is_backed
             self.residency.demote(node)
 
+    def spoil(self) -> None:
+        """Overwrite all that is free on the device: whoever reads it finds nothing of what was there."""
+        self.backend.drain()
+        for space, each in self.pool.buffers():
+            rows = self.pool.page_size if each.rows is Granularity.TOKEN else 1
+            for unit in range(1, self.pool.allocators[space].count + 1):
+                if self.pool.allocators[space].owner_of(unit) is None:
+                    self.pool.sets[space].write_view(each.name)[:, unit * rows : (unit + 1) * rows].fill_(unit)
+
+    def everything(self) -> list[object]:
+        """All that a refused call must leave alone, as plain values."""
+        return [
+            {text: (n.locks, n.host_locks, values(n.device), values(n.host)) for text, n in self.nodes().items()},
+            {name: each.available for name, each in self.pool.allocators.items() if name != "rows"},
+            {name: each.available for name, each in self.host.allocators.items()},
+            (len(self.controller.backups), len(self.controller.loads)),
+        ]
+
     # What must hold
 
     def check(self) -> None:
@@ -197,6 +215,10 @@ def _copy(words: torch.Tensor, wanted: torch.Tensor) -> Callable[[], None]:
         words.copy_(wanted)
 
     return copy
+
+
+def values(tier: Tier) -> list[list[int]]:
+    return [tier.ids(space).tolist() for space in ("full", "window", "state")]
 
 
 def text_of(rig: Rig, node: Node) -> str:
