@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kvcheck.core.backend.backend import Lane, Signal
+from kvcheck.core.hicache.cache import HiCache
 from kvcheck.core.offload import Offload, OffloadedBuffer, OffloadedKV
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.buffers import BufferSet
@@ -46,10 +47,10 @@ class UnzeroedPool(KVPool):
 class ForgetfulTable(IndexTable):
     """Entries are made and never taken back."""
 
-    def assign(self, columns: IndexArray, values: IndexArray, *, row: int = 0) -> None:
+    def assign(self, columns: IndexArray, values: IndexArray) -> None:
         """Zeros are not written."""
         if len(values) and values.any():
-            super().assign(columns, values, row=row)
+            super().assign(columns, values)
 
 
 class ForgetfulPool(KVPool):
@@ -112,18 +113,17 @@ class KeepsLocks(Scheduler):
 
     def _finish(self, active: Active) -> None:
         """One lock too many."""
-        if self.parts.tree is not None and active.node is not None and not self.waiting:
-            self.parts.tree.lock(active.node)
+        if self.parts.cache is not None and active.lease is not None and not self.waiting:
+            self.parts.cache.tree.lock(active.lease.node)
         super()._finish(active)
 
 
-class ForgetsTree(Scheduler):
+class ForgetsTree(HiCache):
     """The prefix tree keeps its pages at close."""
 
     def close(self) -> None:
-        """Nothing is evicted."""
-        self.parts = replace(self.parts, tree=None)
-        super().close()
+        """Transfers are finished, and nothing is given back."""
+        self.settle()
 
 
 # (part, shape, oracle, code)
@@ -137,7 +137,7 @@ BROKEN: dict[str, tuple[Parts, str, str, str]] = {
     "padding written, slots": (replace(FIXED, offload=WritesPadding), "qwen3-next-tiny", "content", "KV403"),
     "save not waited for": (replace(FIXED, offload=SavesWithoutSignal), "llama-3-tiny", "liveness", "KV202"),
     "lock left": (replace(FIXED, scheduler=KeepsLocks), "llama-3-tiny", "accounting", "KV401"),
-    "tree not emptied": (replace(FIXED, scheduler=ForgetsTree), "llama-3-tiny", "accounting", "KV401"),
+    "tree not emptied": (replace(FIXED, cache=ForgetsTree), "llama-3-tiny", "accounting", "KV401"),
 }
 
 

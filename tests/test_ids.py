@@ -94,9 +94,9 @@ def test_a_use_ends_when_it_is_reached_or_dropped_and_not_before() -> None:
         lambda table: table.write(1, -1, ids(7)),
         lambda table: table.write(4, 0, ids(7)),
         lambda table: table.write(-1, 0, ids(7)),
-        lambda table: table.assign(ids(-1), ids(9), row=2),
-        lambda table: table.assign(ids(4), ids(9), row=2),
-        lambda table: table.assign(ids(1, 2), ids(9), row=2),
+        lambda table: table.assign(ids(-1), ids(9)),
+        lambda table: table.assign(ids(4), ids(9)),
+        lambda table: table.assign(ids(1, 2), ids(9)),
     ],
 )
 def test_a_write_that_leaves_its_row_is_refused_and_writes_nothing(call: Callable[[IndexTable], None]) -> None:

@@ -7,7 +7,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from unittest.mock import Mock, call
 
@@ -18,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.errors import DoubleFree, FreeInFlight, LayoutMismatch, LengthMismatch
+from kvcheck.core.errors import DoubleFree, ForeignAccess, FreeInFlight, LayoutMismatch, LengthMismatch
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools import POOLS
-from kvcheck.core.pools.allocator import IdAllocator, PageAllocator, SlotAllocator, TokenAllocator
 from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity, Piece
 from kvcheck.core.pools.pool import Given, Holding, KVPool, PoolSizes
 from kvcheck.core.workload.shapes import SHAPES, TINY_SHAPES, shape
@@ -58,12 +56,6 @@ TABLES: dict[str, Table] = {
     "gpt-oss-20b": {"full": (12, kv(1024)), "window": (12, kv(1024))},
     "gpt-oss-120b": {"full": (18, kv(1024)), "window": (18, kv(1024))},
     "qwen3-next-80b": {"full": (12, kv(1024)), "state": (36, {"conv": ("slot", 49152), "ssm": ("slot", 2097152)})},
-}
-ALLOCATORS: dict[str, Callable[[int], IdAllocator]] = {
-    "slots": lambda count: SlotAllocator("slots", count=count),
-    "slots from 0": lambda count: SlotAllocator("slots", count=count, first=0),
-    "pages": lambda count: PageAllocator("pages", count=count, page_size=4),
-    "tokens": lambda count: TokenAllocator("tokens", count=count),
 }
 PAGES, WINDOW_PAGES, REQUESTS = 9, 5, 3
 
@@ -233,7 +225,7 @@ def test_growing_past_the_last_free_page_changes_nothing_in_any_space(name: str)
     assert pool.grow(other, 6 * size, query=0) and pool.grow(holding, 2 * size, query=0)
     before = everything(pool, holding)
     assert not pool.grow(holding, 3 * size + 1, query=0)
-    assert pool.pages_short(holding, 3 * size + 1, query=0) == 1
+    assert pool.pages_short(holding, 3 * size + 1, query=0) == {"full": 1}
     assert not pool.grow(holding, pool.sizes.max_tokens + 1, query=pool.sizes.max_tokens)  # longer than any may be
     assert everything(pool, holding) == before
     assert pool.grow(holding, 3 * size, query=0)
@@ -245,7 +237,7 @@ def test_a_full_window_pool_refuses_growth_although_the_full_pool_has_pages() ->
     assert pool.grow(holding, 12, query=0)
     before = everything(pool, holding)
     assert not pool.grow(holding, 20, query=0)
-    assert pool.pages_short(holding, 20, query=0) == 1
+    assert pool.pages_short(holding, 20, query=0) == {"window": 1}
     assert everything(pool, holding) == before
     assert pool.allocators["full"].available == PAGES - 3
     assert pool.pages_free == 1
@@ -314,6 +306,50 @@ def test_shared_pages_and_pages_given_away_stay_allocated(name: str) -> None:
     assert set(ledger.held["full"]) == {*trees.tolist(), *given_away}
 
 
+def test_an_adopted_prefix_leaves_the_trees_window_pages_alone_and_the_holding_owns_its_lists() -> None:
+    pool, ledger, _ = pool_of("gpt-oss-tiny")
+    size, holding = pool.page_size, opened(pool, 1)
+    trees = {space: pool.allocators[space].allocate(3, 77) for space in ("full", "window")}
+    full, window = trees["full"], trees["window"]
+    assert full is not None and window is not None
+    pool.map_window(full, window)
+    seen = np.array([0, *window[1:]])  # the next position no longer sees the first page
+    pool.adopt(holding, full, seen)
+    full[:], seen[:] = 9, 9
+    assert (holding.pages.tolist(), holding.window_pages.tolist()) == ([1, 2, 3], [0, 2, 3])
+    assert pool.grow(holding, 5 * size, query=3 * size)
+    assert len(ledger.of("window", 1)) == 2
+    pool.evict_window(holding, 5 * size)
+    assert ledger.freed_ids == []  # what it passed is the tree's
+    pool.close(holding)
+    assert set(ledger.held["window"]) == {1, 2, 3}
+    assert pool.tables["full_to_window"].read_view()[0, 1:4].tolist() == [1, 2, 3]
+    pool.unmap_window(np.array([1, 2, 3]))
+    assert not bool(pool.tables["full_to_window"].read_view().any())
+
+
+def test_only_an_empty_holding_adopts_and_only_pages_that_somebody_owns() -> None:
+    pool, _, _ = pool_of("llama-3-tiny")
+    holding, nothing = opened(pool, 1), np.zeros(0, dtype=np.int64)
+    with pytest.raises(ForeignAccess, match="some are not allocated"):
+        pool.adopt(holding, np.array([3]), nothing)
+    assert pool.grow(holding, 1, query=0)
+    with pytest.raises(LengthMismatch, match="expected an empty holding"):
+        pool.adopt(holding, holding.pages, nothing)
+    assert (holding.shared, holding.committed, len(holding.pages)) == (0, 0, 1)
+
+
+def test_cached_prefixes_may_take_a_state_slot_only_where_every_request_still_finds_one() -> None:
+    backend = EagerBackend()
+    sizes = PoolSizes(pages=PAGES, requests=2, max_tokens=8, state_slots=3)
+    pool = KVPool(shape("qwen3-next-tiny"), sizes, backend=backend)
+    assert (pool.spare("state"), pool.spare("full")) == (1, PAGES)
+    taken = pool.allocators["state"].allocate(pool.spare("state"), 77)
+    assert taken is not None and pool.spare("state") == 0
+    assert [pool.open(request) is None for request in (1, 2, 3)] == [False, False, True]
+    assert pool.spare("state") == 0
+
+
 @pytest.mark.parametrize(("name", "space"), [(name, space) for name in TINY_SHAPES for space in TABLES[name]])
 def test_a_pinned_page_or_slot_cannot_be_freed_by_closing(name: str, space: str) -> None:
     pool, ledger, _ = pool_of(name)
@@ -324,51 +360,6 @@ def test_a_pinned_page_or_slot_cannot_be_freed_by_closing(name: str, space: str)
     with pytest.raises(FreeInFlight, match=rf"{space}: freed .* while pinned: \[{ids[0]}\]"):
         pool.close(holding)
     assert (space, int(ids[0])) not in ledger.freed_ids
-
-
-@pytest.mark.parametrize("kind", ALLOCATORS)
-@given(calls=st.lists(st.tuples(st.sampled_from(["take", "free", "pin", "unpin"]), st.integers(0, 7)), max_size=40))
-def test_free_and_live_ids_are_all_ids_whatever_is_called(kind: str, calls: list[tuple[str, int]]) -> None:
-    allocator = ALLOCATORS[kind](6)
-    first = 0 if kind == "slots from 0" else 1
-    free, live, pinned = list(range(first, first + 6)), [], []  # type: tuple[list[int], list[int], list[int]]
-    for verb, n in calls:
-        ids = np.array(live[:n], dtype=np.int64)
-        if verb == "take":
-            got = allocator.allocate(n, 1)
-            assert (got is None) == (n > len(free))
-            taken = [] if got is None else got.tolist()
-            assert taken == free[: len(taken)]
-            free, live = free[len(taken) :], live + taken
-        elif verb == "free" and set(ids.tolist()) & set(pinned):
-            with pytest.raises(FreeInFlight):
-                allocator.free(ids)
-        elif verb == "free":
-            allocator.free(ids)
-            free = free + live[:n] if kind.startswith("slots") else live[:n] + free
-            live = live[n:]
-        elif verb == "pin":
-            allocator.pin(ids)
-            pinned += ids.tolist()
-        elif pinned:
-            allocator.unpin(np.array([pinned.pop(0)], dtype=np.int64))
-        else:
-            with pytest.raises(LengthMismatch, match="not pinned"):
-                allocator.unpin(np.array([first], dtype=np.int64))
-        assert (allocator.available, allocator.live) == (len(free), len(live))
-    everything_left = allocator.allocate(len(free), 2)
-    assert everything_left is not None
-    assert sorted([*everything_left.tolist(), *live]) == list(range(first, first + 6))
-
-
-@pytest.mark.parametrize("kind", ALLOCATORS)
-@pytest.mark.parametrize("wrong", [[1, 1], [1, 4], [-1], [99], [4]])
-def test_a_free_with_one_wrong_id_frees_none_of_them(kind: str, wrong: list[int]) -> None:
-    allocator = ALLOCATORS[kind](5)
-    assert allocator.allocate(3, 1) is not None
-    with pytest.raises(DoubleFree, match="not allocated or named twice"):
-        allocator.free(np.array(wrong, dtype=np.int64))
-    assert (allocator.available, allocator.live) == (2, 3)
 
 
 @pytest.mark.parametrize("name", TINY_SHAPES)

@@ -122,7 +122,7 @@ class HiCache:
             self._tell_lookup(tokens, match, holding.request, device_only=True)
             self.tree.lock(match.node)
         lease = Lease(node=match.node, holding=holding, priority=priority)
-        lease.loads = list(dict.fromkeys(node.loading for node in match.nodes if node.loading is not None))
+        lease.loads = list(dict.fromkeys(each for node in match.nodes for each in node.loading))
         self._adopt(holding, match)
         if self._pool.has_state and match.pages:
             lease.state_from = match.node
@@ -153,7 +153,7 @@ class HiCache:
         holding = lease.holding
         pages = len(tokens) // self._pool.page_size
         node, known = self.tree.device_match(tokens)
-        if known == pages and self._pool.has_state and node.device.state == ABSENT:
+        if known == pages > 0 and self._pool.has_state and node.device.state == ABSENT:
             self._give_state(node, holding)
         if known != holding.shared or known == pages:
             return  # somebody cached a longer run of it meanwhile; ours is offered again at the end

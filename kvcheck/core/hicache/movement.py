@@ -69,7 +69,7 @@ class Movement:
 
     def back_up(self, node: Node, request: int) -> bool:
         """Start a backup of one node; False where it has one, is loading, or the host has no room."""
-        if node.host.is_live or node.loading is not None or not node.device.is_live:
+        if node.host.is_live or node.loading or not node.device.is_live:
             return False
         legs: list[Leg] = []
         for space in SPACES:
@@ -136,8 +136,8 @@ class Movement:
             self._place_device(gap, leg.device)
             if self._listener is not None:
                 self._listener.tier_changed(tier="device", space=leg.space, chain=leg.chain, ids=leg.device, added=True)
-            if gap.node.loading is None:
-                gap.node.loading = transfer
+            if transfer not in gap.node.loading:
+                gap.node.loading = (*gap.node.loading, transfer)
                 transfer.nodes.append(gap.node)
         self._tell_moving(transfer)
         self.controller.queue_load(transfer)
@@ -232,7 +232,7 @@ class Movement:
             if transfer.kind == "backup":
                 node.backing = None
             else:
-                node.loading = None
+                node.loading = tuple(each for each in node.loading if each is not transfer)
         transfer.acknowledged = True
         self._unpin(transfer)
         if self._listener is not None:

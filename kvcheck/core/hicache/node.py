@@ -51,7 +51,10 @@ class Tier:
 
 
 class Node:
-    """A run of whole pages after its parent's. chain: one hash a page, each covering all pages before it."""
+    """A run of whole pages after its parent's. chain: one hash a page, each covering all pages before it.
+
+    loading: loads into the node that are not acknowledged. A second one may bring a companion that the first had left.
+    """
 
     __slots__ = (
         "backing",
@@ -84,7 +87,7 @@ class Node:
         self.hits = 0
         self.priority = 0
         self.last_used = 0
-        self.loading: Transfer | None = None
+        self.loading: tuple[Transfer, ...] = ()
         self.backing: Transfer | None = None
         self.stored = False
 

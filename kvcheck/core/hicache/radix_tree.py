@@ -261,9 +261,8 @@ class PrefixTree:
                 mine.full, theirs.full = owned(theirs.full[:at]), owned(theirs.full[at:])
             if theirs.window is not None:
                 mine.window, theirs.window = owned(theirs.window[:at]), owned(theirs.window[at:])
-        for transfer in (node.loading, node.backing):
-            if transfer is not None:
-                transfer.nodes.append(upper)
+        for transfer in (*node.loading, *((node.backing,) if node.backing is not None else ())):
+            transfer.nodes.append(upper)
         node.parent.children[node.keys[0]] = upper
         node.keys, node.chain, node.parent = node.keys[at:], node.chain[at:], upper
         upper.children[node.keys[0]] = node

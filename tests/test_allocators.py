@@ -1,0 +1,69 @@
+"""Allocators: which id comes next, what may be freed, and that free and live ids are all ids.
+
+Invariants:
+- Every kind of allocator passes the same list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcheck.core.errors import DoubleFree, FreeInFlight, LengthMismatch
+from kvcheck.core.pools.allocator import IdAllocator, PageAllocator, SlotAllocator, TokenAllocator
+
+ALLOCATORS: dict[str, Callable[[int], IdAllocator]] = {
+    "slots": lambda count: SlotAllocator("slots", count=count),
+    "slots from 0": lambda count: SlotAllocator("slots", count=count, first=0),
+    "pages": lambda count: PageAllocator("pages", count=count, page_size=4),
+    "tokens": lambda count: TokenAllocator("tokens", count=count),
+}
+
+
+@pytest.mark.parametrize("kind", ALLOCATORS)
+@given(calls=st.lists(st.tuples(st.sampled_from(["take", "free", "pin", "unpin"]), st.integers(0, 7)), max_size=40))
+def test_free_and_live_ids_are_all_ids_whatever_is_called(kind: str, calls: list[tuple[str, int]]) -> None:
+    allocator = ALLOCATORS[kind](6)
+    first = 0 if kind == "slots from 0" else 1
+    free, live, pinned = list(range(first, first + 6)), [], []  # type: tuple[list[int], list[int], list[int]]
+    for verb, n in calls:
+        ids = np.array(live[:n], dtype=np.int64)
+        if verb == "take":
+            got = allocator.allocate(n, 1)
+            assert (got is None) == (n > len(free))
+            taken = [] if got is None else got.tolist()
+            assert taken == free[: len(taken)]
+            free, live = free[len(taken) :], live + taken
+        elif verb == "free" and set(ids.tolist()) & set(pinned):
+            with pytest.raises(FreeInFlight):
+                allocator.free(ids)
+        elif verb == "free":
+            allocator.free(ids)
+            free = free + live[:n] if kind.startswith("slots") else live[:n] + free
+            live = live[n:]
+        elif verb == "pin":
+            allocator.pin(ids)
+            pinned += ids.tolist()
+        elif pinned:
+            allocator.unpin(np.array([pinned.pop(0)], dtype=np.int64))
+        else:
+            with pytest.raises(LengthMismatch, match="not pinned"):
+                allocator.unpin(np.array([first], dtype=np.int64))
+        assert (allocator.available, allocator.live) == (len(free), len(live))
+    everything_left = allocator.allocate(len(free), 2)
+    assert everything_left is not None
+    assert sorted([*everything_left.tolist(), *live]) == list(range(first, first + 6))
+
+
+@pytest.mark.parametrize("kind", ALLOCATORS)
+@pytest.mark.parametrize("wrong", [[1, 1], [1, 4], [-1], [99], [4]])
+def test_a_free_with_one_wrong_id_frees_none_of_them(kind: str, wrong: list[int]) -> None:
+    allocator = ALLOCATORS[kind](5)
+    assert allocator.allocate(3, 1) is not None
+    with pytest.raises(DoubleFree, match="not allocated or named twice"):
+        allocator.free(np.array(wrong, dtype=np.int64))
+    assert (allocator.available, allocator.live) == (2, 3)
