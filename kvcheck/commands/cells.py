@@ -141,8 +141,9 @@ def _start(
     stdout = child.stdout
 
     def pump() -> None:
-        for line in stdout:
-            messages.put((index, line))
+        with stdout:
+            for line in stdout:
+                messages.put((index, line))
         messages.put((index, None))
 
     threading.Thread(target=pump, daemon=True).start()

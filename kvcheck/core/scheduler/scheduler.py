@@ -212,9 +212,8 @@ class Scheduler:
         """The request's loads have started, and had a round beside other work where there was any."""
         if active.lease is None or self.parts.cache is None:
             return True
-        if not self.parts.cache.is_loaded(active.lease):
-            return False
-        return active.starts_at <= self._round or not self._running
+        is_due = active.starts_at <= self._round or not self._running
+        return is_due and self.parts.cache.is_loaded(active.lease)
 
     def _cache_prompt(self, active: Active) -> None:
         """Let others share the prompt's whole pages: when all are computed, or wherever a state is to be had."""
