@@ -20,7 +20,7 @@ from kvcheck.core.backend.backend import Backend, Operation
 from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.backend.simulated import SimulatedBackend
 from kvcheck.core.hicache.cache import CacheConfig, HiCache, Lease
-from kvcheck.core.hicache.controller import TransferController
+from kvcheck.core.hicache.controller import Leg, TransferController
 from kvcheck.core.hicache.eviction import Residency
 from kvcheck.core.hicache.host_pool import HostPool
 from kvcheck.core.hicache.node import Node, Tier
@@ -32,6 +32,33 @@ from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.stress.oracles.residency import ResidencyOracle
 from kvcheck.core.stress.strategies import EagerStrategy, LazyStrategy, RandomStrategy
 from kvcheck.core.workload.shapes import shape
+
+
+class Told:
+    """Tells a history what a cache does, with whether a transfer's index values stayed as they were."""
+
+    def __init__(self, history: History) -> None:
+        self.looked_up = history.looked_up
+        self.tier_changed = history.tier_changed
+        self.evicted = history.evicted
+        self._history = history
+        self._made: dict[int, list[tuple[str, list[int], list[int]]]] = {}
+
+    def computed(self, *, request: int, chain: tuple[bytes, ...]) -> None:
+        """Nobody here asks whose pages they are."""
+
+    def moving(self, *, number: int, legs: tuple[Leg, ...]) -> None:
+        self._made[number] = _values(legs)
+
+    def transferred(self, *, number: int, kind: str, request: int, legs: tuple[Leg, ...]) -> None:
+        pages = sum(len(leg.host) for leg in legs if leg.space == "full")
+        frozen = self._made.pop(number) == _values(legs)
+        self._history.transferred(kind=kind, request=request, pages=pages, frozen=frozen)
+
+
+def _values(legs: tuple[Leg, ...]) -> list[tuple[str, list[int], list[int]]]:
+    return [(leg.space, leg.host.tolist(), leg.device.tolist()) for leg in legs]
+
 
 BACKENDS: dict[str, Callable[[History], Backend]] = {
     "eager": EagerBackend,
@@ -302,7 +329,8 @@ def rig_of(
     )
     settings = CacheConfig(**config)  # type: ignore[arg-type]
     tree = PrefixTree(preset.page_size, window=preset.window if pool.has_window else 0, has_state=pool.has_state)
-    residency = Residency(tree, pool, host, order=settings.order, listener=history)
+    told = Told(history)
+    residency = Residency(tree, pool, host, order=settings.order, listener=told)
     controller = TransferController(pool, host, on, ring=settings.ring)
-    cache = cache_type(tree, residency, controller, on, config=settings, agree=agree, listener=history)
+    cache = cache_type(tree, residency, controller, on, config=settings, agree=agree, listener=told)
     return Rig(backend=on, pool=pool, host=host, tree=tree, residency=residency, cache=cache, history=history)

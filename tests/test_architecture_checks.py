@@ -43,9 +43,8 @@ def test_checker_accepts(module: str, code: str) -> None:
         ("core.offload", "from kvcheck.core.transfer.seal import Seal", "may not import core.transfer.seal.Seal"),
         ("core.stress.walk", "from kvcheck.core.bench import cases", "may not import core.bench.cases"),
         ("core.stress.oracles.content", "from kvcheck.core.stress.engine import run", "core.stress.oracles may not"),
-        ("core.report.to_csv", "from kvcheck.core.stress.history import History", "core.report may not import")(
-            "core.errors", "from kvcheck.kernels import hold", "core.errors may not import kernels.hold"
-        ),
+        ("core.report.to_csv", "from kvcheck.core.stress.history import History", "core.report may not import"),
+        ("core.errors", "from kvcheck.kernels import hold", "core.errors may not import kernels.hold"),
         ("kernels.hold", "from kvcheck.core.errors import UsageError", "kernels may not import core.errors"),
         ("kernels.hold", "from kvcheck import __version__", "kernels may not import __version__"),
         ("core.bench.cases", "from kvcheck.commands.stress import run", "may not import commands.stress.run"),

@@ -36,7 +36,7 @@ class Gate:
         assert producer is not None
         for layer in range(LAYERS):
             before = len(self.onlooker.told)
-            self.gate.layer_done(producer, layer)
+            self.gate.layer_done(producer, layer, tuple(self.backend.lane(name) for name in LANES))
             told = self.onlooker.told[before:]
             assert [(row[0], row[2]) for row in told] == [("recorded", lane) for lane in LANES]
             self.events[producer, layer] = [int(row[1]) for row in told]
@@ -59,8 +59,7 @@ class Gate:
 def gate_of(entries: int = 3) -> Gate:
     onlooker = Onlooker()
     backend = EagerBackend(onlooker)
-    lanes = tuple(backend.lane(name) for name in LANES)
-    return Gate(LayerGate(backend, lanes, layers=LAYERS, entries=entries), backend, onlooker, {})
+    return Gate(LayerGate(backend, lanes=len(LANES), layers=LAYERS, entries=entries), backend, onlooker, {})
 
 
 @pytest.mark.parametrize("lane", ["forward", "draft"])
@@ -148,4 +147,4 @@ def test_the_ring_is_a_queue_of_as_many_loads(steps: list[str], entries: int) ->
 def test_a_gate_without_layers_or_entries_is_refused(layers: int, entries: int) -> None:
     backend = EagerBackend()
     with pytest.raises(LengthMismatch, match=f"at least 1 layer and 1 entry, got {layers} and {entries}"):
-        LayerGate(backend, (backend.lane("h2d"),), layers=layers, entries=entries)
+        LayerGate(backend, lanes=1, layers=layers, entries=entries)
