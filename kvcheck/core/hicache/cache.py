@@ -26,6 +26,7 @@ from kvcheck.core.hicache.controller import Transfer, TransferController
 from kvcheck.core.hicache.eviction import CacheListener, Residency
 from kvcheck.core.hicache.movement import Movement
 from kvcheck.core.hicache.node import ABSENT, Node
+from kvcheck.core.hicache.prefetch import StorageTier
 from kvcheck.core.hicache.radix_tree import Match, Offer, PrefixTree, Tokens
 from kvcheck.core.pools.pool import Given, Holding, KVPool
 from kvcheck.kernels.page_copy import copy_bytes_torch
@@ -91,6 +92,8 @@ class HiCache:
         self._backend = backend
         self._listener = listener
         self._rounds = 0
+        self.storage: StorageTier | None = None
+        self._fetched: set[int] = set()
         self.movement: Movement | None = None
         if controller is not None:
             residency.loads_in_flight = lambda: bool(controller.loads)
@@ -102,6 +105,12 @@ class HiCache:
                 agree=agree,
                 listener=listener,
             )
+
+    def connect(self, storage: StorageTier) -> None:
+        """Keep backed-up nodes in a store from now on, and fetch from it."""
+        assert self.movement is not None
+        self.storage = storage
+        self.movement.on_backed_up = storage.store
 
     # A request's life
 
@@ -130,6 +139,20 @@ class HiCache:
             for node in match.nodes:
                 self.movement.back_up_when_due(node, holding.request)
         return lease
+
+    def fetch(self, tokens: Tokens, request: int) -> bool:
+        """The request is next: fetch, once, what only the store has of its prompt; whether all of it has arrived."""
+        if self.storage is None:
+            return True
+        if request not in self._fetched:
+            self._fetched.add(request)
+            self.storage.begin(tokens, request)
+        return not self.storage.is_fetching(request)
+
+    def forget(self, request: int) -> None:
+        """The request was aborted before it was admitted."""
+        if self.storage is not None:
+            self.storage.forget(request)
 
     def is_loaded(self, lease: Lease) -> bool:
         """Every load of the lease has started: its pages may be read behind the gate."""
@@ -240,11 +263,17 @@ class HiCache:
     def poll(self) -> bool:
         """Every ack_period rounds: acknowledge what is through; whether there was anything."""
         self._rounds += 1
-        return self.movement is not None and not self._rounds % self.config.ack_period and self.movement.poll()
+        if self.movement is None or self._rounds % self.config.ack_period:
+            return False
+        if self.storage is not None:
+            self.storage.poll()
+        return self.movement.poll()
 
     def wait_oldest(self) -> bool:
         """Wait for a transfer in flight and acknowledge it; False where none is in flight."""
-        return self.movement is not None and self.movement.wait_oldest()
+        if self.movement is not None and self.movement.wait_oldest():
+            return True
+        return self.storage is not None and self.storage.wait_oldest()
 
     def settle(self) -> None:
         """Finish and acknowledge every transfer."""

@@ -28,7 +28,6 @@ from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.buffers import Granularity
 from kvcheck.core.pools.pool import KVPool
 
-
 LOAD_ENGINES = 2
 """Loads take turns on so many pairs of lanes, as a device has several copy engines."""
 

@@ -62,6 +62,9 @@ class CacheListener(Protocol):
     def transferred(self, *, number: int, kind: str, request: int, legs: tuple[Leg, ...]) -> None:
         """A backup or a load was acknowledged, with these index values."""
 
+    def fetched(self, *, request: int, legs: tuple[Leg, ...]) -> None:
+        """Pages came from the store into these host pages; device ids stand for nothing."""
+
     def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
         """A node lost what a tier held of it. during_load: some load was in flight."""
 

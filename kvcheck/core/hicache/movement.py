@@ -57,6 +57,7 @@ class Movement:
         self._agree = agree
         self._listener = listener
         self._count = 0
+        self.on_backed_up: Callable[[Node, int], None] = lambda node, request: None
 
     # Backup
 
@@ -235,6 +236,8 @@ class Movement:
                 node.loading = tuple(each for each in node.loading if each is not transfer)
         transfer.acknowledged = True
         self._unpin(transfer)
+        for node in transfer.nodes if transfer.kind == "backup" else ():
+            self.on_backed_up(node, transfer.request)
         if self._listener is not None:
             self._listener.transferred(
                 number=transfer.number, kind=transfer.kind, request=transfer.request, legs=transfer.legs

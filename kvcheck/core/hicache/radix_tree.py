@@ -58,6 +58,19 @@ class Taken:
     grown: tuple[Node, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the tree has of a prompt. node: deepest of `pages` pages; servable: of them. held: by space, for each page.
+
+    A page holds a state where a node ends and some tier has the state there.
+    """
+
+    node: Node
+    pages: int
+    servable: int
+    held: dict[str, list[bool]]
+
+
 class PrefixTree:
     """Cached prefixes. window: tokens a window layer sees, 0 without; has_state: prefixes end at a state."""
 
@@ -100,6 +113,25 @@ class PrefixTree:
             nodes.append(node)
         return Match(
             node=nodes[-1] if nodes else self.root, nodes=tuple(nodes), pages=pages, device_pages=min(device, pages)
+        )
+
+    def known(self, tokens: Tokens) -> Known:
+        """What both tiers hold of a prompt, without using it."""
+        path: list[Node] = []
+        for node in self._walk(self.keys(tokens)):
+            if not (node.device.is_live or node.is_backed):
+                break
+            path.append(node)
+        held: dict[str, list[bool]] = {"full": [], "window": [], "state": []}
+        for node in path:
+            held["full"] += [True] * len(node.keys)
+            held["window"] += _window_held(node, False)
+            held["state"] += [False] * (len(node.keys) - 1) + [_has_state(node, False)]
+        return Known(
+            node=path[-1] if path else self.root,
+            pages=len(held["full"]),
+            servable=self._servable(path, device_only=False),
+            held=held,
         )
 
     def device_match(self, tokens: Tokens) -> tuple[Node, int]:

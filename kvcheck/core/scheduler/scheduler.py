@@ -104,15 +104,16 @@ class Scheduler:
 
     def abort(self, request: int) -> bool:
         """End a request wherever it is, freeing all it holds; False where it is not under way any more."""
-        for generation in self._waiting:
-            if generation.request == request:
-                self._waiting.remove(generation)
-                return True
+        waiting = [each for each in self._waiting if each.request == request]
         under_way = (self._prefilling, self._handing_over.actives, self._ready, self._running, self._retracted)
-        active = next((each for queue in under_way for each in queue if each.request == request), None)
-        if active is not None:
+        actives = [active for queue in under_way for active in queue if active.request == request]
+        if waiting and self.parts.cache is not None:
+            self.parts.cache.forget(request)
+        for generation in waiting:
+            self._waiting.remove(generation)
+        for active in actives:
             self._abort(active)
-        return active is not None
+        return bool(waiting or actives)
 
     def _abort(self, active: Active) -> None:
         if active in self._handing_over.actives:
@@ -147,6 +148,8 @@ class Scheduler:
             if cache is not None and cache.is_deferring:
                 break  # its load could not start
             generation = self._waiting[0]
+            if cache is not None and not cache.fetch(generation.prompt[:-1], generation.request):
+                break  # pages of its prompt are on their way from the store
             in_flight = len(self._prefilling) + len(self._handing_over.actives) + len(self._ready) + len(self._running)
             if in_flight >= self._pool.sizes.requests or not self._fits(len(generation.prompt)):
                 break

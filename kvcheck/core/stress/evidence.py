@@ -40,7 +40,8 @@ class EvidenceCount:
         self._retracted_at: dict[int, int] = {}
         self._owners: dict[int, tuple[int, int, int, int]] = {}
         self._lookups: dict[int, LookedUp] = {}
-        self._moved = {"backup": 0, "load": 0}
+        self._moved = {"backup": 0, "load": 0, "prefetch": 0}
+        self._stored = 0
         self._host_evictions = 0
         self._during_load = 0
         self._aborts = 0
@@ -89,6 +90,7 @@ class EvidenceCount:
             "pages_wanted": sum(len(each.chain) for each in lookups),
             "device_hit_pages": sum(each.device_pages for each in lookups),
             "host_hit_pages": sum(each.pages - each.device_pages for each in lookups),
+            "storage_hit_pages": self._stored,
             "backups": self._moved["backup"],
             "loads": self._moved["load"],
             "host_evictions": self._host_evictions,
@@ -100,6 +102,7 @@ class EvidenceCount:
 
     def _transferred(self, event: Transferred) -> None:
         self._moved[event.kind] += 1
+        self._stored += event.pages if event.kind == "prefetch" else 0
 
     def _evicted(self, event: Evicted) -> None:
         if event.tier == "host":

@@ -16,9 +16,11 @@ from kvcheck.core.hicache.cache import CacheConfig, HiCache
 from kvcheck.core.hicache.controller import Leg, TransferController
 from kvcheck.core.hicache.eviction import Residency
 from kvcheck.core.hicache.host_pool import HostPool
+from kvcheck.core.hicache.prefetch import StorageTier
 from kvcheck.core.hicache.radix_tree import PrefixTree
+from kvcheck.core.hicache.storage import Namespace
 from kvcheck.core.offload import Offload, OffloadedKV
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.paging import IndexArray, pages_for
 from kvcheck.core.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.scheduler.decoder import Decoder
@@ -41,6 +43,7 @@ class Parts:
     residency: type[Residency] = Residency
     controller: type[TransferController] = TransferController
     cache: type[HiCache] = HiCache
+    storage: type[StorageTier] = StorageTier
 
 
 FIXED = Parts()
@@ -176,7 +179,29 @@ class BuiltinEngine:
         window = setup.shape.window if self.pool.has_window else 0
         tree = parts.tree(self.pool.page_size, window=window, has_state=self.pool.has_state)
         residency = parts.residency(tree, self.pool, self.host, order=config.order, listener=self._watch)
-        return parts.cache(tree, residency, controller, setup.backend, config=config, listener=self._watch)
+        cache = parts.cache(tree, residency, controller, setup.backend, config=config, listener=self._watch)
+        if tier is not None and tier.store is not None and self.host is not None:
+            namespace = Namespace(
+                model=setup.shape.name,
+                dtype=str(setup.shape.kv_dtype),
+                layout="units",  # what HostPool.pack makes does not depend on the host's layout
+                page_size=setup.shape.page_size,
+                rank=0,
+                ranks=1,
+            )
+            cache.connect(
+                parts.storage(
+                    residency,
+                    self.host,
+                    tier.store,
+                    namespace,
+                    setup.backend,
+                    window_pages=pages_for(window - 1, self.pool.page_size) if window else 0,
+                    has_state=self.pool.has_state,
+                    listener=self._watch,
+                )
+            )
+        return cache
 
 
 class _Watch:
@@ -203,6 +228,13 @@ class _Watch:
     def freed(self, space: str, ids: IndexArray) -> None:
         self._sink.freed(space, ids)
 
+    def fetched(self, *, request: int, legs: tuple[Leg, ...]) -> None:
+        if self.host is not None and self.inspector is not None:
+            for leg in legs:
+                self.inspector.inspect(self.host, leg.space, leg.chain, leg.host, tier="storage")
+        pages = sum(len(leg.host) for leg in legs if leg.space == "full")
+        self._sink.transferred(kind="prefetch", request=request, pages=pages, frozen=True)
+
     def moving(self, *, number: int, legs: tuple[Leg, ...]) -> None:
         self._moving[number] = _index_values(legs)
 
@@ -213,7 +245,7 @@ class _Watch:
     def transferred(self, *, number: int, kind: str, request: int, legs: tuple[Leg, ...]) -> None:
         if kind == "backup" and self.host is not None and self.inspector is not None:
             for leg in legs:
-                self.inspector.inspect(self.host, leg.space, leg.chain, leg.host)
+                self.inspector.inspect(self.host, leg.space, leg.chain, leg.host, tier="host")
         pages = sum(len(leg.host) for leg in legs if leg.space == "full")
         frozen = self._moving.pop(number, None) == _index_values(legs)
         self._sink.transferred(kind=kind, request=request, pages=pages, frozen=frozen)

@@ -14,6 +14,7 @@ import torch
 
 from kvcheck.core.backend.backend import Backend
 from kvcheck.core.hicache.host_pool import HostPool
+from kvcheck.core.hicache.storage import PageStore
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.allocator import AllocationListener
 from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
@@ -88,8 +89,8 @@ class TierInspector(Protocol):
     def computed(self, request: int, chain: tuple[bytes, ...]) -> None:
         """The first pages of a request have these hashes."""
 
-    def inspect(self, host: HostPool, space: str, chain: tuple[bytes, ...], units: IndexArray) -> None:
-        """Compare the words of these host pages or slots."""
+    def inspect(self, host: HostPool, space: str, chain: tuple[bytes, ...], units: IndexArray, *, tier: str) -> None:
+        """Compare the words of these host pages or slots, which came from `tier`: host (a backup) or storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,7 @@ class HostTier:
     """The host tier of an engine. units: usable host pages or slots of each space.
 
     layout, method: rows of HOST_LAYOUTS and COPY_METHODS. write_policy, order, ack_period, ring: see CacheConfig.
+    store: what the storage tier keeps pages in; None: there is none.
     """
 
     units: Mapping[str, int]
@@ -106,6 +108,7 @@ class HostTier:
     order: str = "lru"
     ack_period: int = 1
     ring: int = 3
+    store: PageStore | None = None
 
 
 class Engine(Protocol):

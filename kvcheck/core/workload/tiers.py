@@ -54,8 +54,10 @@ class HostInspector:
         for page, each in enumerate(chain):
             self._first.setdefault(each, (request, page))
 
-    def inspect(self, host: UnitReader, space: str, chain: tuple[bytes, ...], units: IndexArray) -> None:
-        """Compare every word of these host pages or slots."""
+    def inspect(
+        self, host: UnitReader, space: str, chain: tuple[bytes, ...], units: IndexArray, *, tier: str = "host"
+    ) -> None:
+        """Compare every word of these host pages or slots. tier: host after a backup, storage after a fetch."""
         spec = self._specs[space]
         for each, unit in zip(chain, units.tolist(), strict=True):
             request, page = self._first.get(each, (0, 0))
@@ -66,7 +68,7 @@ class HostInspector:
                 wanted = wanted[-1:]  # a cached state stands behind the last token of its page
             for buffer in spec.buffers:
                 words = host.unit_words(space, buffer.name, unit)
-                self._sink.verified(f"host:{buffer.name}", words.numel())
+                self._sink.verified(f"{tier}:{buffer.name}", words.numel())
                 for local, layer in enumerate(spec.layers):
                     self._compare(spec, buffer, layer, words[local], wanted, request=request, unit=unit, start=start)
 

@@ -14,6 +14,7 @@ from kvcheck.core.backend.backend import Backend
 from kvcheck.core.hicache.cache import WRITE_POLICIES
 from kvcheck.core.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
+from kvcheck.core.hicache.memory_store import MemoryStore
 from kvcheck.core.paging import pages_for
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.shape import ModelShape
@@ -26,17 +27,40 @@ from kvcheck.core.workload.sessions import session_jobs
 from kvcheck.core.workload.synthetic import trace_file
 from kvcheck.core.workload.traces import read_trace, scale_trace
 
-SYNTHETIC_PAGES = 14
+SYNTHETIC_PAGES = 12
 SYNTHETIC_REQUESTS = 40
-SESSIONS = 8
+SESSIONS = 7
 TRACE_PAGES = 24
 MAX_RUNNING = 6
 TRACE_RUNNING = 8
-HOST_RATIO = 2
-"""Host pages for each device page, as engines choose by default; the working set is larger than both."""
-HOST_STATES = 10
+HOST_RATIO = 1.25
+"""Host pages for each device page. Engines choose 2 and more; here both tiers have to be too small for the sessions."""
+HOST_STATES = 6
+WORN_EVERY = 11
+"""Of so many reads of the store, one finds its object damaged."""
 ABORT_EVERY = 2
 """Of so many requests whose prefix is being loaded, one is aborted while it is."""
+
+
+class WornStore(MemoryStore):
+    """A store on its last legs: every so many reads it has lost, cut or flipped something by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reads = 0
+
+    def get(self, key: str, size: int) -> bytes | None:
+        """What is damaged must be refused, and what is lost recomputed."""
+        self._reads += 1
+        if self._reads % WORN_EVERY == 0 and self.contains(key):
+            kind = self._reads // WORN_EVERY % 3
+            if kind == 0:
+                self.corrupt(key, at=self._reads % size)
+            elif kind == 1:
+                self.truncate(key, size=self._reads % size)
+            else:
+                self.drop(key)
+        return super().get(key, size)
 
 
 class HiCacheScenario:
@@ -106,7 +130,7 @@ class HybridScenario(HiCacheScenario):
 
 def host_tier(shape: ModelShape, load: Load, variant: int) -> HostTier:
     """The host tier of a schedule. Its number goes through all settings; 0 and 1 are write-through and least recent."""
-    pages = pages_for(load.capacity_tokens, shape.page_size) * HOST_RATIO
+    pages = int(pages_for(load.capacity_tokens, shape.page_size) * HOST_RATIO)
     return HostTier(
         units={"full": pages, "window": pages, "state": HOST_STATES},
         layout=HOST_LAYOUTS[variant % 3],
@@ -114,5 +138,6 @@ def host_tier(shape: ModelShape, load: Load, variant: int) -> HostTier:
         write_policy=list(WRITE_POLICIES)[variant // 2 % 3],
         order=list(EVICTION_ORDERS)[(variant + variant // 3 + 2) % 3],
         ack_period=(3, 3, 1, 2)[variant % 4],
+        store=WornStore() if variant % 2 == 0 else None,
         ring=(2, 1, 3, 1, 2)[variant % 5],
     )
