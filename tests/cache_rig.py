@@ -126,20 +126,24 @@ class Rig:
         assert holding is not None
         return self.cache.admit(self.tokens(text), holding)
 
-    def run(self, lease: Lease, text: str) -> None:
+    def run(self, lease: Lease, text: str, *, keep: bool = True) -> None:
         """One pass over the whole text: read what was cached, compute the rest, let others share it."""
         assert self.cache.is_loaded(lease)
         holding, chain = lease.holding, self.tree.chain(self.tokens(text))
         self.cache.prepare([lease])
+        self._check_window(holding)
         self._submit(holding, chain, 0, holding.shared, reading=True)
         tokens = len(chain) * self.pool.page_size
         while not self.pool.grow(holding, tokens, query=holding.committed):
             short = self.pool.pages_short(holding, tokens, query=holding.committed)
             freed = sum(self.cache.evict(space, count) for space, count in short.items())
-            assert freed or self.cache.wait_oldest(), f"no room for {text}"
+            if not freed and not self.cache.wait_oldest():
+                self.cache.start_loads()  # what is queued holds pages until it has been acknowledged
+                assert self.cache.wait_oldest(), f"no room for {text}"
         self._submit(holding, chain, holding.shared, len(chain), reading=False)
         holding.committed = tokens
-        self.cache.keep(lease, self.tokens(text))
+        if keep:
+            self.cache.keep(lease, self.tokens(text))
         self.pool.evict_window(holding, tokens)
 
     def finish(self, lease: Lease, text: str) -> None:
@@ -219,6 +223,21 @@ class Rig:
                 parts.append(self._compare(words, wanted, where) if reading else _copy(words, wanted))
         if parts:
             self.backend.submit(Operation("pass", tuple(parts)), lane=self.pool.forward)
+
+    def _check_window(self, holding: Holding) -> None:
+        """A prefix comes with every window page that the next position sees, and the map leads there."""
+        if not self.pool.has_window or holding.committed != holding.shared * self.pool.page_size:
+            return
+        seen = max(0, holding.committed + 1 - self.pool.shape.window) // self.pool.page_size
+        window = holding.window_pages[: holding.shared]
+        assert (window[seen:] > 0).all() and not window[:seen].any()
+        table, pages = self.pool.tables["full_to_window"].read_view(), holding.pages[seen : holding.shared].copy()
+
+        def look() -> None:
+            if table[0, pages].tolist() != window[seen:].tolist():
+                self.wrong.append(f"request {holding.request}, window map")
+
+        self.backend.submit(Operation("look", (look,)), lane=self.pool.forward)
 
     def _units(self, holding: Holding, space: str, start: int, stop: int) -> list[tuple[int, int]]:
         """(logical page, unit) of what a pass touches."""

@@ -1,59 +1,76 @@
-"""The prefix tree: literal cases, and random calls against a table of every prefix that should be cached.
+"""The prefix tree: literal cases on both tiers, and what it refuses.
 
 Invariants:
-- The model keeps one row for each prefix in whole pages and knows nothing of nodes, splits or edges.
+- Ids are literal or counted up here; nothing is allocated, so nothing but the tree decides what a match finds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from cache_rig import tokens_of
 
-from kvcheck.core.errors import FreeInFlight, LengthMismatch
-from kvcheck.core.hicache.radix_tree import Node, PrefixTree, Tokens
+from kvcheck.core.errors import LengthMismatch
+from kvcheck.core.hicache.node import ABSENT, Node, Tier, owned
+from kvcheck.core.hicache.radix_tree import Match, Offer, PrefixTree, Taken, Tokens
+from kvcheck.core.hicache.storage import chain_hashes
 from kvcheck.core.paging import IndexArray
-from kvcheck.core.pools.allocator import PageAllocator
 
 SIZE = 2
-POOL_PAGES = 24
-Path = tuple[str, ...]
 
 
-def tokens_of(text: str) -> Tokens:
-    """One page of two equal tokens for a letter; a trailing dot is half a page."""
-    return np.array([ord(each) for letter in text for each in letter * (1 if letter == "." else SIZE)], dtype=np.int64)
+def tokens(text: str) -> Tokens:
+    """A page of two equal tokens for a letter; a trailing dot is half a page."""
+    whole = tokens_of(text.rstrip("."), SIZE)
+    return np.concatenate((whole, np.array([7], dtype=np.int64))) if text.endswith(".") else whole
 
 
-def tree_of(pages: int = POOL_PAGES) -> tuple[PrefixTree, PageAllocator]:
-    """An empty tree over a pool of pages."""
-    allocator = PageAllocator("full", count=pages, page_size=SIZE)
-    return PrefixTree(SIZE, allocator), allocator
+def ids(*values: int) -> IndexArray:
+    return np.array(values, dtype=np.int64)
 
 
-def cached(tree: PrefixTree, allocator: PageAllocator, text: str) -> IndexArray:
-    """Insert a sequence as a finished request does: own pages for all of it, duplicates given back."""
-    pages = allocator.allocate(len(tokens_of(text)) // SIZE, 1)
-    assert pages is not None
-    known = tree.insert(tokens_of(text), pages)
-    allocator.free(pages[:known])
-    return tree.match(tokens_of(text)).pages
+def cached(
+    tree: PrefixTree, text: str, first: int = 1, *, window: IndexArray | None = None, state: int = ABSENT
+) -> Taken:
+    """Insert pages `first`, `first` + 1, ..."""
+    offer = Offer(full=np.arange(first, first + len(text)), window=window, state=state)
+    return tree.insert(tokens(text), offer)
 
 
-def found(tree: PrefixTree, text: str) -> list[int]:
-    """Page ids of the longest cached prefix."""
-    return tree.match(tokens_of(text)).pages.tolist()
+def found(match: Match) -> list[int]:
+    """Page ids of a match, those of the host as negative numbers."""
+    return [
+        each
+        for node in match.nodes
+        for each in (node.device.ids("full") if node.device.is_live else -node.host.ids("full")).tolist()
+    ]
+
+
+def lookup(tree: PrefixTree, text: str, *, device_only: bool = False) -> list[int]:
+    """The ids of the longest prefix, from a match that has to hang together."""
+    match = tree.match(tokens(text), device_only=device_only)
+    assert match.node is (match.nodes[-1] if match.nodes else tree.root)
+    assert [*match.node.path()] == [*reversed(match.nodes), tree.root]
+    assert match.pages == sum(len(node.keys) for node in match.nodes)
+    pages = found(match)
+    assert match.device_pages == sum(each > 0 for each in pages)
+    return pages
+
+
+def sink(node: Node, first: int) -> None:
+    """The host has the node under ids `first`, ..., and the device nothing."""
+    node.host.full, node.device.full = owned(np.arange(first, first + len(node.keys))), None
+    node.host.window, node.device.window = node.device.window, None
+    node.host.state, node.device.state = node.device.state, ABSENT
+
+
+# Match
 
 
 def test_an_empty_tree_matches_nothing_and_says_so_with_its_root() -> None:
-    tree, _ = tree_of()
-    match = tree.match(tokens_of("abc"))
-    assert match.pages.tolist() == []
-    assert match.pages.dtype == np.int64
-    assert match.node is tree.root
+    tree = PrefixTree(SIZE)
+    match = tree.match(tokens("abc"))
+    assert (match.node, match.nodes, match.pages, match.device_pages) == (tree.root, (), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -61,253 +78,253 @@ def test_an_empty_tree_matches_nothing_and_says_so_with_its_root() -> None:
     [("abc", 3), ("abcd", 3), ("ab", 2), ("a", 1), ("", 0), (".", 0), ("ab.", 2), ("abx", 2), ("xabc", 0), ("ba", 0)],
 )
 def test_a_match_is_the_longest_prefix_in_whole_pages(text: str, matched: int) -> None:
-    tree, allocator = tree_of()
-    pages = cached(tree, allocator, "abc").tolist()
-    assert found(tree, text) == pages[:matched]
-    assert found(tree, "abc") == pages  # whatever was split on the way
-    assert tree.pages_cached == 3
-
-
-def test_half_a_page_is_not_cached() -> None:
-    tree, allocator = tree_of()
-    pages = allocator.allocate(2, 1)
-    assert pages is not None
-    assert tree.insert(tokens_of("ab."), pages) == 0
-    assert tree.pages_cached == 2
+    tree = PrefixTree(SIZE)
+    cached(tree, "abc")
+    assert lookup(tree, text) == [1, 2, 3][:matched]
+    assert lookup(tree, "abc") == [1, 2, 3]  # whatever was split on the way
 
 
 def test_tokens_are_compared_one_by_one_within_a_page() -> None:
-    tree, _ = tree_of()
-    tree.insert(np.array([1, 2, 3, 4], dtype=np.int64), np.array([5, 6], dtype=np.int64))
-    assert tree.match(np.array([1, 2, 3, 5], dtype=np.int64)).pages.tolist() == [5]
-    assert tree.match(np.array([1, 3, 3, 4], dtype=np.int64)).pages.tolist() == []
+    tree = PrefixTree(SIZE)
+    tree.insert(ids(1, 2, 3, 4), Offer(full=ids(5, 6)))
+    assert found(tree.match(ids(1, 2, 3, 5))) == [5]
+    assert found(tree.match(ids(1, 3, 3, 4))) == []
 
 
-def test_inserting_returns_how_many_leading_pages_were_cached_and_keeps_those() -> None:
-    tree, _ = tree_of()
-    assert tree.insert(tokens_of("abc"), np.array([1, 2, 3])) == 0
-    assert tree.insert(tokens_of("abde"), np.array([11, 12, 13, 14])) == 2
-    assert tree.insert(tokens_of("abc"), np.array([21, 22, 23])) == 3
-    assert tree.insert(tokens_of("abcf"), np.array([31, 32, 33, 34])) == 3
-    assert found(tree, "abc") == [1, 2, 3]
-    assert found(tree, "abde") == [1, 2, 13, 14]
-    assert found(tree, "abcf") == [1, 2, 3, 34]
-    assert tree.pages_cached == 6
+def test_a_match_goes_on_where_the_host_holds_what_the_device_does_not() -> None:
+    tree = PrefixTree(SIZE)
+    cached(tree, "ab")
+    lower = cached(tree, "abcd").node
+    sink(lower, 23)
+    assert lookup(tree, "abcd") == [1, 2, -23, -24]
+    assert lookup(tree, "abc") == [1, 2, -23]
+    assert lookup(tree, "abcd", device_only=True) == [1, 2]
 
 
-@pytest.mark.parametrize("pages", [0, 1, 3])
-def test_inserting_with_another_number_of_pages_is_refused(pages: int) -> None:
-    tree, _ = tree_of()
-    with pytest.raises(LengthMismatch, match=f"4 tokens are 2 pages, got {pages}"):
-        tree.insert(tokens_of("ab"), np.arange(1, pages + 1))
-    assert tree.pages_cached == 0
+def test_what_is_on_its_way_to_the_host_is_not_there_yet() -> None:
+    tree = PrefixTree(SIZE)
+    node = cached(tree, "ab").node
+    sink(node, 21)
+    node.backing = object()  # type: ignore[assignment]
+    assert (node.is_backed, lookup(tree, "ab")) == (False, [])
+    node.backing = None
+    assert (node.is_backed, lookup(tree, "ab")) == (True, [-21, -22])
+
+
+def test_a_match_marks_what_it_serves_and_nothing_else() -> None:
+    tree = PrefixTree(SIZE)
+    cached(tree, "abcd")
+    tree.match(tokens("ab"), priority=3)
+    tree.match(tokens("abx"), priority=1)
+    upper = tree.match(tokens("ab")).node
+    (lower,) = upper.children.values()
+    assert (upper.hits, upper.priority, lower.hits, lower.priority) == (3, 3, 0, 0)
+    assert upper.last_used > lower.last_used
+
+
+def test_the_device_match_ends_where_the_device_does_and_marks_nothing() -> None:
+    tree = PrefixTree(SIZE)
+    upper = cached(tree, "ab").node
+    lower = cached(tree, "abcd").node
+    sink(lower, 23)
+    used = (upper.hits, upper.last_used)
+    assert tree.device_match(tokens("abcd")) == (upper, 2)
+    node, pages = tree.device_match(tokens("a"))
+    assert (node.keys, pages, tree.device_match(tokens("x"))) == ((tokens("a").tobytes(),), 1, (tree.root, 0))
+    assert (upper.hits, upper.last_used) == used
+
+
+# Insert
+
+
+def test_inserting_takes_what_the_tree_lacks_and_keeps_what_it_has() -> None:
+    tree = PrefixTree(SIZE)
+    assert cached(tree, "abc", 1).full.tolist() == [True] * 3
+    assert cached(tree, "abde", 11).full.tolist() == [False, False, True, True]
+    again = cached(tree, "abc", 21)
+    assert (again.full.tolist(), again.grown) == ([False] * 3, ())
+    last = cached(tree, "abcf", 31)
+    assert last.full.tolist() == [False, False, False, True]
+    assert last.grown == (last.node,)
+    assert [lookup(tree, text) for text in ("abc", "abde", "abcf")] == [[1, 2, 3], [1, 2, 13, 14], [1, 2, 3, 34]]
+
+
+def test_half_a_page_is_not_cached_and_another_number_of_pages_is_refused() -> None:
+    tree = PrefixTree(SIZE)
+    tree.insert(tokens("ab."), Offer(full=ids(1, 2)))
+    assert lookup(tree, "ab.") == [1, 2]
+    for pages in (0, 1, 3):
+        with pytest.raises(LengthMismatch, match=f"4 tokens are 2 pages, got {pages}"):
+            tree.insert(tokens("cd"), Offer(full=np.arange(1, pages + 1)))
+    assert len([*tree.nodes()]) == 1
+
+
+def test_pages_that_were_computed_again_bring_a_node_back_to_the_device() -> None:
+    tree = PrefixTree(SIZE)
+    sink(cached(tree, "ab").node, 21)
+    taken = cached(tree, "abc", 31, window=ids(5, ABSENT, 7))
+    assert taken.full.tolist() == [True] * 3
+    assert taken.window.tolist() == [True, False, True]
+    assert [len(node.keys) for node in taken.grown] == [2, 1]
+    assert lookup(tree, "abc", device_only=True) == [31, 32, 33]
+    assert taken.grown[0].host.ids("full").tolist() == [21, 22]
 
 
 def test_the_tree_and_its_callers_do_not_share_index_memory() -> None:
-    tree, _ = tree_of()
-    given_in = np.array([1, 2, 3])
-    tree.insert(tokens_of("abc"), given_in)
-    given_in[:] = 99
-    match = tree.match(tokens_of("abc"))
-    match.pages[:] = 77
-    assert found(tree, "abc") == [1, 2, 3]
+    tree = PrefixTree(SIZE, window=100)
+    given, window = ids(1, 2, 3), ids(4, 5, 6)
+    node = tree.insert(tokens("abc"), Offer(full=given, window=window)).node
+    given[:], window[:] = 99, 99
+    assert (node.device.ids("full").tolist(), node.device.ids("window").tolist()) == ([1, 2, 3], [4, 5, 6])
+    for value in (node.device.full, node.device.window):
+        assert value is not None
+        with pytest.raises(ValueError, match="read-only"):
+            value[0] = 1
 
 
-def test_a_match_that_ends_inside_a_node_splits_it_and_both_halves_keep_the_lock() -> None:
-    tree, allocator = tree_of()
-    pages = cached(tree, allocator, "abcd")
-    lower = tree.match(tokens_of("abcd")).node
+def test_every_page_has_the_hash_of_all_pages_up_to_it_however_nodes_were_cut() -> None:
+    tree = PrefixTree(SIZE)
+    for text in ("abcd", "ab", "abxy"):
+        cached(tree, text)
+        tree.match(tokens(text[:1]))
+    for text in ("abcd", "abxy"):
+        chain = [each for node in tree.match(tokens(text)).nodes for each in node.chain]
+        assert chain == list(tree.chain(tokens(text))) == list(chain_hashes(tree.keys(tokens(text))))
+
+
+# The host alone
+
+
+def test_host_pages_are_hung_below_what_the_host_holds() -> None:
+    tree = PrefixTree(SIZE)
+    host = Tier()
+    host.full = ids(21, 22)
+    sink(cached(tree, "ab").node, 11)
+    node = tree.insert_host(tokens("abcde"), 2, host)
+    assert node is not None
+    assert lookup(tree, "abcde") == [-11, -12, -21, -22]
+    assert node.chain == tree.chain(tokens("abcd"))[2:]
+
+
+@pytest.mark.parametrize(("text", "start"), [("abcd", 1), ("abcd", 3), ("abcd", 0), ("xy", 2), ("abcd", 2)])
+def test_host_pages_are_refused_where_the_path_is_another_by_now(text: str, start: int) -> None:
+    tree = PrefixTree(SIZE)
+    cached(tree, "ab")  # on the device alone: the host cannot hang anything below it
+    host = Tier()
+    host.full = ids(21, 22)
+    assert tree.insert_host(tokens(text), start, host) is None
+    assert len([*tree.nodes()]) == 1
+
+
+# Split, lock, remove
+
+
+def test_a_split_divides_every_value_and_the_state_stays_at_the_end() -> None:
+    tree = PrefixTree(SIZE, window=4)
+    node = cached(tree, "abcd", 1, window=ids(ABSENT, 6, 7, 8), state=3).node
+    node.host.full, node.host.window, node.host.state = ids(11, 12, 13, 14), ids(21, 22, 23, ABSENT), 5
+    node.hits, node.priority, node.stored = 4, 2, True
+    upper = tree.device_match(tokens("a"))[0]
+    assert (node.parent, upper.parent, [*tree.root.children.values()]) == (upper, tree.root, [upper])
+    for tier in ("full", "window"):
+        pairs = [(getattr(n.device, tier).tolist(), getattr(n.host, tier).tolist()) for n in (upper, node)]
+        assert (
+            pairs
+            == {
+                "full": [([1], [11]), ([2, 3, 4], [12, 13, 14])],
+                "window": [([ABSENT], [21]), ([6, 7, 8], [22, 23, ABSENT])],
+            }[tier]
+        )
+    assert [(n.device.state, n.host.state) for n in (upper, node)] == [(ABSENT, ABSENT), (3, 5)]
+    assert [(n.hits, n.priority, n.stored) for n in (upper, node)] == [(4, 2, True)] * 2
+
+
+def test_both_halves_of_a_split_keep_the_locks_and_unlocking_reaches_both() -> None:
+    tree = PrefixTree(SIZE)
+    lower = cached(tree, "abcd").node
     tree.lock(lower)
-    upper = tree.match(tokens_of("ab")).node
-    assert upper is not lower
-    assert (upper.pages.tolist(), lower.pages.tolist()) == (pages[:2].tolist(), pages[2:].tolist())
-    assert lower.parent is upper
-    assert (upper.locks, lower.locks) == (1, 1)
-    assert tree.evict(4) == 0
-    tree.unlock(lower)
-    assert (upper.locks, lower.locks, tree.root.locks) == (0, 0, 0)
-    assert tree.evict(4) == 4
-
-
-def test_locking_the_upper_half_leaves_the_lower_half_to_eviction() -> None:
-    tree, allocator = tree_of()
-    pages = cached(tree, allocator, "abcd")
-    upper = tree.match(tokens_of("ab")).node
+    tree.lock_host(lower)
+    upper = tree.match(tokens("ab")).node
     tree.lock(upper)
-    assert tree.pages_evictable() == 2
-    assert tree.evict(4) == 2
-    assert found(tree, "abcd") == pages[:2].tolist()
+    assert [(n.locks, n.host_locks) for n in (upper, lower)] == [(2, 1), (1, 1)]
+    tree.unlock(lower)
+    tree.unlock_host(lower)
+    assert [(n.locks, n.host_locks) for n in (upper, lower, tree.root)] == [(1, 0), (0, 0), (1, 0)]
 
 
 def test_unlocking_what_is_not_locked_is_refused() -> None:
-    tree, allocator = tree_of()
-    cached(tree, allocator, "ab")
-    node = tree.match(tokens_of("ab")).node
+    tree = PrefixTree(SIZE)
+    node = cached(tree, "ab").node
     with pytest.raises(LengthMismatch, match="which is not locked"):
         tree.unlock(node)
-    tree.lock(node)
-    tree.unlock(node)
-    assert tree.pages_evictable() == 2
+    with pytest.raises(LengthMismatch, match="which are not locked"):
+        tree.unlock_host(node)
+    assert (node.locks, node.host_locks) == (0, 0)
 
 
-def test_eviction_goes_from_the_least_recently_used_leaf_to_the_next() -> None:
-    tree, allocator = tree_of()
-    for text in ("ab", "cd", "ef"):
-        cached(tree, allocator, text)
-    found(tree, "ab")  # now cd, ef, ab
-    assert tree.evict(1) == 2  # a leaf goes whole
-    assert [len(found(tree, text)) for text in ("cd", "ef", "ab")] == [0, 2, 2]
-    assert tree.evict(3) == 4
-    assert (tree.pages_cached, tree.evictions, allocator.live) == (0, 3, 0)
+def test_only_a_childless_node_is_removed() -> None:
+    tree = PrefixTree(SIZE)
+    upper = cached(tree, "ab").node
+    lower = cached(tree, "abc").node
+    for node in (upper, tree.root):
+        with pytest.raises(LengthMismatch, match="which has 1 children"):
+            tree.remove(node)
+    tree.remove(lower)
+    assert [*tree.nodes()] == [upper]
+    tree.remove(upper)
+    assert lookup(tree, "abc") == []
 
 
-def test_of_leaves_used_at_the_same_time_the_older_node_goes_first() -> None:
-    tree, allocator = tree_of()
-    for text in ("ab", "cd"):
-        cached(tree, allocator, text)
-    nodes = [tree.match(tokens_of(text)).node for text in ("ab", "cd")]
-    for node in nodes:
-        node.last_used = 5
-    tree.evict(1)
-    assert [len(found(tree, text)) for text in ("ab", "cd")] == [0, 2]
+# Companions
 
 
-def test_a_parent_is_evicted_only_after_its_children() -> None:
-    tree, allocator = tree_of()
-    cached(tree, allocator, "abc")
-    cached(tree, allocator, "abd")
-    tree.lock(tree.match(tokens_of("abd")).node)
-    assert tree.evict(9) == 1  # c alone: a and b carry the locked d
-    assert len(found(tree, "abd")) == 3
-    assert allocator.live == 3
+def test_a_prefix_with_states_ends_where_some_tier_has_one() -> None:
+    tree = PrefixTree(SIZE, has_state=True)
+    first = cached(tree, "ab", state=5)
+    second = cached(tree, "abcd", state=6)
+    assert (first.state, second.state) == (True, True)
+    assert [len(lookup(tree, text)) for text in ("abcd", "abcdx", "abc", "ab", "a")] == [4, 4, 2, 2, 0]
+    assert not cached(tree, "abcd", state=9).state
+    sink(tree.match(tokens("abcd")).node, 23)
+    assert len(lookup(tree, "abcd")) == 4
+    assert len(lookup(tree, "abcd", device_only=True)) == 2
 
 
-@pytest.mark.parametrize("pages", [0, -1])
-def test_evicting_nothing_evicts_nothing(pages: int) -> None:
-    tree, allocator = tree_of()
-    cached(tree, allocator, "ab")
-    assert tree.evict(pages) == 0
-    assert tree.pages_cached == 2
-
-
-def test_a_pinned_page_is_not_evicted_silently() -> None:
-    tree, allocator = tree_of()
-    allocator.pin(cached(tree, allocator, "ab")[:1])
-    with pytest.raises(FreeInFlight):
-        tree.evict(1)
-    assert allocator.live == 2
-
-
-@dataclass(slots=True)
-class Prefix:
-    """One cached prefix: the id of its last page, and when a call last went through it."""
-
-    page: int
-    used: int
-
-
-@dataclass(slots=True)
-class Model:
-    """Every cached prefix, the clock, and the prefixes under lock."""
-
-    rows: dict[Path, Prefix] = field(default_factory=dict)
-    clock: int = 0
-    locked: list[tuple[Path, Node]] = field(default_factory=list)
-
-    def match(self, text: Path) -> list[int]:
-        """Pages of the longest cached prefix, which is used now."""
-        self.clock += 1
-        pages = []
-        for stop in range(1, len(text) + 1):
-            if (row := self.rows.get(text[:stop])) is None:
-                break
-            row.used = self.clock
-            pages.append(row.page)
-        return pages
-
-    def protected(self) -> set[Path]:
-        """Locked prefixes and all prefixes of them."""
-        return {path[:stop] for path, _ in self.locked for stop in range(1, len(path) + 1)}
-
-
-class Freed:
-    """Remembers which pages were freed."""
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-
-    def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
-        """Not of interest."""
-
-    def freed(self, space: str, ids: IndexArray) -> None:
-        """These."""
-        self.ids += ids.tolist()
-
-
-def insert(tree: PrefixTree, model: Model, allocator: PageAllocator, text: str) -> None:
-    """Insert in both, where there are pages enough."""
-    pages = allocator.allocate(len(text), 1)
-    if pages is None:
-        return
-    known = model.match(tuple(text))
-    assert tree.insert(tokens_of(text + "."), pages) == len(known)
-    allocator.free(pages[: len(known)])
-    for at in range(len(known), len(text)):
-        model.rows[tuple(text[: at + 1])] = Prefix(int(pages[at]), model.clock)
-
-
-def evict(tree: PrefixTree, model: Model, freed: Freed, pages: int) -> None:
-    """Evict, and judge by the model what has gone."""
-    protected = model.protected()
-    evictable = len(model.rows.keys() - protected)
-    assert tree.pages_evictable() == evictable
-    freed.ids.clear()
-    count = tree.evict(pages)
-    assert min(pages, evictable) <= count <= evictable
-    by_page = {row.page: path for path, row in model.rows.items()}
-    gone = [by_page[page] for page in freed.ids]
-    assert len(set(gone)) == len(gone) == count
-    assert not set(gone) & protected
-    newest = max((model.rows[path].used for path in gone), default=0)
-    for path in gone:
-        del model.rows[path]
-    assert all(path[:-1] in model.rows for path in model.rows if len(path) > 1)
-    assert all(row.used >= newest for path, row in model.rows.items() if path not in protected)
-
-
-CALLS = st.lists(
-    st.tuples(
-        st.sampled_from(["insert", "insert", "match", "lock", "unlock", "evict"]),
-        st.text(alphabet="abc", max_size=5),
-        st.integers(0, 6),
-    ),
-    max_size=40,
+# Pages of 2, a window of 5: the position after p pages is 2p and sees 2p - 4 .. 2p, the last two pages.
+@pytest.mark.parametrize(
+    ("window", "served"),
+    [
+        ([1, 2, 3, 4], 4),
+        ([0, 2, 3, 4], 4),
+        ([0, 0, 3, 4], 4),
+        ([0, 0, 0, 4], 0),
+        ([1, 2, 3, 0], 3),
+        ([1, 2, 0, 4], 2),
+        ([1, 0, 0, 0], 1),
+        ([0, 2, 0, 4], 0),
+        ([0, 2, 3, 0], 3),
+    ],
 )
+def test_a_prefix_with_windows_ends_where_all_that_is_seen_is_held(window: list[int], served: int) -> None:
+    for cut in range(5):
+        tree = PrefixTree(SIZE, window=5)
+        value = np.array(window)
+        cached(tree, "abcd", window=np.where(value > 0, value, ABSENT))
+        tree.device_match(tokens("abcd"[:cut]))  # cut into nodes anywhere
+        assert len(lookup(tree, "abcd")) == served
 
 
-@settings(max_examples=150)
-@given(CALLS)
-def test_the_tree_caches_what_a_table_of_all_prefixes_caches(calls: list[tuple[str, str, int]]) -> None:
-    freed, model = Freed(), Model()
-    allocator = PageAllocator("full", count=POOL_PAGES, page_size=SIZE, listener=freed)
-    tree = PrefixTree(SIZE, allocator)
-    for verb, text, n in calls:
-        if verb == "insert":
-            insert(tree, model, allocator, text)
-        elif verb in ("match", "lock"):
-            match = tree.match(tokens_of(text))
-            assert match.pages.tolist() == model.match(tuple(text))
-            if verb == "lock":
-                tree.lock(match.node)
-                model.locked.append((tuple(text[: len(match.pages)]), match.node))
-        elif verb == "unlock" and model.locked:
-            tree.unlock(model.locked.pop(n % len(model.locked))[1])
-        elif verb == "evict":
-            evict(tree, model, freed, n)
-        assert tree.pages_cached == len(model.rows) == allocator.live
-    for path, node in model.locked:
-        assert found(tree, "".join(path)) == [model.rows[path[:stop]].page for stop in range(1, len(path) + 1)]
-        tree.unlock(node)
-    assert tree.pages_evictable() == len(model.rows)
-    assert tree.evict(POOL_PAGES) == len(model.rows)
-    assert (allocator.live, tree.pages_cached) == (0, 0)
+@pytest.mark.parametrize(("window", "reach"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3)])
+def test_the_reach_of_a_window_counts_the_next_position_itself(window: int, reach: int) -> None:
+    for held in range(5):
+        tree = PrefixTree(SIZE, window=window)
+        cached(tree, "abcd", window=np.array([ABSENT] * (4 - held) + [9] * held))
+        assert len(lookup(tree, "abcd")) == (4 if held >= reach else 0), held
+
+
+def test_window_pages_of_both_tiers_add_up() -> None:
+    tree = PrefixTree(SIZE, window=5)
+    node = cached(tree, "abcd", window=ids(ABSENT, ABSENT, 3, ABSENT)).node
+    node.host.full, node.host.window = ids(11, 12, 13, 14), owned(ids(ABSENT, ABSENT, ABSENT, 24))
+    assert len(lookup(tree, "abcd")) == 4
+    assert len(lookup(tree, "abcd", device_only=True)) == 0
