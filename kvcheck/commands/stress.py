@@ -37,7 +37,7 @@ def stress(
     shape: Annotated[list[str] | None, typer.Option(help="Shape preset; repeatable. Default: all tiny ones.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     backend: Annotated[str | None, typer.Option(help="simulated, eager or cuda.")] = None,
-    strategy: Annotated[str, typer.Option(help="portfolio, eager, lazy or random.")] = "portfolio",
+    strategy: Annotated[str, typer.Option(help="portfolio, eager, lazy, delay or random.")] = "portfolio",
     schedules: Annotated[int | None, typer.Option(help="Schedules for each scenario and shape.")] = None,
     max_time: Annotated[float | None, typer.Option(help="Seconds for the whole run.")] = None,
     seed: Annotated[int | None, typer.Option(help="Integer; one is drawn and printed when absent.")] = None,

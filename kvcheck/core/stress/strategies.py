@@ -33,10 +33,22 @@ STRATEGIES: Registry[Callable[[Draw], Chooser]] = Registry(
         "portfolio": "kvcheck.core.stress.strategies:portfolio",
         "eager": "kvcheck.core.stress.strategies:eager",
         "lazy": "kvcheck.core.stress.strategies:lazy",
+        "delay": "kvcheck.core.stress.strategies:delay",
         "random": "kvcheck.core.stress.strategies:seeded_random",
         "replay": "kvcheck.core.stress.strategies:replay",
     },
 )
+
+LEGS: dict[str, tuple[str, ...]] = {
+    "compute": ("forward",),
+    "d2h": ("d2h", "hicache.d2h"),
+    "h2d": ("h2d", "hicache.h2d"),
+    "storage": ("storage",),
+}
+"""Where a delay can sit: the lanes of a leg, by how their names begin."""
+
+DELAYS: tuple[tuple[str, ...], ...] = (*((leg,) for leg in LEGS), tuple(LEGS))
+"""Legs that are delayed by one schedule: each alone, then all of them."""
 
 
 class EagerStrategy:
@@ -53,6 +65,25 @@ class LazyStrategy:
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
         """Pause where that is allowed."""
         return None if may_pause else len(enabled) - 1
+
+
+class DelayStrategy:
+    """The lanes of some legs run only when nothing else can and the host waits; all others run as soon as they can.
+
+    legs: rows of LEGS.
+    """
+
+    def __init__(self, legs: Sequence[str]) -> None:
+        self.legs = tuple(legs)
+        self._delayed = tuple(start for leg in self.legs for start in LEGS[leg])
+        self._eager = EagerStrategy()
+
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+        """The oldest part that is not delayed; then a pause; then the oldest of the delayed ones."""
+        prompt = [at for at, (head, _) in enumerate(enabled) if not head.lane.name.startswith(self._delayed)]
+        if prompt:
+            return min(prompt, key=lambda at: (enabled[at][0].ordinal, enabled[at][1]))
+        return None if may_pause else self._eager.choose(enabled, may_pause=False)
 
 
 class RandomStrategy:
@@ -144,8 +175,9 @@ def make_strategy(name: str, *, seed: int, schedule: int, choices: str | None) -
 
 
 def portfolio(draw: Draw) -> Chooser:
-    """Eager, then lazy, then random: the first two find most bugs and cost two schedules."""
-    return (eager, lazy)[draw.schedule](draw) if draw.schedule < 2 else seeded_random(draw)
+    """Eager, lazy, every delay once, then random: the first few find most bugs and cost one schedule each."""
+    first = (eager(draw), lazy(draw), *(DelayStrategy(legs) for legs in DELAYS))
+    return first[draw.schedule] if draw.schedule < len(first) else seeded_random(draw)
 
 
 def eager(draw: Draw) -> Chooser:
@@ -156,6 +188,14 @@ def eager(draw: Draw) -> Chooser:
 def lazy(draw: Draw) -> Chooser:
     """The same for every schedule."""
     return LazyStrategy()
+
+
+def delay(draw: Draw) -> Chooser:
+    """The legs go by, one delay a schedule, in another place of every round.
+
+    A scenario takes its settings from the schedule number too; without the shift a leg would meet some of them only.
+    """
+    return DelayStrategy(DELAYS[(draw.schedule + draw.schedule // len(DELAYS)) % len(DELAYS)])
 
 
 def seeded_random(draw: Draw) -> Chooser:
