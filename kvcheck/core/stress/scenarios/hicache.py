@@ -27,19 +27,18 @@ from kvcheck.core.workload.sessions import session_jobs
 from kvcheck.core.workload.synthetic import trace_file
 from kvcheck.core.workload.traces import read_trace, scale_trace
 
-SYNTHETIC_PAGES = 12
+SYNTHETIC_PAGES = 14
 SYNTHETIC_REQUESTS = 40
-SESSIONS = 7
+SESSIONS = 9
+"""A multiple of the priorities, so that a session keeps its own."""
 TRACE_PAGES = 24
 MAX_RUNNING = 6
 TRACE_RUNNING = 8
-HOST_RATIO = 1.25
-"""Host pages for each device page. Engines choose 2 and more; here both tiers have to be too small for the sessions."""
+HOST_RATIOS = (2, 1.25)
+"""Host pages for each device page, by the number of the schedule: as engines choose, and less than the sessions need."""
 HOST_STATES = 6
 WORN_EVERY = 11
 """Of so many reads of the store, one finds its object damaged."""
-ABORT_EVERY = 2
-"""Of so many requests whose prefix is being loaded, one is aborted while it is."""
 
 
 class WornStore(MemoryStore):
@@ -102,7 +101,7 @@ class HiCacheScenario:
         """Feed jobs by their arrival rounds until all have finished, then close."""
         tier = host_tier(shape, load, variant)
         engine = target.build(make_setup(shape, load, backend, history, transport, host=tier))
-        return serve(engine, load, history, backend, abort_every=ABORT_EVERY)
+        return serve(engine, load, history, backend, aborts_loading=True)
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Loads, evictions on both tiers, and words of every buffer on both."""
@@ -130,14 +129,14 @@ class HybridScenario(HiCacheScenario):
 
 def host_tier(shape: ModelShape, load: Load, variant: int) -> HostTier:
     """The host tier of a schedule. Its number goes through all settings; 0 and 1 are write-through and least recent."""
-    pages = int(pages_for(load.capacity_tokens, shape.page_size) * HOST_RATIO)
+    pages = int(pages_for(load.capacity_tokens, shape.page_size) * HOST_RATIOS[variant % 2])
     return HostTier(
         units={"full": pages, "window": pages, "state": HOST_STATES},
         layout=HOST_LAYOUTS[variant % 3],
         method=COPY_METHODS[variant // 3 % 2],
         write_policy=list(WRITE_POLICIES)[variant // 2 % 3],
         order=list(EVICTION_ORDERS)[(variant + variant // 3 + 2) % 3],
-        ack_period=(3, 3, 1, 2)[variant % 4],
-        store=WornStore() if variant % 2 == 0 else None,
-        ring=(2, 1, 3, 1, 2)[variant % 5],
+        ack_period=(3, 2, 1, 2)[variant % 4],
+        store=WornStore() if variant % 2 else None,
+        ring=(1, 2, 1, 1, 3)[variant % 5],
     )

@@ -37,12 +37,12 @@ PRIORITIES = 3
 """Requests have priorities 0 .. 2, by their number."""
 
 
-def serve(engine: Engine, load: Load, history: History, backend: Backend, *, abort_every: int | None = None) -> int:
+def serve(engine: Engine, load: Load, history: History, backend: Backend, *, aborts_loading: bool = False) -> int:
     """Drive an engine to the end, count what it holds, close it; how many nodes the device evicted.
 
-    abort_every: of so many requests whose prefix is being loaded, one is aborted while it is.
+    aborts_loading: requests of the lowest priority are aborted while their prefix is being loaded.
     """
-    drive(engine, load.jobs, history, hurry=HURRY, abort_every=abort_every)
+    drive(engine, load.jobs, history, hurry=HURRY, aborts_loading=aborts_loading)
     for count in engine.counts():
         history.append(Counted(count.space, count.free, count.cached, count.total))
     engine.close()
@@ -77,10 +77,10 @@ def drive(
     history: History,
     *,
     hurry: int,
-    abort_every: int | None = None,
+    aborts_loading: bool = False,
 ) -> int:
     """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
-    sent = round_number = idle = retracted = loading = 0
+    sent = round_number = idle = retracted = 0
     while sent < len(jobs) or not engine.is_idle:
         if engine.is_idle and sent < len(jobs):
             round_number = max(round_number, jobs[sent].arrival // hurry)
@@ -93,8 +93,7 @@ def drive(
         round_number += 1
         retracted += len(report.retracted)
         for request in report.loading:
-            loading += 1
-            if abort_every is not None and loading % abort_every == 0 and engine.abort(request):
+            if aborts_loading and request % PRIORITIES == 0 and engine.abort(request):
                 history.append(Aborted(request))
         for request in report.retracted:
             history.append(Retracted(request))
