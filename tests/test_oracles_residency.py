@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.history import Event, History, LookedUp, TierChanged, Transferred
+from kvcheck.core.stress.events import Event, LookedUp, TierChanged, Transferred
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.residency import ResidencyOracle
 
