@@ -41,6 +41,7 @@ class Told:
         self.looked_up = history.looked_up
         self.tier_changed = history.tier_changed
         self.evicted = history.evicted
+        self.fetched: Callable[..., None] = lambda **_: None
         self._history = history
         self._made: dict[int, list[tuple[str, list[int], list[int]]]] = {}
 

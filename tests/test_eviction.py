@@ -16,7 +16,7 @@ from kvcheck.core.hicache.eviction import EVICTION_ORDERS, Residency
 from kvcheck.core.hicache.node import ABSENT, Node, owned
 from kvcheck.core.hicache.radix_tree import Offer
 from kvcheck.core.paging import IndexArray
-from kvcheck.core.stress.history import Evicted, Freed, TierChanged
+from kvcheck.core.stress.events import Evicted, Freed, TierChanged
 
 OWNER = 7
 

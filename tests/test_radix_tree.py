@@ -328,3 +328,11 @@ def test_window_pages_of_both_tiers_add_up() -> None:
     node.host.full, node.host.window = ids(11, 12, 13, 14), owned(ids(ABSENT, ABSENT, ABSENT, 24))
     assert len(lookup(tree, "abcd")) == 4
     assert len(lookup(tree, "abcd", device_only=True)) == 0
+
+
+def test_a_state_on_the_host_does_not_end_a_prefix_that_the_device_alone_has_to_serve() -> None:
+    tree = PrefixTree(SIZE, has_state=True)
+    node = cached(tree, "ab", state=5).node
+    node.host.full, node.host.state, node.device.state = ids(11, 12), 7, ABSENT
+    assert len(lookup(tree, "ab")) == 2
+    assert lookup(tree, "ab", device_only=True) == []

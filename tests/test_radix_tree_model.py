@@ -151,16 +151,17 @@ def check(rig: Tree, model: Model) -> None:
 
 CALLS = st.lists(
     st.tuples(
-        st.sampled_from(["insert", "insert", "match", "lock", "unlock", "sink", "forget", "remove"]),
-        st.text(alphabet="abc", max_size=5),
-        st.integers(0, 5),
+        st.sampled_from(["insert", "insert", "match", "match", "lock", "unlock", "sink", "sink", "forget", "remove"]),
+        st.text(alphabet="ab", max_size=4),
+        st.integers(0, 3),
     ),
+    min_size=8,
     max_size=40,
 )
 
 
 @pytest.mark.parametrize("kind", ["plain", "window", "state"])
-@settings(max_examples=120)
+@settings(max_examples=200)
 @given(calls=CALLS)
 def test_the_tree_caches_what_a_table_of_all_prefixes_caches(kind: str, calls: list[tuple[str, str, int]]) -> None:
     rig, model = Tree(kind), Model(kind)

@@ -33,7 +33,7 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
         session = mix.below(sessions) if mix.chance(1, 4) else request % sessions
         before = last.get(session, ())
         kept = _kept(mix, sum(tokens for _, tokens in before), page_size)
-        output = 1 + mix.below(page_size // 2 if mix.chance(3, 4) else 2 * page_size)
+        output = 1 + mix.below(max(1, page_size // 2) if mix.chance(3, 4) else 2 * page_size)
         new = 1 + mix.below(2 * page_size)
         room = half - output
         kept = min(kept, max(0, room - 1) // page_size * page_size)
