@@ -1,0 +1,321 @@
+"""Legal variations of the product: other orders, groupings, waits and choices, with every contract kept.
+
+Invariants:
+- Each variation counts in TAKEN how often it took place.
+- What it changes is never an edge that somebody needs: no oracle may say anything about it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvcheck.core.backend.backend import Footprint, Lane, Operation, Signal
+from kvcheck.core.hicache.cache import WRITE_BACK, HiCache, Lease
+from kvcheck.core.hicache.controller import Leg, TransferController
+from kvcheck.core.hicache.eviction import Residency
+from kvcheck.core.hicache.layer_gate import LayerGate
+from kvcheck.core.hicache.node import Node
+from kvcheck.core.hicache.radix_tree import Tokens
+from kvcheck.core.pools.buffers import BufferSpec, Granularity
+from kvcheck.core.pools.pool import Given, Holding, KVPool
+from kvcheck.core.scheduler.decoder import Decoder
+from kvcheck.core.targets.builtin import FIXED, BuiltinTarget, Parts
+from kvcheck.core.targets.target import Engine, HostTier, Setup
+from kvcheck.core.transfer.metadata import MetadataField
+from kvcheck.core.workload.decoder import ContentDecoder
+from kvcheck.core.workload.passes import PassPlan
+from kvcheck.kernels.page_copy import fill_torch
+
+TAKEN: Counter[str] = Counter()
+"""How often each variation took place."""
+
+
+# The gate
+
+
+class WaitsTwiceGate(LayerGate):
+    """An extra wait before each read."""
+
+    def wait(self, layer: int, lane: Lane) -> None:
+        TAKEN["waits-twice"] += bool(self._waited_for())
+        super().wait(layer, lane)
+        super().wait(layer, lane)
+
+
+class WholeLoadGate(LayerGate):
+    """A read waits for all layers of its loads instead of its own."""
+
+    def _events(self, producer: int, layer: int) -> tuple[Signal, ...]:
+        TAKEN["whole-load"] += 1
+        return tuple(signal for each in self.ring[producer].layers for signal in each)
+
+
+class AllEntriesGate(LayerGate):
+    """A read waits for every load in flight, its own or not."""
+
+    def _waited_for(self) -> list[int]:
+        TAKEN["all-loads"] += bool(super()._waited_for())
+        return [producer for producer, entry in enumerate(self.ring) if not entry.finished]
+
+
+# Copies
+
+
+def gated(gate: type[LayerGate]) -> Parts:
+    """The fixed parts, with another gate."""
+    return replace(FIXED, controller=type("Gated", (TransferController,), {"gate_type": gate}))
+
+
+class OneLaneController(TransferController):
+    """All loads go through one lane instead of two pairs."""
+
+    def start_loads(self) -> None:
+        lane = self._h2d[0][0]
+        self._h2d = ((lane, lane),) * len(self._h2d)
+        TAKEN["one-load-lane"] += bool(self._queued)
+        super().start_loads()
+
+
+class TwiceBehindForward(TransferController):
+    """Copies wait for the forward lane twice."""
+
+    def _behind_forward(self) -> tuple[Signal, ...]:
+        TAKEN["twice-behind-forward"] += 1
+        return (*super()._behind_forward(), *super()._behind_forward())
+
+
+class OtherOrderController(TransferController):
+    """Buffers and legs of one layer, which are independent, are copied in the other order."""
+
+    def _groups(self, space: str, lanes: tuple[Lane, ...]) -> list[tuple[list[str], Lane]]:
+        TAKEN["other-order"] += 1
+        return [(names[::-1], lane) for names, lane in reversed(super()._groups(space, lanes))]
+
+    def move(self, legs: tuple[Leg, ...]) -> tuple[Leg, ...]:
+        return super().move(legs)[::-1]
+
+
+class UnmergedController(TransferController):
+    """Every request's load has a ring entry of its own, as far as there are entries."""
+
+    def start_loads(self) -> None:
+        waiting, self._queued = self._queued, []
+        TAKEN["unmerged"] += len(waiting) > 1
+        while waiting:
+            self._queued = [waiting[0]]
+            super().start_loads()
+            if self._queued:
+                break
+            waiting = waiting[1:]
+        self._queued = waiting
+
+
+# The cache
+
+
+class LateAckCache(HiCache):
+    """Only every second poll acknowledges anything."""
+
+    def poll(self) -> bool:
+        self._polls = getattr(self, "_polls", 0) + 1
+        if self._polls % 2:
+            TAKEN["late-ack"] += bool(self.controller and (self.controller.backups or self.controller.loads))
+            return False
+        return super().poll()
+
+
+class PollingWriteBack(HiCache):
+    """Write-back asks once whether the copy is through, and takes another victim where it is not."""
+
+    def _write_back(self, node: Node) -> bool:
+        if self.movement is None or self.movement.uses is not None or not self.movement.back_up(node, WRITE_BACK):
+            return False
+        TAKEN["polling-write-back"] += 1
+        self.movement.poll()
+        return node.is_backed
+
+
+class EarlyBackupCache(HiCache):
+    """The page behind the cached prompt is read for a backup when it is half full; decoding appends to it meanwhile."""
+
+    def keep(self, lease: Lease, tokens: Tokens) -> None:
+        super().keep(lease, tokens)
+        holding, size = lease.holding, self._pool.page_size
+        filled = holding.committed - len(tokens)
+        if not filled or self.controller is None:
+            return
+        page = holding.pages[len(tokens) // size : len(tokens) // size + 1]
+        owner = self._pool.sets["full"]
+        names = tuple(each.name for each in owner.spec.buffers if each.rows is Granularity.TOKEN)
+        lane, layers = self._backend.lane("hicache.d2h"), (0, len(owner.spec.layers))
+        rows = slice(int(page[0]) * size, int(page[0]) * size + filled)
+        views = [owner.read_view(name, (), lane)[:, rows] for name in names]
+        kept: list[object] = []
+        done = self._backend.submit(
+            Operation("hicache.early", (lambda: kept.extend(view.clone() for view in views),)),
+            lane=lane,
+            reads=(Footprint("full", names, layers, page.copy(), np.array([[0, filled]], dtype=np.int64)),),
+            after=self.controller._behind_forward(),
+        )
+        early: dict[int, list[Signal]] = self.__dict__.setdefault("_early", {})
+        early.setdefault(holding.request, []).append(done)
+
+    def finish(self, lease: Lease, tokens: Tokens) -> Given:
+        self._join(lease)
+        return super().finish(lease, tokens)
+
+    def release(self, lease: Lease) -> None:
+        self._join(lease)
+        super().release(lease)
+
+    def drop(self, lease: Lease) -> None:
+        self._join(lease)
+        super().drop(lease)
+
+    def _join(self, lease: Lease) -> None:
+        """The page is given away only after it has been read."""
+        for signal in self.__dict__.get("_early", {}).pop(lease.holding.request, ()):
+            TAKEN["early-backup"] += 1
+            self._backend.wait(signal)
+
+
+class YoungestHost(Residency):
+    """The host gives up its youngest candidate instead of the oldest."""
+
+    def host_victim(self, space: str) -> Node | None:
+        order = self._order
+        self._order = lambda node: tuple(-each for each in order(node))
+        victim = super().host_victim(space)
+        self._order = order
+        TAKEN["youngest-host"] += victim is not None
+        return victim
+
+
+class OtherTies(Residency):
+    """Of nodes with equal use, hits or priority the youngest goes first."""
+
+    def device_victim(self, space: str, spared: Iterable[Node] = ()) -> Node | None:
+        order = self._order
+        self._order = lambda node: (order(node)[0], *(-each for each in order(node)[1:]))
+        victim = super().device_victim(space, spared)
+        self._order = order
+        TAKEN["other-ties"] += victim is not None
+        return victim
+
+
+# Pools and readers
+
+
+class ScrubbingPool(KVPool):
+    """A request's pages are cleared on the forward lane when it gives them back; the host does not wait for that."""
+
+    def close(self, holding: Holding, *, given: Given | None = None) -> None:
+        own = np.arange(len(holding.pages)) >= holding.shared
+        pages = holding.pages[own if given is None else own & ~given.full]
+        if len(pages):
+            TAKEN["stream-ordered-reuse"] += 1
+            owner = self.sets["full"]
+            parts = tuple(
+                self._scrub(owner.write_view(each.name), each, int(page))
+                for each in owner.spec.buffers
+                for page in pages
+            )
+            names = tuple(each.name for each in owner.spec.buffers)
+            touched = Footprint("full", names, (0, len(owner.spec.layers)), pages.copy())
+            self.backend.submit(Operation("pool.scrub", parts), lane=self.forward, writes=(touched,))
+        super().close(holding, given=given)
+
+    def _scrub(self, words: object, buffer: BufferSpec, page: int) -> Callable[[], None]:
+        size = self.page_size if buffer.rows is Granularity.TOKEN else 1
+        return lambda: fill_torch(words[:, page * size : (page + 1) * size], 0)  # type: ignore[index]
+
+
+class TwiceReader(ContentDecoder):
+    """Every layer is read twice."""
+
+    def _submit(self, name: str, plan: PassPlan, *args: object, **kwargs: object) -> None:
+        TAKEN["reads-twice"] += 1
+        super()._submit(name, plan, *args, **kwargs)  # type: ignore[arg-type]
+        super()._submit(name, plan, *args, **kwargs)  # type: ignore[arg-type]
+
+
+class SecondLaneReader(ContentDecoder):
+    """A second reader, as a draft model is, reads every layer on a lane of its own, with waits of its own."""
+
+    def _submit(self, name: str, plan: PassPlan, *args: object, **kwargs: object) -> None:
+        TAKEN["second-lane-reader"] += 1
+        forward, draft = self._pool.forward, self._backend.lane("draft")
+        self._cross(forward, draft)
+        self._pool.forward = draft
+        super()._submit(f"draft.{name}", plan, *args, **kwargs)  # type: ignore[arg-type]
+        self._pool.forward = forward
+        self._cross(draft, forward)
+        super()._submit(name, plan, *args, **kwargs)  # type: ignore[arg-type]
+
+    def _cross(self, source: Lane, target: Lane) -> None:
+        mark = self._backend.signal()
+        self._backend.record(mark, lane=source)
+        self._backend.wait(mark, lane=target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variation:
+    """A target that differs from the fixed one in a legal way. tier: changes the host tier of each schedule."""
+
+    parts: Parts = FIXED
+    tier: Callable[[HostTier], HostTier] = lambda tier: tier
+    decoder: type[ContentDecoder] = ContentDecoder
+    schedules: tuple[int, ...] = (0, 1, 4, 7)
+
+
+class VariedTarget(BuiltinTarget):
+    """The builtin target, built with the variation at hand."""
+
+    variation = Variation()
+
+    def build(self, setup: Setup) -> Engine:
+        """Parts, host tier and decoder changed; all else as the scenario asked."""
+        assert setup.host is not None
+
+        def decoder(pool: KVPool, fields: tuple[MetadataField, ...]) -> Decoder:
+            made = setup.decoder(pool, fields)
+            made.__class__ = self.variation.decoder  # the scenario keeps the one that it made
+            return made
+
+        host = self.variation.tier(setup.host)
+        return BuiltinTarget(self.variation.parts).build(replace(setup, host=host, decoder=decoder))
+
+
+def ring_of_8(tier: HostTier) -> HostTier:
+    """More loads in flight than there are requests."""
+    TAKEN["ring-of-8"] += 1
+    return replace(tier, ring=8)
+
+
+def write_back(tier: HostTier) -> HostTier:
+    """Backups on eviction in every schedule."""
+    return replace(tier, write_policy="write-back")
+
+
+VARIATIONS: dict[str, Variation] = {
+    "waits-twice": Variation(parts=gated(WaitsTwiceGate)),
+    "whole-load": Variation(parts=gated(WholeLoadGate)),
+    "all-loads": Variation(parts=gated(AllEntriesGate)),
+    "one-load-lane": Variation(parts=replace(FIXED, controller=OneLaneController)),
+    "twice-behind-forward": Variation(parts=replace(FIXED, controller=TwiceBehindForward)),
+    "other-order": Variation(parts=replace(FIXED, controller=OtherOrderController)),
+    "unmerged": Variation(parts=replace(FIXED, controller=UnmergedController)),
+    "late-ack": Variation(parts=replace(FIXED, cache=LateAckCache)),
+    "polling-write-back": Variation(parts=replace(FIXED, cache=PollingWriteBack), tier=write_back),
+    "early-backup": Variation(parts=replace(FIXED, cache=EarlyBackupCache), schedules=(1, 3, 6, 7)),
+    "youngest-host": Variation(parts=replace(FIXED, residency=YoungestHost)),
+    "other-ties": Variation(parts=replace(FIXED, residency=OtherTies)),
+    "stream-ordered-reuse": Variation(parts=replace(FIXED, pool=ScrubbingPool), schedules=(1, 2, 6, 7)),
+    "reads-twice": Variation(decoder=TwiceReader),
+    "second-lane-reader": Variation(decoder=SecondLaneReader),
+    "ring-of-8": Variation(tier=ring_of_8),
+}
