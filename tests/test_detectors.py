@@ -113,7 +113,7 @@ class KeepsLocks(Scheduler):
 
     def _finish(self, active: Active) -> None:
         """One lock too many."""
-        if self.parts.cache is not None and active.lease is not None and not self.waiting:
+        if self.parts.cache is not None and active.lease is not None and not self._waiting:
             self.parts.cache.tree.lock(active.lease.node)
         super()._finish(active)
 

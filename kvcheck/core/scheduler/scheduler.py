@@ -80,11 +80,6 @@ class Scheduler:
         busy = (self._waiting, self._prefilling, handing_over, self._ready, self._running, self._retracted)
         return not any(busy) and not self._restoring
 
-    @property
-    def waiting(self) -> int:
-        """Requests that are not admitted yet."""
-        return len(self._waiting)
-
     def step(self) -> StepReport:
         """One scheduling round."""
         self._report = StepReport()

@@ -300,7 +300,7 @@ HICACHE = (
         replace(FIXED, controller=EagerRingController),
         "an entry of the ring stands for two loads; when the first ends, readers of the second stop waiting",
         _EARLY,
-        shape="llama-3-tiny",
+        shape="deepseek-v3-tiny",
     ),
     _mutant(
         "load-without-pin",
