@@ -206,7 +206,7 @@ def test_a_mutant_is_killed_by_its_oracle_and_its_line_replays(
 
 @pytest.mark.parametrize("shape", TINY_SHAPES)
 def test_the_fixed_build_has_no_finding(shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["stress", "--shape", shape, "--seed", "1", "--schedules", "2", "--no-reports", "--out", str(tmp_path)]
+    command = ["stress", "--shape", shape, "--seed", "1", "--schedules", "4", "--no-reports", "--out", str(tmp_path)]
     assert run(command) == 0
     record = only_record(tmp_path)
     assert record["findings"] == []

@@ -35,7 +35,7 @@ TRACE_PAGES = 24
 MAX_RUNNING = 6
 TRACE_RUNNING = 8
 HOST_RATIOS = (2, 1.25)
-"""Host pages for each device page, by the number of the schedule: as engines choose, and less than the sessions need."""
+"""Host pages for each device page, by the number of the schedule: as engines choose, and too few for the sessions."""
 HOST_STATES = 6
 WORN_EVERY = 11
 """Of so many reads of the store, one finds its object damaged."""
@@ -136,7 +136,7 @@ def host_tier(shape: ModelShape, load: Load, variant: int) -> HostTier:
         method=COPY_METHODS[variant // 3 % 2],
         write_policy=list(WRITE_POLICIES)[variant // 2 % 3],
         order=list(EVICTION_ORDERS)[(variant + variant // 3 + 2) % 3],
-        ack_period=(3, 2, 1, 2)[variant % 4],
+        ack_period=(5, 3, 1, 2)[variant % 4],
         store=WornStore() if variant % 2 else None,
         ring=(1, 2, 1, 1, 3)[variant % 5],
     )

@@ -33,6 +33,7 @@ IDLE_ROUNDS = 2000
 """Rounds in which no request finishes before a run counts as hung."""
 CACHED_STATES = 3
 """State slots beyond those of requests: what cached prefixes can hold on the device."""
+ABORT_EVERY = 4
 PRIORITIES = 3
 """Requests have priorities 0 .. 2, by their number."""
 
@@ -40,7 +41,7 @@ PRIORITIES = 3
 def serve(engine: Engine, load: Load, history: History, backend: Backend, *, aborts_loading: bool = False) -> int:
     """Drive an engine to the end, count what it holds, close it; how many nodes the device evicted.
 
-    aborts_loading: requests of the lowest priority are aborted while their prefix is being loaded.
+    aborts_loading: requests of the lowest priority, and some others, are aborted while their prefix is being loaded.
     """
     drive(engine, load.jobs, history, hurry=HURRY, aborts_loading=aborts_loading)
     for count in engine.counts():
@@ -80,7 +81,7 @@ def drive(
     aborts_loading: bool = False,
 ) -> int:
     """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
-    sent = round_number = idle = retracted = 0
+    sent = round_number = idle = retracted = loading = 0
     while sent < len(jobs) or not engine.is_idle:
         if engine.is_idle and sent < len(jobs):
             round_number = max(round_number, jobs[sent].arrival // hurry)
@@ -93,7 +94,9 @@ def drive(
         round_number += 1
         retracted += len(report.retracted)
         for request in report.loading:
-            if aborts_loading and request % PRIORITIES == 0 and engine.abort(request):
+            loading += 1
+            chosen = request % PRIORITIES == 0 or loading % ABORT_EVERY == 0
+            if aborts_loading and chosen and engine.abort(request):
                 history.append(Aborted(request))
         for request in report.retracted:
             history.append(Retracted(request))
