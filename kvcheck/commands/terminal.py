@@ -13,7 +13,7 @@ import sys
 import typer
 
 from kvcheck.core.codes import CODES
-from kvcheck.core.record import Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.printable import printable
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
@@ -46,18 +46,35 @@ def _shown(line: str, encoding: str | None) -> str:
 def cell_lines(row: ScenarioResult) -> list[str]:
     """One cell: verdict, id, schedules, evidence, seconds; then why, if it is no pass."""
     evidence = row.evidence
-    counts = [f"{row.schedules} schedules"]
-    for name, value in (
-        ("retractions", evidence.retractions),
-        ("resumes", evidence.resumes),
-        ("into reused pages", evidence.foreign_reuses),
-    ):
-        if value is not None:
-            counts.append(f"{value} {name}")
+    counts = [
+        f"{row.schedules} schedules",
+        *(_cache_counts(evidence) if evidence.lookups else _retract_counts(evidence)),
+    ]
     words = sum(evidence.words_verified.values())
     counts.append(f"{words:,} words")
     line = f" {_WORDS[row.verdict]}  {row.id:<34} {'  '.join(counts)}  {row.duration_s:.1f}s"
     return [line, f"       {row.code}: {row.reason}"] if row.reason else [line]
+
+
+def _retract_counts(evidence: Evidence) -> list[str]:
+    rows = (
+        ("retractions", evidence.retractions),
+        ("resumes", evidence.resumes),
+        ("into reused pages", evidence.foreign_reuses),
+    )
+    return [f"{value} {name}" for name, value in rows if value is not None]
+
+
+def _cache_counts(evidence: Evidence) -> list[str]:
+    """Loads and evictions, and of all prompt pages how many each tier held."""
+    wanted = evidence.pages_wanted or 0
+    hits = (evidence.device_hit_pages, evidence.host_hit_pages, evidence.storage_hit_pages)
+    rates = "/".join("-" if not wanted or hit is None else f"{100 * hit / wanted:.0f}" for hit in hits)
+    return [
+        f"{evidence.loads or 0} loads",
+        f"{evidence.device_evictions or 0}+{evidence.host_evictions or 0} evictions",
+        f"hits {rates} %",
+    ]
 
 
 def finding_lines(number: int, finding: Finding) -> list[str]:
