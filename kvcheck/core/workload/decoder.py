@@ -56,15 +56,15 @@ class ReadSink(Protocol):
 class _Observation:
     """One comparison of a pass, not looked at yet.
 
-    bad: bool [n] or [n, tokens]; rows: words of the same leading shape. units: [n] pages or slots.
+    bad: bool [n] or [n, tokens]; rows: words of the same leading shape. ids: [n] locs, or pages or slots.
     chunk, positions: [n]; where `tokens` is not 1, positions are those of the first token of each page.
     """
 
     site: content.Site
     bad: torch.Tensor
     rows: torch.Tensor
-    units: torch.Tensor
-    offsets: torch.Tensor | None
+    ids: torch.Tensor
+    are_locs: bool
     chunk: IndexArray
     positions: IndexArray
     tokens: int
@@ -113,7 +113,7 @@ class ContentDecoder:
         deltas = [0] * len(self._chunks)
         for seen in self._observed:
             self._sink.verified(seen.site.buffer, self._compared(seen) * seen.rows.shape[-1])
-            if bool(seen.bad.any()):
+            if seen.bad.cpu().numpy().any():  # on a CPU much cheaper than asking torch
                 self._report(seen, deltas)
         tokens = []
         for chunk, delta in zip(self._chunks, deltas, strict=True):
@@ -203,7 +203,7 @@ class ContentDecoder:
             words.index_copy_(0, locs, self._rule(plan.write.codes, space, buffer, layer, words.shape[-1]))
             return
         for piece in buffer.pieces:
-            view = self._piece(words, piece)
+            view = self._tokens_of(words[:, self._span(piece)], piece)
             site = content.Site(space, buffer.name, piece.name, layer)
             rows = rows_torch(plan.write.codes, self._mask(site, view.shape[-1]), view.dtype)
             view[locs // self._pool.page_size, locs % self._pool.page_size] = rows
@@ -220,32 +220,31 @@ class ContentDecoder:
             if any(chunk.start == 0 for chunk in plan.chunks):  # a slot is empty when a request first reads it
                 bad = torch.where(plan.fresh, (rows != 0).any(-1), bad)
             positions = np.array([chunk.start - 1 for chunk in plan.chunks])
-            self._observe(site, bad, rows, slots, None, np.arange(len(plan.chunks)), positions)
+            self._observe(site, bad, rows, slots, False, np.arange(len(plan.chunks)), positions)
         elif buffer.rows is Granularity.TOKEN:
             wanted = plan.window if space == "window" and plan.window is not None else plan.read
             locs = self._locs(space, wanted)
             site = content.Site(space, buffer.name, "", layer)
             rows = words[local].index_select(0, locs)
             bad = differing_torch(rows, wanted.codes, self._mask(site, rows.shape[-1]))
-            self._observe(site, bad, rows, locs // size, locs % size, wanted.chunk, wanted.positions)
+            self._observe(site, bad, rows, locs, True, wanted.chunk, wanted.positions)
         else:
             table = self._pool.tables["req_to_token"].read_view().view(-1)
             pages = table.index_select(0, plan.page_places) // size
-            rows = words[local].index_select(0, pages)
+            starts = plan.page_number * size
             for each in (each for each in buffer.pieces if piece in ("", each.name)):
                 site = content.Site(space, buffer.name, each.name, layer)
-                view = self._piece(rows, each)
+                view = self._tokens_of(words[local][:, self._span(each)].index_select(0, pages), each)
                 bad = differing_torch(view, plan.page_codes, self._mask(site, view.shape[-1])) & plan.page_valid
-                starts = plan.page_number * size
-                self._observe(site, bad, view, pages, None, plan.page_chunk, starts, tokens=size)
+                self._observe(site, bad, view, pages, False, plan.page_chunk, starts, tokens=size)
 
     def _observe(
         self,
         site: content.Site,
         bad: torch.Tensor,
         rows: torch.Tensor,
-        units: torch.Tensor,
-        offsets: torch.Tensor | None,
+        ids: torch.Tensor,
+        are_locs: bool,
         chunk: IndexArray,
         positions: IndexArray,
         tokens: int = 1,
@@ -255,8 +254,8 @@ class ContentDecoder:
                 site=site,
                 bad=bad,
                 rows=rows,
-                units=units,
-                offsets=offsets,
+                ids=ids,
+                are_locs=are_locs,
                 chunk=chunk,
                 positions=positions,
                 tokens=tokens,
@@ -276,14 +275,15 @@ class ContentDecoder:
     def _state_slots(self, plan: PassPlan) -> torch.Tensor:
         return self._pool.tables["req_to_state"].read_view().view(-1).index_select(0, plan.rows)
 
-    def _piece(self, words: torch.Tensor, piece: Piece) -> torch.Tensor:
+    def _span(self, piece: Piece) -> slice:
+        """The words of a page row that a piece of its tokens takes."""
+        return slice(piece.offset // 8, (piece.offset + self._pool.page_size * piece.size_bytes) // 8)
+
+    def _tokens_of(self, block: torch.Tensor, piece: Piece) -> torch.Tensor:
         """Token-addressed words of a piece: [pages, P, W]."""
-        size = self._pool.page_size
-        first, last = piece.offset // 8, (piece.offset + size * piece.size_bytes) // 8
-        block = words[:, first:last]
         if piece.size_bytes % 8:
             block = block.view(torch.int32)
-        return block.view(len(block), size, -1)
+        return block.view(len(block), self._pool.page_size, -1)
 
     def _rule(self, codes: torch.Tensor, space: str, buffer: BufferSpec, layer: int, words: int) -> torch.Tensor:
         return rows_torch(codes, self._mask(content.Site(space, buffer.name, "", layer), words), torch.int64)
@@ -323,7 +323,9 @@ class ContentDecoder:
             if reported[which] > MAX_ROWS_REPORTED:
                 continue
             request, position = self._chunks[which].request, int(seen.positions[unit] + token)
-            offset = int(token) if seen.offsets is None else int(seen.offsets[unit])
+            page, offset = int(seen.ids[unit]), int(token)
+            if seen.are_locs:
+                page, offset = divmod(page, self._pool.page_size)
             self._sink.mismatch(
                 Mismatch(
                     request=request,
@@ -331,7 +333,7 @@ class ContentDecoder:
                     buffer=seen.site.buffer,
                     piece=seen.site.piece,
                     layer=seen.site.layer,
-                    page=int(seen.units[unit]),
+                    page=page,
                     row=offset,
                     position=position,
                     author=int(self._authors[request][position]),
