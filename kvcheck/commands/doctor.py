@@ -29,6 +29,7 @@ from kvcheck.core.codes import CODES, Code
 from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.registry import Registry
 from kvcheck.core.report.store import write_text
+from kvcheck.core.stress.invariants import Invariant
 
 RUNS_FOLDER = Path("reports/runs")
 OLDEST_PYTHON = (3, 11)
@@ -62,13 +63,13 @@ KINDS: dict[str, tuple[str, ...]] = {
     "cases": (),
     "formats": ("kvcheck.core.report:WRITERS",),
     "codes": ("kvcheck.core.codes:CODES",),
-    "invariants": ("kvcheck.core.stress.oracles:ORACLES",),
+    "invariants": ("kvcheck.core.stress.invariants:INVARIANTS",),
 }
 NOTES = {
     "cases": "benchmarks are not part of this version, so there are no cases",
-    "invariants": "one line per oracle: what it holds the code under test to; `kvcheck explain ORACLE` says more",
+    "invariants": "what the host tier must keep true; `kvcheck list invariants --json` names what checks each of them",
 }
-EXPLAINED_KINDS = ("oracles", "mutants", "scenarios")
+EXPLAINED_KINDS = ("oracles", "mutants", "scenarios", "invariants")
 CARD_FIELDS = ("shows", "matters", "example")
 
 
@@ -116,7 +117,7 @@ def list_kind(
 
       kvcheck list oracles --json
     """
-    rows = [{"name": name, "about": _first_line(thing)} for name, thing in things(kind).items()]
+    rows = [_row(name, thing) for name, thing in things(kind).items()]
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
@@ -128,10 +129,12 @@ def list_kind(
 
 
 def explain(
-    code: Annotated[str, typer.Argument(help="Finding code (KV102), or name of an oracle, mutant or scenario.")],
+    code: Annotated[
+        str, typer.Argument(help="Finding code (KV102), or name of an oracle, mutant, scenario or invariant.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
-    """Say what a finding code means, or what an oracle, mutant or scenario is for.
+    """Say what a finding code means, what an oracle, mutant or scenario is for, or what checks an invariant.
 
     Example:
 
@@ -174,6 +177,14 @@ def _loaded(table: Registry[object], name: str) -> object:
         return f"not usable here: {error}"
 
 
+def _row(name: str, thing: object) -> dict[str, str | list[str]]:
+    """What `list` says of one row: of an invariant also what checks it."""
+    row: dict[str, str | list[str]] = {"name": name, "about": _first_line(thing)}
+    if isinstance(thing, Invariant):
+        row |= {"oracles": list(thing.oracles), "tests": list(thing.tests)}
+    return row
+
+
 def _first_line(thing: object) -> str:
     """What one row is, in a line."""
     if isinstance(thing, Code):
@@ -197,7 +208,7 @@ def _text(thing: object) -> str:
 
 
 def _card(name: str) -> dict[str, str]:
-    """The card of a code, oracle, mutant or scenario. Raises UsageError with a near match for an unknown name."""
+    """The card of a code or of a row of EXPLAINED_KINDS. Raises UsageError with a near match for an unknown name."""
     known = CODES.get(name.upper())
     if known is not None:
         return {key: str(value) for key, value in asdict(known).items()}
@@ -212,13 +223,14 @@ def _card(name: str) -> dict[str, str]:
     near = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name.upper(), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise UsageError(
-        f"nothing called {name!r} to explain; expected a code, oracle, mutant or scenario{hint}; see kvcheck list codes"
+        f"nothing called {name!r} to explain; expected a code, oracle, mutant, scenario or invariant{hint}; "
+        "see kvcheck list codes"
     )
 
 
 def _prose(thing: object) -> dict[str, str]:
     if any(isinstance(getattr(thing, field, None), str) for field in CARD_FIELDS) and is_dataclass(thing):
-        fields = ("bug", "scenario", "shape", "killed_by", "code", *CARD_FIELDS)
+        fields = ("bug", "scenario", "shape", "killed_by", "code", *CARD_FIELDS, "checked_by")
         return {field: str(getattr(thing, field)) for field in fields if isinstance(getattr(thing, field, None), str)}
     return {"card": _text(thing)}
 
