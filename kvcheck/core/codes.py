@@ -66,15 +66,17 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV201",
             "read before load",
-            "A layer was read before its load had finished.",
-            "An accessor that does not wait for the layer's load.",
+            "A layer was read before its load had finished, or a backup read pages before they were computed.",
+            "An accessor that does not wait, or waits for another layer, load or lane; a ring entry armed too early; "
+            "an acknowledgement that leaves out a companion buffer.",
             "SGLang #22811: three index readers without the wait.",
         ),
         _code(
             "KV202",
             "reuse while in use",
             "A page or slot was freed, or written for a new owner, while an operation of the old owner was pending.",
-            "Pages freed before a copy was acknowledged; an abort that does not drain.",
+            "Pages freed before a copy was acknowledged; a prefix evicted on either tier while it is backed up or "
+            "loaded; an abort that does not drain.",
             "Prefill still writing into pages that decode had freed after an abort.",
         ),
         _code(
@@ -102,7 +104,8 @@ CODES: dict[str, Code] = dict(
             "KV303",
             "shared value changed",
             "A value that must never change was changed after it had been handed over.",
-            "In-place moves, trims or sorts of an index list that somebody else keeps.",
+            "In-place moves, trims or sorts of an index list that somebody else keeps; a cached prefix that keeps a "
+            "view of a queue's ids.",
             "SGLang #23429: move_hybrid_indices.",
         ),
         _code(
@@ -116,7 +119,8 @@ CODES: dict[str, Code] = dict(
             "KV305",
             "aliasing",
             "A value that must be owned shares its storage with a buffer that will be reused.",
-            "A slice returned where a copy was meant; a copy to the device it already lies on.",
+            "A slice returned where a copy was meant; a copy to the device it already lies on; one host page handed to "
+            "two cached prefixes.",
             "SGLang #23346: metadata get_buf returned views of a recycled slot.",
         ),
         _code(

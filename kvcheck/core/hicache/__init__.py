@@ -1,1 +1,1 @@
-"""The prefix cache. This version keeps the device tier; host and storage tiers build on the same tree."""
+"""The prefix cache over three tiers: device, host and storage, behind one tree."""
