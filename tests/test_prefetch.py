@@ -8,9 +8,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 
 import pytest
 from cache_rig import Rig, rig_of
+from test_ranks import Collective
 
 from kvcheck.core.backend.simulated import SimulatedBackend
 from kvcheck.core.hicache.memory_store import MemoryStore
@@ -25,16 +27,23 @@ REQUEST = 9
 SHAPES = ("llama-3-tiny", "glm-5.1-tiny", "gpt-oss-tiny", "qwen3-next-tiny")
 
 
-def stored(name: str) -> tuple[Rig, MemoryStore, Namespace]:
+def stored(name: str, agree: Callable[[int], int] = int) -> tuple[Rig, MemoryStore, Namespace]:
     """A prefix of six pages that the store alone has; the store works when the host waits for it."""
     history = History(keep=True)
-    rig = rig_of(name, SimulatedBackend(DelayStrategy(["storage"]), history), history=history)
+    rig = rig_of(name, SimulatedBackend(DelayStrategy(["storage"]), history), history=history, agree=agree)
     store = MemoryStore()
     shape = rig.pool.shape
     namespace = Namespace(model=name, dtype="any", layout="units", page_size=shape.page_size, rank=0, ranks=1)
     reach = pages_for(shape.window - 1, shape.page_size) if rig.pool.has_window else 0
     tier = StorageTier(
-        rig.residency, rig.host, store, namespace, rig.backend, window_pages=reach, has_state=rig.pool.has_state
+        rig.residency,
+        rig.host,
+        store,
+        namespace,
+        rig.backend,
+        window_pages=reach,
+        has_state=rig.pool.has_state,
+        agree=agree,
     )
     rig.cache.connect(tier)
     rig.serve(TEXT)
@@ -113,3 +122,33 @@ def test_what_arrives_for_an_aborted_request_is_given_back() -> None:
     rig.cache.settle()
     assert rig.host.allocators["full"].available == free and [*rig.tree.nodes()] == []
     rig.close()
+
+
+@pytest.mark.parametrize("harm", [MemoryStore.drop, damaged])
+@pytest.mark.parametrize(("name", "space", "page"), [("llama-3-tiny", "full", 2), ("gpt-oss-tiny", "window", 4)])
+def test_a_page_that_one_rank_lost_is_published_by_none(
+    name: str, space: str, page: int, harm: Callable[[MemoryStore, str], None]
+) -> None:
+    meeting = Collective(2)
+    served: dict[int, object] = {}
+
+    def serve(rank: int) -> None:
+        try:
+            rig, store, namespace = stored(name, meeting.agree(rank))
+            if rank == 1:
+                harm(store, namespace.key(space, rig.tree.chain(rig.tokens(TEXT))[page]))
+            rig.cache.fetch(rig.tokens(TEXT), REQUEST)
+            rig.cache.settle()
+            held = [(node.chain, node.host.ids(space).tolist()) for node in rig.tree.nodes()]
+            served[rank] = (rig.tree.match(rig.tokens(TEXT)).pages, held, rig.host.allocators[space].available)
+            rig.close()
+        except BaseException:
+            meeting.leave()  # the other rank fails too, and what is missing below says so
+            raise
+
+    threads = [Thread(target=serve, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert served[0] == served[1]

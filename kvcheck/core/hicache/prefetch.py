@@ -8,6 +8,7 @@ Invariants:
 - What the store says it has is a hint; only bytes that it served, checked, count.
 - A prefix is published no longer than its shortest companion, and only after its bytes are in the host pages.
 - Pages that did not arrive, or that somebody else cached meanwhile, are given back; they were never in the tree.
+- What was promised and what arrived counts where it is so on every rank: a store may lose one rank's page alone.
 - A store that cannot keep a page loses the copy, not the page.
 """
 
@@ -176,7 +177,7 @@ class StorageTier:
         """Pages of the longest prefix that the tree and, behind it, the store seem to have, companions included."""
         has = {
             space: known.held[space]
-            + [self._store.contains(self._namespace.key(space, each)) for each in chain[known.pages :]]
+            + [self._on_all(self._store.contains(self._namespace.key(space, each))) for each in chain[known.pages :]]
             for space in self._policy
         }
         return complete_prefix(has, policy=self._policy, window_pages=self._windows)
@@ -231,6 +232,10 @@ class StorageTier:
             return True
         return False
 
+    def _on_all(self, is_so: bool) -> bool:
+        """Whether it is so on every rank."""
+        return bool(self._agree(int(is_so)))
+
     def _finished(self, signals: Sequence[Signal]) -> int:
         count = 0
         for signal in signals:
@@ -243,6 +248,9 @@ class StorageTier:
         """Make a node of what arrived whole, and give the rest back."""
         self._tree.unlock(prefetch.parent)
         self._tree.unlock_host(prefetch.parent)
+        for space, (_, pages) in prefetch.units.items():
+            arrived = prefetch.arrived.get(space, set())
+            prefetch.arrived[space] = {page for page in pages.tolist() if self._on_all(page in arrived)}
         stop = self._arrived(prefetch) if prefetch.is_wanted else prefetch.start
         node = None
         if stop > prefetch.start:
@@ -252,8 +260,8 @@ class StorageTier:
         legs: list[Leg] = []
         chain = self._tree.chain(prefetch.tokens)
         for space, (ids, pages) in prefetch.units.items():
-            arrived = np.array([page in prefetch.arrived.get(space, ()) for page in pages.tolist()])
-            is_kept = arrived & ((pages < kept) if space != "state" else (pages == kept - 1))
+            whole = np.array([page in prefetch.arrived[space] for page in pages.tolist()])
+            is_kept = whole & ((pages < kept) if space != "state" else (pages == kept - 1))
             if not is_kept.all():
                 self._host.allocators[space].free(ids[~is_kept])
             if is_kept.any():
