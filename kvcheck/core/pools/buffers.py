@@ -84,11 +84,17 @@ class ReadGate(Protocol):
     def wait(self, layer: int, lane: Lane) -> None:
         """Make `lane` wait until the local `layer` may be read."""
 
+    def wait_whole(self, lane: Lane) -> None:
+        """Make `lane` wait until every layer may be read."""
+
 
 class OpenGate:
     """No load is ever pending: the device tier alone."""
 
     def wait(self, layer: int, lane: Lane) -> None:
+        """Nothing to wait for."""
+
+    def wait_whole(self, lane: Lane) -> None:
         """Nothing to wait for."""
 
 

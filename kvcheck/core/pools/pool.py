@@ -23,7 +23,7 @@ from kvcheck.core.errors import DoubleFree, ForeignAccess, LayoutMismatch, Lengt
 from kvcheck.core.paging import IndexArray, locs_of, pages_for
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.allocator import AllocationListener, IdAllocator, PageAllocator, SlotAllocator
-from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity, ReadGate, SpaceSpec
+from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity, OpenGate, ReadGate, SpaceSpec
 from kvcheck.core.pools.request_table import IndexTable
 from kvcheck.core.pools.shape import ModelShape
 
@@ -87,6 +87,9 @@ class _SpaceGate:
     def wait(self, layer: int, lane: Lane) -> None:
         self._gate.wait(self._layers[layer], lane)
 
+    def wait_whole(self, lane: Lane) -> None:
+        self._gate.wait_whole(lane)
+
 
 class KVPool:
     """One model's KV memory on one device."""
@@ -101,6 +104,7 @@ class KVPool:
         self.page_size = shape.page_size
         self.backend = backend
         self.forward = backend.lane("forward")
+        self._gate: ReadGate = OpenGate()
         self.specs: tuple[SpaceSpec, ...] = POOLS.load(shape.family)(shape)
         self.sets: dict[str, BufferSet] = {}
         self.allocators: dict[str, IdAllocator] = {
@@ -131,8 +135,16 @@ class KVPool:
 
     def connect(self, gate: ReadGate) -> None:
         """Every read of the pool waits at this gate, by the model's layers."""
+        self._gate = gate
         for spec in self.specs:
             self.sets[spec.name].connect(_SpaceGate(gate, spec.layers))
+
+    def before_replay(self, lane: Lane) -> None:
+        """Before a captured graph is replayed on `lane`: it waits for all that the graph's reads would wait for.
+
+        (mutant: replay-without-whole-wait)
+        """
+        self._gate.wait_whole(lane)
 
     @property
     def has_window(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend, Operation, Signal
+from kvcheck.core.backend.backend import Backend, Lane, Operation, Signal
 from kvcheck.core.paging import IndexArray, pages_for
 from kvcheck.core.pools.buffers import BufferSpec, Granularity, Piece
 from kvcheck.core.pools.pool import KVPool
@@ -29,14 +29,11 @@ from kvcheck.core.workload.footprints import SpaceTouch, pass_touches
 from kvcheck.core.workload.jobs import Job, token_authors
 from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.core.workload.passes import PassPlan, Rows, plan_pass
+from kvcheck.core.workload.readers import INDEX_READERS, Readers
 from kvcheck.kernels.content import as_signed, differing_torch, mix64_int, rows_torch
 
 MAX_ROWS_REPORTED = 4
 """Deviating rows of one read that are described word by word; the rest are counted."""
-
-
-INDEX_READERS = (("key", "scale"), ("",), ("scale", "key"))
-"""The readers of a packed index page, pass by pass: one for keys and one for scales, or one for both at once."""
 
 
 class ReadSink(Protocol):
@@ -68,13 +65,20 @@ class _Observation:
     chunk: IndexArray
     positions: IndexArray
     tokens: int
+    judged: int
 
 
 class ContentDecoder:
     """The scheduler's Decoder over content words."""
 
     def __init__(
-        self, pool: KVPool, backend: Backend, jobs: Sequence[Job], sink: ReadSink, fields: tuple[MetadataField, ...]
+        self,
+        pool: KVPool,
+        backend: Backend,
+        jobs: Sequence[Job],
+        sink: ReadSink,
+        fields: tuple[MetadataField, ...],
+        readers: Readers | None = None,
     ):
         self._pool = pool
         self._backend = backend
@@ -88,7 +92,10 @@ class ContentDecoder:
         self._first: dict[int, int] = {}
         self._chunks: tuple[Chunk, ...] = ()
         self._observed: list[_Observation] = []
+        self._readers = readers or Readers()
+        self._begun: set[int] = set()
         self._passes = 0
+        self._is_replayed = False
         self._touches: Mapping[str, SpaceTouch] = {}
 
     def forward(self, chunks: Sequence[Chunk]) -> Signal:
@@ -100,19 +107,49 @@ class ContentDecoder:
         self._chunks, self._observed = plan.chunks, []
         self._passes += 1
         self._touches = pass_touches(plan.chunks, self._pool)
+        self._is_replayed = bool(self._readers.replay_every) and self._passes % self._readers.replay_every == 0
+        if self._is_replayed:
+            self._pool.before_replay(self._pool.forward)
+        sent = self._send_early()
         where = {layer: (spec.name, local) for spec in self._pool.specs for local, layer in enumerate(spec.layers)}
         for layer in sorted(where):
             space, local = where[layer]
             self._layer(plan, space, local, layer)
+        if sent is not None:
+            self._backend.wait(sent, lane=self._pool.forward)
         done = self._backend.signal()
         self._backend.record(done, lane=self._pool.forward)
         return done
+
+    def _send_early(self) -> Signal | None:
+        """Read cached prefixes on a lane of their own, each once; reached when they have been read."""
+        first = [n for n, chunk in enumerate(self._chunks) if chunk.request not in self._begun]
+        self._begun.update(chunk.request for chunk in self._chunks)
+        numbers = [n for n in first if self._chunks[n].start > 0]
+        if not numbers or not self._readers.early_send:
+            return None
+        lane = self._backend.lane("send")
+        computed = self._backend.signal()
+        self._backend.record(computed, lane=self._pool.forward)
+        self._backend.wait(computed, lane=lane)
+        prefixes = [
+            Chunk(chunk.request, chunk.holding, chunk.start - 1, chunk.start)
+            for chunk in (self._chunks[n] for n in numbers)
+        ]
+        plan = plan_pass(prefixes, self._codes, self._pool, self._backend, numbers=numbers)
+        touch = pass_touches(prefixes, self._pool)["full"]
+        for local, layer in enumerate(self._pool.sets["full"].spec.layers):
+            buffers = self._pool.sets["full"].spec.buffers
+            self._submit("decode.send_early", plan, "full", buffers, local, layer, lane=lane, touch=touch)
+        sent = self._backend.signal()
+        self._backend.record(sent, lane=lane)
+        return sent
 
     def collect(self) -> tuple[int, ...]:
         """Report what the pass saw; the tokens it samples."""
         deltas = [0] * len(self._chunks)
         for seen in self._observed:
-            self._sink.verified(seen.site.buffer, self._compared(seen) * seen.rows.shape[-1])
+            self._sink.verified(seen.site.buffer, seen.judged * seen.rows.shape[-1])
             if seen.bad.cpu().numpy().any():  # on a CPU much cheaper than asking torch
                 self._report(seen, deltas)
         tokens = []
@@ -124,10 +161,6 @@ class ContentDecoder:
             tokens.append(token)
         self._observed = []
         return tuple(tokens)
-
-    def _compared(self, seen: _Observation) -> int:
-        """Rows that a comparison judged: the unused tail of a last page is not."""
-        return len(seen.positions) if seen.tokens == 1 else sum(chunk.stop for chunk in self._chunks)
 
     def metadata(self, request: int) -> Mapping[str, torch.Tensor]:
         """The fields this request uses."""
@@ -179,15 +212,19 @@ class ContentDecoder:
         layer: int,
         *,
         piece: str = "",
+        lane: Lane | None = None,
+        touch: SpaceTouch | None = None,
     ) -> None:
-        owner = self._pool.sets[space]
-        views = [owner.read_view(buffer.name, (local,), self._pool.forward, piece=piece) for buffer in buffers]
+        owner, on = self._pool.sets[space], lane or self._pool.forward
+        # What a graph has captured is not done again when it is replayed: it relies on the wait before.
+        layers = () if self._is_replayed and lane is None else (local,)
+        views = [owner.read_view(buffer.name, layers, on, piece=piece) for buffer in buffers]
         parts = tuple(
             partial(self._read, plan, space, buffer, view, local, layer, piece)
             for buffer, view in zip(buffers, views, strict=True)
         )
-        reads = self._touches[space].reads(buffers, local)
-        self._backend.submit(Operation(name, parts), lane=self._pool.forward, reads=reads)
+        reads = (touch or self._touches[space]).reads(buffers, local)
+        self._backend.submit(Operation(name, parts), lane=on, reads=reads)
 
     def _write_part(self, plan: PassPlan, space: str, buffer: BufferSpec, local: int, layer: int) -> partial[None]:
         words = self._pool.sets[space].write_view(buffer.name)
@@ -220,14 +257,14 @@ class ContentDecoder:
             if any(chunk.start == 0 for chunk in plan.chunks):  # a slot is empty when a request first reads it
                 bad = torch.where(plan.fresh, (rows != 0).any(-1), bad)
             positions = np.array([chunk.start - 1 for chunk in plan.chunks])
-            self._observe(site, bad, rows, slots, False, np.arange(len(plan.chunks)), positions)
+            self._observe(plan, site, bad, rows, slots, False, np.arange(len(plan.chunks)), positions)
         elif buffer.rows is Granularity.TOKEN:
             wanted = plan.window if space == "window" and plan.window is not None else plan.read
             locs = self._locs(space, wanted)
             site = content.Site(space, buffer.name, "", layer)
             rows = words[local].index_select(0, locs)
             bad = differing_torch(rows, wanted.codes, self._mask(site, rows.shape[-1]))
-            self._observe(site, bad, rows, locs, True, wanted.chunk, wanted.positions)
+            self._observe(plan, site, bad, rows, locs, True, wanted.chunk, wanted.positions)
         else:
             table = self._pool.tables["req_to_token"].read_view().view(-1)
             pages = table.index_select(0, plan.page_places) // size
@@ -236,10 +273,11 @@ class ContentDecoder:
                 site = content.Site(space, buffer.name, each.name, layer)
                 view = self._tokens_of(words[local][:, self._span(each)].index_select(0, pages), each)
                 bad = differing_torch(view, plan.page_codes, self._mask(site, view.shape[-1])) & plan.page_valid
-                self._observe(site, bad, view, pages, False, plan.page_chunk, starts, tokens=size)
+                self._observe(plan, site, bad, view, pages, False, plan.page_chunk, starts, tokens=size)
 
     def _observe(
         self,
+        plan: PassPlan,
         site: content.Site,
         bad: torch.Tensor,
         rows: torch.Tensor,
@@ -256,9 +294,10 @@ class ContentDecoder:
                 rows=rows,
                 ids=ids,
                 are_locs=are_locs,
-                chunk=chunk,
+                chunk=chunk if plan.chunks is self._chunks else plan.numbers[chunk],
                 positions=positions,
                 tokens=tokens,
+                judged=len(positions) if tokens == 1 else plan.tokens,  # not the unused tail of a last page
             )
         )
 

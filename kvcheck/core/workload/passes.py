@@ -37,7 +37,7 @@ class PassPlan:
     """write, read, window: token positions. pages: page starts, with codes [pages, P] and valid [pages, P].
 
     rows: [B] request rows. state_read, state_write: [B] codes of the state before and after; fresh: [B] no state yet,
-    so that the slot must be zero.
+    so that the slot must be zero. numbers: [B] which chunks of the pass these are. tokens: sum of their stops.
     """
 
     chunks: tuple[Chunk, ...]
@@ -53,10 +53,22 @@ class PassPlan:
     state_read: torch.Tensor
     state_write: torch.Tensor
     fresh: torch.Tensor
+    numbers: IndexArray
+    tokens: int
 
 
-def plan_pass(chunks: Sequence[Chunk], codes: Mapping[int, torch.Tensor], pool: KVPool, backend: Backend) -> PassPlan:
-    """Build the plan. codes: request to [padded tokens] int64, padded to whole pages."""
+def plan_pass(
+    chunks: Sequence[Chunk],
+    codes: Mapping[int, torch.Tensor],
+    pool: KVPool,
+    backend: Backend,
+    *,
+    numbers: Sequence[int] | None = None,
+) -> PassPlan:
+    """Build the plan. codes: request to [padded tokens] int64, padded to whole pages.
+
+    numbers: which chunks of the pass these are; all of them by default.
+    """
     size = pool.page_size
     mine = [codes[chunk.request] for chunk in chunks]
     counts = [pages_for(chunk.stop, size) for chunk in chunks]
@@ -87,6 +99,8 @@ def plan_pass(chunks: Sequence[Chunk], codes: Mapping[int, torch.Tensor], pool: 
         state_read=torch.cat(before),
         state_write=torch.cat(after),
         fresh=torch.tensor([chunk.start == 0 for chunk in chunks], device=backend.device),
+        numbers=np.array(range(len(chunks)) if numbers is None else numbers, dtype=np.int64),
+        tokens=sum(chunk.stop for chunk in chunks),
     )
 
 

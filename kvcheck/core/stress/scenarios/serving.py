@@ -24,6 +24,7 @@ from kvcheck.core.targets.target import Engine, HostTier, Setup, TierInspector
 from kvcheck.core.transfer.metadata import MetadataField
 from kvcheck.core.workload.decoder import ContentDecoder, prompt_tokens
 from kvcheck.core.workload.jobs import Job
+from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.tiers import HostInspector
 
 REFERENCE_RUNNING = 48
@@ -34,6 +35,7 @@ IDLE_ROUNDS = 2000
 CACHED_STATES = 3
 """State slots beyond those of requests: what cached prefixes can hold on the device."""
 ABORT_EVERY = 4
+REPLAY_EVERY = 4
 PRIORITIES = 3
 """Requests have priorities 0 .. 2, by their number."""
 
@@ -125,7 +127,8 @@ def make_setup(
     made: list[ContentDecoder] = []
 
     def decoder(pool: KVPool, fields: tuple[MetadataField, ...]) -> ContentDecoder:
-        made.append(ContentDecoder(pool, backend, load.jobs, history, fields))
+        readers = Readers(early_send=True, replay_every=REPLAY_EVERY) if host is not None else None
+        made.append(ContentDecoder(pool, backend, load.jobs, history, fields, readers))
         return made[-1]
 
     def inspector() -> TierInspector:

@@ -66,6 +66,13 @@ class UngatedPairPool(KVPool):
     buffer_set = _UngatedReader
 
 
+class UnguardedReplayPool(KVPool):
+    """A graph is replayed without the wait that its captured reads rely on."""
+
+    def before_replay(self, lane: Lane) -> None:
+        """No wait."""
+
+
 class _NeighbourGate(LayerGate):
     """Layer l waits for layer l - 1."""
 
@@ -273,6 +280,14 @@ HICACHE = (
         "the fused reader takes keys and scales before the layer has been loaded",
         _EARLY,
         example=_READ,
+    ),
+    _mutant(
+        "replay-without-whole-wait",
+        replace(FIXED, pool=UnguardedReplayPool),
+        "a captured graph is replayed while the load of what it reads is in flight",
+        _EARLY,
+        shape="llama-3-tiny",
+        example="SGLang's open note: no graph replay while a host load is pending",
     ),
     _mutant(
         "gate-waits-neighbour-layer",

@@ -1,0 +1,25 @@
+"""Readers: who reads the cache, how a packed page is read, and which reads make no wait of their own.
+
+Invariants:
+- Every reader goes through the one guarded read; what differs is the lane, the piece, and when the wait is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+INDEX_READERS = (("key", "scale"), ("",), ("scale", "key"))
+"""The readers of a packed index page, pass by pass: one for keys and one for scales, or one for both at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readers:
+    """Who reads besides the forward pass, layer by layer.
+
+    early_send: a second lane reads a request's cached prefix beside its first pass, as an early send to a decode node
+    or a draft model does. replay_every: every so many passes is a replayed graph, whose reads make no waits of their
+    own; 0: none is.
+    """
+
+    early_send: bool = False
+    replay_every: int = 0
