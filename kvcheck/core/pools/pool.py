@@ -223,6 +223,9 @@ class KVPool:
         query: position of the next token to be computed; window pages that it cannot see are not taken.
         """
         self.check_open(holding)
+        held = min(len(holding.pages), len(holding.window_pages)) if self.has_window else len(holding.pages)
+        if held * self.page_size >= tokens:
+            return True
         if tokens > self.sizes.max_tokens or self.pages_short(holding, tokens, query=query):
             return False
         first = len(holding.pages)

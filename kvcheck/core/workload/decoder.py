@@ -94,6 +94,7 @@ class ContentDecoder:
         self._observed: list[_Observation] = []
         self._readers = readers or Readers()
         self._begun: set[int] = set()
+        self._handed_over: dict[int, Mapping[str, torch.Tensor]] = {}
         self._passes = 0
         self._is_replayed = False
         self._touches: Mapping[str, SpaceTouch] = {}
@@ -114,6 +115,8 @@ class ContentDecoder:
         where = {layer: (spec.name, local) for spec in self._pool.specs for local, layer in enumerate(spec.layers)}
         for layer in sorted(where):
             space, local = where[layer]
+            if local and self._readers.one_layer:
+                continue
             self._layer(plan, space, local, layer)
         if sent is not None:
             self._backend.wait(sent, lane=self._pool.forward)
@@ -164,12 +167,17 @@ class ContentDecoder:
 
     def metadata(self, request: int) -> Mapping[str, torch.Tensor]:
         """The fields this request uses."""
-        return handover.metadata_values(self._jobs[request], self._first[request], self._fields)
+        if request not in self._handed_over:
+            self._handed_over[request] = handover.metadata_values(
+                self._jobs[request], self._first[request], self._fields
+            )
+        return self._handed_over[request]
 
     def join(self, request: int, row: MetadataRow) -> None:
         """Compare the request's whole packed row with what its prefill produced."""
         job = self._jobs[request]
         expected = handover.expected_row(job, self._first[request], self._fields)
+        self._handed_over.pop(request, None)
         self._sink.verified("metadata", expected.numel() // 8)
         for found in handover.mismatches(job, expected, row, self._fields):
             self._sink.mismatch(found)

@@ -18,8 +18,10 @@ class Readers:
 
     early_send: a second lane reads a request's cached prefix beside its first pass, as an early send to a decode node
     or a draft model does. replay_every: every so many passes is a replayed graph, whose reads make no waits of their
-    own; 0: none is.
+    own; 0: none is. one_layer: only the first layer of each space is written and read; what a pass samples depends on
+    positions, not on how many layers say the same, so a reference run needs no more.
     """
 
     early_send: bool = False
     replay_every: int = 0
+    one_layer: bool = False

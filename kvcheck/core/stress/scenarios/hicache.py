@@ -23,6 +23,7 @@ from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import make_setup, reference_outputs, serve
 from kvcheck.core.targets.target import HostTier, Target
+from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.sessions import session_jobs
 from kvcheck.core.workload.synthetic import trace_file
 from kvcheck.core.workload.traces import read_trace, scale_trace
@@ -37,6 +38,7 @@ TRACE_RUNNING = 8
 HOST_RATIOS = (2, 1.25)
 """Host pages for each device page, by the number of the schedule: as engines choose, and too few for the sessions."""
 HOST_STATES = 6
+REPLAY_EVERY = 4
 WORN_EVERY = 11
 """Of so many reads of the store, one finds its object damaged."""
 
@@ -100,7 +102,8 @@ class HiCacheScenario:
     ) -> int:
         """Feed jobs by their arrival rounds until all have finished, then close."""
         tier = host_tier(shape, load, variant)
-        engine = target.build(make_setup(shape, load, backend, history, transport, host=tier))
+        readers = Readers(early_send=True, replay_every=REPLAY_EVERY)
+        engine = target.build(make_setup(shape, load, backend, history, transport, host=tier, readers=readers))
         return serve(engine, load, history, backend, aborts_loading=True)
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:

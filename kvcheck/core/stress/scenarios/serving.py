@@ -35,7 +35,6 @@ IDLE_ROUNDS = 2000
 CACHED_STATES = 3
 """State slots beyond those of requests: what cached prefixes can hold on the device."""
 ABORT_EVERY = 4
-REPLAY_EVERY = 4
 PRIORITIES = 3
 """Requests have priorities 0 .. 2, by their number."""
 
@@ -67,7 +66,9 @@ def reference_outputs(shape: ModelShape, load: Load, transport: str) -> Mapping[
         max_running=REFERENCE_RUNNING,
         note="",
     )
-    setup = make_setup(shape, room, EagerBackend(), history, transport, share_prefixes=False)
+    setup = make_setup(
+        shape, room, EagerBackend(), history, transport, share_prefixes=False, readers=Readers(one_layer=True)
+    )
     retracted = drive(BuiltinTarget().build(setup), load.jobs, history, hurry=len(load.jobs) * 1000)
     if retracted:
         raise InternalError(f"the reference run retracted {retracted} requests; it must have room for all")
@@ -121,13 +122,13 @@ def make_setup(
     *,
     share_prefixes: bool = True,
     host: HostTier | None = None,
+    readers: Readers | None = None,
 ) -> Setup:
     """The engine for a workload. host: its host tier; prefixes then take state slots of their own."""
     longest = max(job.total_tokens for job in load.jobs)
     made: list[ContentDecoder] = []
 
     def decoder(pool: KVPool, fields: tuple[MetadataField, ...]) -> ContentDecoder:
-        readers = Readers(early_send=True, replay_every=REPLAY_EVERY) if host is not None else None
         made.append(ContentDecoder(pool, backend, load.jobs, history, fields, readers))
         return made[-1]
 
