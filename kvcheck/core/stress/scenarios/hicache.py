@@ -21,18 +21,15 @@ from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.record import Evidence
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
-from kvcheck.core.stress.scenarios.serving import make_setup, reference_outputs, serve
+from kvcheck.core.stress.scenarios.serving import make_setup, reference_outputs, serve, trace_load
 from kvcheck.core.targets.target import HostTier, Target
 from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.sessions import session_jobs
-from kvcheck.core.workload.synthetic import trace_file
-from kvcheck.core.workload.traces import read_trace, scale_trace
 
 SYNTHETIC_PAGES = 14
 SYNTHETIC_REQUESTS = 40
 SESSIONS = 9
 """A multiple of the priorities, so that a session keeps its own."""
-TRACE_PAGES = 24
 MAX_RUNNING = 6
 TRACE_RUNNING = 8
 HOST_RATIOS = (2, 1.25)
@@ -80,10 +77,7 @@ class HiCacheScenario:
             )
             note = f"{len(jobs)} requests of {SESSIONS} sessions"
             return Load(jobs=jobs, capacity_tokens=capacity, max_running=MAX_RUNNING, note=note)
-        capacity = max(TRACE_PAGES * shape.page_size, 512)
-        rows = read_trace(trace_file(trace), requests)
-        workload = scale_trace(rows, capacity, seed=seed, mean_output=28 if shape.page_size >= 64 else None)
-        return Load(jobs=workload.jobs, capacity_tokens=capacity, max_running=TRACE_RUNNING, note=workload.note)
+        return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
 
     def reference(self, shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
         """A run with room for everything, and no cache."""

@@ -15,13 +15,11 @@ from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.record import Evidence
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
-from kvcheck.core.stress.scenarios.serving import chunk_tokens, make_setup, reference_outputs, serve
+from kvcheck.core.stress.scenarios.serving import chunk_tokens, make_setup, reference_outputs, serve, trace_load
 from kvcheck.core.targets.target import Target
-from kvcheck.core.workload.synthetic import synthetic_jobs, trace_file
-from kvcheck.core.workload.traces import read_trace, scale_trace
+from kvcheck.core.workload.synthetic import synthetic_jobs
 
 SYNTHETIC_PAGES = 8
-TRACE_PAGES = 24
 MAX_RUNNING = 8
 TRACE_RUNNING = 16
 
@@ -43,10 +41,7 @@ class RetractResume:
             return Load(
                 jobs=jobs, capacity_tokens=capacity, max_running=MAX_RUNNING, note=f"{len(jobs)} synthetic requests"
             )
-        capacity = max(TRACE_PAGES * shape.page_size, 512)
-        rows = read_trace(trace_file(trace), requests)
-        workload = scale_trace(rows, capacity, seed=seed, mean_output=28 if shape.page_size >= 64 else None)
-        return Load(jobs=workload.jobs, capacity_tokens=capacity, max_running=TRACE_RUNNING, note=workload.note)
+        return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
 
     def reference(self, shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
         """A run with room for everything."""

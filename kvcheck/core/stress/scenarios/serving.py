@@ -25,8 +25,11 @@ from kvcheck.core.transfer.metadata import MetadataField
 from kvcheck.core.workload.decoder import ContentDecoder, prompt_tokens
 from kvcheck.core.workload.jobs import Job
 from kvcheck.core.workload.readers import Readers
+from kvcheck.core.workload.synthetic import trace_file
 from kvcheck.core.workload.tiers import HostInspector
+from kvcheck.core.workload.traces import read_trace, scale_trace
 
+TRACE_PAGES = 24
 REFERENCE_RUNNING = 48
 HURRY = 8
 """Jobs arrive this much faster than their workload says, so that requests queue and the pool stays full."""
@@ -37,6 +40,14 @@ CACHED_STATES = 3
 ABORT_EVERY = 4
 PRIORITIES = 3
 """Requests have priorities 0 .. 2, by their number."""
+
+
+def trace_load(shape: ModelShape, trace: str, *, seed: int, requests: int | None, max_running: int) -> Load:
+    """A trace scaled to a pool of TRACE_PAGES pages."""
+    capacity = max(TRACE_PAGES * shape.page_size, 512)
+    rows = read_trace(trace_file(trace), requests)
+    workload = scale_trace(rows, capacity, seed=seed, mean_output=28 if shape.page_size >= 64 else None)
+    return Load(jobs=workload.jobs, capacity_tokens=capacity, max_running=max_running, note=workload.note)
 
 
 def serve(engine: Engine, load: Load, history: History, backend: Backend, *, aborts_loading: bool = False) -> int:
