@@ -322,6 +322,7 @@ HICACHE = (
         replace(FIXED, cache=NoLoadPinCache),
         "host pages are evicted and filled anew while a load still reads them",
         _REUSED,
+        shape="deepseek-v3-tiny",
         code="KV202",
     ),
     _mutant(
