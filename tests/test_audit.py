@@ -40,6 +40,18 @@ def test_every_operation_of_the_product_declares_what_it_touches(shape: str) -> 
     assert outcome.evidence.retractions and outcome.judged["audit"] > 1000
 
 
+@pytest.mark.parametrize("schedule", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("scenario", "shape"),
+    [("hicache", "deepseek-v3.2-tiny"), ("hicache-hybrid", "gpt-oss-tiny"), ("hicache-hybrid", "qwen3-next-tiny")],
+)
+def test_every_operation_of_the_prefix_cache_declares_what_it_touches(scenario: str, shape: str, schedule: int) -> None:
+    plan = parse_line(f"{scenario}:shape={shape},seed=1,schedule={schedule},requests=24")
+    outcome = StressEngine(BuiltinTarget(), audit=True).run(plan)
+    assert [found.message for found in outcome.findings] == []
+    assert outcome.evidence.loads and outcome.evidence.backups and outcome.judged["audit"] > 1000
+
+
 class SaveDeclaresOnePageLess(Offload):
     """The footprint of a copy leaves out the last page."""
 
