@@ -40,7 +40,7 @@ def test_every_operation_of_the_product_declares_what_it_touches(shape: str) -> 
     assert outcome.evidence.retractions and outcome.judged["audit"] > 1000
 
 
-@pytest.mark.parametrize("schedule", [0, 1, 3])
+@pytest.mark.parametrize("schedule", [0, 1])
 @pytest.mark.parametrize(
     ("scenario", "shape"),
     [("hicache", "deepseek-v3.2-tiny"), ("hicache-hybrid", "gpt-oss-tiny"), ("hicache-hybrid", "qwen3-next-tiny")],
