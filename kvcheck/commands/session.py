@@ -77,7 +77,6 @@ class Session:
         self._environment = environment()
         self._store = RunStore(out)
         self.folder = self._store.folder(self.run_id)
-        self._printed = 0
 
     @property
     def version(self) -> str:

@@ -38,6 +38,11 @@ def floor_to_page(tokens: int, page_size: int) -> int:
     return tokens - tokens % page_size
 
 
+def first_seen_page(query: int, window: int, page_size: int) -> int:
+    """The first logical page that position `query` sees through a window of `window` tokens, itself included."""
+    return max(0, query + 1 - window) // page_size
+
+
 def locs_of(pages: PageIndices, start: int, stop: int, page_size: int) -> IndexArray:
     """Locs of the logical tokens [start, stop) of a request that holds `pages` in order.
 

@@ -226,7 +226,7 @@ class HiCache:
 
     def cached(self, tier: str, space: str) -> int:
         """Pages or slots of a space that the tree holds on a tier."""
-        return sum(len((node.device if tier == "device" else node.host).ids(space)) for node in self.tree.nodes())
+        return sum(len(node.tier(tier).ids(space)) for node in self.tree.nodes())
 
     def evict(self, space: str, count: int) -> int:
         """Free at least `count` device pages or slots of a space if unlocked nodes allow it; how many were freed."""
@@ -319,8 +319,7 @@ class HiCache:
                 for node in match.nodes
             ]
             window = np.maximum(np.concatenate(held), 0)
-            seen = max(0, match.pages * self._pool.page_size + 1 - self._pool.shape.window)
-            window[: seen // self._pool.page_size] = 0
+            window[: self._pool.first_seen_page(match.pages * self._pool.page_size)] = 0
         self._pool.adopt(holding, full, window)
 
     def _offer(self, holding: Holding, pages: int, state: int) -> Offer:

@@ -14,7 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,11 +66,6 @@ class Transfer:
     acknowledged: bool = False
     producer: int | None = None
 
-    @property
-    def pages(self) -> int:
-        """Pages of the full space that move."""
-        return sum(len(leg.host) for leg in self.legs if leg.space == "full")
-
 
 def make_leg(space: str, host: IndexArray, device: IndexArray, chain: Sequence[bytes]) -> Leg:
     """A leg that owns its index values."""
@@ -89,6 +84,21 @@ def merge(legs: Sequence[Leg]) -> tuple[Leg, ...]:
         )
         for space in spaces
     )
+
+
+def full_pages(legs: Sequence[Leg]) -> int:
+    """Pages of the full space that move."""
+    return sum(len(leg.host) for leg in legs if leg.space == "full")
+
+
+def leading_reached(backend: Backend, queue: Iterable[Sequence[Signal]]) -> int:
+    """How many entries at the head of a queue have all signals reached; asks nothing behind the first that has not."""
+    count = 0
+    for signals in queue:
+        if not all(backend.query(signal) for signal in signals):
+            break
+        count += 1
+    return count
 
 
 class TransferController:
@@ -251,9 +261,4 @@ class TransferController:
         return transfer.done
 
     def _finished(self, queue: Sequence[tuple[Transfer, ...]]) -> int:
-        count = 0
-        for group in queue:
-            if not all(self._backend.query(signal) for signal in self._acknowledged_by(group[0])):
-                break
-            count += 1
-        return count
+        return leading_reached(self._backend, (self._acknowledged_by(group[0]) for group in queue))

@@ -16,12 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-import numpy as np
-
 from kvcheck.core.errors import UsageError
 from kvcheck.core.hicache.controller import Leg
 from kvcheck.core.hicache.host_pool import HostPool
-from kvcheck.core.hicache.node import ABSENT, Node, Tier, owned
+from kvcheck.core.hicache.node import ABSENT, Node, Tier
 from kvcheck.core.hicache.radix_tree import PrefixTree
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.pool import KVPool
@@ -128,7 +126,7 @@ class Residency:
         for child in list(node.children.values()):
             self.drop(child)
         for tier in ("device", "host"):
-            held = bool(len((node.device if tier == "device" else node.host).ids("full")))
+            held = bool(len(node.tier(tier).ids("full")))
             self._leave(node, tier, HELD)
             if held:
                 self._count(tier, "full")
@@ -164,7 +162,7 @@ class Residency:
 
     def _leave(self, node: Node, tier: str, spaces: Iterable[str]) -> None:
         """Give a tier's ids back and forget them."""
-        value = node.device if tier == "device" else node.host
+        value = node.tier(tier)
         for space in spaces:
             ids = value.ids(space)
             if not len(ids):
@@ -208,16 +206,11 @@ class Residency:
     def _tell(self, node: Node, tier: str, space: str, *, added: bool) -> None:
         if self._listener is None:
             return
-        value = node.device if tier == "device" else node.host
+        value = node.tier(tier)
         ids = value.ids(space)
         if not len(ids):
             return
-        chain = node.chain
-        if space == "state":
-            chain = node.chain[-1:]
-        elif space == "window" and value.window is not None:
-            chain = tuple(each for each, held in zip(node.chain, value.window != ABSENT, strict=True) if held)
-        self._listener.tier_changed(tier=tier, space=space, chain=chain, ids=ids, added=added)
+        self._listener.tier_changed(tier=tier, space=space, chain=value.hashes(node.chain, space), ids=ids, added=added)
 
 
 def _forget(value: Tier, space: str) -> None:
@@ -227,8 +220,3 @@ def _forget(value: Tier, space: str) -> None:
         value.full = None
     else:
         value.window = None
-
-
-def absent(count: int) -> IndexArray:
-    """`count` ids that no tier holds."""
-    return owned(np.full(count, ABSENT, dtype=np.int64))

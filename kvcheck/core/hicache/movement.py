@@ -81,7 +81,7 @@ class Movement:
             if host is None and space == "full":
                 return False
             if host is not None:  # without room for a companion the host keeps the pages alone: a tombstone
-                legs.append(make_leg(space, host, device, _chain_of(node, space)))
+                legs.append(make_leg(space, host, device, node.device.hashes(node.chain, space)))
                 self._place_host(node, space, host)
         transfer = self._transfer("backup", request, node, tuple(legs))
         transfer.nodes.append(node)
@@ -182,7 +182,7 @@ class Movement:
 
     def _first_seen(self, match: Match) -> int:
         """The first logical page that the position after the match sees."""
-        return max(0, match.pages * self._pool.page_size + 1 - self._pool.shape.window) // self._pool.page_size
+        return self._pool.first_seen_page(match.pages * self._pool.page_size)
 
     def _start(self, node: Node) -> int:
         """The logical page at which a node begins."""
@@ -259,12 +259,3 @@ class Movement:
     def _unpin(self, transfer: Transfer) -> None:
         self._tree.unlock(transfer.lock)
         self._tree.unlock_host(transfer.lock)
-
-
-def _chain_of(node: Node, space: str) -> tuple[bytes, ...]:
-    """Hashes of what the device holds of a node in a space, as Tier.ids lists it."""
-    if space == "state":
-        return node.chain[-1:]
-    if space == "window" and node.device.window is not None:
-        return tuple(each for each, held in zip(node.chain, node.device.window != ABSENT, strict=True) if held)
-    return node.chain

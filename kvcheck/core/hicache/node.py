@@ -49,6 +49,14 @@ class Tier:
         value = {"full": self.full, "window": self.window}.get(space)
         return np.zeros(0, dtype=np.int64) if value is None else value[value != ABSENT]
 
+    def hashes(self, chain: tuple[bytes, ...], space: str) -> tuple[bytes, ...]:
+        """Of the node's `chain`, the hashes that go with `ids`, one each; a state stands for the node's end."""
+        if space == "state":
+            return chain[-1:]
+        if space == "window" and self.window is not None:
+            return tuple(each for each, held in zip(chain, self.window != ABSENT, strict=True) if held)
+        return chain
+
 
 class Node:
     """A run of whole pages after its parent's. chain: one hash a page, each covering all pages before it.
@@ -95,6 +103,10 @@ class Node:
     def is_backed(self) -> bool:
         """The host holds all pages of the node, and they have arrived."""
         return self.host.is_live and self.backing is None
+
+    def tier(self, name: str) -> Tier:
+        """What "device" or "host" holds of the node."""
+        return self.device if name == "device" else self.host
 
     def path(self) -> Iterator[Node]:
         """The node and its ancestors, upwards."""

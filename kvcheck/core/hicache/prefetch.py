@@ -23,7 +23,7 @@ import torch
 
 from kvcheck.core.backend.backend import Backend, Operation, Part, Signal
 from kvcheck.core.errors import StorageError
-from kvcheck.core.hicache.controller import Leg, make_leg
+from kvcheck.core.hicache.controller import Leg, leading_reached, make_leg
 from kvcheck.core.hicache.eviction import CacheListener, Residency
 from kvcheck.core.hicache.host_pool import HostPool
 from kvcheck.core.hicache.node import ABSENT, Node, Tier, owned
@@ -106,7 +106,7 @@ class StorageTier:
             units = node.host.ids(space)
             if not len(units):
                 continue
-            for unit, each in zip(units.tolist(), held_chain(node.host, node.chain, space), strict=True):
+            for unit, each in zip(units.tolist(), node.host.hashes(node.chain, space), strict=True):
                 parts.append(partial(self._put, space, unit, self._namespace.key(space, each)))
             names = self._names(space)
             reads.append(self._host.footprint(space, names, units, layers=(0, self._layers(space))))
@@ -204,11 +204,6 @@ class StorageTier:
 
     # Acknowledgement
 
-    @property
-    def in_flight(self) -> bool:
-        """Something is on its way to or from the store."""
-        return bool(self._writes or self._prefetches)
-
     def poll(self) -> None:
         """Acknowledge what is through on every rank, first in, first out."""
         for _ in range(self._agree(self._finished([each.done for each in self._writes]))):
@@ -237,12 +232,7 @@ class StorageTier:
         return bool(self._agree(int(is_so)))
 
     def _finished(self, signals: Sequence[Signal]) -> int:
-        count = 0
-        for signal in signals:
-            if not self._backend.query(signal):
-                break
-            count += 1
-        return count
+        return leading_reached(self._backend, ((signal,) for signal in signals))
 
     def _publish(self, prefetch: Prefetch) -> None:
         """Make a node of what arrived whole, and give the rest back."""
@@ -304,12 +294,3 @@ class StorageTier:
 
     def _layers(self, space: str) -> int:
         return len(self._residency.pool.sets[space].spec.layers)
-
-
-def held_chain(tier: Tier, chain: tuple[bytes, ...], space: str) -> tuple[bytes, ...]:
-    """Hashes of what a tier holds of a node in a space, as Tier.ids lists it."""
-    if space == "state":
-        return chain[-1:]
-    if space == "window" and tier.window is not None:
-        return tuple(each for each, held in zip(chain, tier.window != ABSENT, strict=True) if held)
-    return chain

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kvcheck.core.errors import LengthMismatch
 from kvcheck.core.hicache.node import ABSENT, Node, Tier, owned
 from kvcheck.core.hicache.storage import chain_hashes
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.paging import IndexArray, first_seen_page
 
 Tokens = npt.NDArray[np.int64]
 
@@ -260,7 +260,7 @@ class PrefixTree:
                 for page, held in enumerate(_window_held(node, device_only), at):
                     missing = missing if held else page
                     # The next position is (page + 1) * size; it sees `window` tokens, itself included.
-                    if missing < max(0, (page + 1) * self.page_size + 1 - self._window) // self.page_size:
+                    if missing < first_seen_page((page + 1) * self.page_size, self._window, self.page_size):
                         best = page + 1
             at = stop
         return best

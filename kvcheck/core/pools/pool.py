@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from kvcheck.core.backend.backend import Backend, Lane
 from kvcheck.core.errors import DoubleFree, ForeignAccess, LayoutMismatch, LengthMismatch
-from kvcheck.core.paging import IndexArray, locs_of, pages_for
+from kvcheck.core.paging import IndexArray, first_seen_page, locs_of, pages_for
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.allocator import AllocationListener, IdAllocator, PageAllocator, SlotAllocator
 from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity, OpenGate, ReadGate, SpaceSpec
@@ -248,8 +248,7 @@ class KVPool:
         self.check_open(holding)
         if not self.has_window:
             return
-        first_seen = max(0, tokens + 1 - self.shape.window)
-        passed = min(first_seen // self.page_size, len(holding.window_pages))
+        passed = min(self.first_seen_page(tokens), len(holding.window_pages))
         gone = holding.window_pages[:passed]
         own = (gone > 0) & (np.arange(passed) >= holding.shared)
         if own.any():
@@ -299,6 +298,10 @@ class KVPool:
                 f"{whose} now"
             )
 
+    def first_seen_page(self, query: int) -> int:
+        """The first logical page that window layers see from position `query`."""
+        return first_seen_page(query, self.shape.window, self.page_size)
+
     def unit_ids(self, holding: Holding, space: str, tokens: int) -> IndexArray:
         """Pages or slots of a space that hold the request's first `tokens` tokens; gone window pages left out."""
         if space == "state":
@@ -329,8 +332,7 @@ class KVPool:
         wanted = pages_for(tokens, self.page_size)
         extra = [("full", max(0, wanted - len(holding.pages)))]
         if self.has_window:
-            first_seen = max(0, query + 1 - self.shape.window) // self.page_size
-            extra.append(("window", max(0, wanted - max(first_seen, len(holding.window_pages)))))
+            extra.append(("window", max(0, wanted - max(self.first_seen_page(query), len(holding.window_pages)))))
         return extra
 
     def _take(self, space: str, count: int, request: int) -> IndexArray:
