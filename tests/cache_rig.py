@@ -27,6 +27,7 @@ from kvcheck.core.hicache.node import Node, Tier
 from kvcheck.core.hicache.radix_tree import PrefixTree, Tokens
 from kvcheck.core.pools.buffers import Granularity
 from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
+from kvcheck.core.stress.events import Modelled
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.stress.oracles.residency import ResidencyOracle
@@ -348,7 +349,9 @@ def rig_of(
         listener=history,
     )
     settings = CacheConfig(**config)  # type: ignore[arg-type]
-    tree = PrefixTree(preset.page_size, window=preset.window if pool.has_window else 0, has_state=pool.has_state)
+    window = preset.window if pool.has_window else 0
+    history.append(Modelled(preset.page_size, window, pool.has_state))
+    tree = PrefixTree(preset.page_size, window=window, has_state=pool.has_state)
     told = Told(history)
     residency = Residency(tree, pool, host, order=settings.order, listener=told)
     controller = TransferController(pool, host, on, ring=settings.ring)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.events import Event, LookedUp, TierChanged, Transferred
+from kvcheck.core.stress.events import Event, LookedUp, Modelled, TierChanged, Transferred
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.residency import ResidencyOracle
@@ -30,6 +30,11 @@ def loses(tier: str, text: str, ids: tuple[int, ...], *, space: str = "full", st
 
 def finds(text: str, pages: int, device: int, *, device_only: bool = False) -> LookedUp:
     return LookedUp(7, chain(text), pages, device, device_only)
+
+
+STATES = Modelled(page_size=2, window=0, has_state=True)
+WINDOW = Modelled(page_size=2, window=4, has_state=False)
+"""Three pages are six tokens; the seventh sees tokens 3 to 6: the second and third page."""
 
 
 def where(finding: Finding) -> tuple[str, str | None, int | None, int | None]:
@@ -68,11 +73,31 @@ GOOD: dict[str, tuple[Event, ...]] = {
         loses("host", "a", (1,)),
         finds("a", 1, 1),
     ),
-    "companions may shorten a prefix": (
+    "a prefix ends at a state, on either tier": (
+        STATES,
         gains("device", "abc", (1, 2, 3)),
-        gains("device", "abc", (4,), space="state", start=2),
-        loses("device", "abc", (4,), space="state", start=2),
         finds("abc", 0, 0),
+        gains("device", "abc", (4,), space="state", start=2),
+        finds("abc", 3, 3),
+        finds("abx", 0, 0),
+        gains("host", "ab", (1, 2)),
+        gains("host", "ab", (9,), space="state", start=1),
+        loses("device", "abc", (4,), space="state", start=2),
+        finds("abc", 2, 2),
+        finds("abc", 0, 0, device_only=True),
+    ),
+    "a prefix has the pages that its next position sees through the window": (
+        WINDOW,
+        gains("device", "abcd", (1, 2, 3, 4)),
+        gains("device", "abc", (7, 8), space="window", start=1),
+        finds("abcd", 3, 3),
+        finds("abxy", 0, 0),
+        gains("host", "abcd", (5, 6, 7, 8)),
+        gains("host", "abcd", (6,), space="window", start=3),
+        finds("abcd", 4, 4),
+        finds("abcd", 3, 3, device_only=True),
+        loses("device", "abc", (8,), space="window", start=2),
+        finds("abcd", 0, 0),
     ),
     "frozen": (Transferred("backup", 7, 2, True), Transferred("load", 7, 2, True)),
 }
@@ -82,7 +107,8 @@ GOOD: dict[str, tuple[Event, ...]] = {
 def test_a_good_history_has_no_findings_and_every_event_is_judged(name: str) -> None:
     oracle = ResidencyOracle()
     assert judge(oracle, History.of(*GOOD[name])) == ()
-    assert oracle.judged == sum(len(each.ids) if isinstance(each, TierChanged) else 1 for each in GOOD[name])
+    told = [each for each in GOOD[name] if not isinstance(each, Modelled)]
+    assert oracle.judged == sum(len(each.ids) if isinstance(each, TierChanged) else 1 for each in told)
 
 
 BAD: dict[str, tuple[tuple[Event, ...], tuple[str, str | None, int | None, int | None]]] = {
@@ -128,8 +154,35 @@ BAD: dict[str, tuple[tuple[Event, ...], tuple[str, str | None, int | None, int |
         (gains("host", "ab", (11, 12)), finds("ab", 2, 0, device_only=True)),
         ("KV301", None, None, 7),
     ),
-    "more than there is, with companions": (
-        (gains("device", "ab", (1, 2)), gains("device", "ab", (4,), space="state", start=1), finds("abc", 3, 3)),
+    "less than to the deepest state": (
+        (
+            STATES,
+            gains("device", "ab", (1, 2)),
+            gains("device", "ab", (4,), space="state", start=1),
+            finds("abc", 0, 0),
+        ),
+        ("KV301", None, None, 7),
+    ),
+    "past the deepest state": (
+        (STATES, gains("device", "ab", (1, 2)), gains("device", "a", (4,), space="state"), finds("ab", 2, 2)),
+        ("KV301", None, None, 7),
+    ),
+    "a window page short": (
+        (
+            WINDOW,
+            gains("device", "abc", (1, 2, 3)),
+            gains("device", "abc", (8,), space="window", start=2),
+            finds("abc", 3, 3),
+        ),
+        ("KV301", None, None, 7),
+    ),
+    "less than the window allows": (
+        (
+            WINDOW,
+            gains("device", "abc", (1, 2, 3)),
+            gains("device", "abc", (7, 8), space="window", start=1),
+            finds("abc", 2, 2),
+        ),
         ("KV301", None, None, 7),
     ),
     "changed index values": ((Transferred("load", 7, 2, False),), ("KV303", "host", None, 7)),

@@ -120,7 +120,8 @@ def test_one_damaged_word_is_found_in_its_buffer_and_layer(name: str, space: str
         inspect(rig, inspector, space, keys_of(space))
         (found,) = sink.found
         spec = rig.pool.sets[space].spec
-        assert (found.space, found.buffer, found.layer) == (f"host.{space}", spec.buffers[at].name, spec.layers[-1])
+        assert (found.space, found.buffer, found.layer) == (space, spec.buffers[at].name, spec.layers[-1])
+        assert found.tier == "host"
         assert (found.request, found.page, found.count) == (1, UNITS[b"ab"], 1)
         size = rig.pool.page_size
         assert size <= found.position < 2 * size
@@ -174,7 +175,7 @@ def test_a_page_that_nobody_computed_is_reported(name: str, space: str) -> None:
     assert {(each.request, each.page) for each in sink.found} == {(0, UNITS[b"a"])}
 
 
-def test_who_computed_a_prefix_first_says_what_it_holds() -> None:
+def test_who_computed_a_prefix_says_what_it_holds() -> None:
     name = "llama-3-tiny"
     rig, _, sink = filled(name)
     asked: list[int] = []
@@ -188,3 +189,20 @@ def test_who_computed_a_prefix_first_says_what_it_holds() -> None:
         inspector.computed(request, CHAINS[request])
     inspect(rig, inspector, "full", (b"ab", b"abx"))
     assert (asked, sink.found) == ([1, 2], [])
+
+
+@pytest.mark.parametrize(("name", "space"), [each for each in SPACES if each[1] != "state"])
+def test_equal_outputs_of_equal_prompts_are_each_their_authors_but_never_mixed(name: str, space: str) -> None:
+    rig, inspector, sink = filled(name)
+    inspector.computed(2, CHAINS[1])  # request 2 computed "abc" as well, and its third page has words of its own
+    inspect(rig, inspector, space, (b"abc",))
+    buffers, unit = rig.pool.sets[space].spec.buffers, UNITS[b"abc"]
+    mixed = dict(rig.host._unit_views(space, unit))[buffers[0].name]
+    word = int(mixed[0, 0, 0])
+    for buffer in buffers:
+        write(rig, name, space, buffer, b"abx", unit)
+    inspect(rig, inspector, space, (b"abc",))
+    assert sink.found == []
+    mixed[0, 0, 0] = word
+    inspect(rig, inspector, space, (b"abc",))
+    assert sink.found

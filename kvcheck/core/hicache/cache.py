@@ -226,7 +226,7 @@ class HiCache:
 
     def cached(self, tier: str, space: str) -> int:
         """Pages or slots of a space that the tree holds on a tier."""
-        return sum(len(node.tier(tier).ids(space)) for node in self.tree.nodes())
+        return sum(len(node.tier(tier).ids(space)) for node in self.tree.nodes(on_device=tier == "device"))
 
     def evict(self, space: str, count: int) -> int:
         """Free at least `count` device pages or slots of a space if unlocked nodes allow it; how many were freed."""

@@ -88,14 +88,15 @@ class Residency:
 
     def evictable(self, space: str) -> int:
         """Device pages or slots of a space that unlocked nodes hold."""
-        return sum(len(node.device.ids(space)) for node in self.tree.nodes() if not self._is_pinned(node))
+        nodes = self.tree.nodes(on_device=True)
+        return sum(len(node.device.ids(space)) for node in nodes if not self._is_pinned(node))
 
     def device_victim(self, space: str, spared: Iterable[Node] = ()) -> Node | None:
         """The node to lose its device pages next."""
         kept = set(spared)
         candidates = [
             node
-            for node in self.tree.nodes()
+            for node in self.tree.nodes(on_device=True)
             if len(node.device.ids(space))
             and not self._is_pinned(node)
             and node not in kept

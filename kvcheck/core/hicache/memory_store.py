@@ -29,11 +29,12 @@ class MemoryStore:
         old = self._objects.get(key, b"")
         if new == old:
             return
-        used = sum(map(len, self._objects.values()))
-        if self._capacity_bytes is not None and used - len(old) + len(new) > self._capacity_bytes:
-            raise StorageError(
-                f"memory store is full: {used} of {self._capacity_bytes} bytes used, {len(new)} more do not fit"
-            )
+        if self._capacity_bytes is not None:
+            used = sum(map(len, self._objects.values()))
+            if used - len(old) + len(new) > self._capacity_bytes:
+                raise StorageError(
+                    f"memory store is full: {used} of {self._capacity_bytes} bytes used, {len(new)} more do not fit"
+                )
         self._objects[key] = new
 
     def get(self, key: str, size: int) -> bytes | None:

@@ -219,14 +219,14 @@ class PrefixTree:
             raise LengthMismatch(f"remove of node {node.ordinal}, which has {len(node.children)} children")
         del node.parent.children[node.keys[0]]
 
-    def nodes(self) -> Iterator[Node]:
-        """Every node but the root, parents first."""
-        waiting = [self.root]
+    def nodes(self, *, on_device: bool = False) -> Iterator[Node]:
+        """Every node but the root, parents first. on_device: those with device pages, without walking the others."""
+        waiting = list(self.root.children.values())
         while waiting:
             node = waiting.pop()
-            if node is not self.root:
+            if not on_device or node.device.is_live:
                 yield node
-            waiting.extend(node.children.values())
+                waiting.extend(node.children.values())
 
     # What can be served
 

@@ -214,6 +214,15 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Modelled:
+    """What prefixes of the model need besides their pages. window: tokens that a window layer sees, 0 without."""
+
+    page_size: int
+    window: int
+    has_state: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LookedUp:
     """A request looked its prompt up. chain: one hash a whole page. pages: found. device_pages: of them, on the device.
 
@@ -323,6 +332,7 @@ Event = (
     | Aborted
     | Counted
     | Closed
+    | Modelled
     | LookedUp
     | TierChanged
     | Transferred

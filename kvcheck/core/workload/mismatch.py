@@ -14,7 +14,8 @@ class Mismatch:
     """A row that a read found to differ. words: what was seen, signed. half: words are 32-bit.
 
     layer: global layer id. page: physical page or slot. row: token within the page. position: logical token.
-    author: the request whose word belongs there. count: deviating rows of this read, this one included.
+    author: the request whose word belongs there. count: deviating rows of this read, this one included. tier: "device",
+    or "host" or "storage" for a row that was looked at after it had arrived there.
     """
 
     request: int
@@ -29,3 +30,4 @@ class Mismatch:
     words: tuple[int, ...]
     half: bool
     count: int
+    tier: str = "device"

@@ -1,13 +1,15 @@
 """HostInspector: compares what the host tier holds with what was computed, word by word.
 
 Invariants:
-- A page is known by the hash of its prefix; whoever computed that prefix first says what its words must be.
+- A page is known by the hash of its prefix; whoever computed that prefix says what its words must be. Requests whose
+  equal prompts gave equal outputs computed the same hash with words of their own: a page must be one of theirs, whole.
 - A page that nobody is known to have computed is reported, never skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +20,7 @@ from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.buffers import BufferSpec, Granularity, Piece, SpaceSpec
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.workload import content
+from kvcheck.core.workload.content import Site
 from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.kernels.content import differing_torch
 
@@ -39,6 +42,18 @@ class InspectionSink(Protocol):
         """A row differed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A row that differs: where in its unit, and what was seen, as in Mismatch."""
+
+    piece: str
+    layer: int
+    row: int
+    words: tuple[int, ...]
+    half: bool
+    count: int
+
+
 class HostInspector:
     """Knows whose pages are whose by their hashes. codes_of: codes of every position of a request, padded to pages."""
 
@@ -47,67 +62,75 @@ class HostInspector:
         self._specs = {spec.name: spec for spec in POOLS.load(shape.family)(shape)}
         self._codes_of = codes_of
         self._sink = sink
-        self._first: dict[bytes, tuple[int, int]] = {}
+        self._authors: dict[bytes, list[tuple[int, int, torch.Tensor]]] = {}
 
     def computed(self, request: int, chain: tuple[bytes, ...]) -> None:
         """The first pages of a request have these hashes."""
+        codes = self._codes_of(request).cpu()
         for page, each in enumerate(chain):
-            self._first.setdefault(each, (request, page))
+            wanted = codes[page * self._size : (page + 1) * self._size]
+            known = self._authors.setdefault(each, [])
+            if not any(torch.equal(wanted, codes) for _, _, codes in known):
+                known.append((request, page, wanted))
 
     def inspect(
         self, host: UnitReader, space: str, chain: tuple[bytes, ...], units: IndexArray, *, tier: str = "host"
     ) -> None:
         """Compare every word of these host pages or slots. tier: host after a backup, storage after a fetch."""
         spec = self._specs[space]
+        nobody = (0, 0, torch.zeros(self._size, dtype=torch.int64))
         for each, unit in zip(chain, units.tolist(), strict=True):
-            request, page = self._first.get(each, (0, 0))
-            codes = self._codes_of(request).cpu() if request else torch.zeros(self._size, dtype=torch.int64)
-            start = page * self._size
-            wanted = codes[start : start + self._size] if request else codes
-            if space == "state":
-                wanted = wanted[-1:]  # a cached state stands behind the last token of its page
-            for buffer in spec.buffers:
-                words = host.unit_words(space, buffer.name, unit)
-                self._sink.verified(f"{tier}:{buffer.name}", words.numel())
-                for local, layer in enumerate(spec.layers):
-                    self._compare(spec, buffer, layer, words[local], wanted, request=request, unit=unit, start=start)
+            found: list[Mismatch] = []
+            words = [host.unit_words(space, buffer.name, unit) for buffer in spec.buffers]
+            for buffer, rows in zip(spec.buffers, words, strict=True):
+                self._sink.verified(f"{tier}:{buffer.name}", rows.numel())
+            for request, page, codes in reversed(self._authors.get(each, [nobody])):
+                # A cached state stands behind the last token of its page.
+                wanted = codes[-1:] if space == "state" else codes
+                found = [
+                    Mismatch(
+                        request=request,
+                        space=space,
+                        buffer=buffer.name,
+                        piece=row.piece,
+                        layer=row.layer,
+                        page=unit,
+                        row=row.row,
+                        position=page * self._size + (self._size - 1 if space == "state" else row.row),
+                        author=request,
+                        words=row.words,
+                        half=row.half,
+                        count=row.count,
+                        tier=tier,
+                    )
+                    for buffer, rows in zip(spec.buffers, words, strict=True)
+                    for row in self._differing(spec, buffer, rows, wanted)
+                ]
+                if not found:
+                    break
+            for mismatch in found:
+                self._sink.mismatch(mismatch)
 
-    def _compare(
-        self,
-        spec: SpaceSpec,
-        buffer: BufferSpec,
-        layer: int,
-        words: torch.Tensor,
-        codes: torch.Tensor,
-        *,
-        request: int,
-        unit: int,
-        start: int,
-    ) -> None:
-        """One buffer of one layer of one page: [r, W] words."""
-        for name, rows in self._pieces(buffer, words):
-            site = content.Site(spec.name, buffer.name, name, layer)
-            bad = differing_torch(rows, codes, content.mask(site, rows.shape[-1]))
-            if not bool(bad.any()):
-                continue
-            first = int(torch.nonzero(bad)[0])
-            offset = self._size - 1 if spec.name == "state" else first
-            self._sink.mismatch(
-                Mismatch(
-                    request=request,
-                    space=f"host.{spec.name}",
-                    buffer=buffer.name,
-                    piece=name,
-                    layer=layer,
-                    page=unit,
-                    row=first,
-                    position=start + offset,
-                    author=request,
-                    words=tuple(int(word) for word in np.asarray(rows[first])[:64]),
-                    half=rows.dtype == torch.int32,
-                    count=int(bad.sum()),
+    def _differing(
+        self, spec: SpaceSpec, buffer: BufferSpec, words: torch.Tensor, codes: torch.Tensor
+    ) -> Iterator[_Row]:
+        """The first deviating row of each piece and layer of a page or slot: [L, r, W] words."""
+        for local, layer in enumerate(spec.layers):
+            for name, rows in self._pieces(buffer, words[local]):
+                bad = differing_torch(
+                    rows, codes, content.mask(Site(spec.name, buffer.name, name, layer), rows.shape[-1])
                 )
-            )
+                if bool(bad.any()):
+                    first = int(torch.nonzero(bad)[0])
+                    seen = tuple(int(word) for word in np.asarray(rows[first])[:64])
+                    yield _Row(
+                        piece=name,
+                        layer=layer,
+                        row=first,
+                        words=seen,
+                        half=rows.dtype == torch.int32,
+                        count=int(bad.sum()),
+                    )
 
     def _pieces(self, buffer: BufferSpec, words: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         """Token-addressed rows [P, W] of a page: the buffer's own, or those of each piece of a packed page."""

@@ -55,7 +55,7 @@ class ContentOracle:
 
     def _saw(self, event: Saw) -> None:
         found = event.mismatch
-        key = (found.request, found.buffer, found.layer, found.page)
+        key = (found.tier, found.request, found.buffer, found.layer, found.page)
         if len(self.findings) >= MAX_FINDINGS or key in self._seen:
             return
         self._seen.add(key)
@@ -65,14 +65,14 @@ class ContentOracle:
             Finding(
                 code=code,
                 oracle=self.name,
-                tier="device",
+                tier=found.tier,
                 buffer=found.buffer,
                 layer=None if found.space == "metadata" else found.layer,
                 page=None if found.space == "metadata" else found.page,
                 row=None if found.space == "metadata" else found.row,
                 request=found.request,
                 seen_request=seen,
-                message=f"request {found.request} read {_where(found)} and saw {story}; {_wanted(found)}",
+                message=f"{_seen(found, story)}; {_wanted(found)}",
             )
         )
 
@@ -154,6 +154,14 @@ class ContentOracle:
         positions = max(HALF_POSITIONS, near.position + 1)
         likely = (near.author, near.request)  # 32 bits do not name one for sure
         return content.decode_half(word, site, at, requests=self._requests, positions=positions, first=likely)
+
+
+def _seen(found: Mismatch, story: str) -> str:
+    if found.tier == "device":
+        return f"request {found.request} read {_where(found)} and saw {story}"
+    moved = "a backup" if found.tier == "host" else "a fetch from the store"
+    whose = f"request {found.request}'s" if found.request else "an unknown"
+    return f"{moved} of {whose} page left {_where(found)} on the host with {story}"
 
 
 def _where(found: Mismatch) -> str:

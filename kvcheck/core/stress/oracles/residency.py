@@ -1,10 +1,11 @@
 """The residency oracle: what a lookup finds on each tier is what that tier was told to hold, counted independently.
 
     host set    {hash: id} by space, from what was added and removed
-    lookup      longest prefix of the request's hashes that the sets can serve = the pages that the cache found
+    lookup      longest prefix of the request's hashes that the sets can serve = the pages that the cache found;
+                it needs each of its pages, and a state at its end or the pages that its next position sees
 
 Invariants:
-- Knows hashes and sets only: no tree, no nodes, no order of eviction.
+- Knows hashes, sets and the model's window only: no tree, no nodes, no order of eviction.
 - A hash leaves a tier under the id under which it came; an id stands for one hash at a time.
 """
 
@@ -13,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.events import LookedUp, TierChanged, Transferred
+from kvcheck.core.stress.events import LookedUp, Modelled, TierChanged, Transferred
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+
+SPACES = ("full", "window", "state")
 
 
 class ResidencyOracle:
@@ -26,15 +29,24 @@ class ResidencyOracle:
     def __init__(self) -> None:
         self.judged = 0
         self.findings: list[Finding] = []
+        self._model = Modelled(page_size=1, window=0, has_state=False)
         self._held: dict[tuple[str, str], dict[bytes, int]] = {}
         self._by_id: dict[tuple[str, str], dict[int, bytes]] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """Lookups and changes."""
-        return ((TierChanged, self._changed), (LookedUp, self._looked_up), (Transferred, self._transferred))
+        """The model, lookups and changes."""
+        return (
+            (Modelled, self._modelled),
+            (TierChanged, self._changed),
+            (LookedUp, self._looked_up),
+            (Transferred, self._transferred),
+        )
 
     def finish(self) -> None:
         """Nothing is left to judge."""
+
+    def _modelled(self, event: Modelled) -> None:
+        self._model = event
 
     def _changed(self, event: TierChanged) -> None:
         place = (event.tier, event.space)
@@ -52,17 +64,32 @@ class ResidencyOracle:
             by_id.pop(held.pop(each, unit), None)
 
     def _looked_up(self, event: LookedUp) -> None:
-        """Pages of the full space: the longest prefix that the sets hold must cover what the cache found."""
+        """The longest prefix that the sets serve, companions included, must be what the cache found."""
         self.judged += 1
-        device = self._held.get(("device", "full"), {})
-        host = {} if event.device_only else self._held.get(("host", "full"), {})
-        on_device = _leading(event.chain, device, {})
-        found = _leading(event.chain, device, host)
-        companions = [space for (_, space) in self._held if space != "full"]
-        if event.pages > found or (not companions and event.pages != found):
+        found = self._servable(event)
+        on_device = _leading(event.chain, self._held.get(("device", "full"), {}), {})
+        if event.pages != found:
             self._miscount(event, "pages", found, event.pages)
         elif event.device_pages != min(event.pages, on_device):
             self._miscount(event, "pages on the device", min(event.pages, on_device), event.device_pages)
+
+    def _servable(self, event: LookedUp) -> int:
+        """Pages of the longest prefix that has all it needs, each piece on one tier or the other."""
+        tiers = ("device",) if event.device_only else ("device", "host")
+        model = self._model
+        longest, missing = 0, -1  # missing: the last page whose window page no tier holds
+        for page, each in enumerate(event.chain):
+            held = {space for tier in tiers for space in SPACES if each in self._held.get((tier, space), ())}
+            if "full" not in held:
+                break
+            missing = missing if "window" in held else page
+            if model.has_state:
+                serves = "state" in held
+            else:  # the next position sees `window` tokens, itself included
+                first = max(0, (page + 1) * model.page_size + 1 - model.window) // model.page_size
+                serves = not model.window or missing < first
+            longest = page + 1 if serves else longest
+        return longest
 
     def _transferred(self, event: Transferred) -> None:
         self.judged += 1

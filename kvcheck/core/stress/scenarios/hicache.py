@@ -14,14 +14,16 @@ from kvcheck.core.backend.backend import Backend
 from kvcheck.core.hicache.cache import WRITE_POLICIES
 from kvcheck.core.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
-from kvcheck.core.hicache.memory_store import MemoryStore
+from kvcheck.core.hicache.storage import PageStore
 from kvcheck.core.paging import pages_for
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.record import Evidence
+from kvcheck.core.stress.events import Modelled
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import make_setup, reference_outputs, serve, trace_load
+from kvcheck.core.stress.scenarios.worn import worn_store
 from kvcheck.core.targets.target import HostTier, Target
 from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.sessions import session_jobs
@@ -35,30 +37,13 @@ TRACE_RUNNING = 8
 HOST_RATIOS = (2, 1.25)
 """Host pages for each device page, by the number of the schedule: as engines choose, and too few for the sessions."""
 HOST_STATES = 6
+TRACE_HOST_STATES = 128
+STORES_USED = (None, "memory", None, "files")
+"""What lies behind the host, by the number of the schedule."""
 REPLAY_EVERY = 4
-WORN_EVERY = 11
-"""Of so many reads of the store, one finds its object damaged."""
-
-
-class WornStore(MemoryStore):
-    """A store on its last legs: every so many reads it has lost, cut or flipped something by then."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._reads = 0
-
-    def get(self, key: str, size: int) -> bytes | None:
-        """What is damaged must be refused, and what is lost recomputed."""
-        self._reads += 1
-        if self._reads % WORN_EVERY == 0 and self.contains(key):
-            kind = self._reads // WORN_EVERY % 3
-            if kind == 0:
-                self.corrupt(key, at=self._reads % size)
-            elif kind == 1:
-                self.truncate(key, size=self._reads % size)
-            else:
-                self.drop(key)
-        return super().get(key, size)
+TRACE_HOST_RATIO = 16
+"""Host pages for each device page of a trace, whose prefixes come back after hundreds of pages: the host is then far
+below what the trace touches (1 page in 28 to 40 of the conversation trace), and still serves some of it."""
 
 
 class HiCacheScenario:
@@ -95,10 +80,12 @@ class HiCacheScenario:
         variant: int,
     ) -> int:
         """Feed jobs by their arrival rounds until all have finished, then close."""
-        tier = host_tier(shape, load, variant)
+        history.append(Modelled(shape.page_size, shape.window if shape.window_layers else 0, bool(shape.state_layers)))
         readers = Readers(early_send=True, replay_every=REPLAY_EVERY)
-        engine = target.build(make_setup(shape, load, backend, history, transport, host=tier, readers=readers))
-        return serve(engine, load, history, backend, aborts_loading=True)
+        with worn_store(STORES_USED[variant % 4] if not load.from_trace else "memory") as store:
+            tier = host_tier(shape, load, variant, store)
+            engine = target.build(make_setup(shape, load, backend, history, transport, host=tier, readers=readers))
+            return serve(engine, load, history, backend, aborts_loading=True)
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Loads, evictions on both tiers, and words of every buffer on both."""
@@ -124,16 +111,17 @@ class HybridScenario(HiCacheScenario):
     families = frozenset({"swa", "mamba"})
 
 
-def host_tier(shape: ModelShape, load: Load, variant: int) -> HostTier:
+def host_tier(shape: ModelShape, load: Load, variant: int, store: PageStore | None) -> HostTier:
     """The host tier of a schedule. Its number goes through all settings; 0 and 1 are write-through and least recent."""
-    pages = int(pages_for(load.capacity_tokens, shape.page_size) * HOST_RATIOS[variant % 2])
+    ratio = TRACE_HOST_RATIO if load.from_trace else HOST_RATIOS[variant % 2]
+    pages = int(pages_for(load.capacity_tokens, shape.page_size) * ratio)
     return HostTier(
-        units={"full": pages, "window": pages, "state": HOST_STATES},
+        units={"full": pages, "window": pages, "state": TRACE_HOST_STATES if load.from_trace else HOST_STATES},
         layout=HOST_LAYOUTS[variant % 3],
         method=COPY_METHODS[variant // 3 % 2],
         write_policy=list(WRITE_POLICIES)[variant // 2 % 3],
         order=list(EVICTION_ORDERS)[(variant + variant // 3 + 2) % 3],
         ack_period=(5, 3, 1, 2)[variant % 4],
-        store=WornStore() if variant % 2 else None,
+        store=store,
         ring=(1, 2, 1, 1, 3)[variant % 5],
     )

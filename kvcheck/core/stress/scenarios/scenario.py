@@ -22,13 +22,14 @@ from kvcheck.core.workload.jobs import Job
 class Load:
     """Jobs, and the tokens the pool is sized for.
 
-    max_running: requests that decode together. note: how a trace was scaled.
+    max_running: requests that decode together. note: how a trace was scaled. from_trace: it is one.
     """
 
     jobs: tuple[Job, ...]
     capacity_tokens: int
     max_running: int
     note: str
+    from_trace: bool = False
 
 
 class Scenario(Protocol):

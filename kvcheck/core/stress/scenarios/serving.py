@@ -47,7 +47,9 @@ def trace_load(shape: ModelShape, trace: str, *, seed: int, requests: int | None
     capacity = max(TRACE_PAGES * shape.page_size, 512)
     rows = read_trace(trace_file(trace), requests)
     workload = scale_trace(rows, capacity, seed=seed, mean_output=28 if shape.page_size >= 64 else None)
-    return Load(jobs=workload.jobs, capacity_tokens=capacity, max_running=max_running, note=workload.note)
+    return Load(
+        jobs=workload.jobs, capacity_tokens=capacity, max_running=max_running, note=workload.note, from_trace=True
+    )
 
 
 def serve(engine: Engine, load: Load, history: History, backend: Backend, *, aborts_loading: bool = False) -> int:

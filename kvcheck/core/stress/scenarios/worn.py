@@ -1,0 +1,83 @@
+"""Worn stores: page stores that lose, cut or flip something every so many reads, in memory and in files.
+
+Invariants:
+- Damage is done to what is stored, before it is read: the store itself has to notice.
+- Which read, which byte and which kind follow from the count of reads alone.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from kvcheck.core.errors import InternalError
+from kvcheck.core.hicache.file_store import FileStore
+from kvcheck.core.hicache.memory_store import MemoryStore
+from kvcheck.core.hicache.storage import PageStore
+
+WORN_EVERY = 11
+"""Of so many reads of the store, one finds its object damaged."""
+
+
+class WornMemory(MemoryStore):
+    """Objects in a dict, on their last legs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wear = 0
+
+    def get(self, key: str, size: int) -> bytes | None:
+        """What is damaged must be refused, and what is lost recomputed."""
+        self._wear += 1
+        if self._wear % WORN_EVERY == 0 and self.contains(key):
+            kind = self._wear // WORN_EVERY % 3
+            if kind == 0:
+                self.corrupt(key, at=self._wear % size)
+            elif kind == 1:
+                self.truncate(key, size=self._wear % size)
+            else:
+                self.drop(key)
+        return super().get(key, size)
+
+
+class WornFiles(FileStore):
+    """Objects in a folder, on a disk that is on its last legs."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._wear = 0
+
+    def get(self, key: str, size: int) -> bytes | None:
+        """As in memory, done to the file."""
+        self._wear += 1
+        if self._wear % WORN_EVERY == 0 and self.contains(key):
+            kind, path = self._wear // WORN_EVERY % 3, self.folder / key[:2] / key[2:4] / key
+            if kind == 0:
+                with path.open("r+b") as file:
+                    file.seek(self._wear % size)
+                    byte = file.read(1)
+                    file.seek(self._wear % size)
+                    file.write(bytes((byte[0] ^ 0xFF,)))
+            elif kind == 1:
+                os.truncate(path, self._wear % size)
+            else:
+                path.unlink()
+        return super().get(key, size)
+
+
+@contextmanager
+def worn_store(kind: str | None) -> Iterator[PageStore | None]:
+    """A new, empty store for one schedule, gone afterwards. kind: "memory", "files", or None for no store."""
+    if kind is None:
+        yield None
+    elif kind == "memory":
+        with closing(WornMemory()) as store:
+            yield store
+    elif kind == "files":
+        with tempfile.TemporaryDirectory(prefix="kvcheck-store-") as folder, closing(WornFiles(Path(folder))) as files:
+            yield files
+    else:
+        raise InternalError(f"no worn store of kind {kind!r}")
