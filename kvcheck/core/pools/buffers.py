@@ -45,6 +45,7 @@ class BufferSpec:
     """One physical buffer of a space, per layer: [rows, *item_shape].
 
     pieces: for PAGE rows, where each token's bytes lie; empty for TOKEN and SLOT rows.
+    shards: equal pieces of a row that tensor parallelism deals out over its ranks; 1: every rank keeps the whole row.
     """
 
     name: str
@@ -52,12 +53,22 @@ class BufferSpec:
     item_shape: tuple[int, ...]
     dtype: torch.dtype
     pieces: tuple[Piece, ...] = ()
+    shards: int = 1
 
     def __post_init__(self) -> None:
         if self.row_bytes % 8:
             raise LayoutMismatch(f"buffer {self.name}: a row must be a multiple of 8 bytes, got {self.row_bytes}")
         if (self.rows is Granularity.PAGE) != bool(self.pieces):
             raise LayoutMismatch(f"buffer {self.name}: PAGE rows, and only they, name the pieces of a token")
+        if self.shards < 1 or self.row_bytes % (8 * self.shards):
+            raise LayoutMismatch(
+                f"buffer {self.name}: a row of {self.row_bytes} bytes must be at least one shard, each a multiple of 8 "
+                f"bytes, got {self.shards} shards"
+            )
+        if self.shards > 1 and self.rows is Granularity.PAGE:
+            raise LayoutMismatch(
+                f"buffer {self.name}: a PAGE row packs whole tokens and is never dealt out, got {self.shards} shards"
+            )
 
     @property
     def row_bytes(self) -> int:

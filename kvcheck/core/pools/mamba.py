@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+from kvcheck.core.errors import LayoutMismatch
 from kvcheck.core.pools.buffers import BufferSpec, Granularity, SpaceSpec
 from kvcheck.core.pools.mha import kv_buffers
 from kvcheck.core.pools.shape import ModelShape
@@ -14,14 +15,23 @@ from kvcheck.core.pools.shape import ModelShape
 
 def mamba_spaces(shape: ModelShape) -> tuple[SpaceSpec, ...]:
     """Pages for the attention layers, slots for the linear-attention layers."""
+    if shape.ssm_heads < 1 or shape.conv_dim % shape.ssm_heads:
+        raise LayoutMismatch(
+            f"shape {shape.name}: conv_dim must be a multiple of ssm_heads, got {shape.conv_dim} and {shape.ssm_heads}"
+        )
     conv = BufferSpec(
-        name="conv", rows=Granularity.SLOT, item_shape=(shape.conv_dim, shape.conv_kernel - 1), dtype=shape.conv_dtype
+        name="conv",
+        rows=Granularity.SLOT,
+        item_shape=(shape.conv_dim, shape.conv_kernel - 1),
+        dtype=shape.conv_dtype,
+        shards=shape.ssm_heads,
     )
     ssm = BufferSpec(
         name="ssm",
         rows=Granularity.SLOT,
         item_shape=(shape.ssm_heads, shape.ssm_key_dim, shape.ssm_value_dim),
         dtype=shape.ssm_dtype,
+        shards=shape.ssm_heads,
     )
     return (
         SpaceSpec(name="full", unit=Granularity.PAGE, layers=shape.full_layers, buffers=kv_buffers(shape)),

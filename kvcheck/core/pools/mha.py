@@ -2,9 +2,12 @@
 
 Invariants:
 - Scales are rows of the same table as the payload they belong to.
+- A shard of a row holds whole heads, and no head lies in two shards.
 """
 
 from __future__ import annotations
+
+from math import gcd
 
 import torch
 
@@ -17,14 +20,22 @@ def kv_buffers(shape: ModelShape) -> tuple[BufferSpec, ...]:
     value_dim = shape.v_head_dim or shape.head_dim
     rows = [
         BufferSpec(
-            name="k", rows=Granularity.TOKEN, item_shape=(shape.num_kv_heads, shape.head_dim), dtype=shape.kv_dtype
-        ),
-        BufferSpec(name="v", rows=Granularity.TOKEN, item_shape=(shape.num_kv_heads, value_dim), dtype=shape.kv_dtype),
+            name=name,
+            rows=Granularity.TOKEN,
+            item_shape=(shape.num_kv_heads, dim),
+            dtype=shape.kv_dtype,
+            shards=shape.num_kv_heads,
+        )
+        for name, dim in (("k", shape.head_dim), ("v", value_dim))
     ]
     if shape.scale_block:
         for name, dim in (("k_scale", shape.head_dim), ("v_scale", value_dim)):
             scales = shape.num_kv_heads * dim // shape.scale_block
-            rows.append(BufferSpec(name=name, rows=Granularity.TOKEN, item_shape=(scales,), dtype=torch.float32))
+            # One head may have a single scale of 4 bytes; a shard is whole heads and whole words of 8 bytes.
+            shards = gcd(shape.num_kv_heads, scales * 4 // 8)
+            rows.append(
+                BufferSpec(name=name, rows=Granularity.TOKEN, item_shape=(scales,), dtype=torch.float32, shards=shards)
+            )
     return tuple(rows)
 
 

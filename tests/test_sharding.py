@@ -1,0 +1,155 @@
+"""Shards of a row: the table of every family, the shape of one rank, and who keeps what.
+
+Invariants:
+- Expected shards and rank shapes are literal numbers, derived by hand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from kvcheck.core.errors import LayoutMismatch
+from kvcheck.core.pools import POOLS
+from kvcheck.core.pools.buffers import BufferSpec, Granularity, Piece
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.pools.sharding import rank_shape, shard_range
+from kvcheck.core.workload.shapes import SHAPES, shape
+
+ATTENTION = {"k": 8, "v": 8}
+SHARDS = {
+    "glm-5.1": {"latent": 1, "index_k_with_scale": 1},
+    "deepseek-v3.2-tiny": {"latent": 1, "index_k_with_scale": 1},
+    "deepseek-v3": {"latent": 1},
+    "llama-3-tiny": {"k": 2, "v": 2},
+    "llama-3-8b": ATTENTION,
+    "llama-3-fp8-tiny": {"k": 2, "v": 2, "k_scale": 2, "v_scale": 2},
+    # One scale of 4 bytes a head: two heads make a word.
+    "llama-3-8b-fp8": {**ATTENTION, "k_scale": 4, "v_scale": 4},
+    "gpt-oss-20b": ATTENTION,
+    "qwen3-next-tiny": {"k": 1, "v": 1, "conv": 2, "ssm": 2},
+    "qwen3-next-80b": {"k": 2, "v": 2, "conv": 32, "ssm": 32},
+}
+
+
+def buffers_of(of: ModelShape) -> dict[str, BufferSpec]:
+    """Every buffer of a family's table by its name; two spaces with one name have the same rows."""
+    return {buffer.name: buffer for space in POOLS.load(of.family)(of) for buffer in space.buffers}
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_the_table_says_what_is_dealt_out(name: str) -> None:
+    assert {buffer.name: buffer.shards for buffer in buffers_of(shape(name)).values()} == SHARDS[name]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
+def test_the_rows_of_a_rank_are_its_shards_of_the_whole_row(name: str, size: int) -> None:
+    whole = buffers_of(shape(name))
+    if name == "llama-3-8b-fp8" and size > 4:
+        with pytest.raises(LayoutMismatch, match="buffer k_scale: a row must be a multiple of 8 bytes, got 4"):
+            buffers_of(rank_shape(shape(name), 0, size))
+        return
+    for rank in range(size):
+        part = buffers_of(rank_shape(shape(name), rank, size))
+        assert part.keys() == whole.keys()
+        for buffer, spec in whole.items():
+            keeps = len(shard_range(spec.shards, rank, size))
+            assert part[buffer].row_bytes == spec.row_bytes // spec.shards * keeps, (buffer, rank)
+            assert part[buffer].shards == keeps, (buffer, rank)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "kv_heads", "ssm_heads", "conv_dim"),
+    [
+        ("llama-3-70b", 1, 8, 0, 0),
+        ("llama-3-70b", 4, 2, 0, 0),
+        ("llama-3-70b", 8, 1, 0, 0),
+        ("llama-3-70b", 32, 1, 0, 0),
+        ("qwen3-next-80b", 2, 1, 16, 4096),
+        ("qwen3-next-80b", 8, 1, 4, 1024),
+        ("qwen3-next-tiny", 4, 1, 1, 8),
+        ("deepseek-v3", 8, 0, 0, 0),
+    ],
+)
+def test_the_shape_of_a_rank(name: str, size: int, kv_heads: int, ssm_heads: int, conv_dim: int) -> None:
+    whole = shape(name)
+    for rank in range(size):
+        part = rank_shape(whole, rank, size)
+        assert (part.num_kv_heads, part.ssm_heads, part.conv_dim) == (kv_heads, ssm_heads, conv_dim)
+        assert (part.latent_dim, part.num_layers, part.hidden_size) == (
+            whole.latent_dim,
+            whole.num_layers,
+            whole.hidden_size,
+        )
+    assert rank_shape(whole, 0, 1) == whole
+
+
+@pytest.mark.parametrize("size", [3, 5, 6, 7, 9, 12])
+def test_heads_that_divide_neither_way_are_refused(size: int) -> None:
+    with pytest.raises(LayoutMismatch, match=rf"8.*{size}|{size}.*8"):
+        rank_shape(shape("llama-3-8b"), 0, size)
+    assert rank_shape(shape("deepseek-v3"), size - 1, size) == shape("deepseek-v3")
+
+
+@pytest.mark.parametrize(
+    ("shards", "size", "kept"),
+    [
+        (1, 1, [[0]]),
+        (1, 3, [[0], [0], [0]]),
+        (8, 4, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (2, 4, [[0], [0], [1], [1]]),
+        (6, 3, [[0, 1], [2, 3], [4, 5]]),
+        (3, 6, [[0], [0], [1], [1], [2], [2]]),
+    ],
+)
+def test_who_keeps_which_shards(shards: int, size: int, kept: list[list[int]]) -> None:
+    assert [list(shard_range(shards, rank, size)) for rank in range(size)] == kept
+
+
+def test_every_shard_has_equally_many_keepers_or_the_pair_is_refused() -> None:
+    for shards in range(1, 13):
+        for size in range(1, 25):
+            if shards % size and size % shards:
+                for rank in range(size):
+                    with pytest.raises(LayoutMismatch, match=rf"{shards}.*{size}"):
+                        shard_range(shards, rank, size)
+                continue
+            keepers = Counter(shard for rank in range(size) for shard in shard_range(shards, rank, size))
+            assert keepers == dict.fromkeys(range(shards), max(1, size // shards))
+
+
+@pytest.mark.parametrize(("shards", "rank", "size"), [(0, 0, 1), (1, 1, 1), (1, -1, 1), (4, 0, 0)])
+def test_a_rank_that_is_none_is_refused(shards: int, rank: int, size: int) -> None:
+    with pytest.raises(LayoutMismatch, match=f"got {shards} shards, rank {rank}/{size}"):
+        shard_range(shards, rank, size)
+
+
+@pytest.mark.parametrize("shards", [0, -1, 3, 8])
+def test_a_buffer_of_broken_shards_is_refused(shards: int) -> None:
+    with pytest.raises(LayoutMismatch, match=f"row of 32 bytes.*got {shards} shards"):
+        BufferSpec(name="b", rows=Granularity.TOKEN, item_shape=(32,), dtype=torch.uint8, shards=shards)
+
+
+def test_a_page_row_is_never_dealt_out() -> None:
+    with pytest.raises(LayoutMismatch, match=r"PAGE row.*got 2 shards"):
+        BufferSpec(
+            name="b",
+            rows=Granularity.PAGE,
+            item_shape=(64,),
+            dtype=torch.uint8,
+            pieces=(Piece("key", 0, 8),),
+            shards=2,
+        )
+
+
+def test_a_state_that_does_not_divide_with_its_heads_is_refused() -> None:
+    odd = ModelShape(
+        name="odd", family="mamba", page_size=8, full_layers=(), state_layers=(0,), conv_dim=20, conv_kernel=5,
+        ssm_heads=8, ssm_key_dim=4, ssm_value_dim=4, num_kv_heads=1, head_dim=16,
+    )  # fmt: skip
+    for build in (lambda: rank_shape(odd, 0, 2), lambda: POOLS.load("mamba")(odd)):
+        with pytest.raises(LayoutMismatch, match=r"shape odd: conv_dim must be a multiple.*20 and 8"):
+            build()
