@@ -1,0 +1,340 @@
+"""Pairing, grouping, sharding and blocks, each against a plain reference written here with loops.
+
+Invariants:
+- References keep dictionaries from logical page or shard to what lies there, and share no arithmetic with the product.
+- Bytes are really moved between arrays by the blocks, and arrays are compared whole: what must not change is poison.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcheck.core.errors import LayoutMismatch, LengthMismatch
+from kvcheck.core.paging import IndexArray
+from kvcheck.core.pools.sharding import shard_range
+from kvcheck.core.transfer.blocks import (
+    PageRun,
+    RowLayout,
+    ShardSlice,
+    byte_blocks,
+    group_contiguous,
+    pair_pages,
+    shard_slices,
+)
+
+SIZES = (1, 2, 4, 8)
+WHOLE = ShardSlice(source_rank=0, target_rank=0, source_first=0, target_first=0, count=1)
+POISON = 0xA5
+
+
+def run_of(first: int, count: int, base: int) -> PageRun:
+    """Physical pages that go down while logical pages go up, so that no two rules give the same pairs by luck."""
+    return PageRun(first, np.array([base - at for at in range(count)], dtype=np.int64))
+
+
+def ids(*values: int) -> IndexArray:
+    """An index array."""
+    return np.array(values, dtype=np.int64)
+
+
+def plainly_paired(source: PageRun, target: PageRun, needed: range) -> list[list[int]] | None:
+    """Pairs page by page, or None where the ends disagree."""
+    ends = [{run.first + at: int(page) for at, page in enumerate(run.pages)} for run in (source, target)]
+    if any(page >= needed.stop for end in ends for page in end) or any(
+        page not in end for end in ends for page in needed
+    ):
+        return None
+    return [[ends[0][page], ends[1][page]] for page in needed]
+
+
+@pytest.mark.parametrize("source_first", range(4))
+@pytest.mark.parametrize("target_first", range(4))
+def test_every_pair_of_lengths_is_paired_by_logical_page_or_refused(source_first: int, target_first: int) -> None:
+    judged: Counter[str] = Counter()
+    for lengths in product(range(9), repeat=2):
+        source, target = run_of(source_first, lengths[0], 50), run_of(target_first, lengths[1], 90)
+        for start in range(6):
+            for needed in (range(start, start + count) for count in range(9)):
+                expected = plainly_paired(source, target, needed)
+                if expected is not None:
+                    pairs = pair_pages(source, target, needed=needed, what="w")
+                    assert pairs.tolist() == expected
+                    assert (pairs.shape, pairs.dtype) == ((len(needed), 2), np.int64)
+                    judged["paired"] += 1
+                    continue
+                with pytest.raises(LengthMismatch) as caught:
+                    pair_pages(source, target, needed=needed, what="request 7, window")
+                message = str(caught.value)
+                assert message.startswith("request 7, window: ")
+                assert f"source has {lengths[0]} pages from logical page {source_first}" in message
+                assert f"target has {lengths[1]} pages from logical page {target_first}" in message
+                assert f"pages [{needed.start}, {needed.stop})" in message
+                judged["refused"] += 1
+    assert judged["paired"] + judged["refused"] == 81 * 54
+    assert min(judged["paired"], judged["refused"]) > 30
+
+
+def trimmed_by_place(source: PageRun, target: PageRun) -> list[list[int]]:
+    """The rule of the past: the longer list loses its tail, and what is left is paired by place."""
+    return [[int(one), int(other)] for one, other in zip(source.pages, target.pages, strict=False)]
+
+
+def test_trimming_the_tail_pairs_wrong_pages_when_windows_start_on_different_pages() -> None:
+    """A window of 128 tokens and pages of 64: 191 tokens begin on page 0, 192 tokens on page 1; both end behind 2."""
+    source, target = PageRun(1, ids(11, 12)), PageRun(0, ids(90, 91, 92))
+    assert pair_pages(source, target, needed=range(1, 3), what="w").tolist() == [[11, 91], [12, 92]]
+    assert trimmed_by_place(source, target) == [[11, 90], [12, 91]]
+    for needed in (range(3), range(1, 2), range(1, 4)):
+        with pytest.raises(LengthMismatch):
+            pair_pages(source, target, needed=needed, what="w")
+
+
+def test_trimming_the_tail_is_wrong_wherever_starts_differ_and_hides_a_lost_tail_elsewhere() -> None:
+    for source_first, target_first, stop in product(range(4), range(4), range(4, 9)):
+        source, target = run_of(source_first, stop - source_first, 50), run_of(target_first, stop - target_first, 90)
+        needed = range(max(source_first, target_first), stop)
+        pairs = pair_pages(source, target, needed=needed, what="w").tolist()
+        assert (trimmed_by_place(source, target) == pairs) == (source_first == target_first)
+    longer, shorter = run_of(0, 5, 50), run_of(0, 4, 90)
+    assert len(trimmed_by_place(longer, shorter)) == 4, "the fifth page would silently stay behind"
+    for ends, needed in product(((longer, shorter), (shorter, longer)), (range(4), range(5))):
+        with pytest.raises(LengthMismatch, match=r"5 pages.*4 pages|4 pages.*5 pages"):
+            pair_pages(*ends, needed=needed, what="w")
+
+
+def test_a_page_run_owns_its_pages_and_cannot_be_changed() -> None:
+    given_pages = ids(3, 4)
+    run = PageRun(2, given_pages)
+    given_pages[0] = 9
+    assert (run.pages.tolist(), run.stop) == ([3, 4], 4)
+    with pytest.raises(ValueError, match="read-only"):
+        run.pages[0] = 9
+    pairs = pair_pages(run, run, needed=range(2, 4), what="w")
+    pairs[0] = 9
+    assert run.pages.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("first", "pages"),
+    [(-1, ids(1)), (0, np.ones((1, 2), dtype=np.int64)), (0, np.array([1.0])), (0, np.array([True]))],
+)
+def test_a_page_run_of_anything_else_is_refused(first: int, pages: IndexArray) -> None:
+    with pytest.raises(LayoutMismatch, match=f"one row of integers, got {first} and "):
+        PageRun(first, pages)
+
+
+def plainly_grouped(pairs: list[list[int]]) -> list[list[int]]:
+    """Runs grown pair by pair."""
+    runs: list[list[int]] = []
+    for source, target in pairs:
+        if runs and source == runs[-1][0] + runs[-1][2] and target == runs[-1][1] + runs[-1][2]:
+            runs[-1][2] += 1
+        else:
+            runs.append([source, target, 1])
+    return runs
+
+
+PAGES = 12
+
+
+@st.composite
+def page_pairs(draw: st.DrawFn) -> list[list[int]]:
+    """Pairs of pages in random orders in which neighbours are frequent; no page twice on one side."""
+    sides = []
+    for _ in range(2):
+        cut = draw(st.integers(1, PAGES))
+        order = [*range(cut, PAGES + 1), *range(1, cut)]
+        for one, other in draw(st.lists(st.tuples(st.integers(0, PAGES - 1), st.integers(0, PAGES - 1)), max_size=4)):
+            order[one], order[other] = order[other], order[one]
+        sides.append(order)
+    count = draw(st.integers(0, PAGES))
+    return [[source, target] for source, target in zip(*sides, strict=True)][:count]
+
+
+@given(page_pairs())
+def test_runs_are_maximal_and_give_back_the_pairs(pairs: list[list[int]]) -> None:
+    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    runs = group_contiguous(array)
+    assert runs.dtype == np.int64
+    assert runs.tolist() == plainly_grouped(pairs)
+    assert [[source + at, target + at] for source, target, count in runs.tolist() for at in range(count)] == pairs
+
+
+def moved(blocks: IndexArray, source: np.ndarray, target: np.ndarray, written: np.ndarray) -> None:
+    """Move bytes as the blocks say, and count how often each byte of the target is written."""
+    for at, to, size in blocks.tolist():
+        assert 0 <= at <= at + size <= source.size and 0 <= to <= to + size <= target.size
+        target.reshape(-1)[to : to + size] = source.reshape(-1)[at : at + size]
+        written.reshape(-1)[to : to + size] += 1
+
+
+@given(page_pairs(), st.integers(1, 3), st.sampled_from((1, 4)), st.sampled_from((1, 2)))
+def test_whole_rows_go_in_one_block_a_run_and_layer(
+    pairs: list[list[int]], layers: int, per_unit: int, shards: int
+) -> None:
+    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    rows = (PAGES + 1) * per_unit
+    layout = RowLayout(layers=layers, rows=rows, row_bytes=16, rows_per_unit=per_unit, shards=shards)
+    piece = replace(WHOLE, count=shards)
+    runs = group_contiguous(array)
+    blocks = byte_blocks(layout, layout, runs, piece)
+    assert len(blocks) == layers * len(plainly_grouped(pairs))
+    single = np.column_stack((array, np.ones(len(array), dtype=np.int64)))
+    assert byte_blocks(layout, layout, single, piece).tolist() == blocks.tolist(), "runs that were not merged yet"
+    source = np.random.default_rng(len(pairs)).integers(0, 160, (layers, rows, 16), dtype=np.uint8)
+    target, written = np.full_like(source, POISON), np.zeros(source.shape, dtype=np.int64)
+    moved(blocks, source, target, written)
+    expected = np.full_like(source, POISON)
+    for layer, (one, other), offset in product(range(layers), pairs, range(per_unit)):
+        expected[layer, other * per_unit + offset] = source[layer, one * per_unit + offset]
+    assert np.array_equal(target, expected)
+    assert written.sum() == len(pairs) * per_unit * 16 * layers and written.max(initial=0) <= 1
+
+
+TP_PAIRS = [*product(SIZES, repeat=3), (6, 3, 2), (6, 2, 3), (12, 4, 6), (3, 6, 9), (3, 9, 6), (2, 8, 6)]
+
+
+@pytest.mark.parametrize(("shards", "sources", "targets"), TP_PAIRS)
+def test_every_target_gets_every_shard_it_keeps_once_from_a_rank_that_keeps_it(
+    shards: int, sources: int, targets: int
+) -> None:
+    kept = [[*shard_range(shards, rank, sources)] for rank in range(sources)]
+    wanted = [[*shard_range(shards, rank, targets)] for rank in range(targets)]
+    got: list[list[int | None]] = [[None] * len(each) for each in wanted]
+    slices = shard_slices(shards, sources, targets)
+    served: dict[int, Counter[int]] = {shard: Counter() for shard in range(shards)}
+    for each in slices:
+        for at in range(each.count):
+            assert got[each.target_rank][each.target_first + at] is None, "a shard arrives twice"
+            shard = kept[each.source_rank][each.source_first + at]
+            got[each.target_rank][each.target_first + at] = shard
+            served[shard][each.source_rank] += 1
+    assert got == wanted
+    assert len(slices) == len({(each.source_rank, each.target_rank) for each in slices}), "neighbours are one slice"
+    for shard, by_source in served.items():
+        loads = [by_source[rank] for rank in range(sources) if shard in kept[rank]]
+        assert max(loads) - min(loads) <= 1, f"replicas of shard {shard} serve {loads} targets"
+    if sources == targets:
+        assert [each.source_rank for each in slices] == [*range(targets)], "equal sizes: each rank to its own number"
+
+
+@pytest.mark.parametrize(
+    ("shards", "sources", "targets"), [(8, 3, 1), (8, 1, 3), (2, 3, 2), (0, 1, 1), (1, 0, 1), (1, 1, 0)]
+)
+def test_ranks_that_do_not_divide_are_refused(shards: int, sources: int, targets: int) -> None:
+    with pytest.raises(LayoutMismatch):
+        shard_slices(shards, sources, targets)
+
+
+LAYERS, PER_UNIT, SHARD_BYTES = 2, 2, 8
+TOKENS_OF = ids(4, 5, 2, 1)  # source pages of four logical pages: a run of two, then alone
+TOKENS_AT = ids(2, 3, 4, 1)
+
+
+def dealt(row: np.ndarray, shards: int, rank: int, size: int, *, units: int, pages: IndexArray) -> np.ndarray:
+    """A rank's memory, poison but for its shards of the global rows [LAYERS, tokens, shards * SHARD_BYTES]."""
+    keeps = shard_range(shards, rank, size)
+    memory = np.full((LAYERS, (units + 1) * PER_UNIT, len(keeps) * SHARD_BYTES), POISON, dtype=np.uint8)
+    for layer, token, (at, shard) in product(range(LAYERS), range(row.shape[1]), [*enumerate(keeps)]):
+        place = int(pages[token // PER_UNIT]) * PER_UNIT + token % PER_UNIT
+        memory[layer, place, at * SHARD_BYTES : (at + 1) * SHARD_BYTES] = row[
+            layer, token, shard * SHARD_BYTES : (shard + 1) * SHARD_BYTES
+        ]
+    return memory
+
+
+@pytest.mark.parametrize(("shards", "sources", "targets"), TP_PAIRS)
+def test_the_right_bytes_arrive_between_every_pair_of_tp_sizes(shards: int, sources: int, targets: int) -> None:
+    tokens = PER_UNIT * len(TOKENS_OF)
+    row = np.random.default_rng(shards).integers(0, 160, (LAYERS, tokens, shards * SHARD_BYTES), dtype=np.uint8)
+    have = [dealt(row, shards, rank, sources, units=5, pages=TOKENS_OF) for rank in range(sources)]
+    want = [dealt(row, shards, rank, targets, units=4, pages=TOKENS_AT) for rank in range(targets)]
+    got = [np.full_like(memory, POISON) for memory in want]
+    written = [np.zeros(memory.shape, dtype=np.int64) for memory in want]
+    runs = group_contiguous(np.column_stack((TOKENS_OF, TOKENS_AT)))
+    for piece in shard_slices(shards, sources, targets):
+        source, target = (
+            RowLayout(
+                layers=LAYERS,
+                rows=memory.shape[1],
+                row_bytes=memory.shape[2],
+                rows_per_unit=PER_UNIT,
+                shards=memory.shape[2] // SHARD_BYTES,
+            )
+            for memory in (have[piece.source_rank], want[piece.target_rank])
+        )
+        blocks = byte_blocks(source, target, runs, piece)
+        whole = piece.count == source.shards == target.shards
+        assert len(blocks) == LAYERS * (len(runs) if whole else tokens)
+        moved(blocks, have[piece.source_rank], got[piece.target_rank], written[piece.target_rank])
+    for rank in range(targets):
+        assert np.array_equal(got[rank], want[rank])
+        assert np.array_equal(written[rank], want[rank] != POISON)
+
+
+LAYOUT = RowLayout(layers=2, rows=10, row_bytes=32, rows_per_unit=2, shards=2)  # units 1 to 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"layers": 3}, "layers: source has 2, target has 3"),
+        ({"rows_per_unit": 1}, "rows_per_unit: source has 2, target has 1"),
+        ({"row_bytes": 64}, "shard_bytes: source has 16, target has 32"),
+        ({"shards": 1}, "shard_bytes: source has 16, target has 32"),
+    ],
+)
+def test_layouts_that_differ_are_refused_with_both_numbers(changed: dict[str, int], named: str) -> None:
+    with pytest.raises(LayoutMismatch, match=named):
+        byte_blocks(LAYOUT, replace(LAYOUT, **changed), np.array([[1, 1, 1]]), WHOLE)
+    more = replace(LAYOUT, rows=40)
+    assert len(byte_blocks(LAYOUT, more, np.array([[1, 19, 1]]), replace(WHOLE, count=2))) == 2, "rows may differ"
+
+
+BIG = (1 << 63) - 1
+
+
+@pytest.mark.parametrize("run", [(0, 1), (5, 1), (4, 2), (1, 5), (-1, 2), (1, 0), (1, -1), (BIG, 1), (2, BIG)])
+@pytest.mark.parametrize("end", ["source", "target"])
+def test_an_id_outside_the_pool_is_refused_at_either_end(end: str, run: tuple[int, int]) -> None:
+    first, count = run
+    layouts = {"source": replace(LAYOUT, rows=1 << 40), "target": replace(LAYOUT, rows=1 << 40), end: LAYOUT}
+    runs = ids(1, 1, 1, *((first, 9, count) if end == "source" else (9, first, count))).reshape(2, 3)
+    who = end if 0 < count < 1 << 39 else "source"  # a count outside both is reported once, for the source
+    with pytest.raises(LayoutMismatch, match=re.escape(f"{who} has the units 1 to ")) as caught:
+        byte_blocks(layouts["source"], layouts["target"], runs, WHOLE)
+    assert f"got {count} units from {first if who == end else 9}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "end"),
+    [
+        ({"source_first": 2}, "source"),
+        ({"source_first": -1}, "source"),
+        ({"target_first": 1, "count": 2}, "target"),
+        ({"count": 0}, "source"),
+    ],
+)
+def test_a_piece_outside_a_row_is_refused(changed: dict[str, int], end: str) -> None:
+    with pytest.raises(LayoutMismatch, match=f"a {end} row has 2 shards, got a piece of "):
+        byte_blocks(LAYOUT, LAYOUT, np.array([[1, 1, 1]]), replace(WHOLE, **changed))
+
+
+@pytest.mark.parametrize("changed", [{"rows": 9}, {"shards": 3}, {"layers": 0}, {"row_bytes": 0}, {"shards": 0}])
+def test_a_layout_of_broken_rows_is_refused(changed: dict[str, int]) -> None:
+    with pytest.raises(LayoutMismatch, match=r"RowLayout\("):
+        replace(LAYOUT, **changed)
+
+
+def test_no_runs_are_no_blocks() -> None:
+    for piece in (WHOLE, replace(WHOLE, count=2)):
+        assert byte_blocks(LAYOUT, LAYOUT, np.empty((0, 3), dtype=np.int64), piece).shape == (0, 3)
+    assert group_contiguous(np.empty((0, 2), dtype=np.int64)).shape == (0, 3)
