@@ -23,6 +23,11 @@ def as_signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
+def as_unsigned(value: int) -> int:
+    """The unsigned 64-bit value with the bits of an int64."""
+    return value & _U64
+
+
 def mix64_int(value: int) -> int:
     """The splitmix64 finaliser (Steele, Lea and Flood, 2014) of one unsigned 64-bit value: a bijection."""
     value = ((value ^ (value >> 30)) * _M1) & _U64
