@@ -199,7 +199,7 @@ def _check_layouts(source: RowLayout, target: RowLayout, piece: ShardSlice) -> N
 
 def _check_ids(end: str, layout: RowLayout, firsts: IndexArray, counts: IndexArray) -> None:
     """Every unit of every run can be used: row 0 is padding."""
-    outside = (firsts < 1) | (counts < 1) | (counts > layout.units) | (firsts > layout.units - counts + 1)
+    outside = (firsts < 1) | (counts < 1) | (firsts > layout.units - counts + 1)
     if outside.any():
         at = int(np.flatnonzero(outside)[0])
         raise LayoutMismatch(
