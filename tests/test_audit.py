@@ -22,8 +22,9 @@ from kvcheck.core.pools.request_table import IndexTable
 from kvcheck.core.stress.audit import AuditBackend, Memory
 from kvcheck.core.stress.engine import Outcome, StressEngine
 from kvcheck.core.stress.schedule import parse_line
-from kvcheck.core.targets.builtin import FIXED, BuiltinTarget, Parts
+from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import mutant
+from kvcheck.core.targets.parts import FIXED, Parts
 from kvcheck.core.workload.shapes import TINY_SHAPES
 
 

@@ -20,7 +20,7 @@ from kvcheck.core.hicache.layer_gate import LayerGate
 from kvcheck.core.pools.pool import Given, Holding
 from kvcheck.core.stress.engine import Outcome, StressEngine
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import FIXED, Parts
+from kvcheck.core.targets.parts import FIXED, Parts
 
 SHAPES = (("hicache", "llama-3-tiny"), ("hicache-hybrid", "gpt-oss-tiny"), ("hicache-hybrid", "qwen3-next-tiny"))
 REQUESTS = 34

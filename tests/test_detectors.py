@@ -24,7 +24,8 @@ from kvcheck.core.scheduler.request import Active
 from kvcheck.core.scheduler.scheduler import Scheduler
 from kvcheck.core.stress.engine import Outcome, StressEngine
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import FIXED, BuiltinTarget, Parts
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.parts import FIXED, Parts
 
 
 class UnzeroedSet(BufferSet):

@@ -15,7 +15,8 @@ from kvcheck.core.offload import Offload, OffloadedKV
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.stress.engine import Outcome, StressEngine
 from kvcheck.core.stress.schedule import parse_line
-from kvcheck.core.targets.builtin import FIXED, BuiltinTarget, Parts
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.parts import FIXED, Parts
 from kvcheck.core.transfer.metadata import MetadataBuffers
 from kvcheck.core.workload.shapes import TINY_SHAPES
 

@@ -16,8 +16,9 @@ from kvcheck.core.scheduler.scheduler import Scheduler
 from kvcheck.core.stress.engine import StressEngine
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import ReplayStrategy, decode_choices, encode_choices
-from kvcheck.core.targets.builtin import BuiltinTarget, Parts
+from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import mutant, mutant_target
+from kvcheck.core.targets.parts import Parts
 
 PLAN = Plan(scenario="retract-resume", shape="llama-3-tiny", seed=1)
 

@@ -23,7 +23,8 @@ from kvcheck.core.hicache.radix_tree import Tokens
 from kvcheck.core.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.pools.pool import Given, Holding, KVPool
 from kvcheck.core.scheduler.decoder import Decoder
-from kvcheck.core.targets.builtin import FIXED, BuiltinTarget, Parts
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.parts import FIXED, Parts
 from kvcheck.core.targets.target import Engine, HostTier, Setup
 from kvcheck.core.transfer.metadata import MetadataField
 from kvcheck.core.workload.decoder import ContentDecoder

@@ -10,6 +10,7 @@
     |   +-- DoubleFree            an id was freed that is not allocated
     |   +-- FreeInFlight          an id was freed while an operation still uses it
     |   +-- ForeignAccess         an id was used by somebody who does not own it
+    |   +-- TransferError         one request's transfer failed; the others go on
     |   +-- Hang                  a wait that nothing can satisfy, or a step budget spent
     +-- InternalError         70  kvcheck itself is wrong
 
@@ -71,6 +72,10 @@ class FreeInFlight(TargetError):
 
 class ForeignAccess(TargetError):
     """An id was read or written for a request that does not own it."""
+
+
+class TransferError(TargetError):
+    """A transfer of one request failed: the engine refused or broke, a peer is gone, a wait was over. Others go on."""
 
 
 class Hang(TargetError):

@@ -160,6 +160,9 @@ class Backend(Protocol):
     def drain(self) -> None:
         """The calling host joins every lane."""
 
+    def idle(self) -> None:
+        """The calling host has nothing to do: time passes, and nothing is joined."""
+
 
 POISON_BYTE = 0xA5
 """Fresh memory of a stress run is filled with it: a byte value that no content word is made of by design."""

@@ -191,6 +191,10 @@ class CudaBackend:
         if self._observer is not None:
             self._observer.host_drained()
 
+    def idle(self) -> None:
+        """Look which operations have run."""
+        self._collect()
+
     def _wait_on_lane(self, signal: Signal, lane: Lane) -> None:
         recording = _recording_of(signal)
         if recording is None:

@@ -83,6 +83,9 @@ class EagerBackend(HostMemory):
         self.wait(signal)
         return True
 
+    def idle(self) -> None:
+        """Nothing can be pending, so nothing can happen meanwhile."""
+
     def drain(self) -> None:
         """Nothing can be pending."""
         if self._observer is not None:

@@ -170,6 +170,12 @@ class SimulatedBackend(HostMemory):
         if self._observer is not None:
             self._observer.host_drained()
 
+    def idle(self) -> None:
+        """One pending part runs, if there is any."""
+        if enabled := self._enabled():
+            self._step(enabled, may_pause=False)
+        self._spend_step()
+
     def _queue_wait(self, signal: Signal, lane: Lane) -> None:
         if not isinstance(signal.handle, Record):
             return

@@ -8,30 +8,18 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.backend.backend import Backend
 from kvcheck.core.errors import ForeignAccess
-from kvcheck.core.scheduler.decoder import Decoder
+from kvcheck.core.scheduler.parts import EngineParts
 from kvcheck.core.scheduler.request import Active
-from kvcheck.core.transfer.metadata import MetadataBuffers
-from kvcheck.core.transfer.transport import Transport
 
 
 class HandOver:
     """Requests between prefill and decode."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        prefill: MetadataBuffers,
-        decode: MetadataBuffers,
-        transport: Transport,
-        decoder: Decoder,
-    ) -> None:
-        self._backend = backend
-        self._prefill = prefill
-        self._decode = decode
-        self._transport = transport
-        self._decoder = decoder
+    def __init__(self, parts: EngineParts) -> None:
+        self._backend = parts.backend
+        self._decode = parts.decode_metadata
+        self._parts = parts
         self.actives: list[Active] = []
 
     def begin(self, active: Active) -> None:
@@ -66,13 +54,15 @@ class HandOver:
             self._release_source(active)
 
     def _send(self, active: Active) -> None:
-        slot = self._prefill.lease(active.request)
+        prefill, transport = self._parts.prefill_metadata, self._parts.transport
+        assert prefill is not None and transport is not None
+        slot = prefill.lease(active.request)
         if slot is None:
             return
-        values = self._decoder.metadata(active.request)
-        written = self._prefill.set(slot, active.request, values)
+        values = self._parts.decoder.metadata(active.request)
+        written = prefill.set(slot, active.request, values)
         active.source_slot = slot
-        active.delivery = self._transport.send(
+        active.delivery = transport.send(
             request=active.request, source_slot=slot, target_slot=active.target_slot, after=written
         )
 
@@ -89,5 +79,5 @@ class HandOver:
         self._decode.release(active.target_slot, active.request)
 
     def _release_source(self, active: Active) -> None:
-        assert active.source_slot is not None
-        self._prefill.release(active.source_slot, active.request)
+        assert active.source_slot is not None and self._parts.prefill_metadata is not None
+        self._parts.prefill_metadata.release(active.source_slot, active.request)

@@ -68,7 +68,7 @@ class Active:
 
 @dataclass(slots=True)
 class StepReport:
-    """What one scheduling round did, by request id."""
+    """What one scheduling round did, by request id. failed: with the reason."""
 
     admitted: list[int] = field(default_factory=list)
     loading: list[int] = field(default_factory=list)
@@ -76,6 +76,7 @@ class StepReport:
     retracted: list[int] = field(default_factory=list)
     resumed: list[int] = field(default_factory=list)
     finished: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    failed: list[tuple[int, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,37 +15,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from kvcheck.core.backend.backend import Backend, Signal
+from kvcheck.core.backend.backend import Signal
 from kvcheck.core.errors import Hang, LengthMismatch
-from kvcheck.core.hicache.cache import HiCache
-from kvcheck.core.offload import Offload, OffloadedKV
+from kvcheck.core.offload import OffloadedKV
 from kvcheck.core.paging import floor_to_page, pages_for
-from kvcheck.core.pools.pool import KVPool
-from kvcheck.core.scheduler.decoder import Chunk, Decoder
+from kvcheck.core.scheduler.decoder import Chunk
 from kvcheck.core.scheduler.handover import HandOver
+from kvcheck.core.scheduler.parts import EngineParts
 from kvcheck.core.scheduler.request import Active, Generation, SchedulerConfig, StepReport
-from kvcheck.core.transfer.metadata import MetadataBuffers
-from kvcheck.core.transfer.transport import Transport
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineParts:
-    """Everything a scheduler stands on. cache: None where no prefix is shared."""
-
-    backend: Backend
-    pool: KVPool
-    offload: Offload
-    cache: HiCache | None
-    prefill_metadata: MetadataBuffers
-    decode_metadata: MetadataBuffers
-    transport: Transport
-    decoder: Decoder
 
 
 class Scheduler:
     """Drives requests through their life, one `step` at a time."""
+
+    hand_over_type: type[HandOver] = HandOver
 
     def __init__(self, parts: EngineParts, config: SchedulerConfig) -> None:
         self.parts = parts
@@ -53,9 +37,7 @@ class Scheduler:
         self._pool = parts.pool
         self._waiting: deque[Generation] = deque()
         self._prefilling: list[Active] = []
-        self._handing_over = HandOver(
-            parts.backend, parts.prefill_metadata, parts.decode_metadata, parts.transport, parts.decoder
-        )
+        self._handing_over = self.hand_over_type(parts)
         self._ready: deque[Active] = deque()
         self._running: list[Active] = []
         self._retracted: deque[Active] = deque()
@@ -131,7 +113,8 @@ class Scheduler:
         self._drop_restored()
         if self.parts.cache is not None:
             self.parts.cache.close()
-        self.parts.prefill_metadata.free()
+        if self.parts.prefill_metadata is not None:
+            self.parts.prefill_metadata.free()
         self.parts.decode_metadata.free()
         self._pool.free()
 

@@ -149,7 +149,7 @@ class AuditBackend:
         self._memories: dict[str, tuple[torch.Tensor, Memory]] = {}
         self.lane, self.index, self.signal = inner.lane, inner.index, inner.signal
         self.record, self.wait, self.query = inner.record, inner.wait, inner.query
-        self.drain, self.allocated = inner.drain, inner.allocated
+        self.drain, self.idle, self.allocated = inner.drain, inner.idle, inner.allocated
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
         """Memory of that name, known from now on."""

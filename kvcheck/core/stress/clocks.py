@@ -1,7 +1,7 @@
 """Clocks: which events of which lane are over before another begins, from the edges that a backend tells.
 
-The actors are the host and the lanes. A lane counts its events (operations and records) from 1; a clock holds, for each
-lane by its number, the last event that is over. Edges:
+The actors are the hosts and the lanes. A process is a host; most runs have one. A lane counts its events (operations
+and records) from 1; a clock holds, for each lane by its number, the last event that is over. Edges:
 
     host -> operation     what the host knew when it submitted
     lane -> operation     everything queued in the lane before, and what the lane was told to wait for
@@ -10,7 +10,8 @@ lane by its number, the last event that is over. Edges:
 Invariants:
 - Clocks are closed: one that holds an event holds everything that this event is behind.
 - A wait joins the waiter and nobody else; freeing, allocating and an order that merely happened are no edges.
-- What the host has joined is behind everything that is submitted later, so nothing older is kept.
+- What every host has joined is behind everything that is submitted later, so nothing older is kept.
+- The host without a name is the harness: others begin with what it knows, and when it acts again it knows all they do.
 """
 
 from __future__ import annotations
@@ -21,15 +22,42 @@ Clock = tuple[int, ...]
 
 
 class Clocks:
-    """The host's clock, the lanes' clocks, and those of the records that can still tell somebody something."""
+    """The clock of the host that acts, the lanes' clocks, and those of the records that can still tell somebody."""
 
     def __init__(self) -> None:
         self.host: Clock = ()
+        self._acting = ""
+        self._others: dict[str, Clock] = {}
+        self._common: Clock | None = None
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
         self._lanes: list[Clock] = []
         self._records: dict[int, Clock] = {}
         self._kept: list[deque[tuple[int, int]]] = []
+
+    def act(self, host: str) -> None:
+        """From now on it is that host that submits and waits."""
+        self._common = None
+        self._others[self._acting] = self.host
+        if host in self._others:
+            self.host = self._others.pop(host)
+        elif "" in self._others:
+            self.host = self._others[""]
+        self._acting = host
+        if not host:
+            for clock in self._others.values():
+                self.host = joined(self.host, clock)
+
+    def known_to_all(self, lane: int) -> int:
+        """The last event of that lane that every host, but the harness where there are others, has joined."""
+        if not self._others:
+            return at(self.host, lane)
+        if self._common is None:
+            hosts = [clock for name, clock in self._others.items() if name]
+            if self._acting or not hosts:
+                hosts.append(self.host)
+            self._common = tuple(map(min, *hosts)) if len(hosts) > 1 else hosts[0]
+        return at(self._common, lane)
 
     def lane(self, name: str) -> int:
         """The number of a lane."""
@@ -69,8 +97,10 @@ class Clocks:
 
     def _join_host(self, clock: Clock) -> None:
         self.host = joined(self.host, clock)
+        self._common = None
         for lane, kept in enumerate(self._kept[: len(self.host)]):
-            while kept and kept[0][0] <= self.host[lane]:
+            over = self.known_to_all(lane) if kept else 0
+            while kept and kept[0][0] <= over:
                 del self._records[kept.popleft()[1]]
 
 

@@ -62,6 +62,13 @@ class HostDrained:
 
 
 @dataclass(frozen=True, slots=True)
+class HostActs:
+    """From now on it is the process of that name that submits and waits; "": the harness, which knows everything."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
 class Allocated:
     """Ids were handed to a request."""
 
@@ -214,6 +221,44 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """What each rank of an end did in one round, as numbers that have to be equal."""
+
+    end: str
+    decisions: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoomChanged:
+    """A decode rank's view of a room: 0 failed, 3 transferring, 4 success."""
+
+    rank: str
+    room: int
+    request: int
+    generation: int
+    old: int
+    new: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request's transfer ended in a failure that both ends know of."""
+
+    request: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Faulted:
+    """The scenario put a fault into a request's transfer. names: what the reason of its failure has to say."""
+
+    request: int
+    why: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Modelled:
     """What prefixes of the model need besides their pages. window: tokens that a window layer sees, 0 without."""
 
@@ -314,6 +359,7 @@ Event = (
     | LaneWaited
     | HostJoined
     | HostDrained
+    | HostActs
     | Allocated
     | Freed
     | Forward
@@ -333,6 +379,10 @@ Event = (
     | Counted
     | Closed
     | Modelled
+    | Decided
+    | RoomChanged
+    | Failed
+    | Faulted
     | LookedUp
     | TierChanged
     | Transferred

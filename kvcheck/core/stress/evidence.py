@@ -18,12 +18,14 @@ from kvcheck.core.stress.events import (
     Restored,
     Resumed,
     Retracted,
+    RoomChanged,
     Saved,
     Submitted,
     Transferred,
     Verified,
 )
 from kvcheck.core.stress.history import Handler
+from kvcheck.core.transfer.receiver import SUCCESS
 
 
 class EvidenceCount:
@@ -61,6 +63,7 @@ class EvidenceCount:
             (Transferred, self._transferred),
             (Evicted, self._evicted),
             (Aborted, self._aborted),
+            (RoomChanged, self._room_changed),
         )
 
     def total(self, *, events: int, evictions: int, orderings: int) -> Evidence:
@@ -129,7 +132,7 @@ class EvidenceCount:
         self._retracted_at[event.request] = self._clock
 
     def _allocated(self, event: Allocated) -> None:
-        if event.space != "full":
+        if event.space not in ("full", "decode-0:full"):
             return
         self._clock += 1
         for page in event.ids:
@@ -137,7 +140,9 @@ class EvidenceCount:
             self._owners[page] = (event.owner, self._clock, owner, at)
 
     def _restored(self, event: Restored) -> None:
-        since = self._retracted_at.get(event.request, 0)
+        since = self._retracted_at.pop(event.request, None)
+        if since is None:
+            return  # another rank of the same request
         for page in event.pages:
             _, _, before, at = self._owners.get(page, (0, 0, 0, 0))
             if before not in (0, event.request) and at > since:
@@ -147,3 +152,6 @@ class EvidenceCount:
     def _submitted(self, event: Submitted) -> None:
         if event.name == "loopback.land":
             self._transfers += 1
+
+    def _room_changed(self, event: RoomChanged) -> None:
+        self._transfers += event.new == SUCCESS

@@ -18,11 +18,13 @@ from kvcheck.core.stress.events import (
     Aliased,
     Allocated,
     Completed,
+    Decided,
     Descriptor,
     Event,
     Evicted,
     Forward,
     Freed,
+    HostActs,
     HostDrained,
     HostJoined,
     LaneWaited,
@@ -33,6 +35,7 @@ from kvcheck.core.stress.events import (
     Padding,
     Recorded,
     Restored,
+    RoomChanged,
     Saved,
     Saw,
     Submitted,
@@ -180,6 +183,22 @@ class History:
     def padding(self, *, space: str, buffer: str, piece: str, layer: int, row: int, words: tuple[int, ...]) -> None:
         """The padding unit of a buffer was compared with what it was."""
         self.append(Padding(space, buffer, piece, layer, row, words))
+
+    def acting(self, host: str) -> None:
+        """Another process goes on."""
+        self.append(HostActs(host))
+
+    def decided(self, *, end: str, decisions: tuple[tuple[int, ...], ...]) -> None:
+        """Each rank of an end has decided its round."""
+        self.append(Decided(end, decisions))
+
+    def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
+        """A decode rank's view of a room changed."""
+        self.append(RoomChanged(rank, room, request, generation, old, new, reason))
+
+    def sealed(self, *, rank: str, request: int, size: int) -> None:
+        """Bytes fit their seal."""
+        self.append(Verified("sealed", size // 8))
 
     def mapped(self, *, table: str, entries: tuple[tuple[int, int], ...]) -> None:
         """A table was searched for entries that are not empty."""

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvcheck.core.backend.backend import Lane
 from kvcheck.core.backend.simulated import Choice, Chooser
 from kvcheck.core.errors import UsageError
 from kvcheck.core.registry import Registry
@@ -44,8 +45,10 @@ LEGS: dict[str, tuple[str, ...]] = {
     "d2h": ("d2h", "hicache.d2h"),
     "h2d": ("h2d", "hicache.h2d"),
     "storage": ("storage",),
+    "wire": ("ordered", "async.kv", "async.state", "async.aux"),
+    "message": ("message",),
 }
-"""Where a delay can sit: the lanes of a leg, by how their names begin."""
+"""Where a delay can sit: the lanes of a leg, by how their names begin behind the name of the rank."""
 
 DELAYS: tuple[tuple[str, ...], ...] = (*((leg,) for leg in LEGS), tuple(LEGS))
 """Legs that are delayed by one schedule: each alone, then all of them."""
@@ -80,10 +83,13 @@ class DelayStrategy:
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
         """The oldest part that is not delayed; then a pause; then the oldest of the delayed ones."""
-        prompt = [at for at, (head, _) in enumerate(enabled) if not head.lane.name.startswith(self._delayed)]
+        prompt = [at for at, (head, _) in enumerate(enabled) if not self._is_delayed(head.lane)]
         if prompt:
             return min(prompt, key=lambda at: (enabled[at][0].ordinal, enabled[at][1]))
         return None if may_pause else self._eager.choose(enabled, may_pause=False)
+
+    def _is_delayed(self, lane: Lane) -> bool:
+        return lane.name.rpartition(":")[2].startswith(self._delayed)
 
 
 class RandomStrategy:

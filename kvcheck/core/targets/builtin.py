@@ -1,62 +1,36 @@
 """The builtin target: kvcheck's own complete implementation, assembled from a table of parts.
 
 Invariants:
-- FIXED names every part; a mutant is FIXED with one part replaced, and nothing else differs.
 - Watching is done from outside the parts: they contain no reporting.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvcheck.core.hicache.cache import CacheConfig, HiCache
-from kvcheck.core.hicache.controller import TransferController
-from kvcheck.core.hicache.eviction import Residency
 from kvcheck.core.hicache.host_pool import HostPool
-from kvcheck.core.hicache.prefetch import StorageTier
-from kvcheck.core.hicache.radix_tree import PrefixTree
 from kvcheck.core.hicache.storage import Namespace
-from kvcheck.core.offload import Offload
 from kvcheck.core.paging import pages_for
-from kvcheck.core.pools.pool import KVPool
+from kvcheck.core.scheduler.parts import EngineParts
 from kvcheck.core.scheduler.request import Generation, StepReport
-from kvcheck.core.scheduler.scheduler import EngineParts, Scheduler
+from kvcheck.core.targets.pair import PairEngine
+from kvcheck.core.targets.parts import FIXED, Parts
 from kvcheck.core.targets.target import Engine, Setup, SpaceCount
 from kvcheck.core.targets.watching import Bystander, Watch, WatchedDecoder, WatchedOffload
 from kvcheck.core.transfer import TRANSPORTS
-from kvcheck.core.transfer.metadata import MetadataBuffers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The classes an engine is made of."""
-
-    pool: type[KVPool] = KVPool
-    offload: type[Offload] = Offload
-    metadata: type[MetadataBuffers] = MetadataBuffers
-    scheduler: type[Scheduler] = Scheduler
-    tree: type[PrefixTree] = PrefixTree
-    residency: type[Residency] = Residency
-    controller: type[TransferController] = TransferController
-    cache: type[HiCache] = HiCache
-    storage: type[StorageTier] = StorageTier
-
-
-FIXED = Parts()
 
 
 class BuiltinTarget:
     """Builds engines from parts."""
 
     name = "builtin"
-    capabilities = frozenset({"retract-resume", "prefix-tree", "hicache", "metadata", "loopback"})
+    capabilities = frozenset({"retract-resume", "prefix-tree", "hicache", "metadata", "loopback", "pd-transfer"})
 
     def __init__(self, parts: Parts = FIXED) -> None:
         self._parts = parts
 
     def build(self, setup: Setup) -> Engine:
         """Assemble one engine."""
-        return BuiltinEngine(self._parts, setup)
+        return PairEngine(self._parts, setup) if setup.pair is not None else BuiltinEngine(self._parts, setup)
 
 
 class BuiltinEngine:
@@ -80,7 +54,7 @@ class BuiltinEngine:
             for end in ("prefill", "decode")
         ]
         self._watch.metadata = {end.space: end for end in ends}
-        decoder = setup.decoder(self.pool, ends[1].fields)
+        decoder = setup.decoder(self.pool, ends[1].fields, {})
         self._watch.inspector = setup.inspector() if setup.inspector is not None else None
         self.host: HostPool | None = None
         self.cache = self._make_cache(parts, setup)

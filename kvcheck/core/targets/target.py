@@ -21,6 +21,7 @@ from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.scheduler.decoder import Decoder
 from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepReport
+from kvcheck.core.transfer.loopback_wire import Fault, Tamper
 from kvcheck.core.transfer.metadata import MetadataField
 
 
@@ -69,6 +70,18 @@ class EventSink(AllocationListener, Protocol):
     def padding(self, *, space: str, buffer: str, piece: str, layer: int, row: int, words: tuple[int, ...]) -> None:
         """Page or slot 0 of a buffer when idle: words of the first row that somebody wrote, none where nobody did."""
 
+    def acting(self, host: str) -> None:
+        """From now on it is that process that submits and waits; "": the harness."""
+
+    def decided(self, *, end: str, decisions: tuple[tuple[int, ...], ...]) -> None:
+        """What each rank of an end did in one round, as numbers that have to be equal."""
+
+    def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
+        """A decode rank's view of a room changed."""
+
+    def sealed(self, *, rank: str, request: int, size: int) -> None:
+        """A decode rank read so many bytes of one source, and they fit their seal."""
+
     def mapped(self, *, table: str, entries: tuple[tuple[int, int], ...]) -> None:
         """Entries (unit, what it is mapped to) of an index table that are not empty when idle."""
 
@@ -111,6 +124,32 @@ class HostTier:
     store: PageStore | None = None
 
 
+FirstWords = Mapping[tuple[str, str], int]
+"""By space and buffer: the word of the model's whole row with which this rank's row begins; 0 where it is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairSetup:
+    """Prefill and decode ends over a wire. prefill_ranks, decode_ranks: tensor-parallel ranks of each.
+
+    prefill_sizes: of a prefill rank's pool. paths: leg -> row of PATHS. aux_over_messages: metadata rows travel as
+    messages. refuses: writes that the engine refuses. tamper: changes messages, as a peer
+    with another idea of the lengths would. patience: rounds a room may take. slot_align: bytes that metadata
+    slots of the decode end begin at multiples of.
+    """
+
+    prefill_ranks: int
+    decode_ranks: int
+    prefill_sizes: PoolSizes
+    paths: Mapping[str, str]
+    room_of: Callable[[int], int]
+    refuses: Fault
+    tamper: Tamper
+    aux_over_messages: bool = False
+    patience: int = 400
+    slot_align: int = 256
+
+
 class Engine(Protocol):
     """A serving engine under test."""
 
@@ -141,7 +180,8 @@ class Engine(Protocol):
 class Setup:
     """What an engine is built from. decoder: makes the model for the pool and metadata fields of the engine.
 
-    host: None for the device tier alone. inspector: asked for after the decoder was made.
+    host: None for the device tier alone. inspector: asked for after the decoder was made. pair: a prefill and a decode
+    end with pools of their own; None: one engine does both.
     """
 
     shape: ModelShape
@@ -152,7 +192,8 @@ class Setup:
     transport: str
     backend: Backend
     sink: EventSink
-    decoder: Callable[[KVPool, tuple[MetadataField, ...]], Decoder]
+    decoder: Callable[[KVPool, tuple[MetadataField, ...], FirstWords], Decoder]
+    pair: PairSetup | None = None
     host: HostTier | None = None
     inspector: Callable[[], TierInspector] | None = None
 

@@ -76,7 +76,10 @@ class MetadataRow:
 
 
 class MetadataBuffers:
-    """Slots of packed rows at one end ("prefill" or "decode")."""
+    """Slots of packed rows at one end ("prefill" or "decode").
+
+    align: slots begin at multiples of so many bytes. row_bytes: from slot to slot; packed_bytes: of them, the fields.
+    """
 
     def __init__(
         self,
@@ -87,11 +90,13 @@ class MetadataBuffers:
         backend: Backend,
         lane: Lane,
         listener: AllocationListener | None = None,
+        align: int = 8,
     ) -> None:
         self.end = end
         self.space = f"metadata-{end}"
         self.fields = metadata_fields(hidden_size)
-        self.row_bytes = self.fields[-1].offset + self.fields[-1].size_bytes
+        self.packed_bytes = self.fields[-1].offset + self.fields[-1].size_bytes
+        self.row_bytes = -(-self.packed_bytes // align) * align
         self._backend = backend
         self._lane = lane
         self._slots = SlotAllocator(self.space, count=slots, first=0, listener=listener)
@@ -148,10 +153,24 @@ class MetadataBuffers:
             writes=(self._footprint(np.array([slot]), request),),
         )
 
+    def put(self, slot: int, request: int, row: torch.Tensor) -> None:
+        """Write a whole packed row, [packed_bytes] uint8, that came by another way; complete when this returns."""
+        self._check_leased(slot, request)
+        if row.dtype != torch.uint8 or row.shape != (self.packed_bytes,):
+            raise LengthMismatch(f"metadata: expected {self.packed_bytes} bytes, got {tuple(row.shape)} of {row.dtype}")
+        target = self.row_view(slot)
+        self._backend.wait(
+            self._backend.submit(
+                Operation("metadata.put", (lambda: copy_bytes_torch(target, row),), request),
+                lane=self._lane,
+                writes=(self._footprint(np.array([slot]), request),),
+            )
+        )
+
     def get(self, slot: int, request: int) -> MetadataRow:
         """The slot's row as an owned copy; blocks until it is complete."""
         self._check_leased(slot, request)
-        packed = torch.empty(self.row_bytes, dtype=torch.uint8)
+        packed = torch.empty(self.packed_bytes, dtype=torch.uint8)
         source = self.row_view(slot)
         done = self._backend.submit(
             Operation("metadata.get", (lambda: copy_bytes_torch(packed, source),), request),
@@ -162,10 +181,14 @@ class MetadataBuffers:
         return MetadataRow(packed, self.fields)
 
     def row_view(self, slot: int) -> torch.Tensor:
-        """The packed row of a slot, [row_bytes]; holds until the slot is freed. For transports, not for requests."""
+        """The packed row of a slot, [packed_bytes]; holds until the slot is freed. For transports, not for requests."""
         if not 0 <= slot < self._slots.count:
             raise ForeignAccess(f"{self.space}: expected a slot of 0 to {self._slots.count - 1}, got {slot}")
-        return self._rows[slot]
+        return self._rows[slot, : self.packed_bytes]
+
+    def memory(self) -> torch.Tensor:
+        """All rows as bytes, [slots * row_bytes], for an engine that registers whole memory."""
+        return self._rows.view(-1)
 
     def release(self, slot: int, request: int) -> None:
         """Clear a slot, then let others have it. Refuses a slot that is not the request's before it clears anything."""

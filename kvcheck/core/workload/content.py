@@ -41,12 +41,13 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a word lies, as far as the rule cares."""
+    """Where a word lies, as far as the rule cares. first_word: of the model's whole row, where a rank's row begins."""
 
     space: str
     buffer: str
     piece: str
     layer: int
+    first_word: int = 0
 
 
 def codes(authors: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> torch.Tensor:
@@ -57,7 +58,8 @@ def codes(authors: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> t
 @lru_cache(maxsize=1024)
 def mask(site: Site, words: int) -> torch.Tensor:
     """The masks of a row's words: [W] int64; shared by all callers, never to be written."""
-    counts = np.arange(1, words + 1, dtype=np.uint64) * np.uint64(_GOLDEN) ^ np.uint64(_site_key(site))
+    places = np.arange(1, words + 1, dtype=np.uint64) + np.uint64(site.first_word)
+    counts = places * np.uint64(_GOLDEN) ^ np.uint64(_site_key(site))
     return mix64_torch(torch.from_numpy(counts.view(np.int64)))
 
 
@@ -99,7 +101,7 @@ def _site_key(site: Site) -> int:
 
 
 def _mask_int(site: Site, index: int) -> int:
-    return mix64_int((((index + 1) * _GOLDEN) & _U64) ^ _site_key(site))
+    return mix64_int((((site.first_word + index + 1) * _GOLDEN) & _U64) ^ _site_key(site))
 
 
 def codes_of(request: int) -> int:

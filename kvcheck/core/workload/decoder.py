@@ -11,9 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,44 +26,13 @@ from kvcheck.core.workload import content, handover
 from kvcheck.core.workload.footprints import SpaceTouch, pass_touches
 from kvcheck.core.workload.jobs import Job, token_authors
 from kvcheck.core.workload.mismatch import Mismatch
+from kvcheck.core.workload.observation import Observation, ReadSink
 from kvcheck.core.workload.passes import PassPlan, Rows, plan_pass
 from kvcheck.core.workload.readers import INDEX_READERS, Readers
 from kvcheck.kernels.content import as_signed, differing_torch, mix64_int, rows_torch
 
 MAX_ROWS_REPORTED = 4
 """Deviating rows of one read that are described word by word; the rest are counted."""
-
-
-class ReadSink(Protocol):
-    """Where the decoder reports what it computed and saw."""
-
-    def forward(self, *, request: int, start: int, stop: int) -> None:
-        """Positions [start, stop) were computed."""
-
-    def verified(self, buffer: str, words: int) -> None:
-        """So many words of a buffer were read and compared."""
-
-    def mismatch(self, found: Mismatch) -> None:
-        """A row differed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Observation:
-    """One comparison of a pass, not looked at yet.
-
-    bad: bool [n] or [n, tokens]; rows: words of the same leading shape. ids: [n] locs, or pages or slots.
-    chunk, positions: [n]; where `tokens` is not 1, positions are those of the first token of each page.
-    """
-
-    site: content.Site
-    bad: torch.Tensor
-    rows: torch.Tensor
-    ids: torch.Tensor
-    are_locs: bool
-    chunk: IndexArray
-    positions: IndexArray
-    tokens: int
-    judged: int
 
 
 class ContentDecoder:
@@ -79,6 +46,7 @@ class ContentDecoder:
         sink: ReadSink,
         fields: tuple[MetadataField, ...],
         readers: Readers | None = None,
+        first_words: Mapping[tuple[str, str], int] | None = None,
     ):
         self._pool = pool
         self._backend = backend
@@ -91,8 +59,9 @@ class ContentDecoder:
         self._masks: dict[tuple[content.Site, int], torch.Tensor] = {}
         self._first: dict[int, int] = {}
         self._chunks: tuple[Chunk, ...] = ()
-        self._observed: list[_Observation] = []
+        self._observed: list[Observation] = []
         self._readers = readers or Readers()
+        self._first_words = first_words or {}
         self._begun: set[int] = set()
         self._handed_over: dict[int, Mapping[str, torch.Tensor]] = {}
         self._passes = 0
@@ -157,8 +126,7 @@ class ContentDecoder:
                 self._report(seen, deltas)
         tokens = []
         for chunk, delta in zip(self._chunks, deltas, strict=True):
-            fold = int(self._folds[chunk.request][chunk.stop - 1])
-            token = mix64_int((fold + delta) & ((1 << 64) - 1)) >> 33
+            token = self._token(chunk.request, chunk.stop, delta)
             if chunk.stop == self._jobs[chunk.request].prompt_tokens:
                 self._first[chunk.request] = token
             tokens.append(token)
@@ -176,11 +144,17 @@ class ContentDecoder:
     def join(self, request: int, row: MetadataRow) -> None:
         """Compare the request's whole packed row with what its prefill produced."""
         job = self._jobs[request]
-        expected = handover.expected_row(job, self._first[request], self._fields)
+        self._learn(request)  # where the prompt was computed elsewhere, its first token is what it has to be
+        first = self._first.get(request, self._token(request, job.prompt_tokens, 0))
+        expected = handover.expected_row(job, first, self._fields)
         self._handed_over.pop(request, None)
         self._sink.verified("metadata", expected.numel() // 8)
         for found in handover.mismatches(job, expected, row, self._fields):
             self._sink.mismatch(found)
+
+    def _token(self, request: int, stop: int, delta: int) -> int:
+        """What is sampled after position `stop`. delta: what the deviating words add."""
+        return mix64_int((int(self._folds[request][stop - 1]) + delta) & ((1 << 64) - 1)) >> 33
 
     def codes_of(self, request: int) -> torch.Tensor:
         """Codes of every position of a request, padded to whole pages."""
@@ -249,7 +223,7 @@ class ContentDecoder:
             return
         for piece in buffer.pieces:
             view = self._tokens_of(words[:, self._span(piece)], piece)
-            site = content.Site(space, buffer.name, piece.name, layer)
+            site = self._site(space, buffer, layer, piece.name)
             rows = rows_torch(plan.write.codes, self._mask(site, view.shape[-1]), view.dtype)
             view[locs // self._pool.page_size, locs % self._pool.page_size] = rows
 
@@ -259,7 +233,7 @@ class ContentDecoder:
         size = self._pool.page_size
         if space == "state":
             slots = self._state_slots(plan)
-            site = content.Site(space, buffer.name, "", layer)
+            site = self._site(space, buffer, layer)
             rows = words[local].index_select(0, slots)
             bad = differing_torch(rows, plan.state_read, self._mask(site, rows.shape[-1]))
             if any(chunk.start == 0 for chunk in plan.chunks):  # a slot is empty when a request first reads it
@@ -269,7 +243,7 @@ class ContentDecoder:
         elif buffer.rows is Granularity.TOKEN:
             wanted = plan.window if space == "window" and plan.window is not None else plan.read
             locs = self._locs(space, wanted)
-            site = content.Site(space, buffer.name, "", layer)
+            site = self._site(space, buffer, layer)
             rows = words[local].index_select(0, locs)
             bad = differing_torch(rows, wanted.codes, self._mask(site, rows.shape[-1]))
             self._observe(plan, site, bad, rows, locs, True, wanted.chunk, wanted.positions)
@@ -278,7 +252,7 @@ class ContentDecoder:
             pages = table.index_select(0, plan.page_places) // size
             starts = plan.page_number * size
             for each in (each for each in buffer.pieces if piece in ("", each.name)):
-                site = content.Site(space, buffer.name, each.name, layer)
+                site = self._site(space, buffer, layer, each.name)
                 view = self._tokens_of(words[local][:, self._span(each)].index_select(0, pages), each)
                 bad = differing_torch(view, plan.page_codes, self._mask(site, view.shape[-1])) & plan.page_valid
                 self._observe(plan, site, bad, view, pages, False, plan.page_chunk, starts, tokens=size)
@@ -296,7 +270,7 @@ class ContentDecoder:
         tokens: int = 1,
     ) -> None:
         self._observed.append(
-            _Observation(
+            Observation(
                 site=site,
                 bad=bad,
                 rows=rows,
@@ -333,7 +307,10 @@ class ContentDecoder:
         return block.view(len(block), self._pool.page_size, -1)
 
     def _rule(self, codes: torch.Tensor, space: str, buffer: BufferSpec, layer: int, words: int) -> torch.Tensor:
-        return rows_torch(codes, self._mask(content.Site(space, buffer.name, "", layer), words), torch.int64)
+        return rows_torch(codes, self._mask(self._site(space, buffer, layer), words), torch.int64)
+
+    def _site(self, space: str, buffer: BufferSpec, layer: int, piece: str = "") -> content.Site:
+        return content.Site(space, buffer.name, piece, layer, self._first_words.get((space, buffer.name), 0))
 
     def _mask(self, site: content.Site, words: int) -> torch.Tensor:
         key = (site, words)
@@ -357,7 +334,7 @@ class ContentDecoder:
 
     # What was seen
 
-    def _report(self, seen: _Observation, deltas: list[int]) -> None:
+    def _report(self, seen: Observation, deltas: list[int]) -> None:
         bad = torch.nonzero(seen.bad.reshape(-1)).view(-1).cpu().numpy()
         words = seen.rows[seen.bad].cpu().numpy()
         at_unit, in_unit = bad // seen.tokens, bad % seen.tokens
@@ -387,6 +364,7 @@ class ContentDecoder:
                     words=tuple(int(value) for value in row[:64]),
                     half=seen.rows.dtype == torch.int32,
                     count=int(counts[which]),
+                    first_word=seen.site.first_word,
                 )
             )
 

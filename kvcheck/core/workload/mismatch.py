@@ -15,7 +15,7 @@ class Mismatch:
 
     layer: global layer id. page: physical page or slot. row: token within the page. position: logical token.
     author: the request whose word belongs there. count: deviating rows of this read, this one included. tier: "device",
-    or "host" or "storage" for a row that was looked at after it had arrived there.
+    or "host" or "storage" for a row that was looked at after it had arrived there. first_word: as in Site.
     """
 
     request: int
@@ -31,3 +31,4 @@ class Mismatch:
     half: bool
     count: int
     tier: str = "device"
+    first_word: int = 0

@@ -17,6 +17,7 @@ ORACLES: Registry[Callable[[], Oracle]] = Registry(
         "residency": "kvcheck.core.stress.oracles.residency:ResidencyOracle",
         "contract": "kvcheck.core.stress.oracles.contract:ContractOracle",
         "accounting": "kvcheck.core.stress.oracles.accounting:AccountingOracle",
+        "protocol": "kvcheck.core.stress.oracles.protocol:ProtocolOracle",
         "output": "kvcheck.core.stress.oracles.output:OutputOracle",
         "liveness": "kvcheck.core.stress.oracles.liveness:LivenessOracle",
     },

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.events import Expected, Leased, Padding, Saw, Verified
+from kvcheck.core.stress.events import Expected, HostActs, Leased, Padding, Saw, Verified
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.workload import content
@@ -32,6 +32,7 @@ class ContentOracle:
         self.judged = 0
         self.findings: list[Finding] = []
         self._requests = 1
+        self._host = ""
         self._seen: set[tuple[object, ...]] = set()
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
@@ -42,10 +43,14 @@ class ContentOracle:
             (Leased, self._leased),
             (Padding, self._padding),
             (Expected, self._expected),
+            (HostActs, self._host_acts),
         )
 
     def finish(self) -> None:
         """Nothing is left to judge."""
+
+    def _host_acts(self, event: HostActs) -> None:
+        self._host = event.host
 
     def _expected(self, event: Expected) -> None:
         self._requests = max(self._requests, event.request)
@@ -55,12 +60,13 @@ class ContentOracle:
 
     def _saw(self, event: Saw) -> None:
         found = event.mismatch
-        key = (found.tier, found.request, found.buffer, found.layer, found.page)
+        key = (self._host, found.tier, found.request, found.buffer, found.layer, found.page)
         if len(self.findings) >= MAX_FINDINGS or key in self._seen:
             return
         self._seen.add(key)
         self._requests = max(self._requests, found.request, found.author)
         code, seen, story = self._classify(found)
+        rank = f"{self._host}: " if self._host else ""
         self.findings.append(
             Finding(
                 code=code,
@@ -72,7 +78,7 @@ class ContentOracle:
                 row=None if found.space == "metadata" else found.row,
                 request=found.request,
                 seen_request=seen,
-                message=f"{_seen(found, story)}; {_wanted(found)}",
+                message=f"{rank}{_seen(found, story)}; {_wanted(found)}",
             )
         )
 
@@ -126,7 +132,7 @@ class ContentOracle:
         poison = _HALF_POISON if found.half else content.POISON_WORD
         if all(word == poison for word in found.words):
             return "KV104", None, "memory that was never written"
-        site = Site(found.space, found.buffer, found.piece, found.layer)
+        site = Site(found.space, found.buffer, found.piece, found.layer, found.first_word)
         tags = [self._tag(word, site, at, near=found) for at, word in enumerate(found.words)]
         known = [tag for tag in tags if tag is not None]
         if not known:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.events import Forward, Restored, Saved, Submitted
+from kvcheck.core.stress.events import Forward, HostActs, Restored, Saved, Submitted
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 
@@ -25,12 +25,14 @@ class ContractOracle:
     def __init__(self) -> None:
         self.judged = 0
         self.findings: list[Finding] = []
-        self._reached: dict[int, int] = {}
-        self._saved: dict[int, int] = {}
+        self._host = ""
+        self._reached: dict[tuple[str, int], int] = {}
+        self._saved: dict[tuple[str, int], int] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         """Passes, saves, restores, operations."""
         return (
+            (HostActs, self._host_acts),
             (Forward, self._forward),
             (Saved, self._saved_event),
             (Restored, self._restored),
@@ -40,9 +42,12 @@ class ContractOracle:
     def finish(self) -> None:
         """Nothing is left to judge."""
 
+    def _host_acts(self, event: HostActs) -> None:
+        self._host = event.host
+
     def _forward(self, event: Forward) -> None:
         self.judged += 1
-        reached = self._reached.get(event.request)
+        reached = self._reached.get((self._host, event.request))
         if reached is not None and event.start != reached:
             self._add(
                 "KV301",
@@ -51,13 +56,13 @@ class ContractOracle:
                 f"request {event.request} computes position {event.start}, expected {reached}: "
                 f"its committed length is {event.start - reached:+d} off",
             )
-        self._reached[event.request] = event.stop
+        self._reached[self._host, event.request] = event.stop
 
     def _saved_event(self, event: Saved) -> None:
         self.judged += len(event.table)
-        self._saved[event.request] = event.tokens
+        self._saved[self._host, event.request] = event.tokens
         self._complete("saved", event)
-        reached = self._reached.get(event.request, event.tokens)
+        reached = self._reached.get((self._host, event.request), event.tokens)
         if event.tokens != reached:
             text = (
                 f"request {event.request} was saved with {event.tokens} tokens, expected the {reached} committed ones"
@@ -67,11 +72,9 @@ class ContractOracle:
     def _restored(self, event: Restored) -> None:
         self.judged += len(event.table)
         self._complete("restored", event)
-        if event.tokens != self._saved.get(event.request):
-            text = (
-                f"request {event.request} was restored with {event.tokens} tokens, "
-                f"expected the {self._saved.get(event.request)} saved ones"
-            )
+        saved = self._saved.get((self._host, event.request))
+        if event.tokens != saved:
+            text = f"request {event.request} was restored with {event.tokens} tokens, expected the {saved} saved ones"
             self._add("KV301", event.request, None, text)
 
     def _complete(self, verb: str, event: Saved | Restored) -> None:
@@ -83,7 +86,7 @@ class ContractOracle:
 
     def _submitted(self, event: Submitted) -> None:
         for footprint in (*event.reads, *event.writes):
-            if footprint.space in _PADDED and len(footprint.rows):
+            if footprint.space.rpartition(":")[2] in _PADDED and len(footprint.rows):
                 self.judged += 1
                 if int(footprint.rows.min()) < 1:
                     request = None if footprint.owners is None else int(footprint.owners[footprint.rows.argmin()])
@@ -93,5 +96,12 @@ class ContractOracle:
     def _add(self, code: str, request: int | None, buffer: str | None, message: str) -> None:
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(
-                Finding(code=code, oracle=self.name, tier="device", buffer=buffer, request=request, message=message)
+                Finding(
+                    code=code,
+                    oracle=self.name,
+                    tier="device",
+                    buffer=buffer,
+                    request=request,
+                    message=f"{self._host}: {message}" if self._host else message,
+                )
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.events import Aborted, Broke, Expected, Finished
+from kvcheck.core.stress.events import Aborted, Broke, Expected, Failed, Finished
 from kvcheck.core.stress.history import Handler
 
 
@@ -26,7 +26,13 @@ class LivenessOracle:
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         """Ends and errors."""
-        return ((Expected, self._expected), (Finished, self._ended), (Aborted, self._ended), (Broke, self._broken))
+        return (
+            (Expected, self._expected),
+            (Finished, self._ended),
+            (Aborted, self._ended),
+            (Failed, self._ended),
+            (Broke, self._broken),
+        )
 
     def finish(self) -> None:
         """Requests that never finished, unless an error explains them."""
@@ -44,7 +50,7 @@ class LivenessOracle:
     def _expected(self, event: Expected) -> None:
         self._open.add(event.request)
 
-    def _ended(self, event: Finished | Aborted) -> None:
+    def _ended(self, event: Finished | Aborted | Failed) -> None:
         self.judged += 1
         self._open.discard(event.request)
 

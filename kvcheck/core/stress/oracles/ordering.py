@@ -17,7 +17,7 @@ from kvcheck.core.backend.backend import Footprint, Place
 from kvcheck.core.record import Finding
 from kvcheck.core.stress.cells import Cells, Overlap
 from kvcheck.core.stress.clocks import Clock, Clocks, at
-from kvcheck.core.stress.events import HostDrained, HostJoined, LaneWaited, Recorded, Submitted
+from kvcheck.core.stress.events import HostActs, HostDrained, HostJoined, LaneWaited, Recorded, Submitted
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 
@@ -69,6 +69,7 @@ class OrderingOracle:
             (LaneWaited, self._lane_waited),
             (HostJoined, self._host_joined),
             (HostDrained, self._host_drained),
+            (HostActs, self._host_acts),
         )
 
     def finish(self) -> None:
@@ -86,6 +87,9 @@ class OrderingOracle:
         self._clocks.host_joins(event.record)
         self._forget()
 
+    def _host_acts(self, event: HostActs) -> None:
+        self._clocks.act(event.host)
+
     def _host_drained(self, event: HostDrained) -> None:
         self._clocks.host_drains()
         self._forget()
@@ -93,7 +97,7 @@ class OrderingOracle:
     def _forget(self) -> None:
         """Operations that the host has joined cannot be part of a race any more."""
         for lane, operations in enumerate(self._operations):
-            over = at(self._clocks.host, lane)
+            over = self._clocks.known_to_all(lane)
             while operations and operations[0][0] <= over:
                 operations.popleft()
 
@@ -106,7 +110,7 @@ class OrderingOracle:
         while len(self._operations) <= lane:
             self._operations.append(deque())
         self._operations[lane].append((clock[lane], event))
-        over = at(known, lane)
+        over = self._clocks.known_to_all(lane)
         for footprint in event.reads:
             if footprint.place is Place.PAGEABLE:
                 # The host reads a pageable source before `submit` returns, whatever the lane waits for.
@@ -198,7 +202,8 @@ def _named(event: Submitted, request: int | None) -> str:
 
 
 def _place(space: str, buffer: str, overlap: Overlap) -> str:
-    unit, token = next((words for prefix, words in _WORDS if space.startswith(prefix)), ("page", "row"))
+    kind = space.rpartition(":")[2]
+    unit, token = next((words for prefix, words in _WORDS if kind.startswith(prefix)), ("page", "row"))
     row = "" if overlap.token is None else f", {token} {overlap.token}"
     more = "" if overlap.count == 1 else f" and {overlap.count - 1} more cells"
     return f"{space}.{buffer}, layer {overlap.layer}, {unit} {overlap.unit}{row}{more}"

@@ -11,5 +11,7 @@ SCENARIOS: Registry[type[Scenario]] = Registry(
         "retract-resume": "kvcheck.core.stress.scenarios.retract_resume:RetractResume",
         "hicache": "kvcheck.core.stress.scenarios.hicache:HiCacheScenario",
         "hicache-hybrid": "kvcheck.core.stress.scenarios.hicache:HybridScenario",
+        "pd-transfer": "kvcheck.core.stress.scenarios.pd_transfer:PDTransfer",
+        "nvlink-aux": "kvcheck.core.stress.scenarios.pd_transfer:NVLinkAux",
     },
 )

@@ -22,7 +22,7 @@ from kvcheck.core.record import Evidence
 from kvcheck.core.stress.events import Modelled
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
-from kvcheck.core.stress.scenarios.serving import make_setup, reference_outputs, serve, trace_load
+from kvcheck.core.stress.scenarios.serving import LoadingAborts, make_setup, reference_outputs, serve, trace_load
 from kvcheck.core.stress.scenarios.worn import worn_store
 from kvcheck.core.targets.target import HostTier, Target
 from kvcheck.core.workload.readers import Readers
@@ -85,7 +85,7 @@ class HiCacheScenario:
         with worn_store(STORES_USED[variant % 4] if not load.from_trace else "memory") as store:
             tier = host_tier(shape, load, variant, store)
             engine = target.build(make_setup(shape, load, backend, history, transport, host=tier, readers=readers))
-            return serve(engine, load, history, backend, aborts_loading=True)
+            return serve(engine, load, history, backend, aborts=LoadingAborts())
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Loads, evictions on both tiers, and words of every buffer on both."""

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kvcheck.core.backend.backend import Backend
 from kvcheck.core.backend.eager import EagerBackend
@@ -15,12 +15,12 @@ from kvcheck.core.errors import Hang, InternalError
 from kvcheck.core.paging import pages_for
 from kvcheck.core.pools.pool import KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.scheduler.request import Generation, SchedulerConfig
-from kvcheck.core.stress.events import Aborted, Closed, Counted, Finished, Resumed, Retracted, Returned
+from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepReport
+from kvcheck.core.stress.events import Aborted, Closed, Counted, Failed, Finished, Resumed, Retracted, Returned
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.target import Engine, HostTier, Setup, TierInspector
+from kvcheck.core.targets.target import Engine, FirstWords, HostTier, PairSetup, Setup, TierInspector
 from kvcheck.core.transfer.metadata import MetadataField
 from kvcheck.core.workload.decoder import ContentDecoder, prompt_tokens
 from kvcheck.core.workload.jobs import Job
@@ -52,12 +52,29 @@ def trace_load(shape: ModelShape, trace: str, *, seed: int, requests: int | None
     )
 
 
-def serve(engine: Engine, load: Load, history: History, backend: Backend, *, aborts_loading: bool = False) -> int:
-    """Drive an engine to the end, count what it holds, close it; how many nodes the device evicted.
+Aborts = Callable[[StepReport], list[int]]
+"""Whom to abort after a round."""
 
-    aborts_loading: requests of the lowest priority, and some others, are aborted while their prefix is being loaded.
-    """
-    drive(engine, load.jobs, history, hurry=HURRY, aborts_loading=aborts_loading)
+
+class LoadingAborts:
+    """Requests of the lowest priority, and some others, are aborted while their prefix is being loaded."""
+
+    def __init__(self) -> None:
+        self._loading = 0
+
+    def __call__(self, report: StepReport) -> list[int]:
+        """Requests to abort now."""
+        chosen = []
+        for request in report.loading:
+            self._loading += 1
+            if request % PRIORITIES == 0 or self._loading % ABORT_EVERY == 0:
+                chosen.append(request)
+        return chosen
+
+
+def serve(engine: Engine, load: Load, history: History, backend: Backend, *, aborts: Aborts | None = None) -> int:
+    """Drive an engine to the end, count what it holds, close it; how many nodes the device evicted."""
+    drive(engine, load.jobs, history, hurry=HURRY, aborts=aborts)
     for count in engine.counts():
         history.append(Counted(count.space, count.free, count.cached, count.total))
     engine.close()
@@ -94,10 +111,10 @@ def drive(
     history: History,
     *,
     hurry: int,
-    aborts_loading: bool = False,
+    aborts: Aborts | None = None,
 ) -> int:
     """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
-    sent = round_number = idle = retracted = loading = 0
+    sent = round_number = idle = retracted = 0
     while sent < len(jobs) or not engine.is_idle:
         if engine.is_idle and sent < len(jobs):
             round_number = max(round_number, jobs[sent].arrival // hurry)
@@ -109,10 +126,8 @@ def drive(
         report = engine.step()
         round_number += 1
         retracted += len(report.retracted)
-        for request in report.loading:
-            loading += 1
-            chosen = request % PRIORITIES == 0 or loading % ABORT_EVERY == 0
-            if aborts_loading and chosen and engine.abort(request):
+        for request in aborts(report) if aborts is not None else ():
+            if engine.abort(request):
                 history.append(Aborted(request))
         for request in report.retracted:
             history.append(Retracted(request))
@@ -120,7 +135,9 @@ def drive(
             history.append(Resumed(request))
         for request, tokens in report.finished:
             history.append(Finished(request, tokens))
-        idle = 0 if report.finished or report.admitted else idle + 1
+        for request, reason in report.failed:
+            history.append(Failed(request, reason))
+        idle = 0 if report.finished or report.admitted or report.failed else idle + 1
         if idle > IDLE_ROUNDS:
             raise Hang(f"no request was admitted or finished in {IDLE_ROUNDS} rounds")
     return retracted
@@ -136,13 +153,14 @@ def make_setup(
     share_prefixes: bool = True,
     host: HostTier | None = None,
     readers: Readers | None = None,
+    pair: PairSetup | None = None,
 ) -> Setup:
     """The engine for a workload. host: its host tier; prefixes then take state slots of their own."""
     longest = max(job.total_tokens for job in load.jobs)
     made: list[ContentDecoder] = []
 
-    def decoder(pool: KVPool, fields: tuple[MetadataField, ...]) -> ContentDecoder:
-        made.append(ContentDecoder(pool, backend, load.jobs, history, fields, readers))
+    def decoder(pool: KVPool, fields: tuple[MetadataField, ...], first_words: FirstWords) -> ContentDecoder:
+        made.append(ContentDecoder(pool, pool.backend, load.jobs, history, fields, readers, first_words))
         return made[-1]
 
     def inspector() -> TierInspector:
@@ -164,6 +182,7 @@ def make_setup(
         backend=backend,
         sink=history,
         decoder=decoder,
+        pair=pair,
         host=host,
         inspector=inspector if host is not None else None,
     )

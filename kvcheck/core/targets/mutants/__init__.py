@@ -12,9 +12,10 @@ from kvcheck.core.errors import UsageError
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants.hicache import HICACHE
 from kvcheck.core.targets.mutants.mutant import Mutant
+from kvcheck.core.targets.mutants.pd_transfer import PD_TRANSFER
 from kvcheck.core.targets.mutants.retract_resume import RETRACT_RESUME
 
-MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in (*RETRACT_RESUME, *HICACHE)}
+MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in (*RETRACT_RESUME, *HICACHE, *PD_TRANSFER)}
 
 
 def mutant(name: str) -> Mutant:

@@ -22,8 +22,8 @@ from kvcheck.core.hicache.node import Node
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.buffers import BufferSet
 from kvcheck.core.pools.pool import KVPool
-from kvcheck.core.targets.builtin import FIXED, Parts
 from kvcheck.core.targets.mutants.mutant import Mutant
+from kvcheck.core.targets.parts import FIXED, Parts
 
 INDEX = "index_k_with_scale"
 

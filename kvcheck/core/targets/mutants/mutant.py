@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcheck.core.targets.builtin import Parts
+from kvcheck.core.targets.parts import Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.scheduler.scheduler import Scheduler
-from kvcheck.core.targets.builtin import FIXED
 from kvcheck.core.targets.mutants.mutant import Mutant
+from kvcheck.core.targets.parts import FIXED
 from kvcheck.core.transfer.metadata import MetadataBuffers, MetadataRow
 
 

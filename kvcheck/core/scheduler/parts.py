@@ -1,0 +1,31 @@
+"""EngineParts: everything a scheduler stands on.
+
+Invariants:
+- A scheduler that prefills has a prefill end and a transport; one that only decodes has a receiver instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcheck.core.backend.backend import Backend
+from kvcheck.core.hicache.cache import HiCache
+from kvcheck.core.offload import Offload
+from kvcheck.core.pools.pool import KVPool
+from kvcheck.core.scheduler.decoder import Decoder
+from kvcheck.core.transfer.metadata import MetadataBuffers
+from kvcheck.core.transfer.transport import Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """cache: None where no prefix is shared. prefill_metadata, transport: None where another process prefills."""
+
+    backend: Backend
+    pool: KVPool
+    offload: Offload
+    cache: HiCache | None
+    prefill_metadata: MetadataBuffers | None
+    decode_metadata: MetadataBuffers
+    transport: Transport | None
+    decoder: Decoder

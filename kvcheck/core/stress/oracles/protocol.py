@@ -1,0 +1,136 @@
+"""The protocol oracle: what ranks say of a room is final, shared by all, and true of the bytes when it is said.
+
+Invariants:
+- A room that failed, or was verified, on a rank stays that (KV602).
+- A rank that says Success has every leg of the room in its memory, whatever told it so (KV203).
+- Ranks of one end decide the same in the same round (KV601).
+- A request with a fault fails, for a reason that names it; one without a fault does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcheck.core.record import Finding
+from kvcheck.core.stress.events import Aborted, Completed, Decided, Failed, Faulted, Finished, RoomChanged, Submitted
+from kvcheck.core.stress.history import Handler
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+
+_NAMES = {0: "Failed", 3: "Transferring", 4: "Success"}
+FAILED, SUCCESS = 0, 4
+LEGS = {"wire.kv": "kv", "wire.state": "state", "wire.aux": "aux", "wire.seal": "seal"}
+
+
+class ProtocolOracle:
+    """Success follows the bytes, terminal states stay, and ranks agree."""
+
+    name = "protocol"
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+        self._final: dict[tuple[str, int, int], int] = {}
+        self._landing: dict[int, tuple[str, int, str, str]] = {}
+        self._faulted: dict[int, Faulted] = {}
+        self._aborted: set[int] = set()
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        """Rooms, landings, decisions and ends."""
+        return (
+            (RoomChanged, self._changed),
+            (Submitted, self._submitted),
+            (Completed, self._completed),
+            (Decided, self._decided),
+            (Faulted, self._fault),
+            (Aborted, self._abort),
+            (Failed, self._failed),
+            (Finished, self._finished),
+        )
+
+    def finish(self) -> None:
+        """Nothing is left to judge."""
+
+    def _submitted(self, event: Submitted) -> None:
+        leg = LEGS.get(event.name)
+        if leg is not None and event.writes and event.request is not None:
+            buffers = sorted({name for each in event.writes for name in each.buffers})
+            rank = event.writes[0].space.partition(":")[0]
+            self._landing[event.ordinal] = (rank, event.request, leg, ", ".join(buffers))
+
+    def _completed(self, event: Completed) -> None:
+        self._landing.pop(event.ordinal, None)
+
+    def _changed(self, event: RoomChanged) -> None:
+        self.judged += 1
+        key = (event.rank, event.room, event.generation)
+        if key in self._final:
+            was, new = _NAMES[self._final[key]], _NAMES.get(event.new, str(event.new))
+            self._add(
+                "KV602",
+                event.request,
+                f"{event.rank}: request {event.request} (room {event.room}) went from {was} to {new}; {was} is final",
+            )
+        elif event.new in (FAILED, SUCCESS):
+            self._final[key] = event.new
+        if event.new == SUCCESS:
+            for rank, request, leg, buffers in self._landing.values():
+                if (rank, request) == (event.rank, event.request):
+                    self._add(
+                        "KV203",
+                        event.request,
+                        f"{event.rank}: request {event.request} (room {event.room}) is Success while its {leg} "
+                        f"({buffers}) has not landed",
+                        buffer=buffers.split(", ")[0],
+                    )
+
+    def _decided(self, event: Decided) -> None:
+        self.judged += len(event.decisions)
+        for rank, decision in enumerate(event.decisions[1:], 1):
+            if decision != event.decisions[0]:
+                self._add(
+                    "KV601",
+                    None,
+                    f"{event.end} ranks 0 and {rank} decided differently in one round: "
+                    f"{_told(event.decisions[0])} and {_told(decision)}",
+                )
+
+    def _fault(self, event: Faulted) -> None:
+        self._faulted[event.request] = event
+
+    def _abort(self, event: Aborted) -> None:
+        self._aborted.add(event.request)
+
+    def _failed(self, event: Failed) -> None:
+        self.judged += 1
+        fault = self._faulted.get(event.request)
+        if event.request in self._aborted:
+            return
+        if fault is None:
+            text = f"request {event.request} failed, and nothing was wrong with it: {event.reason}"
+            self._add("KV901", event.request, text)
+        elif unsaid := [name for name in fault.names if name not in event.reason]:
+            text = f"request {event.request} failed because {fault.why}, and its reason does not say"
+            self._add("KV301", event.request, f"{text} {' and '.join(map(repr, unsaid))}: {event.reason}")
+
+    def _finished(self, event: Finished) -> None:
+        self.judged += 1
+        if (fault := self._faulted.get(event.request)) is not None:
+            code = "KV301" if "length" in fault.why else "KV203"
+            self._add(code, event.request, f"request {event.request} finished though {fault.why}; it has to fail")
+
+    def _add(self, code: str, request: int | None, message: str, *, buffer: str | None = None) -> None:
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(
+                Finding(code=code, oracle=self.name, tier="device", buffer=buffer, request=request, message=message)
+            )
+
+
+def _told(decision: tuple[int, ...]) -> str:
+    """admitted, joined, retracted, resumed, finished, failed: (count, *requests) each."""
+    names, at, told = ("admitted", "joined", "retracted", "resumed", "finished", "failed"), 0, []
+    for name in names:
+        count = decision[at]
+        if count:
+            told.append(f"{name} {list(decision[at + 1 : at + 1 + count])}")
+        at += 1 + count
+    return ", ".join(told) or "nothing"

@@ -1,0 +1,206 @@
+"""pd-transfer and nvlink-aux: prompts are computed by one end and decoded by another, of other numbers of ranks.
+
+Invariants:
+- Ranks of both ends, the paths of the legs, faults and the stage of aborts go through their values by the number of the
+  schedule.
+- A fault is told to the history when it happens, so that what has to fail, and why, is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kvcheck.core.backend.backend import Backend
+from kvcheck.core.pools import FAMILIES, POOLS
+from kvcheck.core.pools.pool import PoolSizes
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.record import Evidence
+from kvcheck.core.scheduler.request import StepReport
+from kvcheck.core.stress.events import Faulted
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.stress.scenarios.serving import chunk_tokens, make_setup, reference_outputs, serve, trace_load
+from kvcheck.core.targets.target import PairSetup, Target
+from kvcheck.core.transfer.messages import Message, Want
+from kvcheck.core.transfer.wire import LEGS, Ticket
+from kvcheck.core.workload.jobs import Job
+from kvcheck.core.workload.mix import Mix
+from kvcheck.core.workload.synthetic import synthetic_jobs
+
+SYNTHETIC_PAGES = 8
+MAX_RUNNING = 4
+REQUESTS = 12
+TRACE_RUNNING = 8
+RANKS = ((1, 1), (2, 2), (2, 1), (1, 2), (1, 1), (2, 1), (1, 2), (4, 2), (1, 1), (2, 2), (2, 4), (4, 1), (1, 4), (4, 4))
+STAGES = ("late", "joined", "retracted", "late", "admitted")
+"""When requests are aborted: asked for, some rounds later, arrived, or retracted."""
+ABORT_EVERY = 4
+FAULT_EVERY = 5
+LATE_ROUNDS = 4
+"""Late is so many rounds at most."""
+
+
+class PDTransfer:
+    """Prefill and decode ends over a wire whose completion means that bytes have landed."""
+
+    name = "pd-transfer"
+    needs = frozenset({"pd-transfer", "metadata"})
+    families = FAMILIES
+    asynchronous = False
+
+    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None) -> Load:
+        """Synthetic jobs, or a trace scaled to the decode pool."""
+        if trace is not None:
+            return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
+        capacity = SYNTHETIC_PAGES * shape.page_size
+        jobs = synthetic_jobs(
+            shape.page_size, capacity, requests=requests or REQUESTS, seed=seed, chunk_tokens=chunk_tokens(shape)
+        )
+        return Load(
+            jobs=jobs, capacity_tokens=capacity, max_running=MAX_RUNNING, note=f"{len(jobs)} synthetic requests"
+        )
+
+    def reference(self, shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
+        """One engine with room for everything, and no wire."""
+        return reference_outputs(shape, load, transport)
+
+    def run(
+        self,
+        target: Target,
+        shape: ModelShape,
+        load: Load,
+        *,
+        backend: Backend,
+        history: History,
+        transport: str,
+        variant: int,
+    ) -> int:
+        """Feed jobs by their arrival rounds until all have finished or failed, then close."""
+        faults = Faults(load.jobs, shape, history, variant)
+        prefill, decode = RANKS[variant % len(RANKS)]
+        setup = make_setup(shape, load, backend, history, transport, share_prefixes=False)
+        longest = max(job.prompt_tokens for job in load.jobs)
+        pair = PairSetup(
+            prefill_ranks=prefill,
+            decode_ranks=decode,
+            prefill_sizes=_prefill_sizes(setup.sizes, longest, shape),
+            paths=self._paths(variant),
+            room_of=room_of,
+            refuses=faults.refuses,
+            tamper=faults.tamper,
+            aux_over_messages=self._aux_over_messages(variant),
+        )
+        engine = target.build(replace(setup, pair=pair))
+        return serve(engine, load, history, backend, aborts=Aborts(STAGES[variant % len(STAGES)], faults))
+
+    def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
+        """Transfers, aborts, retractions at the decode end, and sealed words of every buffer."""
+        for what, count in (
+            ("transfer", evidence.transfers),
+            ("abort", evidence.aborts),
+            ("resume", evidence.resumes),
+        ):
+            if not count:
+                return f"no {what} happened; use more requests or schedules"
+        buffers = {buffer.name for spec in POOLS.load(shape.family)(shape) for buffer in spec.buffers}
+        unread = sorted(name for name in buffers | {"metadata", "sealed"} if not evidence.words_verified.get(name))
+        return f"no word of {', '.join(unread)} was verified" if unread else None
+
+    def _paths(self, variant: int) -> Mapping[str, str]:
+        return dict.fromkeys(LEGS, "ordered")
+
+    def _aux_over_messages(self, variant: int) -> bool:
+        return variant % 4 == 3
+
+
+class NVLinkAux(PDTransfer):
+    """The same where the engine reports a copy when it has queued it, with metadata rows on three ways."""
+
+    name = "nvlink-aux"
+
+    def _paths(self, variant: int) -> Mapping[str, str]:
+        paths = dict.fromkeys(LEGS, "async")
+        if variant % 3 == 1:  # metadata on the CPU: its copies are acknowledged, those of KV and state are not
+            paths |= {"aux": "ordered", "seal": "ordered"}
+        return paths
+
+    def _aux_over_messages(self, variant: int) -> bool:
+        return variant % 3 == 2
+
+
+class Faults:
+    """What goes wrong in a schedule, request by request: every fifth one has a fault, of three kinds in turn.
+
+    A fault is told to the history when it happens, with what the reason of the failure has to name.
+    """
+
+    def __init__(self, jobs: tuple[Job, ...], shape: ModelShape, history: History, variant: int) -> None:
+        self._history = history
+        self._kinds: dict[int, str] = {}
+        self._told: set[int] = set()
+        self._leg = ("state", "kv", "seal")[variant % 3]
+        if self._leg == "state" and shape.family not in ("nsa", "swa", "mamba"):
+            self._leg = "kv"
+        kinds = ("shorter", "longer", "refused")
+        for job in jobs:
+            if job.request % FAULT_EVERY == variant % FAULT_EVERY:
+                self._kinds[job.request] = kinds[(job.request // FAULT_EVERY + variant) % len(kinds)]
+
+    def has(self, request: int) -> bool:
+        """The request has a fault."""
+        return request in self._kinds
+
+    def refuses(self, writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
+        """The engine refuses one leg of the request."""
+        if leg != self._leg or self._kinds.get(ticket.request) != "refused":
+            return False
+        self._tell(ticket.request, f"a write of its {leg} was refused", ("refused", leg))
+        return True
+
+    def tamper(self, message: Message) -> Message:
+        """A decode rank that counts one page less, or more, than the prompt has."""
+        if not isinstance(message, Want) or self._kinds.get(message.request) not in ("shorter", "longer"):
+            return message
+        leg, first, pages = message.runs[-1]
+        longer = self._kinds[message.request] == "longer"
+        changed = (*pages, max(pages, default=0) + 1) if longer else pages[:-1]
+        why = f"its page list {leg} has the length {len(changed)}, where the prompt has {len(pages)} pages"
+        self._tell(message.request, why, (f"{len(changed)} pages",))
+        return replace(message, runs=(*message.runs[:-1], (leg, first, changed)))
+
+    def _tell(self, request: int, why: str, names: tuple[str, ...]) -> None:
+        if request not in self._told:
+            self._told.add(request)
+            self._history.append(Faulted(request, why, names))
+
+
+class Aborts:
+    """Chooses whom to abort after a round."""
+
+    def __init__(self, stage: str, faults: Faults) -> None:
+        self._stage = stage
+        self._faults = faults
+        self._due: list[tuple[int, int]] = []
+        self._round = 0
+
+    def __call__(self, report: StepReport) -> list[int]:
+        """Requests to abort now."""
+        self._round += 1
+        if self._stage == "late":
+            self._due += [(self._round + 1 + request % LATE_ROUNDS, request) for request in report.admitted]
+            due = [request for at, request in self._due if at <= self._round]
+            self._due = [each for each in self._due if each[0] > self._round]
+        else:
+            due = list(getattr(report, self._stage))
+        return [each for each in due if each % ABORT_EVERY < 2 and not self._faults.has(each)]
+
+
+def room_of(request: int) -> int:
+    """Any 64-bit number is a room; the first request's is 0, the second's the largest."""
+    return (0, (1 << 64) - 1)[request - 1] if request <= 2 else Mix(request).next_u64()
+
+
+def _prefill_sizes(sizes: PoolSizes, longest: int, shape: ModelShape) -> PoolSizes:
+    """Room for a few prompts; recurrent states and rows as the decode end has them."""
+    return replace(sizes, pages=max(sizes.pages, 2 * (longest // shape.page_size + 1)))

@@ -1,0 +1,47 @@
+"""Parts: the classes that engines under test are made of.
+
+Invariants:
+- FIXED names every part; a mutant is FIXED with one part replaced, and nothing else differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcheck.core.hicache.cache import HiCache
+from kvcheck.core.hicache.controller import TransferController
+from kvcheck.core.hicache.eviction import Residency
+from kvcheck.core.hicache.prefetch import StorageTier
+from kvcheck.core.hicache.radix_tree import PrefixTree
+from kvcheck.core.offload import Offload
+from kvcheck.core.pools.pool import KVPool
+from kvcheck.core.scheduler.agreement import RankGroup
+from kvcheck.core.scheduler.decode import DecodeScheduler
+from kvcheck.core.scheduler.scheduler import Scheduler
+from kvcheck.core.transfer.metadata import MetadataBuffers
+from kvcheck.core.transfer.receiver import Receiver
+from kvcheck.core.transfer.sealing import Sealer
+from kvcheck.core.transfer.sender import Sender
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The classes an engine is made of."""
+
+    pool: type[KVPool] = KVPool
+    offload: type[Offload] = Offload
+    metadata: type[MetadataBuffers] = MetadataBuffers
+    scheduler: type[Scheduler] = Scheduler
+    tree: type[PrefixTree] = PrefixTree
+    residency: type[Residency] = Residency
+    controller: type[TransferController] = TransferController
+    cache: type[HiCache] = HiCache
+    storage: type[StorageTier] = StorageTier
+    sender: type[Sender] = Sender
+    receiver: type[Receiver] = Receiver
+    sealer: type[Sealer] = Sealer
+    decode_scheduler: type[DecodeScheduler] = DecodeScheduler
+    group: type[RankGroup] = RankGroup
+
+
+FIXED = Parts()

@@ -1,0 +1,173 @@
+"""The in-process wire: completion, visibility and notification are three events that the schedule orders.
+
+    ordered   write -> landed -> sent          as RDMA or TCP with an acknowledgement does
+    async     write -> sent,  write -> landed  as an engine does that reports a copy when it has queued it
+
+Invariants:
+- The bytes of a write land in pieces, in any order. Writes of one pair of ends are in order on the path "ordered"; on
+  "async" those of one leg are, and legs pass one another.
+- A message is on its own lane: no write is behind it or before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from kvcheck.core.backend.backend import Lane, Operation, Part, Signal
+from kvcheck.core.backend.scoped import ScopedBackend
+from kvcheck.core.errors import LayoutMismatch, TransferError
+from kvcheck.core.paging import IndexArray
+from kvcheck.core.transfer.messages import Message
+from kvcheck.core.transfer.wire import LEGS, RegionWrite, Ticket
+from kvcheck.kernels.page_copy import copy_bytes_torch
+
+PATHS = ("ordered", "async")
+PIECES = 4
+"""Parts that a write lands in; more make no new kind of torn row and cost time."""
+
+Fault = Callable[[str, str, str, Ticket], bool]
+"""Whether the engine refuses a write: (writer, peer, leg, ticket)."""
+
+
+def _never(writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
+    return False
+
+
+Tamper = Callable[[Message], Message]
+"""What a message becomes on its way; most stay as they are."""
+
+
+def _unchanged(message: Message) -> Message:
+    return message
+
+
+class LoopbackFabric:
+    """Joins the ends of one process. paths: leg -> row of PATHS. refuses: writes that fail at once."""
+
+    def __init__(
+        self, *, paths: Mapping[str, str] | None = None, refuses: Fault = _never, tamper: Tamper = _unchanged
+    ) -> None:
+        self.paths = dict.fromkeys(LEGS, "ordered") | dict(paths or {})
+        self.refuses = refuses
+        self.tamper = tamper
+        self.ends: dict[str, LoopbackWire] = {}
+
+    def end(self, backend: ScopedBackend) -> LoopbackWire:
+        """The end of a rank, named as its scope."""
+        made = LoopbackWire(self, backend)
+        self.ends[backend.scope] = made
+        return made
+
+
+class LoopbackWire:
+    """One rank's end of a LoopbackFabric."""
+
+    def __init__(self, fabric: LoopbackFabric, backend: ScopedBackend) -> None:
+        self.name = backend.scope
+        self.backend = backend
+        self._fabric = fabric
+        self.regions: dict[str, torch.Tensor] = {}
+        self.inbox: list[tuple[str, Message, list[Signal]]] = []
+        self.landing: dict[tuple[str, Ticket], list[Signal]] = {}
+
+    def register(self, region: str, memory: torch.Tensor) -> None:
+        """Peers may write this memory."""
+        if memory.dtype != torch.uint8 or memory.ndim != 1 or not memory.is_contiguous():
+            raise LayoutMismatch(f"region {region}: expected contiguous bytes in one dimension, got {memory.dtype}")
+        self.regions[region] = memory
+
+    def write(
+        self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
+    ) -> Signal:
+        """One operation whose parts copy the blocks; on the path "async" the signal is reached without them."""
+        if self._fabric.refuses(self.name, peer, leg, ticket):
+            raise TransferError(f"{self.name} to {peer}: the engine refused to write {leg} for room {ticket.room}")
+        target = self._fabric.ends[peer]
+        parts = [part for write in writes for part in self._parts(target, write)]
+        reads = [each for write in writes for each in self.backend.own(write.reads)]
+        landing = [each for write in writes for each in target.backend.own(write.writes)]
+        path = self._fabric.paths[leg]
+        inner = self.backend.inner
+        landed = inner.submit(
+            Operation(f"wire.{leg}", tuple(parts), ticket.request),
+            lane=self._lane(peer, path, leg),
+            reads=reads,
+            writes=landing,
+            after=after,
+        )
+        target.landing.setdefault((self.name, ticket), []).append(landed)
+        if path == "ordered":
+            return landed
+        return inner.submit(
+            Operation(f"wire.{leg}.sent", (lambda: None,), ticket.request),
+            lane=self._lane(peer, "completion"),
+            after=after,
+        )
+
+    def flush(self, peer: str) -> Signal:
+        """Behind everything on both paths to the peer."""
+        inner, lane = self.backend.inner, self._lane(peer, "flush")
+        ends = []
+        for path, leg in (("ordered", ""), *(("async", leg) for leg in LEGS)):
+            end = inner.signal()
+            inner.record(end, lane=self._lane(peer, path, leg))
+            ends.append(end)
+        return inner.submit(Operation("wire.flush", (lambda: None,)), lane=lane, after=ends)
+
+    def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
+        """An operation that puts the message into the peer's inbox."""
+        inbox, arrived = self._fabric.ends[peer].inbox, list[Signal]()
+        entry = (self.name, self._fabric.tamper(message), arrived)
+        kind = type(message).__name__.lower()
+        arrived.append(
+            self.backend.inner.submit(
+                Operation(f"wire.message.{kind}", (partial(inbox.append, entry),)),
+                lane=self._lane(peer, "message"),
+                after=after,
+            )
+        )
+
+    def receive(self) -> list[tuple[str, Message]]:
+        """Empty the inbox; whoever has read a message is behind what its sender knew."""
+        self.backend.inner.query(self.backend.inner.signal())  # time passes
+        messages = []
+        while self.inbox:
+            sender, message, arrived = self.inbox.pop(0)
+            for signal in arrived:
+                self.backend.inner.query(signal)
+            messages.append((sender, message))
+        return messages
+
+    def verified(self, peer: str, ticket: Ticket) -> None:
+        """The landings are behind the caller now, if they have happened."""
+        for signal in self.landing.pop((peer, ticket), []):
+            self.backend.inner.query(signal)
+
+    def _lane(self, peer: str, path: str, leg: str = "") -> Lane:
+        """What is asynchronous has a lane for each leg: copies of several buffers pass one another."""
+        path = f"{path}.{leg}" if path == "async" else path
+        return self.backend.inner.lane(f"{self.name}>{peer}:{path}")
+
+    def _parts(self, target: LoopbackWire, write: RegionWrite) -> list[Part]:
+        source, into = self.regions[write.source], target.regions[write.target]
+        blocks = write.blocks
+        ends = blocks[:, :2].max(axis=0, initial=0) + blocks[:, 2].max(initial=0)
+        if len(blocks) and (
+            blocks.min() < 0
+            or (blocks[:, 0] + blocks[:, 2]).max() > len(source)
+            or (blocks[:, 1] + blocks[:, 2]).max() > len(into)
+        ):
+            raise TransferError(
+                f"{self.name} to {target.name}: a block of {write.source} ends at {ends.tolist()}; the regions have "
+                f"{len(source)} and {len(into)} bytes"
+            )
+        return [partial(_copy, source, into, piece) for piece in np.array_split(blocks, min(PIECES, len(blocks) or 1))]
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor, blocks: IndexArray) -> None:
+    for start, to, size in blocks.tolist():
+        copy_bytes_torch(target[to : to + size], source[start : start + size])

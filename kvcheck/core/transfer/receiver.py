@@ -1,0 +1,326 @@
+"""Receiver: a decode rank's side of every room: what it asked for, what it was told, and what it has seen for itself.
+
+    TRANSFERRING --all ranks reported, seal verified here--> SUCCESS --every rank agrees--> taken
+         |------------ reported not ok, aborted, too late --> FAILED  --drained by every source--> given back
+
+Invariants:
+- Success follows from bytes that this rank has read and whose seal it has checked; a message only says when to look.
+- SUCCESS and FAILED are final. (mutant: failed-overwritten)
+- Pages and slots that a source may still write stay the room's until it said Drained, or was fenced.
+- A message of an older generation changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from kvcheck.core.backend.backend import Backend, Footprint, Operation, Place
+from kvcheck.core.errors import ForeignAccess
+from kvcheck.core.paging import IndexArray, first_seen_page, pages_for
+from kvcheck.core.pools.pool import Holding, KVPool
+from kvcheck.core.transfer.layout import EndLayout, check_layouts, routes
+from kvcheck.core.transfer.messages import Abort, AuxData, Done, Drained, Message, Status, Want
+from kvcheck.core.transfer.metadata import MetadataBuffers
+from kvcheck.core.transfer.seal import SEAL_BYTES, Seal, parse
+from kvcheck.core.transfer.sealing import Content, Sealer, piece_of
+from kvcheck.core.transfer.wire import Ticket, Wire
+from kvcheck.kernels.page_copy import copy_bytes_torch, fill_torch
+
+FAILED, TRANSFERRING, SUCCESS = 0, 3, 4
+"""As the field's poll has them: the least of all ranks is what counts, so a failure wins."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Receiving:
+    """A room that is being received. waits: peers that have not reported. writers: peers that may still write."""
+
+    ticket: Ticket
+    holding: Holding
+    tokens: int
+    slot: int
+    deadline: int
+    waits: set[str]
+    writers: set[str]
+    status: int = TRANSFERRING
+    reason: str = ""
+    verified: set[str] = field(default_factory=set)
+
+
+class RoomListener(Protocol):
+    """What an onlooker of a receiver is told."""
+
+    def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
+        """This rank's view of a room changed."""
+
+    def sealed(self, *, rank: str, request: int, size: int) -> None:
+        """So many bytes of one source were read here and fit their seal."""
+
+
+class Receiver:
+    """One decode rank. clock: rounds, or seconds, since the start; patience: how many of them a room may take."""
+
+    def __init__(
+        self,
+        pool: KVPool,
+        metadata: MetadataBuffers,
+        wire: Wire,
+        backend: Backend,
+        *,
+        layout: EndLayout,
+        peers: Sequence[EndLayout],
+        clock: Callable[[], int],
+        patience: int,
+        sealer: type[Sealer] = Sealer,
+        listener: RoomListener | None = None,
+    ) -> None:
+        for peer in peers:
+            check_layouts(layout, peer)
+        self._pool = pool
+        self._metadata = metadata
+        self._wire = wire
+        self._backend = backend
+        self._layout = layout
+        self._listener = listener
+        self._clock = clock
+        self._patience = patience
+        self._sealer = sealer(pool, layout, backend)
+        pairs = routes(layout, sources=len(peers), targets=layout.ranks)
+        self.sources = {peer.name: peer for peer in peers if (peer.rank, layout.rank) in pairs}
+        self._slices = {name: pairs[peer.rank, layout.rank] for name, peer in self.sources.items()}
+        self._ranks = len(peers)
+        self._generations = np.zeros(metadata.slots.count, dtype=np.int64)
+        self._seals = backend.empty(
+            "seals", (metadata.slots.count * self._ranks, SEAL_BYTES), torch.uint8, Place.DEVICE
+        )
+        self._lane = backend.lane("verify")
+        self._rooms: dict[int, Receiving] = {}
+        self._clear_seals(np.arange(len(self._seals)))
+        wire.register("seals", self._seals.view(-1))
+        wire.register("metadata", metadata.memory())
+        for space, buffer in pool.buffers():
+            words = pool.sets[space].write_view(buffer.name)
+            wire.register(f"{space}.{buffer.name}", words.view(torch.uint8).view(-1))
+
+    # A room's life
+
+    def expect(self, room: int, holding: Holding, tokens: int, slot: int) -> None:
+        """Ask every source for a room: its prompt of `tokens` tokens goes into this holding and slot."""
+        self._generations[slot] += 1
+        ticket = Ticket(room, int(self._generations[slot]), holding.request)
+        names = set(self.sources)
+        self._rooms[room] = Receiving(
+            ticket=ticket,
+            holding=holding,
+            tokens=tokens,
+            slot=slot,
+            deadline=self._clock() + self._patience,
+            waits=set(names),
+            writers=set(names),
+        )
+        want = Want(
+            room=room,
+            generation=ticket.generation,
+            request=holding.request,
+            tokens=tokens,
+            slot=slot,
+            state_slot=holding.state_slot,
+            runs=self._runs(holding, tokens),
+        )
+        # Behind the clearing of its state slot, which the first write must not overtake.
+        ready = self._backend.signal()
+        self._backend.record(ready, lane=self._pool.forward)
+        for peer in self.sources:
+            self._wire.send(peer, want, after=(ready,))
+
+    def status(self, room: int) -> int:
+        """What this rank knows of a room."""
+        return self._rooms[room].status
+
+    def reason(self, room: int) -> str:
+        """Why a room failed."""
+        return self._rooms[room].reason
+
+    def take(self, room: int) -> None:
+        """Every rank has verified the room: its memory is the request's alone from now on."""
+        receiving = self._rooms.pop(room)
+        for peer in self.sources:
+            ticket = receiving.ticket
+            self._wire.send(peer, Done(room=room, generation=ticket.generation, is_ok=True))
+        self._clear_seals(self._seal_rows(receiving))
+
+    def fail(self, room: int, reason: str) -> None:
+        """End a room on this rank: sources are asked to stop, and its memory waits for their answer."""
+        receiving = self._rooms[room]
+        self._set(receiving, FAILED, reason)
+        for peer in sorted(receiving.writers):
+            self._wire.send(peer, Abort(room=room, generation=receiving.ticket.generation, reason=reason))
+
+    def is_drained(self, room: int) -> bool:
+        """Nobody can write the room's memory any more. (mutants: pages-freed-before-drain, slot-freed-before-drain)"""
+        return not self._rooms[room].writers
+
+    def forget(self, room: int) -> None:
+        """A failed room's memory is given back."""
+        receiving = self._rooms.pop(room)
+        if receiving.writers:
+            raise ForeignAccess(f"room {room}: {', '.join(sorted(receiving.writers))} may still write its memory")
+        self._clear_seals(self._seal_rows(receiving))
+
+    def fence(self, peer: str) -> None:
+        """The peer is gone and its engine with it: it writes nothing any more."""
+        for receiving in self._rooms.values():
+            receiving.writers.discard(peer)
+            if peer in receiving.waits:
+                self._set(receiving, FAILED, f"{peer} is gone")
+
+    def free(self) -> None:
+        """Give the seals' memory back."""
+        self._backend.release("seals")
+
+    # Messages
+
+    def poll(self) -> None:
+        """Take messages, look at what was reported, and give up what is too late."""
+        for peer, message in self._wire.receive():
+            receiving = self._rooms.get(message.room)
+            if receiving is not None and message.generation == receiving.ticket.generation:
+                self._take(peer, message, receiving)
+        for room, receiving in self._rooms.items():
+            if receiving.status != SUCCESS and not receiving.waits:
+                self._look(receiving)
+            if receiving.status == TRANSFERRING and self._clock() >= receiving.deadline:
+                late = sorted(receiving.waits) or sorted(self.sources.keys() - receiving.verified)
+                self.fail(room, f"room {room}: nothing complete from {', '.join(late)} in {self._patience} rounds")
+
+    def _take(self, peer: str, message: Message, receiving: Receiving) -> None:
+        if isinstance(message, Status):
+            receiving.waits.discard(peer)
+            if not message.is_ok:
+                self._set(receiving, FAILED, message.reason)
+        elif isinstance(message, Drained):
+            receiving.writers.discard(peer)
+            receiving.waits.discard(peer)
+            self._wire.verified(peer, receiving.ticket)
+            self._set(receiving, FAILED, f"{peer} stopped writing")
+        elif isinstance(message, AuxData):
+            self._write_row(message, receiving)
+
+    def _write_row(self, message: AuxData, receiving: Receiving) -> None:
+        """A row that came as a message is written by its receiver, for the room's own slot and no other."""
+        data = np.frombuffer(bytes.fromhex(message.row), dtype=np.uint8).copy()
+        if message.slot != receiving.slot or len(data) != self._metadata.packed_bytes:
+            self._set(
+                receiving,
+                FAILED,
+                f"room {message.room}: aux data of {len(data)} bytes for slot {message.slot}; expected "
+                f"{self._metadata.packed_bytes} bytes for slot {receiving.slot}",
+            )
+            return
+        self._metadata.put(receiving.slot, receiving.ticket.request, torch.from_numpy(data))
+
+    def _set(self, receiving: Receiving, status: int, reason: str = "") -> None:
+        """Only a room that is still transferring changes. (mutant: failed-overwritten)"""
+        if receiving.status == TRANSFERRING:
+            self._change(receiving, status, reason)
+
+    def _change(self, receiving: Receiving, status: int, reason: str) -> None:
+        old, receiving.status, receiving.reason = receiving.status, status, reason
+        if self._listener is not None:
+            self._listener.room(
+                rank=self._layout.name,
+                room=receiving.ticket.room,
+                request=receiving.ticket.request,
+                generation=receiving.ticket.generation,
+                old=old,
+                new=status,
+                reason=reason,
+            )
+
+    # The seal
+
+    def _look(self, receiving: Receiving) -> None:
+        """Success once every source's seal is there, and fits what this rank's memory holds."""
+        for peer in sorted(self.sources.keys() - receiving.verified):
+            if not self._is_sealed(peer, receiving):
+                return
+            receiving.verified.add(peer)
+            self._wire.verified(peer, receiving.ticket)
+        self._set(receiving, SUCCESS)
+
+    def _is_sealed(self, peer: str, receiving: Receiving) -> bool:
+        """Read everything the peer should have written. It races with the writes on purpose: only a match counts."""
+        rank, ticket = self.sources[peer].rank, receiving.ticket
+        content = Content(
+            ticket=ticket,
+            source_rank=rank,
+            units=self._units(receiving),
+            pieces=piece_of(self._slices[peer], at_source=False),
+            row=self._metadata.row_view(receiving.slot) if self._sends_row(peer) else None,
+        )
+        plan = self._sealer.plan(content)
+        row, found = self._seals[receiving.slot * self._ranks + rank], torch.empty(SEAL_BYTES, dtype=torch.uint8)
+        right: list[Seal] = []
+
+        def run() -> None:
+            copy_bytes_torch(found, row)
+            seal = parse(found)
+            # The digest is the dear part: first see whether there is a seal of this very attempt at all.
+            if seal is None or (seal.room, seal.generation) != (ticket.room, ticket.generation):
+                return
+            if seal == self._sealer.seal(content, plan):
+                right.append(seal)
+
+        self._backend.wait(self._backend.submit(Operation("seal.verify", (run,), ticket.request), lane=self._lane))
+        if right and self._listener is not None:
+            self._listener.sealed(rank=self._layout.name, request=ticket.request, size=right[0].bytes)
+        return bool(right)
+
+    def _sends_row(self, peer: str) -> bool:
+        return self.sources[peer].rank == min(each.rank for each in self.sources.values())
+
+    def _units(self, receiving: Receiving) -> dict[tuple[str, str], IndexArray]:
+        holding, size = receiving.holding, self._pool.page_size
+        stop = pages_for(receiving.tokens, size)
+        units: dict[tuple[str, str], IndexArray] = {("kv", "full"): holding.pages[:stop]}
+        for space in dict.fromkeys(each.space for each in self._layout.buffers if each.leg == "state"):
+            if space == "state":
+                units["state", space] = np.array([holding.state_slot], dtype=np.int64)
+            elif space == "window":
+                first = first_seen_page(receiving.tokens, self._layout.window, size)
+                units["state", space] = holding.window_pages[first:stop]
+            else:
+                units["state", space] = holding.pages[:stop]
+        return units
+
+    def _runs(self, holding: Holding, tokens: int) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        """Where the room's pages go, by leg and space, each with its first logical page."""
+        stop = pages_for(tokens, self._pool.page_size)
+        runs = [("kv.full", 0, tuple(holding.pages[:stop].tolist()))]
+        for space in dict.fromkeys(each.space for each in self._layout.buffers if each.leg == "state"):
+            if space == "full":
+                runs.append(("state.full", 0, tuple(holding.pages[:stop].tolist())))
+            elif space == "window":
+                held = holding.window_pages[:stop]
+                gone = int(np.argmax(held > 0)) if len(held) else 0
+                runs.append(("state.window", gone, tuple(held[gone:].tolist())))
+        return tuple(runs)
+
+    def _seal_rows(self, receiving: Receiving) -> IndexArray:
+        first = receiving.slot * self._ranks
+        return np.arange(first, first + self._ranks)
+
+    def _clear_seals(self, rows: IndexArray) -> None:
+        """A seal is gone before its slot is anybody else's."""
+        into = self._seals[int(rows[0]) : int(rows[-1]) + 1]
+        self._backend.wait(
+            self._backend.submit(
+                Operation("seal.clear", (lambda: fill_torch(into, 0),)),
+                lane=self._lane,
+                writes=(Footprint("seals", ("seal",), (0, 1), rows),),
+            )
+        )

@@ -1,0 +1,279 @@
+"""Sender: a prefill rank's side of every room: what is written where, sealed, reported, and when its pages are free.
+
+    wanted -> KV chunk by chunk -> state -> metadata row -> seal -> Status -> Done
+
+Invariants:
+- A room fails alone: an exception of its transfer ends it, on both sides, and nothing else.
+- State is paired by logical page over what the prompt needs; a disagreement fails the room with both lengths.
+- Pages and slots are the room's until every decode rank said Done, or everything written was flushed after a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from kvcheck.core.backend.backend import Backend, Signal
+from kvcheck.core.errors import TargetError
+from kvcheck.core.paging import IndexArray, first_seen_page, pages_for
+from kvcheck.core.pools.pool import Holding, KVPool
+from kvcheck.core.transfer.blocks import (
+    PageRun,
+    pair_pages,
+)
+from kvcheck.core.transfer.layout import EndLayout, check_layouts
+from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status, Want
+from kvcheck.core.transfer.metadata import MetadataBuffers
+from kvcheck.core.transfer.sealing import Sealer
+from kvcheck.core.transfer.wire import Wire
+from kvcheck.core.transfer.writer import Writer
+
+PENDING, DONE, FAILED = 0, 1, 2
+REFUSED, UNWANTED, WANTED = 0, 1, 2
+"""In both rows the least value of all ranks is what counts."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Sending:
+    """A room that is being sent. holding: None until its prefill begins. page: first page not yet sent.
+
+    flushed: after a failure, by peer, what has to be reached before its memory is free; reads: what else reads it here.
+    """
+
+    room: int
+    request: int
+    tokens: int
+    holding: Holding | None = None
+    slot: int | None = None
+    page: int = 0
+    is_reported: bool = False
+    reason: str = ""
+    done: set[str] = field(default_factory=set)
+    flushed: dict[str, Signal] = field(default_factory=dict)
+    reads: list[Signal] = field(default_factory=list)
+
+
+class Sender:
+    """One prefill rank."""
+
+    writer_type = Writer
+
+    def __init__(
+        self,
+        pool: KVPool,
+        metadata: MetadataBuffers,
+        wire: Wire,
+        backend: Backend,
+        *,
+        layout: EndLayout,
+        peers: Sequence[EndLayout],
+        sealer: type[Sealer] = Sealer,
+        aux_over_messages: bool = False,
+    ) -> None:
+        for peer in peers:
+            check_layouts(layout, peer)
+        self._pool = pool
+        self._metadata = metadata
+        self._wire = wire
+        self._backend = backend
+        self._layout = layout
+        self._writer = self.writer_type(
+            pool,
+            metadata,
+            wire,
+            backend,
+            layout=layout,
+            peers=peers,
+            sealer=sealer,
+            aux_over_messages=aux_over_messages,
+        )
+        self._peers = self._writer.peers
+        self._rooms: dict[int, Sending] = {}
+        self._wants: dict[int, dict[str, Want]] = {}
+        self._refused: dict[int, str] = {}
+
+    # A room's life
+
+    def open(self, room: int, request: int, tokens: int) -> None:
+        """A request with a prompt of `tokens` tokens is about to be prefilled here."""
+        self._rooms[room] = Sending(room=room, request=request, tokens=tokens)
+
+    def readiness(self, room: int) -> int:
+        """WANTED once every decode rank served here has said where, REFUSED after a failure, else UNWANTED."""
+        if self._rooms[room].reason:
+            return REFUSED
+        return WANTED if len(self._wants.get(room, {})) == len(self._peers) else UNWANTED
+
+    def begin(self, room: int, holding: Holding) -> None:
+        """The prompt is computed into this holding from now on."""
+        self._rooms[room].holding = holding
+
+    def send_pages(self, room: int, tokens: int, after: Signal) -> None:
+        """The first `tokens` tokens are computed once `after` is reached: send whole pages, at the end the last one."""
+        sending = self._rooms[room]
+        assert sending.holding is not None
+        size = self._pool.page_size
+        stop = pages_for(tokens, size) if tokens >= sending.tokens else tokens // size
+        first, sending.page = sending.page, max(sending.page, stop)
+        if stop > first:
+            self._each_peer(sending, partial(self._send_kv, sending, range(first, stop), after))
+
+    def finish(self, room: int, slot: int, after: Sequence[Signal]) -> None:
+        """Prompt and metadata row are complete once `after` is reached: send the rest, seal and report."""
+        sending = self._rooms[room]
+        sending.slot = slot
+        self._each_peer(sending, partial(self._send_rest, sending, after))
+        if not sending.reason:
+            sending.is_reported = True
+
+    def fail(self, room: int, reason: str) -> None:
+        """End the room on this side, and tell every peer."""
+        sending = self._rooms[room]
+        if sending.reason or sending.is_reported:
+            return
+        sending.reason = reason
+        for peer in self._peers:
+            sending.flushed[peer] = self._wire.flush(peer)
+            if (want := self._wants.get(room, {}).get(peer)) is not None:
+                self._refuse(peer, want, reason)
+
+    def state(self, room: int) -> int:
+        """PENDING, or DONE or FAILED, when nobody reads or writes the room's memory any more."""
+        sending = self._rooms[room]
+        if not sending.reason and len(sending.done) == len(self._peers):
+            return DONE
+        if sending.reason and all(self._backend.query(each) for each in (*sending.flushed.values(), *sending.reads)):
+            return FAILED
+        return PENDING
+
+    def reason(self, room: int) -> str:
+        """Why the room failed; "" where it did not."""
+        return self._rooms[room].reason
+
+    def close(self, room: int) -> None:
+        """Forget a room whose memory is given back; who asks for it later learns that it failed."""
+        self._wants.pop(room, None)
+        sending = self._rooms.pop(room)
+        if sending.reason:
+            self._refused[room] = sending.reason
+
+    def free(self) -> None:
+        """Give the seals' memory back."""
+        self._writer.free()
+
+    # Messages
+
+    def poll(self) -> None:
+        """Take what the decode ranks said."""
+        for peer, message in self._wire.receive():
+            self._take(peer, message)
+
+    def _take(self, peer: str, message: Message) -> None:
+        sending = self._rooms.get(message.room)
+        want = self._wants.get(message.room, {}).get(peer)
+        if isinstance(message, Want):
+            if peer not in self._peers or (want is not None and want.generation >= message.generation):
+                return  # a duplicate, or somebody we do not serve
+            self._wants.setdefault(message.room, {})[peer] = message
+            if reason := sending.reason if sending is not None else self._refused.get(message.room, ""):
+                self._refuse(peer, message, reason)
+        elif want is None or want.generation != message.generation:
+            if isinstance(message, Abort):  # nothing was or will be written for it
+                self._wire.send(peer, Drained(room=message.room, generation=message.generation))
+        elif isinstance(message, Done) and sending is not None:
+            sending.done.add(peer)
+            sending.reason = sending.reason or ("" if message.is_ok else message.reason)
+        elif isinstance(message, Abort):
+            self._abort(peer, message, sending)
+
+    def _abort(self, peer: str, message: Abort, sending: Sending | None) -> None:
+        flushed = self._wire.flush(peer)
+        self._wire.send(peer, Drained(room=message.room, generation=message.generation), after=(flushed,))
+        if sending is None:
+            self._wants.get(message.room, {}).pop(peer, None)
+            return
+        sending.flushed[peer] = flushed
+        if not sending.reason:
+            sending.is_reported = False
+            self.fail(message.room, message.reason)
+
+    def _refuse(self, peer: str, want: Want, reason: str) -> None:
+        """The peer learns why, behind everything that was written to it."""
+        flushed = self._wire.flush(peer)
+        status = Status(room=want.room, generation=want.generation, is_ok=False, reason=reason)
+        self._wire.send(peer, status, after=(flushed,))
+        self._wire.send(peer, Drained(room=want.room, generation=want.generation), after=(flushed,))
+
+    # What is written
+
+    def _each_peer(self, sending: Sending, write: partial[None]) -> None:
+        """Write to every peer; where that fails, the room does."""
+        for peer in self._peers:
+            if sending.reason:
+                return
+            try:
+                write(peer)
+            except TargetError as error:
+                self.fail(sending.room, str(error))
+
+    def _send_kv(self, sending: Sending, pages: range, after: Signal, peer: str) -> None:
+        want = self._wants[sending.room][peer]
+        assert sending.holding is not None
+        source = PageRun(0, sending.holding.pages[: pages.stop])
+        target = self._run(want, "kv", "full")
+        cut = PageRun(target.first, target.pages[: max(0, pages.stop - target.first)])
+        if pages.stop == pages_for(sending.tokens, self._pool.page_size):
+            cut = target  # the last chunk says how long the list has to be
+        pairs = self._pair(source, cut, needed=pages, what=f"room {sending.room}, KV pages")
+        self._writer.write(want, peer, "kv", {"full": pairs}, after=(after,))
+
+    def _send_rest(self, sending: Sending, after: Sequence[Signal], peer: str) -> None:
+        want = self._wants[sending.room][peer]
+        pairs = self._state_pairs(sending, want)
+        if pairs:
+            self._send_state(sending, want, peer, pairs, after)
+        assert sending.slot is not None and sending.holding is not None
+        self._writer.write_row(want, peer, sending.slot, after)
+        sealed, sent = self._writer.write_seal(
+            want, peer, holding=sending.holding, slot=sending.slot, state=pairs, after=after
+        )
+        sending.reads.append(sealed)
+        self._wire.send(peer, Status(room=want.room, generation=want.generation, is_ok=True), after=(sent,))
+
+    def _send_state(
+        self, sending: Sending, want: Want, peer: str, pairs: Mapping[str, IndexArray], after: Sequence[Signal]
+    ) -> None:
+        """What must not fail unseen. (mutant: state-result-ignored)"""
+        self._writer.write(want, peer, "state", pairs, after=after)
+
+    def _state_pairs(self, sending: Sending, want: Want) -> dict[str, IndexArray]:
+        """Pages or slots of each space whose buffers travel as state, [n, 2]."""
+        holding, tokens, size = sending.holding, sending.tokens, self._pool.page_size
+        assert holding is not None
+        stop = pages_for(tokens, size)
+        pairs: dict[str, IndexArray] = {}
+        for space in dict.fromkeys(each.space for each in self._layout.buffers if each.leg == "state"):
+            what = f"room {sending.room}, state of {space}"
+            if space == "state":
+                pairs[space] = np.array([[holding.state_slot, want.state_slot]], dtype=np.int64)
+                continue
+            first = first_seen_page(tokens, self._layout.window, size) if space == "window" else 0
+            held = holding.window_pages[:stop] if space == "window" else holding.pages[:stop]
+            gone = int(np.argmax(held > 0)) if len(held) else 0
+            source = PageRun(gone, held[gone:])
+            pairs[space] = self._pair(source, self._run(want, "state", space), needed=range(first, stop), what=what)
+        return pairs
+
+    def _pair(self, source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
+        """The rule of row c. (mutants: align-trims-one-side, align-trims-tail, align-broadcasts)"""
+        return pair_pages(source, target, needed=needed, what=what)
+
+    def _run(self, want: Want, leg: str, space: str) -> PageRun:
+        name = f"{leg}.{space}"
+        for known, first, pages in want.runs:
+            if known == name:
+                return PageRun(first, np.array(pages, dtype=np.int64))
+        return PageRun(0, np.zeros(0, dtype=np.int64))

@@ -1,0 +1,48 @@
+"""What a pass saw: comparisons that nobody has looked at yet, and where a decoder reports them.
+
+Invariants:
+- An observation holds tensors of the device it was made on; looking at it is what waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kvcheck.core.paging import IndexArray
+from kvcheck.core.workload import content
+from kvcheck.core.workload.mismatch import Mismatch
+
+
+class ReadSink(Protocol):
+    """Where the decoder reports what it computed and saw."""
+
+    def forward(self, *, request: int, start: int, stop: int) -> None:
+        """Positions [start, stop) were computed."""
+
+    def verified(self, buffer: str, words: int) -> None:
+        """So many words of a buffer were read and compared."""
+
+    def mismatch(self, found: Mismatch) -> None:
+        """A row differed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One comparison of a pass, not looked at yet.
+
+    bad: bool [n] or [n, tokens]; rows: words of the same leading shape. ids: [n] locs, or pages or slots.
+    chunk, positions: [n]; where `tokens` is not 1, positions are those of the first token of each page.
+    """
+
+    site: content.Site
+    bad: torch.Tensor
+    rows: torch.Tensor
+    ids: torch.Tensor
+    are_locs: bool
+    chunk: IndexArray
+    positions: IndexArray
+    tokens: int
+    judged: int
