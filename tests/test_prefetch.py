@@ -124,6 +124,23 @@ def test_what_arrives_for_an_aborted_request_is_given_back() -> None:
     rig.close()
 
 
+@pytest.mark.parametrize("moment", ["asked", "read"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_store_that_does_not_answer_has_nothing(name: str, moment: str) -> None:
+    rig, store, _ = stored(name)
+    free = {space: each.available for space, each in rig.host.allocators.items()}
+    if moment == "asked":
+        store.close()
+    assert rig.cache.fetch(rig.tokens(TEXT), REQUEST) == (moment != "read")
+    store.close()
+    rig.cache.settle()
+    assert [*rig.tree.nodes()] == []
+    assert {space: each.available for space, each in rig.host.allocators.items()} == free
+    assert rig.cache.storage is not None and rig.cache.storage.failures
+    assert rig.serve(TEXT) == 0
+    rig.close()
+
+
 @pytest.mark.parametrize("harm", [MemoryStore.drop, damaged])
 @pytest.mark.parametrize(("name", "space", "page"), [("llama-3-tiny", "full", 2), ("gpt-oss-tiny", "window", 4)])
 def test_a_page_that_one_rank_lost_is_published_by_none(

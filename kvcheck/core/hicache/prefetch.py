@@ -9,7 +9,7 @@ Invariants:
 - A prefix is published no longer than its shortest companion, and only after its bytes are in the host pages.
 - Pages that did not arrive, or that somebody else cached meanwhile, are given back; they were never in the tree.
 - What was promised and what arrived counts where it is so on every rank: a store may lose one rank's page alone.
-- A store that cannot keep a page loses the copy, not the page.
+- A store that cannot keep a page loses the copy, not the page; one that does not answer has nothing.
 """
 
 from __future__ import annotations
@@ -168,7 +168,11 @@ class StorageTier:
             each.is_wanted = each.is_wanted and each.request != request
 
     def _get(self, prefetch: Prefetch, space: str, unit: int, page: int, key: str) -> None:
-        payload = self._store.get(key, self._host.unit_bytes(space))
+        try:
+            payload = self._store.get(key, self._host.unit_bytes(space))
+        except StorageError:
+            self.failures += 1  # the page has not arrived, and will be computed
+            return
         if payload is not None:
             self._host.unpack(space, unit, torch.frombuffer(bytearray(payload), dtype=torch.uint8))
             prefetch.arrived.setdefault(space, set()).add(page)
@@ -177,10 +181,17 @@ class StorageTier:
         """Pages of the longest prefix that the tree and, behind it, the store seem to have, companions included."""
         has = {
             space: known.held[space]
-            + [self._on_all(self._store.contains(self._namespace.key(space, each))) for each in chain[known.pages :]]
+            + [self._on_all(self._contains(self._namespace.key(space, each))) for each in chain[known.pages :]]
             for space in self._policy
         }
         return complete_prefix(has, policy=self._policy, window_pages=self._windows)
+
+    def _contains(self, key: str) -> bool:
+        try:
+            return self._store.contains(key)
+        except StorageError:
+            self.failures += 1
+            return False
 
     def _host_units(self, start: int, stop: int, request: int) -> dict[str, tuple[IndexArray, IndexArray]] | None:
         """Host ids for every piece of pages [start, stop) that is to be fetched, all or nothing."""

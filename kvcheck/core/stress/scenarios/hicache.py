@@ -36,6 +36,9 @@ MAX_RUNNING = 6
 TRACE_RUNNING = 8
 HOST_RATIOS = (2, 1.25)
 """Host pages for each device page, by the number of the schedule: as engines choose, and too few for the sessions."""
+HOST_WINDOW_SHARES = (1, 3)
+"""Host pages for each window page of the host, by half the number of the schedule: enough, and too few for the nodes,
+which keep only the window pages of their ends, so that the host gives windows up while it keeps the pages."""
 HOST_STATES = 6
 TRACE_HOST_STATES = 128
 STORES_USED = (None, "memory", None, "files")
@@ -115,8 +118,9 @@ def host_tier(shape: ModelShape, load: Load, variant: int, store: PageStore | No
     """The host tier of a schedule. Its number goes through all settings; 0 and 1 are write-through and least recent."""
     ratio = TRACE_HOST_RATIO if load.from_trace else HOST_RATIOS[variant % 2]
     pages = int(pages_for(load.capacity_tokens, shape.page_size) * ratio)
+    windows = pages // (1 if load.from_trace else HOST_WINDOW_SHARES[variant // 2 % 2])
     return HostTier(
-        units={"full": pages, "window": pages, "state": TRACE_HOST_STATES if load.from_trace else HOST_STATES},
+        units={"full": pages, "window": windows, "state": TRACE_HOST_STATES if load.from_trace else HOST_STATES},
         layout=HOST_LAYOUTS[variant % 3],
         method=COPY_METHODS[variant // 3 % 2],
         write_policy=list(WRITE_POLICIES)[variant // 2 % 3],

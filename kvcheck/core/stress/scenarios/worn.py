@@ -3,6 +3,8 @@
 Invariants:
 - Damage is done to what is stored, before it is read: the store itself has to notice.
 - Which read, which byte and which kind follow from the count of reads alone.
+- A machine that cannot keep the files stops the run as a usage error: its faults are neither in the plan nor the
+  target's, and a store that keeps less would make another schedule of the same line.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from kvcheck.core.errors import InternalError
+from kvcheck.core.errors import InternalError, StorageError, UsageError
 from kvcheck.core.hicache.file_store import FileStore
 from kvcheck.core.hicache.memory_store import MemoryStore
 from kvcheck.core.hicache.storage import PageStore
@@ -34,11 +36,11 @@ class WornMemory(MemoryStore):
         self._wear += 1
         if self._wear % WORN_EVERY == 0 and self.contains(key):
             kind = self._wear // WORN_EVERY % 3
-            if kind == 0:
-                self.corrupt(key, at=self._wear % size)
+            if kind == 0 and (left := len(self._object(key))):  # it may have been cut short before
+                self.corrupt(key, at=self._wear % left)
             elif kind == 1:
                 self.truncate(key, size=self._wear % size)
-            else:
+            elif kind == 2:
                 self.drop(key)
         return super().get(key, size)
 
@@ -50,22 +52,35 @@ class WornFiles(FileStore):
         super().__init__(folder)
         self._wear = 0
 
+    def put(self, key: str, payload: bytes) -> None:
+        """Keep it: this store has no capacity, so what cannot be kept is the machine's fault."""
+        try:
+            super().put(key, payload)
+        except StorageError as error:
+            raise _unusable(error) from error
+
     def get(self, key: str, size: int) -> bytes | None:
         """As in memory, done to the file."""
         self._wear += 1
         if self._wear % WORN_EVERY == 0 and self.contains(key):
-            kind, path = self._wear // WORN_EVERY % 3, self.folder / key[:2] / key[2:4] / key
-            if kind == 0:
-                with path.open("r+b") as file:
-                    file.seek(self._wear % size)
-                    byte = file.read(1)
-                    file.seek(self._wear % size)
-                    file.write(bytes((byte[0] ^ 0xFF,)))
-            elif kind == 1:
-                os.truncate(path, self._wear % size)
-            else:
-                path.unlink()
+            try:
+                self._damage(key, size)
+            except OSError as error:
+                raise _unusable(error) from error
         return super().get(key, size)
+
+    def _damage(self, key: str, size: int) -> None:
+        kind, path = self._wear // WORN_EVERY % 3, self.folder / key[:2] / key[2:4] / key
+        if kind == 0 and (left := path.stat().st_size):
+            with path.open("r+b") as file:
+                file.seek(self._wear % left)
+                byte = file.read(1)
+                file.seek(self._wear % left)
+                file.write(bytes((byte[0] ^ 0xFF,)))
+        elif kind == 1:
+            os.truncate(path, self._wear % size)
+        elif kind == 2:
+            path.unlink()
 
 
 @contextmanager
@@ -77,7 +92,21 @@ def worn_store(kind: str | None) -> Iterator[PageStore | None]:
         with closing(WornMemory()) as store:
             yield store
     elif kind == "files":
-        with tempfile.TemporaryDirectory(prefix="kvcheck-store-") as folder, closing(WornFiles(Path(folder))) as files:
+        with _temporary_folder() as folder, closing(WornFiles(Path(folder))) as files:
             yield files
     else:
         raise InternalError(f"no worn store of kind {kind!r}")
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="kvcheck-store-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise _unusable(error) from error
+
+
+def _unusable(error: Exception) -> UsageError:
+    return UsageError(
+        f"this schedule keeps a page store in a temporary folder, which cannot be used: {error}; expected a folder "
+        "that can be written and has room; next: set TMPDIR to one"
+    )
