@@ -32,6 +32,8 @@ from kvcheck.core.workload.mix import Mix
 RACES = [name for name, row in MUTANTS.items() if row.scenario.startswith("hicache") and row.killed_by == "ordering"]
 SEEN_AT_ONCE = {"write-back-without-pin"}
 """Wrong bytes already in the eager run: a backup is seen to finish when its pages have long been reused."""
+DECIDE_OTHERWISE = {"ring-rearmed-early", "ack-by-kv-alone"}
+"""Bugs in what the host decides, not in what a lane waits for: the fixed build is another run before the pair comes."""
 NAMES = st.from_regex(r"[^~]{1,80}", fullmatch=True)
 
 
@@ -169,7 +171,8 @@ def test_a_race_serves_wrong_bytes_in_the_other_order_and_the_fixed_build_does_n
         same = ("tier", "buffer", "layer", "page", "request")
         assert [getattr(wrong, what) for what in same] == [getattr(finding, what) for what in same]
     clean = fixed().run(dataclasses.replace(other.plan, mutant=None))
-    assert (clean.findings, clean.broken_oracles, clean.divergence) == ((), (), None)
+    assert (clean.findings, clean.broken_oracles) == ((), ())
+    assert (clean.divergence is not None) == (name in DECIDE_OTHERWISE), clean.divergence
 
 
 @pytest.mark.parametrize("name", sorted(SEEN_AT_ONCE))
