@@ -95,9 +95,19 @@ def test_a_replay_without_evidence_is_no_pass(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"choices": "AAAA"}, "choices: expected strategy=replay beside them, got strategy=portfolio"),
-        ({"choices": "AAAA", "strategy": "lazy"}, "choices: expected strategy=replay beside them, got strategy=lazy"),
+        ({"choices": "AAAA"}, "choices: expected strategy=replay or flip beside them, got strategy=portfolio"),
+        (
+            {"choices": "AAAA", "strategy": "lazy"},
+            "choices: expected strategy=replay or flip beside them, got strategy=lazy",
+        ),
         ({"strategy": "replay"}, "strategy=replay: expected choices=..., got none"),
+        ({"strategy": "flip"}, "strategy=flip: expected choices=..., got none"),
+        ({"strategy": "flip", "choices": "AAAA"}, "strategy=flip: expected choices=NUMBER.NAME~NUMBER.NAME, the lower"),
+        ({"strategy": "flip", "choices": "7.b~7.c"}, "the lower number first, got '7.b~7.c'; copy the whole line"),
+        (
+            {"strategy": "flip", "choices": "7.b~8.c", "backend": "eager"},
+            "choices: expected backend=simulated, which alone takes them, got backend=eager",
+        ),
         (
             {"choices": encode_choices(b"\1"), "strategy": "replay", "backend": "eager"},
             "choices: expected backend=simulated, which alone takes them, got backend=eager",

@@ -251,5 +251,7 @@ def test_every_strategy_in_the_table_can_be_made(name: str, kind: type[Chooser])
 def test_a_strategy_that_cannot_be_made_says_why() -> None:
     with pytest.raises(UsageError, match="replay needs recorded choices"):
         make_strategy("replay", seed=1, schedule=0, choices=None)
+    with pytest.raises(UsageError, match="flip needs the two operations"):
+        make_strategy("flip", seed=1, schedule=0, choices=None)
     with pytest.raises(UsageError, match=r"unknown strategy 'eagre'.*did you mean 'eager'\?"):
         make_strategy("eagre", seed=1, schedule=0, choices=None)

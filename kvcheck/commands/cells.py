@@ -25,11 +25,15 @@ from kvcheck.core.stress.schedule import Plan, parse_line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A cell to run: its first plan, how many schedules, and the seconds it may take (None: no limit)."""
+    """A cell to run: its first plan, how many schedules, and the seconds it may take (None: no limit).
+
+    confirms: run what the first failing schedule left unordered in the other order too, while there is time.
+    """
 
     plan: Plan
     schedules: int
     max_time_s: float | None = None
+    confirms: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,7 @@ class Report:
 
 def run_cell(number: int, order: Order) -> Iterator[Report]:
     """Run a cell's schedules until one fails, all have run, or its time is up."""
+    from kvcheck.core.stress.confirm import confirmed
     from kvcheck.core.stress.engine import StressEngine, evidence_gap, schedules
     from kvcheck.core.targets import TARGETS
     from kvcheck.core.targets.mutants import mutant_target
@@ -63,8 +68,12 @@ def run_cell(number: int, order: Order) -> Iterator[Report]:
     started = time.monotonic()
     total = Evidence(schedules=0)
     failed = False
+
+    def has_time() -> bool:
+        return order.max_time_s is None or time.monotonic() - started <= order.max_time_s
+
     for each in schedules(plan, order.schedules):
-        if order.max_time_s is not None and time.monotonic() - started > order.max_time_s:
+        if not has_time():
             break
         began = time.monotonic()
         outcome = engine.run(each)
@@ -72,7 +81,7 @@ def run_cell(number: int, order: Order) -> Iterator[Report]:
         reason = f"an oracle broke: {outcome.broken_oracles[0]}" if outcome.broken_oracles else None
         yield Report(
             cell=number,
-            findings=outcome.findings,
+            findings=confirmed(engine, outcome, has_time) if order.confirms else outcome.findings,
             evidence=outcome.evidence,
             duration_s=time.monotonic() - began,
             reason=reason,
@@ -135,7 +144,16 @@ def _start(
     )
     if child.stdin is None or child.stdout is None:
         raise InternalError("a child process came without pipes")
-    rows = [{"cell": n, "line": o.plan.line(), "schedules": o.schedules, "max_time_s": o.max_time_s} for n, o in share]
+    rows = [
+        {
+            "cell": n,
+            "line": order.plan.line(),
+            "schedules": order.schedules,
+            "max_time_s": order.max_time_s,
+            "confirms": order.confirms,
+        }
+        for n, order in share
+    ]
     child.stdin.write(json.dumps(rows))
     child.stdin.close()
     stdout = child.stdout
@@ -153,7 +171,12 @@ def _start(
 def work(text: str) -> Iterator[str]:
     """A child's side: orders as JSON in, reports as JSON lines out."""
     for row in json.loads(text):
-        order = Order(plan=parse_line(row["line"]), schedules=row["schedules"], max_time_s=row["max_time_s"])
+        order = Order(
+            plan=parse_line(row["line"]),
+            schedules=row["schedules"],
+            max_time_s=row["max_time_s"],
+            confirms=row["confirms"],
+        )
         for report in run_cell(row["cell"], order):
             yield json.dumps(to_plain(dataclasses.replace(report)))
 

@@ -109,15 +109,17 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_choices(plan: Plan) -> None:
-    """Recorded choices that nothing would read are refused: the line says another schedule than it seems to."""
+    """Choices that nothing would read are refused: the line says another schedule than it seems to."""
+    from kvcheck.core.stress.pair import parse_pair
     from kvcheck.core.stress.strategies import decode_choices
 
-    if plan.choices is not None and plan.strategy != "replay":
-        raise UsageError(f"choices: expected strategy=replay beside them, got strategy={plan.strategy}")
-    if plan.strategy != "replay":
+    readers = {"replay": decode_choices, "flip": parse_pair}
+    if plan.strategy not in readers:
+        if plan.choices is not None:
+            raise UsageError(f"choices: expected strategy=replay or flip beside them, got strategy={plan.strategy}")
         return
     if plan.choices is None:
-        raise UsageError("strategy=replay: expected choices=..., got none; copy the whole line")
+        raise UsageError(f"strategy={plan.strategy}: expected choices=..., got none; copy the whole line")
     if plan.backend != "simulated":
         raise UsageError(f"choices: expected backend=simulated, which alone takes them, got backend={plan.backend}")
-    decode_choices(plan.choices)
+    readers[plan.strategy](plan.choices)

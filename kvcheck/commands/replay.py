@@ -58,7 +58,7 @@ def _replay(plan: Plan, times: int) -> tuple[Verdict, list[str]]:
     first = next((finding for finding in wanted if finding is not None), None)
     if first is not None:
         failed = sum(finding is not None for finding in wanted)
-        same = "identical each time" if len(set(seen)) == 1 else "findings differ between runs"
+        same = "identical each time" if all(each == seen[0] for each in seen) else "findings differ between runs"
         path = [f"   not on the recorded path: {strayed}"] if strayed else []
         return Verdict.FAIL, [
             f" STILL FAILS {failed}/{times}  {head}: {first.code} {first.message}",

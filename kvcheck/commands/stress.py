@@ -88,7 +88,11 @@ def stress(
     workers = jobs or min(len(plans), session.cpus())
     limit = max_time if max_time is not None else (DEFAULT_MAX_TIME_S if bounded else None)
     share = None if limit is None else limit * workers / max(1, len(plans))
-    orders = [Order(plan=plan, schedules=wanted, max_time_s=share) for plan in plans if _cell_id(plan) not in kept]
+    orders = [
+        Order(plan=plan, schedules=wanted, max_time_s=share, confirms=True)
+        for plan in plans
+        if _cell_id(plan) not in kept
+    ]
     session.say(
         f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {len(plans)} cells, {workers} processes"
     )
@@ -111,8 +115,8 @@ def _base_plan(
     target: str,
 ) -> Plan:
     chosen = backend or ("cuda" if device.partition(":")[0] == "cuda" else "simulated")
-    if strategy == "replay":
-        raise UsageError("--strategy replay: use kvcheck replay with the line that a failure printed")
+    if strategy in ("replay", "flip"):
+        raise UsageError(f"--strategy {strategy}: use kvcheck replay with the line that a failure printed")
     plan = Plan(
         scenario="",
         shape="",

@@ -94,9 +94,11 @@ def finding_lines(number: int, finding: Finding) -> list[str]:
     lines += [
         f"    what    {finding.message}",
         f"    repro   {finding.replay}",
-        f"    more    kvcheck explain {finding.code}",
     ]
-    return lines
+    if finding.minimal is not None and "confirmed" in finding.minimal:
+        lines.append(f"    proof   {finding.minimal['confirmed']}")
+        lines.append(f"            {finding.minimal.get('replay', '')}")
+    return [*lines, f"    more    kvcheck explain {finding.code}"]
 
 
 def findings_block(findings: tuple[Finding, ...]) -> list[str]:

@@ -203,7 +203,7 @@ def _code_of(error: Exception | SystemExit) -> str:
 
 def _exact(plan: Plan, recorder: Recorder | None) -> Plan:
     """The plan with its choices written out, where they are short enough to be printed."""
-    if recorder is None or not recorder.is_whole or plan.strategy == "replay":
+    if recorder is None or not recorder.is_whole or plan.strategy in ("replay", "flip"):
         return plan
     text = encode_choices(bytes(recorder.choices))
     return dataclasses.replace(plan, strategy="replay", choices=text) if len(text) <= MAX_LINE_CHOICES else plan

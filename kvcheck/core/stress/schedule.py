@@ -25,8 +25,8 @@ class Plan:
     """One schedule of one scenario with one shape.
 
     seed, schedule: together they seed workload and strategy. requests: None is the scenario's own number, or the
-    whole trace. trace: None is a synthetic workload. choices: recorded choices, for strategy "replay".
-    expect: the code the schedule was printed for.
+    whole trace. trace: None is a synthetic workload. choices: recorded choices, for strategy "replay"; the pair of
+    operations, for strategy "flip". expect: the code the schedule was printed for.
     """
 
     scenario: str

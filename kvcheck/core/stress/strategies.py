@@ -13,15 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvcheck.core.backend.backend import Lane
-from kvcheck.core.backend.simulated import Choice, Chooser
+from kvcheck.core.backend.simulated import Choice, Chooser, Pending
 from kvcheck.core.errors import UsageError
 from kvcheck.core.registry import Registry
+from kvcheck.core.stress.pair import Pair, parse_pair
 from kvcheck.core.workload.mix import Mix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """What a strategy is made from. choices: recorded choices as text, for a replay."""
+    """What a strategy is made from. choices: recorded choices as text, for a replay; the pair, for a flip."""
 
     seed: int
     schedule: int
@@ -37,6 +38,7 @@ STRATEGIES: Registry[Callable[[Draw], Chooser]] = Registry(
         "delay": "kvcheck.core.stress.strategies:delay",
         "random": "kvcheck.core.stress.strategies:seeded_random",
         "replay": "kvcheck.core.stress.strategies:replay",
+        "flip": "kvcheck.core.stress.strategies:flip",
     },
 )
 
@@ -138,6 +140,50 @@ class ReplayStrategy:
         return f"of {recorded} recorded choices: {' and '.join(parts)}" if parts else None
 
 
+class FlipStrategy:
+    """Eager, but one operation is held until a later one has run, or until the host waits and nothing else can run.
+
+    Holding delays nothing that the later operation is behind, or the two would be in order: up to there the run is the
+    eager one, so the numbers that an eager run gave the two still name them.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._is_holding = True
+        self._names: dict[int, str] = {}
+        self._eager = EagerStrategy()
+
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+        """The oldest part that is not held; a pause where there is none; the held one where the host cannot go on."""
+        free = [at for at, (head, _) in enumerate(enabled) if not self._holds(head)]
+        if not free and may_pause:
+            return None
+        self._is_holding = self._is_holding and bool(free)
+        offered = free or range(len(enabled))
+        chosen = offered[self._eager.choose([enabled[at] for at in offered], may_pause=may_pause) or 0]
+        self._ran(enabled[chosen][0])
+        return chosen
+
+    def divergence(self) -> str | None:
+        """How the finished run was another one than the pair is from; a pair that stayed in order is no divergence."""
+        wanted = ((self._pair.held, self._pair.held_name), (self._pair.until, self._pair.until_name))
+        parts = [
+            f"#{ordinal} was {self._names[ordinal]}, not {name}" if ordinal in self._names else f"#{ordinal} never ran"
+            for ordinal, name in wanted
+            if self._names.get(ordinal) != name
+        ]
+        return f"of the two operations of the pair: {' and '.join(parts)}" if parts else None
+
+    def _holds(self, head: Pending) -> bool:
+        return self._is_holding and head.ordinal == self._pair.held
+
+    def _ran(self, head: Pending) -> None:
+        if head.ordinal in (self._pair.held, self._pair.until):
+            self._names[head.ordinal] = head.operation.name
+            # The later one is over with its last part.
+            self._is_holding = self._is_holding and not (head.ordinal == self._pair.until and len(head.parts) == 1)
+
+
 class Recorder:
     """Wraps a strategy and keeps its choices: 0 for a pause, n + 1 for part n. Stops keeping at `limit`."""
 
@@ -158,8 +204,8 @@ class Recorder:
         return chosen
 
     def divergence(self) -> str | None:
-        """How a replay left its recorded path; None for one that did not, and for other strategies."""
-        return self._inner.divergence() if isinstance(self._inner, ReplayStrategy) else None
+        """How a replay or a flip left its recorded path; None for one that did not, and for other strategies."""
+        return self._inner.divergence() if isinstance(self._inner, (ReplayStrategy, FlipStrategy)) else None
 
 
 def encode_choices(choices: bytes) -> str:
@@ -214,3 +260,10 @@ def replay(draw: Draw) -> Chooser:
     if draw.choices is None:
         raise UsageError("strategy replay needs recorded choices; use kvcheck replay with the line a failure printed")
     return ReplayStrategy(decode_choices(draw.choices))
+
+
+def flip(draw: Draw) -> Chooser:
+    """Two operations in the other order. Raises UsageError where the line does not name them."""
+    if draw.choices is None:
+        raise UsageError("strategy flip needs the two operations; use kvcheck replay with the line a failure printed")
+    return FlipStrategy(parse_pair(draw.choices))

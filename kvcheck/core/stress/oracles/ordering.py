@@ -183,6 +183,7 @@ class OrderingOracle:
                 lane=event.lane,
                 message=f"{_named(event, mine)} {verb} {_place(footprint.space, buffer, overlap)} ({tier}), which "
                 f"{_named(other, theirs)} {doing}: {event.lane} does not wait for {other.lane} #{other.ordinal}",
+                minimal={"earlier": _operation(other), "later": _operation(event)},
             )
         )
 
@@ -194,6 +195,11 @@ def _request(event: Submitted, footprints: Iterable[Footprint], unit: int) -> in
             for owner in footprint.owners[footprint.rows == unit]:
                 return int(owner)
     return event.request
+
+
+def _operation(event: Submitted) -> dict[str, object]:
+    """An operation, so that a schedule can be told about it."""
+    return {"ordinal": event.ordinal, "operation": event.name, "lane": event.lane}
 
 
 def _named(event: Submitted, request: int | None) -> str:

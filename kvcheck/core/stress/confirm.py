@@ -1,0 +1,125 @@
+"""Confirming: a pair that no edge orders, run in the other order, and what was read then.
+
+Invariants:
+- What is found here is told beside the finding that it confirms; it is no finding, no evidence and no verdict.
+- A pair that served no wrong byte is not cleared: the edge is missing all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from kvcheck.core.errors import UsageError
+from kvcheck.core.record import Finding
+from kvcheck.core.stress.engine import Outcome, StressEngine
+from kvcheck.core.stress.pair import Pair, parse_pair
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.strategies import EagerStrategy, make_strategy
+
+MAX_FLIPS = 2
+"""Pairs of one schedule that are tried before it is left at the missing edge."""
+WRONG_BYTES = ("content", "output")
+"""The oracles that see what was served, the one that says more first."""
+
+
+def confirm(engine: StressEngine, plan: Plan, finding: Finding) -> Outcome | None:
+    """Run the plan with the pair of an ordering finding, which an eager run of it gave, in the other order.
+
+    Returns the outcome if it was that pair and has wrong bytes.
+    """
+    pair = pair_of(finding)
+    if pair is None or plan.backend == "cuda":
+        return None
+    outcome = engine.run(_simulated(plan, "flip", pair.text()))
+    return outcome if outcome.divergence is None and wrong_bytes(outcome) is not None else None
+
+
+def pair_of(finding: Finding) -> Pair | None:
+    """The two operations that an ordering finding names; None for other findings, and for names too long for a line."""
+    if finding.oracle != "ordering" or finding.minimal is None:
+        return None
+    earlier, later = (finding.minimal.get(which) for which in ("earlier", "later"))
+    if not isinstance(earlier, dict) or not isinstance(later, dict):
+        return None
+    try:
+        return parse_pair(f"{earlier['ordinal']}.{earlier['operation']}~{later['ordinal']}.{later['operation']}")
+    except UsageError:
+        return None
+
+
+def wrong_bytes(outcome: Outcome, near: Finding | None = None) -> Finding | None:
+    """The first finding of an outcome that saw wrong bytes, before all others where `near` says that they are."""
+    found = [each for each in outcome.findings if each.oracle in WRONG_BYTES]
+    if near is not None:
+        found.sort(key=lambda each: _distance(each, near))
+    return min(found, key=lambda each: WRONG_BYTES.index(each.oracle), default=None)
+
+
+def confirmed(
+    engine: StressEngine, outcome: Outcome, may_go_on: Callable[[], bool] = lambda: True
+) -> tuple[Finding, ...]:
+    """The findings of an outcome, the first ordering finding that can be confirmed with its confirmation.
+
+    At most one eager run and MAX_FLIPS flipped ones; none where wrong bytes were seen already, or nothing is unordered.
+    may_go_on: asked before each of them.
+    """
+    plan, findings = outcome.plan, outcome.findings
+    if plan.backend == "cuda" or wrong_bytes(outcome) is not None or not any(map(pair_of, findings)):
+        return findings
+    eager = outcome
+    if not _is_eager(plan):
+        if not may_go_on():
+            return findings
+        eager = engine.run(_simulated(plan, "eager", None))
+    if wrong_bytes(eager) is not None:
+        return findings
+    for finding in _one_a_pair(eager.findings)[:MAX_FLIPS]:
+        at = next((at for at, each in enumerate(findings) if _edge(each) == _edge(finding)), None)
+        if at is None or not may_go_on():
+            continue
+        if (other := confirm(engine, plan, finding)) is not None:
+            return (*findings[:at], _told(findings[at], finding, other), *findings[at + 1 :])
+    return findings
+
+
+def _simulated(plan: Plan, strategy: str, choices: str | None) -> Plan:
+    return dataclasses.replace(plan, backend="simulated", strategy=strategy, choices=choices, expect=None)
+
+
+def _is_eager(plan: Plan) -> bool:
+    """Whether the plan's own run numbers operations as the flipped one will."""
+    if plan.backend == "eager":
+        return True
+    made = make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices)
+    return isinstance(made, EagerStrategy)
+
+
+def _one_a_pair(findings: tuple[Finding, ...]) -> list[Finding]:
+    """The first finding of every pair."""
+    pairs: dict[Pair, Finding] = {}
+    for finding in findings:
+        if (pair := pair_of(finding)) is not None:
+            pairs.setdefault(pair, finding)
+    return list(pairs.values())
+
+
+def _edge(finding: Finding) -> tuple[object, ...]:
+    """What the same missing edge has in common in another run of the plan."""
+    pair = pair_of(finding)
+    names = None if pair is None else (pair.held_name, pair.until_name)
+    return finding.oracle, finding.code, finding.lane, finding.buffer, names
+
+
+def _distance(finding: Finding, near: Finding) -> int:
+    """In how many ways a finding is elsewhere."""
+    names = ("tier", "buffer", "layer", "page", "request")
+    return sum(getattr(finding, name) != getattr(near, name) for name in names)
+
+
+def _told(finding: Finding, turned: Finding, other: Outcome) -> Finding:
+    """The finding, with what the pair `turned` gave in the other order."""
+    wrong = wrong_bytes(other, near=turned)
+    assert wrong is not None and finding.minimal is not None
+    more = {"confirmed": f"in the other order {wrong.message}", "replay": wrong.replay}
+    return dataclasses.replace(finding, minimal={**finding.minimal, **more})

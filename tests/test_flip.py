@@ -1,0 +1,347 @@
+"""Flips: an operation runs after a later one that is not behind it; races then serve wrong bytes, the product does not.
+
+Invariants:
+- A pair is taken from a finding of an eager run; where a test invents pairs, the build is the fixed one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcheck.commands.cells import work
+from kvcheck.commands.main import run
+from kvcheck.core.backend.backend import Operation
+from kvcheck.core.backend.simulated import SimulatedBackend
+from kvcheck.core.errors import UsageError
+from kvcheck.core.record import Evidence, Finding, Verdict
+from kvcheck.core.stress.confirm import MAX_FLIPS, confirm, confirmed, pair_of, wrong_bytes
+from kvcheck.core.stress.engine import Outcome, StressEngine
+from kvcheck.core.stress.pair import Pair, parse_pair
+from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.stress.strategies import FlipStrategy, Recorder, make_strategy
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
+from kvcheck.core.workload.mix import Mix
+
+RACES = [name for name, row in MUTANTS.items() if row.scenario.startswith("hicache") and row.killed_by == "ordering"]
+SEEN_AT_ONCE = {"write-back-without-pin"}
+"""Wrong bytes already in the eager run: a backup is seen to finish when its pages have long been reused."""
+DECIDE_OTHERWISE = {"ring-rearmed-early", "ack-by-kv-alone"}
+"""Bugs in what the host decides, not in what a lane waits for: the fixed build is another run before the pair comes."""
+NAMES = st.from_regex(r"[^~]{1,80}", fullmatch=True)
+
+
+@cache
+def fixed() -> StressEngine:
+    """The unbroken build; it keeps its last workload."""
+    return StressEngine(BuiltinTarget())
+
+
+def cell(name: str, schedule: int) -> Plan:
+    """An eager schedule of a mutant's cell."""
+    bug = mutant(name)
+    return Plan(
+        scenario=bug.scenario, shape=bug.shape, mutant=name, backend="simulated", strategy="eager", schedule=schedule
+    )
+
+
+# Pairs as text
+
+
+@given(st.integers(1, 10**9), NAMES, st.integers(1, 10**9), NAMES)
+def test_a_pair_survives_as_text_and_in_a_line(held: int, one: str, distance: int, other: str) -> None:
+    pair = Pair(held=held, held_name=one, until=held + distance, until_name=other)
+    assert parse_pair(pair.text()) == pair
+    plan = Plan(scenario="x", shape="a", strategy="flip", choices=pair.text())
+    assert parse_line(plan.line()) == plan
+
+
+def test_a_pair_of_ordinary_names_needs_no_escapes() -> None:
+    text = Pair(held=459, held_name="hicache.load", until=472, until_name="decode.read_index_key").text()
+    assert text == "459.hicache.load~472.decode.read_index_key"
+    assert f"choices={text}" in Plan(scenario="x", shape="a", strategy="flip", choices=text).line()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "~", "1.a", "1.a~", "1.a~2", "1.a~2.", "a~b", "0.a~2.b", "01.a~2.b", "2.a~1.b", "2.a~2.b", "1.a~2.b~3.c"),
+        *("1.a~2.b ~", "-1.a~2.b", "²1.a~22.b", f"1.{'a' * 81}~2.b", f"1.a~{'9' * 13}.b"),
+    ],
+)
+def test_a_damaged_pair_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match=r"expected choices=NUMBER\.NAME~NUMBER\.NAME") as caught:
+        parse_pair(text)
+    assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
+
+
+# The strategy
+
+
+def ran(chooser: FlipStrategy, *, waits: bool = False) -> list[str]:
+    """What ran, in order: a copy #1, its lane's next #2, and a reader #3 of two parts that is behind neither."""
+    backend = SimulatedBackend(chooser)
+    order: list[str] = []
+    load, forward = backend.lane("load"), backend.lane("forward")
+
+    def operation(name: str, parts: int = 1) -> Operation:
+        return Operation(name, tuple((lambda at=at: order.append(f"{name}{at}")) for at in range(parts)))
+
+    first = backend.submit(operation("copy"), lane=load)
+    backend.submit(operation("next"), lane=load)
+    order.append("host")
+    if waits:
+        backend.wait(first)
+        order.append("joined")
+    backend.submit(operation("read", 2), lane=forward)
+    order.append("host")
+    backend.drain()
+    return order
+
+
+def test_the_held_operation_runs_when_the_last_part_of_the_other_has() -> None:
+    flip = FlipStrategy(parse_pair("1.copy~3.read"))
+    assert ran(flip) == ["host", "read0", "read1", "copy0", "next0", "host"]
+    assert flip.divergence() is None
+
+
+def test_the_held_operation_runs_when_the_host_waits_for_it_and_is_then_in_order() -> None:
+    flip = FlipStrategy(parse_pair("1.copy~3.read"))
+    assert ran(flip, waits=True) == ["host", "copy0", "joined", "next0", "read0", "read1", "host"]
+    assert flip.divergence() is None, "a pair that stays in order is what a fix gives"
+
+
+def test_what_the_other_one_needs_is_not_held() -> None:
+    flip = FlipStrategy(parse_pair("2.next~3.read"))
+    assert ran(flip) == ["copy0", "host", "read0", "read1", "next0", "host"]
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        ("1.load~3.read", "#1 was copy, not load"),
+        ("1.copy~3.write", "#3 was read, not write"),
+        ("1.copy~4.read", "#4 never ran"),
+        ("8.copy~9.read", "#8 never ran and #9 never ran"),
+    ],
+)
+def test_a_pair_of_another_run_says_so_and_everything_runs(pair: str, words: str) -> None:
+    flip = FlipStrategy(parse_pair(pair))
+    assert sorted(ran(flip)) == sorted(["host", "host", "copy0", "next0", "read0", "read1"])
+    assert flip.divergence() == f"of the two operations of the pair: {words}"
+    assert Recorder(flip).divergence() == flip.divergence()
+
+
+def test_a_flip_is_made_from_the_choices_of_its_line() -> None:
+    made = make_strategy("flip", seed=1, schedule=3, choices="1.copy~3.read")
+    assert isinstance(made, FlipStrategy)
+    with pytest.raises(UsageError, match="flip needs the two operations"):
+        make_strategy("flip", seed=1, schedule=3, choices=None)
+
+
+# Races become wrong bytes
+
+
+def flipped(engine: StressEngine, name: str) -> tuple[Finding, Outcome] | None:
+    """The first ordering finding of the eager schedules 0 and 1 that the other order confirms, with that run."""
+    for schedule in (0, 1):
+        plan = cell(name, schedule)
+        eager = engine.run(plan)
+        assert wrong_bytes(eager) is None, "an eager run that reads wrong bytes needs no flip"
+        for finding in eager.findings:
+            if (other := confirm(engine, plan, finding)) is not None:
+                return finding, other
+    return None
+
+
+@pytest.mark.parametrize("name", [name for name in RACES if name not in SEEN_AT_ONCE])
+def test_a_race_serves_wrong_bytes_in_the_other_order_and_the_fixed_build_does_not(name: str) -> None:
+    found = flipped(StressEngine(mutant_target(name)), name)
+    assert found is not None, "no pair served wrong bytes"
+    finding, other = found
+    wrong = wrong_bytes(other, near=finding)
+    assert wrong is not None and wrong.oracle == "content"
+    if finding.code == "KV201" and finding.message.startswith("decode.read"):
+        same = ("tier", "buffer", "layer", "page", "request")
+        assert [getattr(wrong, what) for what in same] == [getattr(finding, what) for what in same]
+    clean = fixed().run(dataclasses.replace(other.plan, mutant=None))
+    assert (clean.findings, clean.broken_oracles) == ((), ())
+    assert (clean.divergence is not None) == (name in DECIDE_OTHERWISE), clean.divergence
+
+
+@pytest.mark.parametrize("name", sorted(SEEN_AT_ONCE))
+def test_a_race_that_an_eager_run_shows_needs_no_flip(name: str) -> None:
+    engine = StressEngine(mutant_target(name))
+    eager = engine.run(cell(name, 0))
+    assert {"content", "ordering"} <= {each.oracle for each in eager.findings}
+    assert confirmed(engine, eager) == eager.findings
+
+
+def test_the_races_are_all_there() -> None:
+    assert len(RACES) >= 12 and set(RACES) > SEEN_AT_ONCE
+
+
+# Any pair of the product
+
+
+@pytest.mark.parametrize(
+    ("scenario", "shape", "operations", "pairs"),
+    [
+        ("hicache", "llama-3-tiny", 500, 5),
+        ("hicache", "deepseek-v3-tiny", 400, 5),
+        ("hicache", "glm-5.1-tiny", 1200, 2),
+        ("hicache-hybrid", "qwen3-next-tiny", 600, 3),
+        ("retract-resume", "llama-3-tiny", 300, 3),
+    ],
+)
+def test_the_fixed_build_bears_any_pair(scenario: str, shape: str, operations: int, pairs: int) -> None:
+    draw, turned = Mix(7), 0
+    plan = Plan(scenario=scenario, shape=shape, strategy="eager")
+    eager = fixed().run(plan)
+    for _ in range(pairs):
+        held = 1 + draw.below(operations)
+        pair = Pair(held=held, held_name="any", until=held + 1 + draw.below(60), until_name="any")
+        outcome = fixed().run(dataclasses.replace(plan, strategy="flip", choices=pair.text()))
+        assert (outcome.findings, outcome.broken_oracles) == ((), ()), pair.text()
+        assert outcome.divergence and "never ran" not in outcome.divergence, "both are operations of the run"
+        turned += outcome.digest != eager.digest
+    assert turned, "no pair changed what ran"
+
+
+# What the user is told
+
+
+RACE = "gate-waits-wrong-entry"
+
+
+@pytest.fixture(scope="module")
+def lazy() -> tuple[Outcome, tuple[Finding, ...]]:
+    """A lazy schedule of the portfolio, and its findings with the confirmation."""
+    engine = StressEngine(mutant_target(RACE))
+    outcome = engine.run(dataclasses.replace(cell(RACE, 1), strategy="portfolio"))
+    return outcome, confirmed(engine, outcome)
+
+
+def test_one_finding_tells_its_confirmation_and_nothing_else_changes(
+    lazy: tuple[Outcome, tuple[Finding, ...]],
+) -> None:
+    outcome, told = lazy
+    assert outcome.verdict is Verdict.FAIL
+    changed = [at for at, (one, other) in enumerate(zip(outcome.findings, told, strict=True)) if one != other]
+    assert len(changed) == 1
+    before, after = outcome.findings[changed[0]], told[changed[0]]
+    assert dataclasses.replace(after, minimal=before.minimal) == before
+    assert after.minimal is not None and set(after.minimal) == {"earlier", "later", "confirmed", "replay"}
+    assert str(after.minimal["confirmed"]).startswith("in the other order request ")
+    assert "'s bytes" in str(after.minimal["confirmed"])
+    assert json.loads(json.dumps(after.minimal)) == after.minimal
+
+
+def test_the_line_of_a_confirmation_fails_each_time_and_is_fixed_without_the_bug(
+    lazy: tuple[Outcome, tuple[Finding, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    minimal = next(each.minimal for each in lazy[1] if each.minimal and "replay" in each.minimal)
+    line = str(minimal["replay"]).removeprefix("kvcheck replay ")
+    assert run(["replay", line, "--times", "2"]) == 1
+    printed = capsys.readouterr().out
+    assert "STILL FAILS 2/2" in printed and "identical each time" in printed
+    plan = parse_line(line)
+    engine = StressEngine(mutant_target(RACE))
+    assert len({engine.run(plan).digest for _ in range(2)}) == 1
+    assert run(["replay", dataclasses.replace(plan, mutant=None).line()]) == 0
+    assert capsys.readouterr().out.startswith(" FIXED  hicache/llama-3-tiny: ")
+
+
+def test_a_flip_whose_pair_is_not_in_the_run_is_not_fixed(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Plan(scenario="retract-resume", shape="llama-3-tiny", strategy="flip", choices="3.no.such~9.name")
+    assert run(["replay", plan.line()]) == 4
+    printed = capsys.readouterr().out
+    assert "NOT REPRODUCED" in printed and "of the two operations of the pair: #3 was " in printed
+
+
+class Scripted(StressEngine):
+    """Gives the outcome it was made with, and remembers what it was asked."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.asked: list[Plan] = []
+
+    def run(self, plan: Plan) -> Outcome:
+        """The same each time."""
+        self.asked.append(plan)
+        return dataclasses.replace(self.outcome, plan=plan)
+
+
+def unordered(first: int, *, oracle: str = "ordering") -> Finding:
+    """A finding about operation `first` and the one ten later."""
+    named = {which: {"ordinal": n, "operation": which, "lane": "x"} for which, n in (("earlier", first), ("later", 99))}
+    return Finding(code="KV201", oracle=oracle, buffer=f"b{first}", message="", minimal={**named})
+
+
+def outcome_of(*findings: Finding, strategy: str = "eager", backend: str = "simulated") -> Outcome:
+    """An outcome with these findings."""
+    plan = Plan(scenario="x", shape="a", strategy=strategy, backend=backend, expect="KV201")
+    return Outcome(plan=plan, findings=findings, evidence=Evidence(), broken_oracles=(), digest=0, judged={})
+
+
+@pytest.mark.parametrize(("strategy", "backend"), [("eager", "simulated"), ("lazy", "simulated"), ("random", "eager")])
+def test_reruns_are_few_and_of_different_pairs(strategy: str, backend: str) -> None:
+    many = outcome_of(*(unordered(n) for n in (1, 1, 2, 2, 3, 4, 5)), strategy=strategy, backend=backend)
+    engine = Scripted(many)
+    assert confirmed(engine, many) == many.findings
+    eager = [plan for plan in engine.asked if plan.strategy == "eager"]
+    flips = [plan.choices for plan in engine.asked if plan.strategy == "flip"]
+    assert len(eager) == (strategy == "lazy")
+    assert flips == ["1.earlier~99.later", "2.earlier~99.later"] and MAX_FLIPS == 2
+    assert {(plan.backend, plan.expect) for plan in engine.asked} == {("simulated", None)}
+
+
+def test_nothing_is_run_where_it_could_tell_nothing() -> None:
+    wrong = Finding(code="KV102", oracle="content", message="")
+    for outcome in (
+        outcome_of(),
+        outcome_of(unordered(1), wrong),
+        outcome_of(unordered(1, oracle="audit")),
+        outcome_of(unordered(1), backend="cuda"),
+        outcome_of(dataclasses.replace(unordered(1), minimal=None)),
+        outcome_of(unordered(100)),
+    ):
+        engine = Scripted(outcome)
+        assert confirmed(engine, outcome) == outcome.findings
+        assert engine.asked == []
+    late = Scripted(outcome_of(unordered(1)))
+    assert confirmed(late, late.outcome, lambda: False) == late.outcome.findings
+    assert late.asked == []
+
+
+def test_a_run_that_was_another_one_confirms_nothing() -> None:
+    wrong = Finding(code="KV102", oracle="content", message="")
+    strayed = dataclasses.replace(outcome_of(wrong), divergence="#1 never ran")
+    assert confirm(Scripted(strayed), strayed.plan, unordered(1)) is None
+    assert confirm(Scripted(outcome_of(wrong)), strayed.plan, unordered(1)) is not None
+    assert pair_of(unordered(1)) == parse_pair("1.earlier~99.later")
+
+
+def test_stress_prints_the_proof_and_its_line(
+    tmp_path: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["stress", "--mutant", RACE, "--seed", "1", "--out", str(tmp_path), "--no-reports"]) == 1
+    printed = capsys.readouterr().out
+    assert "\n    proof   in the other order request " in printed
+    assert "\n            kvcheck replay hicache:" in printed and ",strategy=flip," in printed
+    assert run(["stress", "--strategy", "flip", "--out", str(tmp_path)]) == 2
+    assert "--strategy flip: use kvcheck replay with the line" in capsys.readouterr().err
+
+
+def test_a_child_process_confirms_when_its_order_says_so() -> None:
+    row = {"cell": 0, "line": cell(RACE, 1).line(), "schedules": 1, "max_time_s": None}
+    for confirms in (True, False):
+        reports = [json.loads(line) for line in work(json.dumps([{**row, "confirms": confirms}]))]
+        told = [each for each in reports[0]["findings"] if "confirmed" in each["minimal"]]
+        assert len(told) == confirms
