@@ -119,13 +119,15 @@ def test_a_delay_changes_what_runs_and_ends() -> None:
 
 
 def test_delays_come_one_leg_at_a_time_then_together_and_start_elsewhere_in_every_round() -> None:
-    assert DELAYS == (("compute",), ("d2h",), ("h2d",), ("storage",), ("compute", "d2h", "h2d", "storage"))
-    picked = [make_strategy("delay", seed=1, schedule=at, choices=None) for at in range(25)]
-    legs = [each.legs for each in picked if isinstance(each, DelayStrategy)]
-    assert legs[:5] == list(DELAYS)
-    for start in range(0, 25, 5):
-        assert sorted(legs[start : start + 5]) == sorted(DELAYS), "every round has each"
-    assert {legs[at] for at in range(0, 25, 5)} == set(DELAYS), "settings that repeat every five schedules meet each"
+    legs = ("compute", "d2h", "h2d", "storage", "wire", "message")
+    assert DELAYS == (*((leg,) for leg in legs), legs)
+    count = len(DELAYS)
+    picked = [make_strategy("delay", seed=1, schedule=at, choices=None) for at in range(count * count)]
+    made = [each.legs for each in picked if isinstance(each, DelayStrategy)]
+    assert made[:count] == list(DELAYS)
+    for start in range(0, count * count, count):
+        assert sorted(made[start : start + count]) == sorted(DELAYS), "every round has each"
+    assert {made[at] for at in range(0, count * count, count)} == set(DELAYS), "settings of that period meet each"
     assert set(LEGS) == set(DELAYS[-1])
 
 
@@ -218,8 +220,8 @@ def test_a_recorder_that_cannot_keep_everything_says_so_and_does_not_interfere()
         (0, EagerStrategy),
         (1, LazyStrategy),
         (2, DelayStrategy),
-        (6, DelayStrategy),
-        (7, RandomStrategy),
+        (8, DelayStrategy),
+        (9, RandomStrategy),
         (99, RandomStrategy),
     ],
 )
@@ -228,7 +230,7 @@ def test_the_portfolio_is_eager_lazy_the_delays_then_random(schedule: int, kind:
 
 
 def test_the_portfolio_delays_every_leg_once_and_all_of_them_last() -> None:
-    made = [make_strategy("portfolio", seed=1, schedule=at, choices=None) for at in range(2, 7)]
+    made = [make_strategy("portfolio", seed=1, schedule=at, choices=None) for at in range(2, 9)]
     assert [each.legs for each in made if isinstance(each, DelayStrategy)] == list(DELAYS)
 
 
