@@ -120,7 +120,7 @@ def test_a_delay_changes_what_runs_and_ends() -> None:
 
 def test_delays_come_one_leg_at_a_time_then_together_and_start_elsewhere_in_every_round() -> None:
     legs = ("compute", "d2h", "h2d", "storage", "wire", "message")
-    assert DELAYS == (*((leg,) for leg in legs), legs)
+    assert (*((leg,) for leg in legs), legs) == DELAYS
     count = len(DELAYS)
     picked = [make_strategy("delay", seed=1, schedule=at, choices=None) for at in range(count * count)]
     made = [each.legs for each in picked if isinstance(each, DelayStrategy)]

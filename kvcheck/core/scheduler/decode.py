@@ -19,6 +19,9 @@ from kvcheck.core.scheduler.request import Active, SchedulerConfig, StepReport
 from kvcheck.core.scheduler.scheduler import Scheduler
 from kvcheck.core.transfer.receiver import FAILED, SUCCESS, TRANSFERRING, Receiver
 
+ANOTHER_RANK = "another rank failed"
+"""The reason of a rank that knows of a failure by agreement alone."""
+
 
 class Arrivals(HandOver):
     """Requests whose prompts are on their way, and those that failed and are not drained yet."""
@@ -58,7 +61,7 @@ class Arrivals(HandOver):
                 self.actives.remove(active)
                 arrived.append(active)
             elif status == FAILED:
-                self._end(active, "another rank failed")
+                self._end(active, ANOTHER_RANK)
         return arrived
 
     def begin(self, active: Active) -> None:

@@ -22,7 +22,7 @@ from kvcheck.core.pools.pool import KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.pools.sharding import rank_shape, shard_range
 from kvcheck.core.scheduler.agreement import RankGroup
-from kvcheck.core.scheduler.decode import DecodeScheduler
+from kvcheck.core.scheduler.decode import ANOTHER_RANK, DecodeScheduler
 from kvcheck.core.scheduler.parts import EngineParts
 from kvcheck.core.scheduler.prefill import PrefillScheduler
 from kvcheck.core.scheduler.request import Generation, StepReport
@@ -200,6 +200,7 @@ class PairEngine:
             self._sink.acting(rank.name)
             reports.append(scheduler.settle(agreed))
         self._sink.decided(end=end, decisions=tuple(_decision(report) for report in reports))
+        reports[0].failed = _reasons(reports)
         return reports[0]
 
     # Assembly
@@ -306,6 +307,15 @@ def first_words(whole: ModelShape, pool: KVPool, rank: int, ranks: int) -> First
         first = shard_range(totals[space, buffer.name], rank, ranks).start
         found[space, buffer.name] = first * (buffer.row_bytes // buffer.shards // 8)
     return found
+
+
+def _reasons(reports: Sequence[StepReport]) -> list[tuple[int, str]]:
+    """What failed, with the reason of a rank that saw it fail; the others only know that some rank did."""
+    reasons = dict(reports[0].failed)
+    for request, reason in (each for report in reports for each in report.failed):
+        if reasons.get(request) == ANOTHER_RANK:
+            reasons[request] = reason
+    return list(reasons.items())
 
 
 def _decision(report: StepReport) -> tuple[int, ...]:

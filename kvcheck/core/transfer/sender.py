@@ -237,10 +237,9 @@ class Sender:
             self._send_state(sending, want, peer, pairs, after)
         assert sending.slot is not None and sending.holding is not None
         self._writer.write_row(want, peer, sending.slot, after)
-        sealed, sent = self._writer.write_seal(
-            want, peer, holding=sending.holding, slot=sending.slot, state=pairs, after=after
-        )
-        sending.reads.append(sealed)
+        sealed = self._writer.seal(want, peer, holding=sending.holding, slot=sending.slot, state=pairs, after=after)
+        sending.reads.append(sealed)  # before anything can fail: the pages are read until then
+        sent = self._writer.write_seal(want, peer, sending.slot, sealed)
         self._wire.send(peer, Status(room=want.room, generation=want.generation, is_ok=True), after=(sent,))
 
     def _send_state(

@@ -131,7 +131,7 @@ class Writer:
         """Bytes from slot to slot at the peer. (mutant: aux-stride-of-the-sender)"""
         return self.peers[peer].row_bytes
 
-    def write_seal(
+    def seal(
         self,
         want: Want,
         peer: str,
@@ -140,8 +140,8 @@ class Writer:
         slot: int,
         state: Mapping[str, IndexArray],
         after: Sequence[Signal],
-    ) -> tuple[Signal, Signal]:
-        """Seal what was sent to the peer, and send the seal. Returns when the sealing, and the sending, is over."""
+    ) -> Signal:
+        """Seal what is sent to the peer; reached when this end's memory has been read."""
         stop = pages_for(want.tokens, self._pool.page_size)
         units = {("state", space): pairs[:, 0] for space, pairs in state.items()}
         units["kv", "full"] = holding.pages[:stop]
@@ -154,15 +154,19 @@ class Writer:
             row=self._metadata.row_view(slot) if has_row else None,
         )
         plan = self._sealer.plan(content)
-        at = slot * max(1, len(self.peers)) + self._order[peer]
+        at = self._seal_at(peer, slot)
         into = self._seals[at]
-        sealed = self._backend.submit(
+        return self._backend.submit(
             Operation("seal.make", (partial(self._make_seal, into, content, plan),), want.request),
             lane=self._seal_lane,
             reads=self._read_for(want, units),
             writes=(Footprint("seals", ("seal",), (0, 1), np.array([at])),),
             after=after,
         )
+
+    def write_seal(self, want: Want, peer: str, slot: int, sealed: Signal) -> Signal:
+        """Send a seal that was made."""
+        at = self._seal_at(peer, slot)
         row = want.slot * self._layout.ranks + self._layout.rank
         write = RegionWrite(
             source="seals",
@@ -171,7 +175,10 @@ class Writer:
             reads=(Footprint("seals", ("seal",), (0, 1), np.array([at])),),
             writes=(Footprint("seals", ("seal",), (0, 1), np.array([row])),),
         )
-        return sealed, self._wire.write(peer, "seal", (write,), ticket=_ticket(want), after=(sealed,))
+        return self._wire.write(peer, "seal", (write,), ticket=_ticket(want), after=(sealed,))
+
+    def _seal_at(self, peer: str, slot: int) -> int:
+        return slot * max(1, len(self.peers)) + self._order[peer]
 
     def _make_seal(
         self, into: torch.Tensor, content: Content, plan: Sequence[tuple[BufferLayout, torch.Tensor]]
