@@ -79,7 +79,7 @@ def calls_of(entries: IndexArray) -> Iterator[IndexArray]:
 
 def _entries_of_batch(batch: Batch, local: Extent, remote: Extent) -> IndexArray:
     """Of a batch that is not empty. Few passes over few numbers: this is paid in every write."""
-    columns = np.ascontiguousarray(batch.blocks.T)
+    columns = batch.blocks.T.copy()  # C order, and never the caller's
     source, target, length = columns
     if (
         columns.min() < 0
