@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 from kvcheck.core.errors import TransferError, UnknownVerdict, UsageError
 from kvcheck.core.transfer import engine_child
@@ -87,6 +88,8 @@ class MooncakeEngine:
     nobody who he is: only for networks where everybody is trusted.
     """
 
+    program: ClassVar[str] = engine_child.__name__
+
     def __init__(
         self,
         regions: Mapping[str, SharedRegion],
@@ -122,7 +125,7 @@ class MooncakeEngine:
         *,
         host: str = "127.0.0.1",
         settings: EngineSettings | None = None,
-    ) -> MooncakeEngine:
+    ) -> Self:
         """An engine with every region registered whole. Raises UnknownVerdict without a usable library."""
         return cls(regions, protocol=protocol, host=host, settings=settings)
 
@@ -217,7 +220,7 @@ class MooncakeEngine:
                 os.close(self._log)
                 self._log = -1
 
-    def __enter__(self) -> MooncakeEngine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -228,7 +231,7 @@ class MooncakeEngine:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", engine_child.__name__], stdin=theirs.fileno(), stdout=self._log, stderr=self._log
+                [sys.executable, "-m", self.program], stdin=theirs.fileno(), stdout=self._log, stderr=self._log
             )
         return process, Channel(ours)
 

@@ -19,6 +19,7 @@ import select
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from kvcheck.core.transfer.engine_wire import (
@@ -59,19 +60,19 @@ class Refused(Exception):
     """There will be no engine; the message is for the user."""
 
 
-def main() -> None:
-    """Serve one worker until it is gone."""
+def main(answer: Callable[[Channel, Library], None]) -> None:
+    """Set an engine up for one worker, then `answer` until the worker is gone."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the worker, which decides
     link = socket.socket(fileno=os.dup(STANDARD_INPUT))
     try:
-        run(Channel(link), link)
+        run(Channel(link), link, answer)
     except ChannelClosed:
         os._exit(0)  # letting the library end by itself takes a second and waits for what it does
 
 
-def run(channel: Channel, link: socket.socket) -> None:
-    """Set up, then answer; ends by ChannelClosed."""
+def run(channel: Channel, link: socket.socket, answer: Callable[[Channel, Library], None]) -> None:
+    """As `main`; ends by ChannelClosed."""
     request = channel.receive(descriptors=MOST_DESCRIPTORS)
     asked = unpack_json(request.payload)
     die_with(int(str(asked["worker"])), link)
@@ -83,7 +84,7 @@ def run(channel: Channel, link: socket.socket) -> None:
         channel.receive()  # the worker reads why, and closes
         return
     channel.send(Kind.READY, request.number, ready)
-    serve(channel, library)
+    answer(channel, library)
 
 
 def die_with(worker: int, link: socket.socket) -> None:
@@ -168,4 +169,4 @@ def call(library: Library, frame: Frame) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    main(serve)
