@@ -27,7 +27,6 @@ from typing import ClassVar, Self
 from kvcheck.core.errors import TransferError, UnknownVerdict, UsageError
 from kvcheck.core.transfer import engine_child
 from kvcheck.core.transfer.engine_library import (
-    INSTALL,
     PROTOCOLS,
     EngineSettings,
     require_library,
@@ -240,7 +239,8 @@ class MooncakeEngine:
         asked = {
             "worker": os.getpid(),
             "host": host,
-            "protocol": PROTOCOLS[self.protocol][0],
+            "protocol": PROTOCOLS[self.protocol].told,
+            "flag": PROTOCOLS[self.protocol].flag,
             "variables": self._settings.environment(self.protocol),
             "regions": {name: region.size_bytes for name, region in regions.items()},
         }
@@ -255,8 +255,8 @@ class MooncakeEngine:
             ) from error
         except ChannelClosed as error:
             raise TransferError(f"no engine for protocol {self.protocol}: {self._end()}{self._said()}") from error
-        if reply.kind is Kind.REFUSED and "could not be loaded" in str(answer["why"]):
-            raise UnknownVerdict(f"transport mooncake: {answer['why']}; next: {INSTALL}")
+        if reply.kind is Kind.REFUSED and answer.get("is_library"):
+            raise UnknownVerdict(f"transport mooncake, protocol {self.protocol}: {answer.get('why')}")
         if reply.kind is not Kind.READY:
             raise TransferError(f"no engine for protocol {self.protocol}: {answer.get('why')}{self._said()}")
         extents = answer["regions"]

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from kvcheck.core.transfer.engine_library import INSTALL
 from kvcheck.core.transfer.engine_wire import (
     CODE,
     MOST_DESCRIPTORS,
@@ -60,6 +61,10 @@ class Refused(Exception):
     """There will be no engine; the message is for the user."""
 
 
+class Unusable(Refused):
+    """The installed library cannot do it at all."""
+
+
 def main(answer: Callable[[Channel, Library], None]) -> None:
     """Set an engine up for one worker, then `answer` until the worker is gone."""
     faulthandler.enable()
@@ -80,7 +85,9 @@ def run(channel: Channel, link: socket.socket, answer: Callable[[Channel, Librar
         maps = map_regions(channel, asked)
         library, ready = set_up(asked, maps)
     except Refused as error:
-        channel.send(Kind.REFUSED, request.number, pack_json({"why": str(error)}))
+        channel.send(
+            Kind.REFUSED, request.number, pack_json({"why": str(error), "is_library": isinstance(error, Unusable)})
+        )
         channel.receive()  # the worker reads why, and closes
         return
     channel.send(Kind.READY, request.number, ready)
@@ -121,7 +128,7 @@ def map_regions(channel: Channel, asked: dict[str, object]) -> dict[str, mmap.mm
 def set_up(asked: dict[str, object], maps: dict[str, mmap.mmap]) -> tuple[Library, bytes]:
     """An initialized engine with all regions registered, and what the worker wants to know of it."""
     set_variables(asked["variables"])
-    library = load()
+    library = load(str(asked["flag"]))
     if (code := library.initialize(str(asked["host"]), NO_METADATA_SERVER, str(asked["protocol"]), "")) != 0:
         raise Refused(f"initialize for protocol {asked['protocol']} at {asked['host']} returned {code}, expected 0")
     extents = {}
@@ -141,13 +148,15 @@ def set_variables(variables: object) -> None:
         os.environ.update({str(name): str(value) for name, value in variables.items()})
 
 
-def load() -> Library:
-    """The library's engine. Raises Refused where a shared library it needs is missing."""
+def load(flag: str) -> Library:
+    """The library's engine. flag: what it must be built with, or "". Raises Unusable."""
     try:
-        from mooncake.engine import TransferEngine
+        from mooncake import engine
     except ImportError as error:
-        raise Refused(f"the library could not be loaded: {error}") from error
-    library: Library = TransferEngine()
+        raise Unusable(f"the library could not be loaded: {error}; next: {INSTALL}") from error
+    if flag and not getattr(engine, flag, False):
+        raise Unusable(f"the installed build is without it ({flag}); it would use TCP and say nothing")
+    library: Library = engine.TransferEngine()
     return library
 
 

@@ -24,12 +24,21 @@ INSTALL = (
 VERSION = re.compile(r"(\d+(?:\.\d+)*)(?:(a|b|rc|\.dev)(\d+))?(?:\.post(\d+))?(?:\+[\w.]+)?")
 SHORTEST_TRANSFER_S = 5  # the library reads anything below as this
 
-# protocol: (what the library is told, its variables for it).
-PROTOCOLS: dict[str, tuple[str, dict[str, str]]] = {
-    "tcp": ("tcp", {"MC_FORCE_TCP": "1"}),
-    "rdma": ("rdma", {"MC_FORCE_HCA": "1"}),
-    "nvlink": ("nvlink", {"MC_FORCE_MNNVL": "1"}),
-    "nvlink_intra": ("nvlink_intra", {"MC_INTRANODE_NVLINK": "true"}),
+
+@dataclass(frozen=True, slots=True)
+class ProtocolRow:
+    """How a protocol is asked for. flag: the library's name for being built with it; "" where every build is."""
+
+    told: str
+    variables: dict[str, str]
+    flag: str = ""
+
+
+PROTOCOLS = {
+    "tcp": ProtocolRow("tcp", {"MC_FORCE_TCP": "1"}),
+    "rdma": ProtocolRow("rdma", {"MC_FORCE_HCA": "1"}),
+    "nvlink": ProtocolRow("nvlink", {"MC_FORCE_MNNVL": "1"}, "SUPPORT_MNNVL"),
+    "nvlink_intra": ProtocolRow("nvlink_intra", {"MC_INTRANODE_NVLINK": "true"}, "SUPPORT_INTRA_NVLINK"),
 }
 
 
@@ -70,7 +79,7 @@ class EngineSettings:
             "MC_TCP_STATUS_TIMEOUT_SEC": str(self.status_s),
             "MC_TCP_LANES_PER_PEER": str(self.lanes),
             "MC_TCP_SLICE_SIZE": str(self.slice_bytes),
-            **PROTOCOLS[protocol][1],
+            **PROTOCOLS[protocol].variables,
             **dict(self.variables),
         }
 
