@@ -36,7 +36,9 @@ PROJECT = Path(__file__).parents[1]
 KV_BYTES, STATE_BYTES = 8 << 20, 1 << 20
 UNTOUCHED = 0xA5
 QUICK = EngineSettings(transfer_s=5, progress_s=2, status_s=2)
+PATIENT = EngineSettings(transfer_s=5, progress_s=60, status_s=60)  # a call ends long before its connections do
 BOUND_S = 30.0
+LANDING_S = 3.0
 
 
 class Side:
@@ -46,8 +48,8 @@ class Side:
         self.regions = {"kv": SharedRegion("kv", kv_bytes), "state": SharedRegion("state", STATE_BYTES)}
         self.engine = self.start()
 
-    def start(self) -> MooncakeEngine:
-        self.engine = MooncakeEngine.start(self.regions, settings=QUICK)
+    def start(self, settings: EngineSettings = QUICK) -> MooncakeEngine:
+        self.engine = MooncakeEngine.start(self.regions, settings=settings)
         return self.engine
 
     def fill(self, value: int | torch.Generator) -> None:
@@ -238,9 +240,11 @@ def test_an_engine_killed_in_the_middle(make: Callable[..., Side]) -> None:
 
 @pytest.mark.slow
 def test_after_the_fence_no_later_byte_arrives(make: Callable[..., Side]) -> None:
-    """The library gives up on a frozen peer and goes on reading the source: until its process is gone."""
+    """The library fails the call to a frozen peer and goes on reading the source: until its process is gone."""
     size = 64 << 20
     prefill, decode = make(kv_bytes=size), make(kv_bytes=size)
+    prefill.engine.fence()
+    prefill.start(PATIENT)
     prefill.fill(1)
     decode.fill(UNTOUCHED)
     wait = frozen_write(prefill, decode, size)
@@ -250,7 +254,7 @@ def test_after_the_fence_no_later_byte_arrives(make: Callable[..., Side]) -> Non
     prefill.fill(2)
     os.kill(decode.engine.pid, signal.SIGCONT)
     view = decode.regions["kv"].bytes_view()
-    end = time.monotonic() + 3.0
+    end = time.monotonic() + LANDING_S
     while time.monotonic() < end:
         assert int((view == 2).sum()) == 0
     assert int((view[:64] == 1).sum()) == 64
