@@ -256,8 +256,10 @@ def test_after_the_fence_no_later_byte_arrives(make: Callable[..., Side]) -> Non
     view = decode.regions["kv"].bytes_view()
     end = time.monotonic() + LANDING_S
     while time.monotonic() < end:
-        assert int((view == 2).sum()) == 0
-    assert int((view[:64] == 1).sum()) == 64
+        later = int(view.eq(2).sum())
+        assert later == 0
+    landed = int(view.eq(1).sum())
+    assert landed > 64  # what was on its way when the process ended does land: the peer's memory needs its own fence
 
 
 def test_memory_is_not_left_behind(tmp_path: Path) -> None:
