@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import torch
 
 from kvcheck.core.bench.bare_engine import BareEngine
 from kvcheck.core.errors import TransferError, UsageError
-from kvcheck.core.transfer.engine import MooncakeEngine, PeerInfo
+from kvcheck.core.transfer.engine import CALLS_AHEAD, MooncakeEngine, PeerInfo, Ticket
 from kvcheck.core.transfer.engine_plan import Batch
 from kvcheck.core.transfer.shared_memory import SharedRegion
 
@@ -98,7 +99,8 @@ def measure(
 ) -> tuple[tuple[Round, ...], tuple[Price, ...]]:
     """All rounds, and the price of each way over each shape.
 
-    Ways: "write" waits for each batch before it plans the next; "submit" plans one batch ahead.
+    Ways: "write" waits for each batch before it plans the next; "submit" plans as many ahead as the engine
+    process is given at once.
     """
     if rounds < 1 or not shapes:
         raise UsageError(f"transport: expected rounds and shapes, got {rounds} and {len(shapes)}")
@@ -184,12 +186,11 @@ def _write(engine: MooncakeEngine, peer: PeerInfo, batches: Sequence[Batch]) -> 
 
 def _submit(engine: MooncakeEngine, peer: PeerInfo, batches: Sequence[Batch]) -> float:
     start = time.perf_counter()
-    before = None
+    open_tickets: deque[Ticket] = deque()
     for batch in batches:
-        ticket = engine.submit(peer, [batch])
-        if before is not None:
-            engine.wait(before)
-        before = ticket
-    if before is not None:
-        engine.wait(before)
+        open_tickets.append(engine.submit(peer, [batch]))
+        if len(open_tickets) == CALLS_AHEAD:
+            engine.wait(open_tickets.popleft())
+    while open_tickets:
+        engine.wait(open_tickets.popleft())
     return time.perf_counter() - start

@@ -41,6 +41,9 @@ class Kind(IntEnum):
     DONE = 5
 
 
+KINDS = {int(kind): kind for kind in Kind}
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One message. number: of the call it belongs to."""
@@ -116,23 +119,23 @@ class Channel:
         self._link.close()
 
     def _limit(self, deadline: float | None) -> None:
-        if deadline is None:
-            self._link.settimeout(None)
-        else:
+        if deadline is not None:
             self._link.settimeout(max(deadline - time.monotonic(), 0.0))  # 0: what is there at once, or nothing
+        elif self._link.gettimeout() is not None:
+            self._link.settimeout(None)
 
     def _next(self) -> Frame | None:
         if len(self._received) < HEADER.size:
             return None
         kind, number, length = HEADER.unpack_from(self._received)
-        if kind not in (*Kind,) or length > MOST_PAYLOAD_BYTES:
+        if kind not in KINDS or length > MOST_PAYLOAD_BYTES:
             raise ChannelClosed(f"no frame: kind {kind} with {length} bytes")
         end = HEADER.size + length
         if len(self._received) < end:
             return None
         payload = bytes(memoryview(self._received)[HEADER.size : end])
         del self._received[:end]
-        return Frame(Kind(kind), number, payload)
+        return Frame(KINDS[kind], number, payload)
 
 
 def pack_json(value: object) -> bytes:
