@@ -2,7 +2,7 @@
 
 Invariants:
 - The stand-in is loaded by the real engine process in the library's place, so its crashes and silences are real ones.
-- Waiting is polling with a bound; no sleep decides a verdict.
+- No sleep decides a verdict.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from live_processes import SOON_S, is_alive, poll
 
 from kvcheck.core.errors import TransferError, UnknownVerdict, UsageError
 from kvcheck.core.transfer import engine_child
@@ -31,7 +32,6 @@ from kvcheck.core.transfer.shared_memory import RegionHandle, SharedRegion
 
 PROJECT = Path(__file__).parents[1]
 SMALL = 1 << 16
-SOON_S = 20.0
 
 # Codes and accidents by the host that a peer's session names; every call is written down.
 STAND_IN = f"""
@@ -67,24 +67,6 @@ def scattered(count: int, size: int = 8) -> Batch:
 
 def peer(what: str) -> PeerInfo:
     return PeerInfo(f"{what}:15000", {"kv": (1 << 40, 1 << 30)})
-
-
-def poll(is_so: Callable[[], bool]) -> bool:
-    """Whether it becomes so, soon."""
-    end = time.monotonic() + SOON_S
-    while not is_so():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def installed_version(build: str) -> str:
