@@ -3,7 +3,6 @@
     KvcheckError
     +-- UsageError            2   bad argument, unknown name, bad file, unwritable folder
     +-- StorageError          2   a page store cannot keep or reach an object: disk full, store gone or closed
-    +-- TransferError         2   a transport could not move bytes: peer gone, engine refused, time was up
     +-- UnknownVerdict        4   nothing could be judged: a device or library is missing
     +-- TargetError           1   the code under test broke a contract it states itself
     |   +-- LayoutMismatch        shapes, dtypes or buffer tables differ
@@ -39,12 +38,6 @@ class UsageError(KvcheckError):
 
 class StorageError(KvcheckError):
     """A page store could not keep or reach an object. What is not in the store is computed again."""
-
-    exit_code = 2
-
-
-class TransferError(KvcheckError):
-    """A transport could not move bytes for certain. The request it moved them for fails, and nobody else's."""
 
     exit_code = 2
 
