@@ -91,7 +91,7 @@ MAY_CATCH_ALL = {
     "commands.main": "the last place where a crash of our own becomes exit 70",
 }
 ADAPTERS = {  # optional or slow library: the only modules that import it
-    "mooncake": ("core.transfer.mooncake", "core.hicache.mooncake_store"),
+    "mooncake": ("core.transfer.engine_child", "core.hicache.mooncake_store"),
     "sglang": ("core.targets",),
     "triton": ("kernels",),
     "pandas": ("core.report",),
@@ -133,7 +133,7 @@ BANS = (
     ),
     Ban(
         where=EVERYWHERE,
-        but=("commands",),
+        but=("commands", "core.transfer.engine_child"),  # a library in it is set by variables: a worker sends them
         names=frozenset({"os.environ", "os.environb", "os.getenv", "os.putenv"}),
         why="the environment is read in commands/ only, so a plan says everything a run depends on",
     ),

@@ -1,0 +1,61 @@
+"""The plainest use of the transfer engine: its library in a loop, timed where the loop runs.
+
+Invariants:
+- Set up as the engine process is: same library, variables and registered regions.
+- Between the two readings of the clock there are calls of the library and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from kvcheck.core.errors import TransferError
+from kvcheck.core.transfer.engine import MooncakeEngine, PeerInfo
+from kvcheck.core.transfer.engine_child import Library, main
+from kvcheck.core.transfer.engine_plan import Batch
+from kvcheck.core.transfer.engine_wire import Channel, ChannelClosed, Kind, pack_json, unpack_json
+
+RUN_S = 120.0
+
+
+class BareEngine(MooncakeEngine):
+    """An engine process that is given a whole run of calls at once."""
+
+    program = __name__
+
+    def run(self, peer: PeerInfo, batches: Sequence[Batch]) -> float:
+        """Seconds that one call a batch took, one after the other, unchecked and unmerged."""
+        calls = []
+        for batch in batches:
+            source, target, length = batch.blocks.T
+            local, remote = self.regions()[batch.local][0], peer.regions[batch.remote][0]
+            calls.append([(source + local).tolist(), (target + remote).tolist(), length.tolist()])
+        asked = pack_json({"peer": peer.session, "calls": calls})
+        deadline = time.monotonic() + RUN_S
+        self._channel.send(Kind.START, 0, asked, deadline=deadline)
+        answer = unpack_json(self._channel.receive(deadline=deadline).payload)
+        if answer["code"] != 0:
+            raise TransferError(f"the bare loop's library returned {answer['code']}, expected 0")
+        return int(str(answer["elapsed_ns"])) / 1e9
+
+
+def loop(channel: Channel, library: Library) -> None:
+    """Answer runs with their code and time, for ever."""
+    while True:
+        asked = unpack_json(channel.receive().payload)
+        peer, calls = str(asked["peer"]), asked["calls"]
+        if not isinstance(calls, list):
+            raise ChannelClosed(f"expected a list of calls, got {calls!r}")
+        code = 0
+        start = time.perf_counter_ns()
+        for local, remote, length in calls:
+            code = library.batch_transfer_sync_write(peer, local, remote, length)
+            if code != 0:
+                break
+        elapsed = time.perf_counter_ns() - start
+        channel.send(Kind.READY, 0, pack_json({"code": code, "elapsed_ns": elapsed}))
+
+
+if __name__ == "__main__":
+    main(loop)

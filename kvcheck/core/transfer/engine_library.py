@@ -1,0 +1,132 @@
+"""The transfer engine's library: which builds are accepted, and how each protocol is asked for.
+
+Invariants:
+- Exactly one build is installed, and none older than OLDEST: builds overwrite each other's files without a word, and
+  older ones mean something else by the same return code.
+- The library is not imported here: what it does on bad input, it does to the process.
+- A protocol is what was asked for, never proof of what is used: the library takes any name and may fall back to TCP.
+  Where it has a switch that forbids the fall-back, the switch is set.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from dataclasses import dataclass
+
+from kvcheck.core.errors import UnknownVerdict, UsageError
+
+BUILDS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
+OLDEST = "0.3.13.post1"
+INSTALL = (
+    f"pip install '{BUILDS[0]}>={OLDEST}'; on Debian and Ubuntu also apt-get install -y libibverbs1 libnuma1 libcurl4"
+)
+VERSION = re.compile(r"(\d+(?:\.\d+)*)(?:(a|b|rc|\.dev)(\d+))?(?:\.post(\d+))?(?:\+[\w.]+)?")
+SHORTEST_TRANSFER_S = 5  # the library reads anything below as this
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolRow:
+    """How a protocol is asked for. flag: the library's name for being built with it; "" where every build is."""
+
+    told: str
+    variables: dict[str, str]
+    flag: str = ""
+
+
+PROTOCOLS = {
+    "tcp": ProtocolRow("tcp", {"MC_FORCE_TCP": "1"}),
+    "rdma": ProtocolRow("rdma", {"MC_FORCE_HCA": "1"}),
+    "nvlink": ProtocolRow("nvlink", {"MC_FORCE_MNNVL": "1"}, "SUPPORT_MNNVL"),
+    "nvlink_intra": ProtocolRow("nvlink_intra", {"MC_INTRANODE_NVLINK": "true"}, "SUPPORT_INTRA_NVLINK"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Bounds and knobs of an engine process; seconds.
+
+    call_s: most that one engine call may take; above 61, the time the library waits for a peer that accepts a
+    connection and says nothing, or healthy peers are given up in the middle of a handshake. transfer_s, progress_s,
+    status_s: the library's own bounds, so that it fails before the watchdog does. lanes, slice_bytes: of TCP.
+    variables: further MC_ variables; they win over all others, and no MC_ variable of the caller's environment counts.
+    """
+
+    start_s: float = 120.0
+    call_s: float = 75.0
+    fence_s: float = 10.0
+    transfer_s: int = 10
+    progress_s: int = 5
+    status_s: int = 5
+    lanes: int = 16
+    slice_bytes: int = 256 << 10
+    variables: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if min(self.start_s, self.call_s, self.fence_s) <= 0 or min(self.progress_s, self.status_s, self.lanes) < 1:
+            raise UsageError(f"engine settings: every bound has to be positive, got {self}")
+        if self.transfer_s < SHORTEST_TRANSFER_S:
+            raise UsageError(f"engine settings: expected transfer_s of {SHORTEST_TRANSFER_S} up, got {self.transfer_s}")
+        if bad := [name for name, _ in self.variables if not re.fullmatch(r"MC_[A-Z0-9_]+", name)]:
+            raise UsageError(f"engine settings: not variables of the engine: {', '.join(map(repr, bad))}; expected MC_")
+
+    def environment(self, protocol: str) -> dict[str, str]:
+        """The library's variables for `protocol`."""
+        return {
+            "MC_LOG_LEVEL": "ERROR",
+            "MC_TRANSFER_TIMEOUT": str(self.transfer_s),
+            "MC_TCP_PROGRESS_TIMEOUT_SEC": str(self.progress_s),
+            "MC_TCP_STATUS_TIMEOUT_SEC": str(self.status_s),
+            "MC_TCP_LANES_PER_PEER": str(self.lanes),
+            "MC_TCP_SLICE_SIZE": str(self.slice_bytes),
+            **PROTOCOLS[protocol].variables,
+            **dict(self.variables),
+        }
+
+
+def require_protocol(protocol: str) -> None:
+    """Raise UsageError unless `protocol` is known here; the library would take any word."""
+    if protocol not in PROTOCOLS:
+        raise UsageError(f"unknown protocol {protocol!r}; known: {', '.join(PROTOCOLS)}")
+
+
+def require_library() -> str:
+    """The installed version. Raises UnknownVerdict unless there is one build and it is new enough."""
+    found = {build: version for build in BUILDS if (version := _version_of(build)) is not None}
+    if not found:
+        raise UnknownVerdict(f"transport mooncake needs the mooncake transfer engine; next: {INSTALL}")
+    if len(found) > 1:
+        raise UnknownVerdict(
+            "transport mooncake: builds that overwrite each other's files are installed together: "
+            f"{', '.join(f'{build} {version}' for build, version in found.items())}; expected one; next: "
+            f"pip uninstall -y {' '.join(found)}, then install one of them again"
+        )
+    ((build, version),) = found.items()
+    if not is_new_enough(version):
+        raise UnknownVerdict(
+            f"transport mooncake: {build} {version} means something else by its return codes; expected {OLDEST} or "
+            f"newer; next: pip install '{build}>={OLDEST}'"
+        )
+    return version
+
+
+def is_new_enough(version: str) -> bool:
+    """Whether `version` is OLDEST or newer; what cannot be read is not."""
+    rank, oldest = _rank(version), _rank(OLDEST)
+    return rank is not None and oldest is not None and rank >= oldest
+
+
+def _version_of(build: str) -> str | None:
+    try:
+        return importlib.metadata.version(build)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _rank(version: str) -> tuple[tuple[int, ...], int, int] | None:
+    """(release padded to six numbers, 0 before the release and 1 from it on, number of the post release)."""
+    match = VERSION.fullmatch(version)
+    if match is None:
+        return None
+    release = tuple(int(part) for part in match[1].split("."))
+    return (*release, *(0,) * (6 - len(release))), int(match[2] is None), int(match[4] or -1)

@@ -1,0 +1,32 @@
+"""What tests of engine processes ask about processes.
+
+Invariants:
+- Waiting is polling with a bound.
+- A zombie is not alive: in a container nobody may collect the orphans.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+SOON_S = 20.0
+
+
+def poll(is_so: Callable[[], bool]) -> bool:
+    """Whether it becomes so, soon."""
+    end = time.monotonic() + SOON_S
+    while not is_so():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
