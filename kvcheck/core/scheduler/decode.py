@@ -84,6 +84,11 @@ class Arrivals(HandOver):
         """Memory of failed requests is not given back yet."""
         return bool(self._draining or self.drained)
 
+    @property
+    def is_holding(self) -> bool:
+        """Also what is being drained comes back."""
+        return bool(self.actives) or self.is_draining
+
     def _end(self, active: Active, reason: str) -> None:
         room = self.room_of(active.request)
         self.failed.append((active.request, self.receiver.reason(room) or reason))

@@ -22,6 +22,11 @@ class HandOver:
         self._parts = parts
         self.actives: list[Active] = []
 
+    @property
+    def is_holding(self) -> bool:
+        """Requests are here that will go on, or give back what they hold."""
+        return bool(self.actives)
+
     def begin(self, active: Active) -> None:
         """Hand a request over, as soon as there is a slot."""
         self.actives.append(active)

@@ -273,7 +273,7 @@ class Scheduler:
                 continue  # what it held may be evictable now
             victim = self._victim(spared=active)
             if victim is None:
-                if not (self._prefilling or self._ready or self._handing_over.actives or self._restoring):
+                if not (self._prefilling or self._ready or self._handing_over.is_holding or self._restoring):
                     raise Hang(
                         f"request {active.request} is short of {_in_words(short)}, and nothing is left to evict or "
                         "retract"
