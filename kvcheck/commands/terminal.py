@@ -48,7 +48,7 @@ def cell_lines(row: ScenarioResult) -> list[str]:
     evidence = row.evidence
     counts = [
         f"{row.schedules} schedules",
-        *(_cache_counts(evidence) if evidence.lookups else _retract_counts(evidence)),
+        *(_cache_counts(evidence) if evidence.lookups else _pair_counts(evidence) or _retract_counts(evidence)),
     ]
     words = sum(evidence.words_verified.values())
     counts.append(f"{words:,} words")
@@ -63,6 +63,14 @@ def _retract_counts(evidence: Evidence) -> list[str]:
         ("into reused pages", evidence.foreign_reuses),
     )
     return [f"{value} {name}" for name, value in rows if value is not None]
+
+
+def _pair_counts(evidence: Evidence) -> list[str]:
+    """Transfers and what of them was sealed; nothing where prefill and decode are one engine."""
+    sealed = evidence.words_verified.get("sealed", 0) * 8
+    if not sealed:
+        return []
+    return [f"{evidence.transfers} transfers", f"{sealed:,} bytes sealed", f"{evidence.resumes or 0} resumes"]
 
 
 def _cache_counts(evidence: Evidence) -> list[str]:

@@ -95,14 +95,9 @@ class PDTransfer:
         return serve(engine, load, history, backend, aborts=Aborts(STAGES[variant % len(STAGES)], faults))
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
-        """Transfers, aborts, retractions at the decode end, and sealed words of every buffer."""
-        for what, count in (
-            ("transfer", evidence.transfers),
-            ("abort", evidence.aborts),
-            ("resume", evidence.resumes),
-        ):
-            if not count:
-                return f"no {what} happened; use more requests or schedules"
+        """Transfers, and words of every buffer, sealed and read."""
+        if not evidence.transfers:
+            return "no transfer happened; use more requests or schedules"
         buffers = {buffer.name for spec in POOLS.load(shape.family)(shape) for buffer in spec.buffers}
         unread = sorted(name for name in buffers | {"metadata", "sealed"} if not evidence.words_verified.get(name))
         return f"no word of {', '.join(unread)} was verified" if unread else None
