@@ -25,7 +25,7 @@ from kvcheck.core.pools.pool import Given, Holding, KVPool
 from kvcheck.core.scheduler.decoder import Decoder
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.parts import FIXED, Parts
-from kvcheck.core.targets.target import Engine, HostTier, Setup
+from kvcheck.core.targets.target import Engine, FirstWords, HostTier, Setup
 from kvcheck.core.transfer.metadata import MetadataField
 from kvcheck.core.workload.decoder import ContentDecoder
 from kvcheck.core.workload.passes import PassPlan
@@ -282,8 +282,8 @@ class VariedTarget(BuiltinTarget):
         """Parts, host tier and decoder changed; all else as the scenario asked."""
         assert setup.host is not None
 
-        def decoder(pool: KVPool, fields: tuple[MetadataField, ...]) -> Decoder:
-            made = setup.decoder(pool, fields)
+        def decoder(pool: KVPool, fields: tuple[MetadataField, ...], first_words: FirstWords) -> Decoder:
+            made = setup.decoder(pool, fields, first_words)
             made.__class__ = self.variation.decoder  # the scenario keeps the one that it made
             return made
 
