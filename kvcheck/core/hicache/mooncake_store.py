@@ -159,7 +159,7 @@ def _new_client() -> Client:
     except ImportError as error:
         raise UnknownVerdict(
             f"store mooncake needs the mooncake transfer engine; importing it failed: {error}; next: "
-            "pip install mooncake-transfer-engine-non-cuda; on Debian also "
+            "pip install 'mooncake-transfer-engine-non-cuda>=0.3.13.post1'; on Debian also "
             "apt-get install libibverbs1 libnuma1 libcurl4"
         ) from error
     client: Client = MooncakeDistributedStore()

@@ -132,6 +132,8 @@ class ContentOracle:
         poison = _HALF_POISON if found.half else content.POISON_WORD
         if all(word == poison for word in found.words):
             return "KV104", None, "memory that was never written"
+        if found.space == "metadata" and not any(found.words):
+            return "KV104", None, "an empty field"
         site = Site(found.space, found.buffer, found.piece, found.layer, found.first_word)
         tags = [self._tag(word, site, at, near=found) for at, word in enumerate(found.words)]
         known = [tag for tag in tags if tag is not None]
