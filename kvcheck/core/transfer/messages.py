@@ -14,12 +14,21 @@ Invariants:
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 
 from kvcheck.core.errors import TransferError
 
 ROOMS = 1 << 64
+INDICES = 1 << 63
+"""Page numbers, slots, lengths and requests are kept as signed 64-bit numbers."""
 MAX_MESSAGE_BYTES = 1 << 20
+MAX_ROW_BYTES = 1 << 16
+"""Of a metadata row; the largest hidden states in use take half of it."""
+
+Runs = tuple[tuple[str, int, tuple[int, ...]], ...]
+"""By leg and space: (leg, first logical page, physical pages)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +44,7 @@ class Want:
     tokens: int
     slot: int
     state_slot: int
-    runs: tuple[tuple[str, int, tuple[int, ...]], ...]
+    runs: Runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,26 +113,61 @@ def decode(data: bytes) -> Message:
         made = _KINDS[kind](**values)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise TransferError(f"message: expected one of {', '.join(_KINDS)}, got {data[:60]!r}") from error
-    if isinstance(made, Want):
-        runs = _runs(made.runs)
-        made = Want(**{**asdict(made), "runs": runs})
-    for name, kind_of in (("room", int), ("generation", int)):
-        value = getattr(made, name)
-        if type(value) is not kind_of or not 0 <= value < ROOMS:
-            raise TransferError(f"message {kind}: expected {name} from 0 to 2**64 - 1, got {value!r:.40}")
-    return made
+    for field in fields(made):
+        what, is_right = _CHECKS[field.name]
+        if not is_right(value := getattr(made, field.name)):
+            raise TransferError(f"message {kind}: expected {what} in {field.name}, got {value!r:.60}")
+    return replace(made, runs=_tuples(made.runs)) if isinstance(made, Want) else made
 
 
-def _runs(value: object) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
-    if not isinstance(value, (list, tuple)):
-        raise TransferError(f"message Want: expected runs, got {value!r:.60}")
-    runs = []
-    for run in value:
-        if not (isinstance(run, (list, tuple)) and len(run) == 3 and isinstance(run[0], str)):
-            raise TransferError(f"message Want: expected [leg, first, pages], got {run!r:.60}")
-        leg, first, pages = run
-        ids = (first, *pages) if isinstance(pages, (list, tuple)) else (None,)
-        if not all(type(each) is int and each >= 0 for each in ids):
-            raise TransferError(f"message Want: expected page numbers of at least 0 in {leg!r:.20}, got {pages!r:.60}")
-        runs.append((leg, first, tuple(pages)))
-    return tuple(runs)
+def _is_number(value: object) -> bool:
+    """A bool is none, though Python counts it among the integers."""
+    return type(value) is int and 0 <= value < ROOMS
+
+
+def _is_index(value: object) -> bool:
+    return type(value) is int and 0 <= value < INDICES
+
+
+def _is_flag(value: object) -> bool:
+    return type(value) is bool
+
+
+def _is_text(value: object) -> bool:
+    """Text that can be encoded again: half of a surrogate pair cannot."""
+    return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
+
+
+def _is_row(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= 2 * MAX_ROW_BYTES and _ROW.fullmatch(value) is not None
+
+
+def _is_runs(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(run, list) and len(run) == 3 and _is_run(*run) for run in value)
+
+
+def _is_run(leg: object, first: object, pages: object) -> bool:
+    return _is_text(leg) and _is_index(first) and isinstance(pages, list) and all(map(_is_index, pages))
+
+
+def _tuples(runs: Runs) -> Runs:
+    return tuple((leg, first, tuple(pages)) for leg, first, pages in runs)
+
+
+_ROW = re.compile("(?:[0-9a-f]{2})*")
+_NUMBER = ("a number from 0 to 2**64 - 1", _is_number)
+_INDEX = ("a number from 0 to 2**63 - 1", _is_index)
+_TEXT = ("text", _is_text)
+_CHECKS: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "room": _NUMBER,
+    "generation": _NUMBER,
+    "request": _INDEX,
+    "tokens": _INDEX,
+    "slot": _INDEX,
+    "state_slot": _INDEX,
+    "is_ok": ("true or false", _is_flag),
+    "reason": _TEXT,
+    "row": (f"at most {MAX_ROW_BYTES} bytes in lower-case hexadecimal", _is_row),
+    "runs": ("[leg, first page, pages] rows with page numbers from 0 to 2**63 - 1", _is_runs),
+}
+"""What each field of any message has to be, in words and as a test of what JSON gave."""
