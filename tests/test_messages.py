@@ -100,7 +100,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     "state_slot": (*NOT_A_NUMBER, 1 << 63),
     "is_ok": (0, 1, "true", None, 1.0, []),
     "reason": NOT_TEXT,
-    "row": (*NOT_TEXT, "0", "0g", "00 ff", "0xff", "FF", "00\n", "٠٠", "00" * (MAX_ROW_BYTES + 1)),
+    "row": (*NOT_TEXT, "0", "0g", "00 ff", "0xff", "FF", "00\n", "\u0660\u0660", "00" * (MAX_ROW_BYTES + 1)),
     "runs": (
         *(None, 1, "kv", {}, [1], ["kv"], [["kv.full", 0]], [["kv.full", 0, [1], 2]], [{"kv.full": 0}]),
         *([[leg, 0, [1]]] for leg in NOT_TEXT),

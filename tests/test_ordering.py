@@ -174,7 +174,7 @@ def racing(events: list[Event]) -> set[int]:
         if isinstance(event, Submitted):
             before = lanes[event.lane] | host
             for other in operations.values():
-                if other.ordinal not in before and _clash(other, event):
+                if other.ordinal not in before and clash(other, event):
                     found.add(event.ordinal)
             operations[event.ordinal] = event
             lanes[event.lane] = by_record[event.ordinal] = before | {event.ordinal}
@@ -189,7 +189,7 @@ def racing(events: list[Event]) -> set[int]:
     return found
 
 
-def _clash(one: Submitted, other: Submitted) -> bool:
+def clash(one: Submitted, other: Submitted) -> bool:
     if not (one.writes or other.writes):
         return False
     return bool(_cells(one) & _cells(other))

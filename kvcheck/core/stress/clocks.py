@@ -49,14 +49,11 @@ class Clocks:
                 self.host = joined(self.host, clock)
 
     def known_to_all(self, lane: int) -> int:
-        """The last event of that lane that every host, but the harness where there are others, has joined."""
+        """The last event of that lane that every host has joined; the harness too, with whose clock new hosts begin."""
         if not self._others:
             return at(self.host, lane)
         if self._common is None:
-            hosts = [clock for name, clock in self._others.items() if name]
-            if self._acting or not hosts:
-                hosts.append(self.host)
-            self._common = tuple(map(min, *hosts)) if len(hosts) > 1 else hosts[0]
+            self._common = tuple(map(min, self.host, *self._others.values()))
         return at(self._common, lane)
 
     def lane(self, name: str) -> int:
