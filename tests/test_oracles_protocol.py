@@ -1,0 +1,233 @@
+"""The protocol oracle on literal histories: what ranks say of a room, when its bytes landed, and how requests end.
+
+Invariants:
+- A bad history differs from a good one by one event, its place or one value.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvcheck.core.backend.backend import Footprint
+from kvcheck.core.stress.events import (
+    Aborted,
+    Completed,
+    Decided,
+    Event,
+    Failed,
+    Faulted,
+    Finished,
+    RoomChanged,
+    Submitted,
+)
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
+from kvcheck.core.stress.oracles.protocol import ProtocolOracle
+
+FAILED, TRANSFERRING, SUCCESS = 0, 3, 4
+LAST_ROOM = (1 << 64) - 1
+LEGS = {"kv": "full", "state": "state", "aux": "metadata-decode", "seal": "seals"}
+BUFFERS = {"kv": ("v", "k"), "state": ("index",), "aux": ("metadata",), "seal": ("seal",)}
+
+
+def room(
+    old: int,
+    new: int,
+    *,
+    rank: str = "decode-0",
+    number: int = 0,
+    request: int = 7,
+    generation: int = 1,
+    reason: str = "",
+) -> RoomChanged:
+    """A rank's view of a room changes; room 0 unless said."""
+    return RoomChanged(rank, number, request, generation, old, new, reason)
+
+
+def landing(ordinal: int, leg: str, *, rank: str = "decode-0", request: int | None = 7) -> Submitted:
+    """A leg of a room is written into a rank's memory."""
+    there = Footprint(f"{rank}:{LEGS[leg]}", BUFFERS[leg], (0, 1), np.array([3]))
+    return Submitted(ordinal, f"wire.{leg}", "prefill-0>decode-0:ordered", (), (there,), ordinal, request)
+
+
+def decision(*, admitted: tuple[int, ...] = (), finished: tuple[int, ...] = (), failed: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """What a rank decided in a round: six groups, each with its length."""
+    groups = (admitted, (), (), (), finished, failed)
+    return tuple(value for group in groups for value in (len(group), *group))
+
+
+SHORTER = Faulted(7, "its page list kv.full has the length 2, where the prompt has 3 pages", ("2 pages", "3 pages"))
+REFUSED = Faulted(7, "a write of its kv was refused", ("refused", "kv"))
+TOLD = "source has 3 pages from logical page 0, target has 2 pages from logical page 0"
+
+GOOD: dict[str, tuple[Event, ...]] = {
+    "success": (room(TRANSFERRING, SUCCESS), Finished(7, (1, 2))),
+    "room 0 and the largest one": (
+        room(TRANSFERRING, SUCCESS, number=0, request=1),
+        room(TRANSFERRING, SUCCESS, number=LAST_ROOM, request=2),
+    ),
+    "every leg landed first": (
+        *(landing(n, leg) for n, leg in enumerate(LEGS, 1)),
+        *(Completed(n) for n in (3, 1, 4, 2)),
+        room(TRANSFERRING, SUCCESS),
+    ),
+    "another request is still landing": (landing(1, "kv", request=8), room(TRANSFERRING, SUCCESS)),
+    "another rank is still landing": (landing(1, "kv", rank="decode-1"), room(TRANSFERRING, SUCCESS)),
+    "a failure does not wait": (Aborted(7), landing(1, "kv"), room(TRANSFERRING, FAILED, reason="aborted")),
+    "landing begins behind success of an earlier one": (room(TRANSFERRING, SUCCESS), landing(1, "kv")),
+    "the lane's other operations": (
+        Submitted(1, "wire.kv.sent", "lane", (), (), 1, 7),
+        Submitted(2, "wire.flush", "lane", (), (), 2),
+        room(TRANSFERRING, SUCCESS),
+    ),
+    "another generation of the room": (
+        room(TRANSFERRING, FAILED),
+        room(TRANSFERRING, SUCCESS, generation=2),
+    ),
+    "another rank's view": (room(TRANSFERRING, FAILED), room(TRANSFERRING, SUCCESS, rank="decode-1")),
+    "ranks agree": (
+        Decided("decode", (decision(admitted=(1, 2), failed=(3,)),) * 3),
+        Decided("decode", (decision(),) * 2),
+        Decided("prefill", (decision(admitted=(4,)),)),
+    ),
+    "a fault fails with both lengths": (SHORTER, Failed(7, TOLD)),
+    "a refusal is named": (REFUSED, Failed(7, "the engine refused to write kv")),
+    "aborted": (Aborted(7), Failed(7, "aborted")),
+    "aborted before its fault could tell": (SHORTER, Aborted(7), Failed(7, "aborted")),
+}
+
+# name: (code, request, buffer, parts of the message), and the history
+BAD: dict[str, tuple[tuple[str, int | None, str | None, tuple[str, ...]], tuple[Event, ...]]] = {
+    "failed, then success": (
+        ("KV602", 7, None, ("decode-0", "room 0", "from Failed to Success", "Failed is final")),
+        (room(TRANSFERRING, FAILED), room(FAILED, SUCCESS)),
+    ),
+    "success, then failed": (
+        ("KV602", 7, None, ("from Success to Failed", "Success is final")),
+        (room(TRANSFERRING, SUCCESS), room(SUCCESS, FAILED)),
+    ),
+    "failed, then transferring": (
+        ("KV602", 7, None, ("from Failed to Transferring",)),
+        (room(TRANSFERRING, FAILED), room(FAILED, TRANSFERRING)),
+    ),
+    "success twice": (
+        ("KV602", 7, None, ("from Success to Success",)),
+        (room(TRANSFERRING, SUCCESS), room(SUCCESS, SUCCESS)),
+    ),
+    "the largest room": (
+        ("KV602", 7, None, (f"room {LAST_ROOM}",)),
+        (room(TRANSFERRING, FAILED, number=LAST_ROOM), room(FAILED, SUCCESS, number=LAST_ROOM)),
+    ),
+    **{
+        f"{leg} has not landed": (
+            ("KV203", 7, sorted(BUFFERS[leg])[0], ("decode-0", f"its {leg} ({', '.join(sorted(BUFFERS[leg]))})")),
+            (
+                *(landing(n, each) for n, each in enumerate(LEGS, 1)),
+                *(Completed(n) for n, each in enumerate(LEGS, 1) if each != leg),
+                room(TRANSFERRING, SUCCESS),
+                Completed(list(LEGS).index(leg) + 1),
+            ),
+        )
+        for leg in LEGS
+    },
+    "the other rank's leg": (
+        ("KV203", 7, "index", ("decode-1", "its state")),
+        (
+            *(landing(1, "state"), landing(2, "state", rank="decode-1"), Completed(1)),
+            *(room(TRANSFERRING, SUCCESS), room(TRANSFERRING, SUCCESS, rank="decode-1")),
+        ),
+    ),
+    "ranks disagree about who failed": (
+        ("KV601", None, None, ("decode ranks 0 and 1", "failed [3]", "and nothing")),
+        (Decided("decode", (decision(failed=(3,)), decision())),),
+    ),
+    "the last of four disagrees": (
+        ("KV601", None, None, ("prefill ranks 0 and 3", "admitted [1, 2] and admitted [2, 1]")),
+        (Decided("prefill", (*(decision(admitted=(1, 2)),) * 3, decision(admitted=(2, 1)))),),
+    ),
+    "tokens of one request differ": (
+        ("KV601", None, None, ("finished [7, 1, 2] and finished [7, 1, 3]",)),
+        (Decided("decode", (decision(finished=(7, 1, 2)), decision(finished=(7, 1, 3)))),),
+    ),
+    "a healthy request failed": (
+        ("KV901", 7, None, ("nothing was wrong", "too late")),
+        (Faulted(8, "x", ()), Failed(7, "too late")),
+    ),
+    "a fault that was not noticed": (
+        ("KV301", 7, None, ("finished though", "length 2", "has to fail")),
+        (SHORTER, Finished(7, (1,))),
+    ),
+    "a refusal that was not noticed": (
+        ("KV203", 7, None, ("finished though", "refused")),
+        (REFUSED, Finished(7, (1,))),
+    ),
+    "only one length": (
+        ("KV301", 7, None, ("does not say '2 pages'", "target is too short")),
+        (SHORTER, Failed(7, "source has 3 pages, the target is too short")),
+    ),
+    "neither length": (
+        ("KV301", 7, None, ("does not say '2 pages' and '3 pages'", "too late")),
+        (SHORTER, Failed(7, "too late")),
+    ),
+    "the refused leg is not named": (("KV301", 7, None, ("does not say 'kv'",)), (REFUSED, Failed(7, "refused"))),
+    "an abort of somebody else": (("KV901", 7, None, ("aborted",)), (Aborted(8), Failed(7, "aborted"))),
+    "the abort came later": (("KV901", 7, None, ("late",)), (Failed(7, "late"), Aborted(7))),
+    "aborted, and yet it finished with its fault": (
+        ("KV301", 7, None, ("finished though",)),
+        (SHORTER, Aborted(7), Finished(7, (1,))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_is_right_gives_no_finding(name: str) -> None:
+    oracle = ProtocolOracle()
+    assert judge(oracle, History.of(*GOOD[name])) == ()
+    assert oracle.judged or name.startswith("aborted")
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_is_named(name: str) -> None:
+    (code, request, buffer, parts), events = BAD[name]
+    (found,) = judge(ProtocolOracle(), History.of(*events))
+    assert (found.code, found.request, found.buffer, found.oracle) == (code, request, buffer, "protocol")
+    for part in parts:
+        assert part in found.message
+    assert "\n" not in found.message
+
+
+def test_every_leg_that_has_not_landed_is_named() -> None:
+    landings = tuple(landing(n, leg) for n, leg in enumerate(LEGS, 1))
+    found = judge(ProtocolOracle(), History.of(*landings, room(TRANSFERRING, SUCCESS)))
+    assert [each.code for each in found] == ["KV203"] * 4
+    assert all(f"its {leg} (" in each.message for each, leg in zip(found, LEGS, strict=True))
+
+
+def test_each_rank_that_differs_from_the_first_is_named() -> None:
+    (event,) = (Decided("decode", (decision(), decision(failed=(1,)), decision(), decision(failed=(2,)))),)
+    found = judge(ProtocolOracle(), History.of(event))
+    assert [each.message.split(" decided")[0] for each in found] == ["decode ranks 0 and 1", "decode ranks 0 and 3"]
+
+
+def test_no_more_than_so_many_findings_are_kept_while_counting_goes_on() -> None:
+    changes = [room(TRANSFERRING, FAILED)] + [room(FAILED, SUCCESS)] * (3 * MAX_FINDINGS)
+    oracle = ProtocolOracle()
+    assert len(judge(oracle, History.of(*changes))) == MAX_FINDINGS
+    assert oracle.judged == len(changes)
+
+
+def test_rooms_decisions_and_ends_are_counted() -> None:
+    oracle = ProtocolOracle()
+    events = (
+        *(landing(1, "kv"), Completed(1), room(TRANSFERRING, SUCCESS), room(TRANSFERRING, FAILED, request=8, number=1)),
+        *(Decided("decode", (decision(),) * 4), Faulted(8, "x", ()), Failed(8, "x"), Finished(7, ()), Aborted(9)),
+    )
+    assert judge(oracle, History.of(*events)) == ()
+    assert oracle.judged == 2 + 4 + 2
+
+
+def test_nothing_is_judged_in_a_history_without_transfers() -> None:
+    oracle = ProtocolOracle()
+    assert judge(oracle, History.of(landing(1, "kv"), Completed(1), Aborted(1))) == ()
+    assert oracle.judged == 0, "an oracle that saw nothing must not look as if it had"
