@@ -51,7 +51,9 @@ def landing(ordinal: int, leg: str, *, rank: str = "decode-0", request: int | No
     return Submitted(ordinal, f"wire.{leg}", "prefill-0>decode-0:ordered", (), (there,), ordinal, request)
 
 
-def decision(*, admitted: tuple[int, ...] = (), finished: tuple[int, ...] = (), failed: tuple[int, ...] = ()) -> tuple[int, ...]:
+def decision(
+    *, admitted: tuple[int, ...] = (), finished: tuple[int, ...] = (), failed: tuple[int, ...] = ()
+) -> tuple[int, ...]:
     """What a rank decided in a round: six groups, each with its length."""
     groups = (admitted, (), (), (), finished, failed)
     return tuple(value for group in groups for value in (len(group), *group))

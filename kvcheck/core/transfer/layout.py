@@ -61,6 +61,12 @@ class EndLayout:
         """The rank's name on the wire."""
         return f"{self.end}-{self.rank}"
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the metadata row up to the end of its last field, the room, whose values have 8 bytes each."""
+        _, width, _, offset = self.fields[-1]
+        return offset + 8 * width
+
 
 def end_layout(pool: KVPool, metadata: MetadataBuffers, *, whole: ModelShape, rank: int, ranks: int) -> EndLayout:
     """The layout of a rank. whole: the model's shape before it was dealt out."""
@@ -114,10 +120,12 @@ def check_layouts(mine: EndLayout, theirs: EndLayout) -> None:
             _same(mine, theirs, f"{name} of {buffer.region}", getattr(buffer, name), getattr(other, name))
         for name in ("rows_per_unit", "shard_bytes"):
             _same(mine, theirs, f"{name} of {buffer.region}", getattr(buffer.rows, name), getattr(other.rows, name))
-    fields = mine.fields[-1]
     for each in (mine, theirs):
-        if each.row_bytes < fields[3] + fields[1]:
-            raise LayoutMismatch(f"{each.name}: a metadata row of {each.row_bytes} bytes ends inside {fields[0]}")
+        if each.row_bytes < each.packed_bytes:
+            raise LayoutMismatch(
+                f"row_bytes of {each.name}: expected at least the {each.packed_bytes} bytes of all fields, got "
+                f"{each.row_bytes}"
+            )
 
 
 def _same(mine: EndLayout, theirs: EndLayout, what: str, ours: object, others: object) -> None:

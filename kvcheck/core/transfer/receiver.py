@@ -93,7 +93,8 @@ class Receiver:
         self.sources = {peer.name: peer for peer in peers if (peer.rank, layout.rank) in pairs}
         self._slices = {name: pairs[peer.rank, layout.rank] for name, peer in self.sources.items()}
         self._ranks = len(peers)
-        self._generations = np.zeros(metadata.slots.count, dtype=np.int64)
+        self._attempts = 0
+        self._gone: set[str] = set()
         self._seals = backend.empty(
             "seals", (metadata.slots.count * self._ranks, SEAL_BYTES), torch.uint8, Place.DEVICE
         )
@@ -110,8 +111,8 @@ class Receiver:
 
     def expect(self, room: int, holding: Holding, tokens: int, slot: int) -> None:
         """Ask every source for a room: its prompt of `tokens` tokens goes into this holding and slot."""
-        self._generations[slot] += 1
-        ticket = Ticket(room, int(self._generations[slot]), holding.request)
+        self._attempts += 1
+        ticket = Ticket(room, self._attempts, holding.request)
         names = set(self.sources)
         self._rooms[room] = Receiving(
             ticket=ticket,
@@ -120,8 +121,11 @@ class Receiver:
             slot=slot,
             deadline=self._clock() + self._patience,
             waits=set(names),
-            writers=set(names),
+            writers=names - self._gone,
         )
+        if gone := names & self._gone:
+            self._set(self._rooms[room], FAILED, _gone(gone))
+            return
         want = Want(
             room=room,
             generation=ticket.generation,
@@ -172,11 +176,12 @@ class Receiver:
         self._clear_seals(self._seal_rows(receiving))
 
     def fence(self, peer: str) -> None:
-        """The peer is gone and its engine with it: it writes nothing any more."""
+        """The peer is gone and its engine with it: it writes nothing any more, and is asked for nothing."""
+        self._gone.add(peer)
         for receiving in self._rooms.values():
             receiving.writers.discard(peer)
             if peer in receiving.waits:
-                self._set(receiving, FAILED, f"{peer} is gone")
+                self._set(receiving, FAILED, _gone({peer}))
 
     def free(self) -> None:
         """Give the seals' memory back."""
@@ -188,7 +193,8 @@ class Receiver:
         """Take messages, look at what was reported, and give up what is too late."""
         for peer, message in self._wire.receive():
             receiving = self._rooms.get(message.room)
-            if receiving is not None and message.generation == receiving.ticket.generation:
+            is_source = peer in self.sources and peer not in self._gone
+            if is_source and receiving is not None and message.generation == receiving.ticket.generation:
                 self._take(peer, message, receiving)
         for room, receiving in self._rooms.items():
             if receiving.status != SUCCESS and not receiving.waits:
@@ -324,3 +330,7 @@ class Receiver:
                 writes=(Footprint("seals", ("seal",), (0, 1), rows),),
             )
         )
+
+
+def _gone(peers: set[str]) -> str:
+    return f"{', '.join(sorted(peers))} is gone"

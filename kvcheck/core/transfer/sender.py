@@ -17,13 +17,10 @@ from functools import partial
 import numpy as np
 
 from kvcheck.core.backend.backend import Backend, Signal
-from kvcheck.core.errors import TargetError
+from kvcheck.core.errors import LengthMismatch, TargetError
 from kvcheck.core.paging import IndexArray, first_seen_page, pages_for
 from kvcheck.core.pools.pool import Holding, KVPool
-from kvcheck.core.transfer.blocks import (
-    PageRun,
-    pair_pages,
-)
+from kvcheck.core.transfer.blocks import PageRun, pair_pages
 from kvcheck.core.transfer.layout import EndLayout, check_layouts
 from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.transfer.metadata import MetadataBuffers
@@ -215,9 +212,18 @@ class Sender:
             if sending.reason:
                 return
             try:
+                self._check_tokens(sending, self._wants[sending.room][peer])
                 write(peer)
             except TargetError as error:
                 self.fail(sending.room, str(error))
+
+    def _check_tokens(self, sending: Sending, want: Want) -> None:
+        """Equal pages do not mean equal prompts: the last page is rarely full."""
+        if want.tokens != sending.tokens:
+            raise LengthMismatch(
+                f"room {sending.room}: the ends disagree about the prompt: source has {sending.tokens} tokens, target "
+                f"has {want.tokens} tokens; nothing of it is sent"
+            )
 
     def _send_kv(self, sending: Sending, pages: range, after: Signal, peer: str) -> None:
         want = self._wants[sending.room][peer]

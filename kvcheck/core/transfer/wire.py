@@ -25,7 +25,7 @@ LEGS = ("kv", "state", "aux", "seal")
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One attempt to transfer a room. generation: of the decode rank's metadata slot."""
+    """One attempt to transfer a room. generation: the attempt's number at its decode rank, used once."""
 
     room: int
     generation: int

@@ -116,12 +116,11 @@ class Writer:
             self._wire.send(peer, AuxData(room=want.room, generation=want.generation, slot=want.slot, row=data))
             return
         owners = np.array([want.request], dtype=np.int64)
-        size = self._layout.fields[-1]
-        length = size[3] + size[1] * 8
+        layout = self._layout
         write = RegionWrite(
             source="metadata",
             target="metadata",
-            blocks=np.array([[slot * self._layout.row_bytes, self._stride(peer) * want.slot, length]]),
+            blocks=np.array([[slot * layout.row_bytes, self._stride(peer) * want.slot, layout.packed_bytes]]),
             reads=(Footprint(self._metadata.space, ("metadata",), (0, 1), np.array([slot]), owners=owners),),
             writes=(Footprint("metadata-decode", ("metadata",), (0, 1), np.array([want.slot]), owners=owners),),
         )

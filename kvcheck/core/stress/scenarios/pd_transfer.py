@@ -161,7 +161,9 @@ class Faults:
         longer = self._kinds[message.request] == "longer"
         changed = (*pages, max(pages, default=0) + 1) if longer else pages[:-1]
         why = f"its page list {leg} has the length {len(changed)}, where the prompt has {len(pages)} pages"
-        self._tell(message.request, why, (f"{len(changed)} pages",))
+        # A window may begin elsewhere at the source, which then has another number of pages.
+        held = "source has " if leg == "state.window" else f"source has {len(pages)} pages"
+        self._tell(message.request, why, (f"target has {len(changed)} pages", held))
         return replace(message, runs=(*message.runs[:-1], (leg, first, changed)))
 
     def _tell(self, request: int, why: str, names: tuple[str, ...]) -> None:
