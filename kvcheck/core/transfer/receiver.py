@@ -170,9 +170,10 @@ class Receiver:
 
     def forget(self, room: int) -> None:
         """A failed room's memory is given back."""
-        receiving = self._rooms.pop(room)
+        receiving = self._rooms[room]
         if receiving.writers:
             raise ForeignAccess(f"room {room}: {', '.join(sorted(receiving.writers))} may still write its memory")
+        del self._rooms[room]
         self._clear_seals(self._seal_rows(receiving))
 
     def fence(self, peer: str) -> None:

@@ -212,28 +212,31 @@ class Sender:
             if sending.reason:
                 return
             try:
-                self._check_tokens(sending, self._wants[sending.room][peer])
+                self._check_want(sending, self._wants[sending.room][peer])
                 write(peer)
             except TargetError as error:
                 self.fail(sending.room, str(error))
 
-    def _check_tokens(self, sending: Sending, want: Want) -> None:
-        """Equal pages do not mean equal prompts: the last page is rarely full."""
+    def _check_want(self, sending: Sending, want: Want) -> None:
+        """Whether the peer means this prompt, and has a page for each of its pages, before any of it is sent.
+
+        Equal pages do not mean equal prompts: the last page is rarely full.
+        """
         if want.tokens != sending.tokens:
             raise LengthMismatch(
                 f"room {sending.room}: the ends disagree about the prompt: source has {sending.tokens} tokens, target "
                 f"has {want.tokens} tokens; nothing of it is sent"
             )
+        pages = range(pages_for(sending.tokens, self._pool.page_size))
+        whole = PageRun(0, np.array(pages))  # only its length counts; the pages are taken chunk by chunk
+        self._pair(whole, self._run(want, "kv", "full"), needed=pages, what=f"room {sending.room}, KV pages")
 
     def _send_kv(self, sending: Sending, pages: range, after: Signal, peer: str) -> None:
         want = self._wants[sending.room][peer]
         assert sending.holding is not None
         source = PageRun(0, sending.holding.pages[: pages.stop])
-        target = self._run(want, "kv", "full")
-        cut = PageRun(target.first, target.pages[: max(0, pages.stop - target.first)])
-        if pages.stop == pages_for(sending.tokens, self._pool.page_size):
-            cut = target  # the last chunk says how long the list has to be
-        pairs = self._pair(source, cut, needed=pages, what=f"room {sending.room}, KV pages")
+        target = PageRun(0, self._run(want, "kv", "full").pages[: pages.stop])
+        pairs = self._pair(source, target, needed=pages, what=f"room {sending.room}, KV pages")
         self._writer.write(want, peer, "kv", {"full": pairs}, after=(after,))
 
     def _send_rest(self, sending: Sending, after: Sequence[Signal], peer: str) -> None:
