@@ -37,7 +37,10 @@ FAILED, TRANSFERRING, SUCCESS = 0, 3, 4
 
 @dataclass(slots=True, kw_only=True)
 class Receiving:
-    """A room that is being received. waits: peers that have not reported. writers: peers that may still write."""
+    """A room that is being received. waits: peers that have not reported. writers: peers that may still write.
+
+    verified: peers whose seal fits; size: bytes of what they wrote.
+    """
 
     ticket: Ticket
     holding: Holding
@@ -49,6 +52,7 @@ class Receiving:
     status: int = TRANSFERRING
     reason: str = ""
     verified: set[str] = field(default_factory=set)
+    size: int = 0
 
 
 class RoomListener(Protocol):
@@ -58,7 +62,7 @@ class RoomListener(Protocol):
         """This rank's view of a room changed."""
 
     def sealed(self, *, rank: str, request: int, size: int) -> None:
-        """So many bytes of one source were read here and fit their seal."""
+        """A room has arrived: so many bytes were read here, and fit the seals of their sources."""
 
 
 class Receiver:
@@ -257,6 +261,9 @@ class Receiver:
                 return
             receiving.verified.add(peer)
             self._wire.verified(peer, receiving.ticket)
+        if self._listener is not None and receiving.status == TRANSFERRING:
+            ticket = receiving.ticket
+            self._listener.sealed(rank=self._layout.name, request=ticket.request, size=receiving.size)
         self._set(receiving, SUCCESS)
 
     def _is_sealed(self, peer: str, receiving: Receiving) -> bool:
@@ -283,8 +290,7 @@ class Receiver:
                 right.append(seal)
 
         self._backend.wait(self._backend.submit(Operation("seal.verify", (run,), ticket.request), lane=self._lane))
-        if right and self._listener is not None:
-            self._listener.sealed(rank=self._layout.name, request=ticket.request, size=right[0].bytes)
+        receiving.size += sum(each.bytes for each in right)
         return bool(right)
 
     def _sends_row(self, peer: str) -> bool:

@@ -1,0 +1,310 @@
+"""Prefill and decode ends as a whole: every family and rank pair, what arrives counted apart, faults, legal variations.
+
+Invariants:
+- What has to arrive is worked out from prompts, shapes and rank numbers by plain formulas, not the product's tables.
+- A variation keeps every contract of the wire, and is seen to have taken place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvcheck.core.backend.backend import Signal
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.record import Verdict
+from kvcheck.core.stress import engine as engine_module
+from kvcheck.core.stress.engine import Outcome, StressEngine
+from kvcheck.core.stress.events import (
+    Aborted,
+    Closed,
+    Counted,
+    Event,
+    Failed,
+    Faulted,
+    Finished,
+    Returned,
+    RoomChanged,
+    Submitted,
+)
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.scenarios import SCENARIOS
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.parts import FIXED, Parts
+from kvcheck.core.targets.target import Engine, Setup
+from kvcheck.core.transfer.messages import Drained, Message
+from kvcheck.core.transfer.receiver import SUCCESS, Receiver
+from kvcheck.core.transfer.sender import Sender
+from kvcheck.core.workload.shapes import TINY_SHAPES, shape
+
+SCENARIO_NAMES = ("pd-transfer", "nvlink-aux")
+RANK_PAIRS = {1: (2, 2), 2: (2, 1), 3: (1, 2), 7: (4, 2), 10: (2, 4), 11: (4, 1), 12: (1, 4), 13: (4, 4)}
+"""Numbers of schedules, and the ranks of both ends that they are run with."""
+REQUESTS = 6
+
+
+class Bench:
+    """Runs plans against one target and keeps the events of the last one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, target: BuiltinTarget | None = None) -> None:
+        self.engine = StressEngine(target or BuiltinTarget())
+        self.history = History()
+        monkeypatch.setattr(engine_module, "History", self._keeping)
+
+    def _keeping(self) -> History:
+        self.history = History(keep=True)
+        return self.history
+
+    def run(self, name: str, scenario: str = "pd-transfer", **values: Any) -> Outcome:
+        """One schedule, which has to be green."""
+        plan = Plan(scenario=scenario, shape=name, seed=5, **({"requests": REQUESTS} | values))
+        outcome = self.engine.run(plan)
+        assert [(found.code, found.oracle, found.message) for found in outcome.findings] == [], plan.line()
+        assert outcome.verdict is Verdict.PASS and not outcome.broken_oracles
+        return outcome
+
+    def events(self, *kinds: type) -> list[Any]:
+        """Events of the last run."""
+        return [event for event in self.history.events if isinstance(event, kinds)]
+
+    def prompts(self, plan: Plan) -> dict[int, int]:
+        """Prompt lengths of the last workload."""
+        load, _ = self.engine._workload(SCENARIOS.load(plan.scenario)(), plan)
+        return {job.request: job.prompt_tokens for job in load.jobs}
+
+
+def words_of(model: ModelShape, tokens: int, ranks: int) -> int:
+    """Words that one decode rank of `ranks` has to see for a prompt, its metadata row included."""
+    pages = -(-tokens // model.page_size)
+    rows = pages * model.page_size
+    heads = max(1, model.num_kv_heads // ranks)
+    per_row = heads * (model.head_dim + model.v_head_dim) * model.kv_dtype.itemsize
+    if model.scale_block:
+        per_row += heads * (model.head_dim + model.v_head_dim) // model.scale_block * 4
+    if model.latent_dim:
+        per_row = model.latent_row_bytes or model.latent_dim * 2
+    size = len(model.full_layers) * rows * per_row
+    size += len(model.full_layers) * pages * (8448 if model.index_head_dim else 0)
+    seen = pages - max(0, tokens + 1 - model.window) // model.page_size
+    size += len(model.window_layers) * seen * model.page_size * per_row
+    states = max(1, model.ssm_heads // ranks) if model.ssm_heads else 0
+    conv = model.conv_dim // model.ssm_heads * (model.conv_kernel - 1) * 2 if states else 0
+    size += len(model.state_layers) * states * (conv + model.ssm_key_dim * model.ssm_value_dim * 4)
+    return (size + 1600) // 8
+
+
+def check_ends(bench: Bench) -> Counter[str]:
+    """Everything is free, and every request came to the end that it has to come to; how many of each."""
+    for count in bench.events(Counted):
+        assert count.free == count.total and count.cached == 0, count
+    spaces = {each.space for each in bench.events(Counted)}
+    assert {"prefill-0:full", "decode-0:full", "prefill-0:metadata-prefill", "decode-0:metadata-decode"} <= spaces
+    assert all(each.free == each.total for each in bench.events(Returned))
+    assert [each.held for each in bench.events(Closed)] == [()]
+    finished = {each.request for each in bench.events(Finished)}
+    failed = {each.request: each.reason for each in bench.events(Failed)}
+    aborted = {each.request for each in bench.events(Aborted)}
+    ends: Counter[str] = Counter(finished=len(finished), aborted=len(aborted))
+    assert not finished & failed.keys()
+    for fault in bench.events(Faulted):
+        reason = failed[fault.request]
+        assert fault.request not in finished
+        if "refused" in fault.why:
+            ends["refused"] += 1
+            assert re.search(r"the engine refused to write (kv|state|seal) for room \d+", reason)
+            continue
+        found = re.search(
+            r"source has (\d+) pages from logical page (\d+), target has (\d+) pages from logical page (\d+)", reason
+        )
+        assert found is not None, reason
+        source, first, target, start = map(int, found.groups())
+        ends["longer" if start + target > first + source else "shorter"] += 1
+        assert abs(start + target - first - source) == 1
+        assert f"has the length {target}, " in fault.why
+    return ends
+
+
+@pytest.mark.parametrize("name", TINY_SHAPES)
+@pytest.mark.parametrize("scenario", SCENARIO_NAMES)
+def test_the_fixed_build_is_green_and_every_byte_that_has_to_arrive_is_verified(
+    name: str, scenario: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(monkeypatch)
+    at = 3 * (list(TINY_SHAPES).index(name) + SCENARIO_NAMES.index(scenario))
+    for number, strategy in enumerate(("eager", "lazy", "random")):
+        schedule = list(RANK_PAIRS)[(at + number) % len(RANK_PAIRS)]
+        requests = 3 if shape(name).index_head_dim else REQUESTS  # index pages are large
+        outcome = bench.run(name, scenario, strategy=strategy, schedule=schedule, requests=requests)
+        prompts = bench.prompts(outcome.plan)
+        arrived = [event for event in bench.events(RoomChanged) if event.new == SUCCESS]
+        sources, targets = RANK_PAIRS[schedule]
+        lanes = {event.lane for event in bench.events(Submitted) if event.name.startswith("wire.seal")}
+        assert {int(lane.split(">")[1].split(":")[0].split("-")[1]) for lane in lanes} == set(range(targets))
+        assert {int(lane.split(">")[0].split("-")[1]) for lane in lanes} <= set(range(sources))
+        words = sum(words_of(shape(name), prompts[event.request], targets) for event in arrived)
+        assert outcome.evidence.words_verified["sealed"] == words > 0
+        assert outcome.evidence.transfers == len(arrived) > 0
+        assert outcome.judged["protocol"] > len(arrived)
+        assert check_ends(bench)["finished"] > 0
+
+
+@pytest.mark.parametrize("name", ["llama-3-tiny", "gpt-oss-tiny"])
+def test_the_same_plan_is_the_same_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[tuple[Outcome, list[Event]]] = []
+    for _ in range(2):
+        bench = Bench(monkeypatch)
+        runs.append((bench.run(name, "nvlink-aux", strategy="random", schedule=10), bench.history.events))
+    assert runs[0][0].digest == runs[1][0].digest
+    assert list(map(repr, runs[0][1])) == list(map(repr, runs[1][1]))
+    other = Bench(monkeypatch).run(name, "nvlink-aux", strategy="random", schedule=10 + 56)
+    assert other.digest != runs[0][0].digest
+
+
+@pytest.mark.parametrize("name", ["llama-3-tiny", "gpt-oss-tiny"])
+def test_faults_aborts_and_all_ways_of_the_row_end_as_they_must(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, ends, ways = Bench(monkeypatch), Counter[str](), Counter[str]()
+    for scenario in SCENARIO_NAMES:
+        for schedule in range(14, 20):
+            bench.run(name, scenario, strategy="lazy" if schedule % 2 else "eager", schedule=schedule, requests=10)
+            ends += check_ends(bench)
+            names = Counter(event.name for event in bench.events(Submitted))
+            has_rows, has_messages = names["wire.aux"] > 0, names["wire.message.auxdata"] > 0
+            assert has_rows != has_messages, "a run has one way for its rows"
+            row = "message" if has_messages else "row not acknowledged" if names["wire.aux.sent"] else "row"
+            ways[f"{scenario}, {row}"] += 1
+            assert (names["wire.kv.sent"] > 0) == (scenario == "nvlink-aux"), "reported when queued, on this path only"
+    assert ends.keys() == {"finished", "aborted", "refused", "shorter", "longer"}
+    assert set(ways) == {
+        *("pd-transfer, row", "pd-transfer, message"),
+        *("nvlink-aux, row", "nvlink-aux, row not acknowledged", "nvlink-aux, message"),
+    }
+
+
+# Legal variations
+
+TAKEN: Counter[str] = Counter()
+"""How often each variation took place."""
+
+
+class OtherWire:
+    """A wire that does a little more than the one it wraps."""
+
+    def __init__(self, wire: Any) -> None:
+        self._wire = wire
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wire, name)
+
+
+class SaysTwice(OtherWire):
+    """Every message is sent twice."""
+
+    def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
+        TAKEN["twice"] += 1
+        self._wire.send(peer, message, after=after)
+        self._wire.send(peer, message, after=after)
+
+
+class FlushesMore(OtherWire):
+    """Every write is behind a flush of its own, and followed by another."""
+
+    def write(self, peer: str, *values: Any, after: Sequence[Signal], **named: Any) -> Signal:
+        TAKEN["flushes"] += 1
+        before = self._wire.flush(peer)
+        written: Signal = self._wire.write(peer, *values, after=(*after, before), **named)
+        self._wire.flush(peer)
+        return written
+
+
+class Late(OtherWire):
+    """Messages of some kinds, and what comes behind them, are heard some polls later."""
+
+    kinds: tuple[type, ...] = Message.__args__
+    polls = 3
+
+    def __init__(self, wire: Any) -> None:
+        super().__init__(wire)
+        self._held: deque[tuple[int, tuple[str, Message]]] = deque()
+        self._now = 0
+
+    def receive(self) -> list[tuple[str, Message]]:
+        self._now += 1
+        for sender, message in self._wire.receive():
+            is_late = isinstance(message, self.kinds)
+            TAKEN["late"] += is_late
+            self._held.append((self._now + self.polls * is_late, (sender, message)))
+        heard = []
+        while self._held and self._held[0][0] <= self._now:
+            heard.append(self._held.popleft()[1])
+        return heard
+
+
+class LateDrained(Late):
+    """The end of a drain is heard long after it."""
+
+    kinds = (Drained,)
+    polls = 15
+
+
+def over(wire: type[OtherWire]) -> Parts:
+    """The fixed parts, with both ends over another wire."""
+
+    class OtherSender(Sender):
+        def __init__(self, pool: Any, metadata: Any, inner: Any, *values: Any, **named: Any) -> None:
+            super().__init__(pool, metadata, wire(inner), *values, **named)  # type: ignore[arg-type]
+
+    class OtherReceiver(Receiver):
+        def __init__(self, pool: Any, metadata: Any, inner: Any, *values: Any, **named: Any) -> None:
+            super().__init__(pool, metadata, wire(inner), *values, **named)  # type: ignore[arg-type]
+
+    return replace(FIXED, sender=OtherSender, receiver=OtherReceiver)
+
+
+class ChunkedTarget(BuiltinTarget):
+    """Prompts are computed in chunks that end inside pages."""
+
+    def build(self, setup: Setup) -> Engine:
+        if setup.pair is not None:
+            TAKEN["chunks"] += 1
+            setup = replace(setup, config=replace(setup.config, chunk_tokens=max(1, setup.shape.page_size - 1)))
+        return super().build(setup)
+
+
+VARIATIONS: dict[str, Callable[[], BuiltinTarget]] = {
+    "every message comes twice": lambda: BuiltinTarget(over(SaysTwice)),
+    "more flushes": lambda: BuiltinTarget(over(FlushesMore)),
+    "messages come later": lambda: BuiltinTarget(over(Late)),
+    "the end of a drain comes later": lambda: BuiltinTarget(over(LateDrained)),
+    "smaller chunks": ChunkedTarget,
+}
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_a_legal_variation_gives_no_finding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for model, schedules in (("llama-3-tiny", (15, 17, 18)), ("gpt-oss-tiny", (16,))):
+        bench = Bench(monkeypatch, VARIATIONS[name]())
+        for schedule in schedules:
+            scenario = SCENARIO_NAMES[schedule % 2]
+            TAKEN.clear()
+            outcome = bench.run(model, scenario, strategy="random", schedule=schedule)
+            assert outcome.evidence.transfers and check_ends(bench)["finished"]
+            assert sum(TAKEN.values()) > 0
+
+
+class Forgetful(OtherWire):
+    """Not legal: what a peer says is dropped now and then."""
+
+    def receive(self) -> list[tuple[str, Message]]:
+        return [each for at, each in enumerate(self._wire.receive()) if at]
+
+
+def test_the_same_harness_finds_a_wire_that_loses_messages() -> None:
+    plan = Plan(scenario="pd-transfer", shape="llama-3-tiny", seed=5, schedule=9, requests=3, strategy="eager")
+    outcome = StressEngine(BuiltinTarget(over(Forgetful))).run(plan)
+    assert {found.code for found in outcome.findings} & {"KV901"}
