@@ -21,7 +21,7 @@ from kvcheck.core.backend.backend import Lane, Operation, Part, Signal
 from kvcheck.core.backend.scoped import ScopedBackend
 from kvcheck.core.errors import LayoutMismatch, TransferError
 from kvcheck.core.paging import IndexArray
-from kvcheck.core.transfer.messages import Message
+from kvcheck.core.transfer.messages import Drained, Message
 from kvcheck.core.transfer.wire import LEGS, RegionWrite, Ticket
 from kvcheck.kernels.page_copy import copy_bytes_torch
 
@@ -132,13 +132,23 @@ class LoopbackWire:
         )
 
     def receive(self) -> list[tuple[str, Message]]:
-        """Empty the inbox; whoever has read a message is behind what its sender knew."""
+        """Empty the inbox; whoever has read a message is behind what its sender knew.
+
+        That a peer is drained says no more than this either: where it is said too early, landings stay unordered.
+        """
         self.backend.inner.query(self.backend.inner.signal())  # time passes
         messages = []
         while self.inbox:
             sender, message, arrived = self.inbox.pop(0)
             for signal in arrived:
                 self.backend.inner.query(signal)
+            if isinstance(message, Drained):
+                done = (sender, message.room, message.generation)
+                self.landing = {
+                    key: value
+                    for key, value in self.landing.items()
+                    if (key[0], key[1].room, key[1].generation) != done
+                }
             messages.append((sender, message))
         return messages
 

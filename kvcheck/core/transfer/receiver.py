@@ -216,7 +216,6 @@ class Receiver:
         elif isinstance(message, Drained):
             receiving.writers.discard(peer)
             receiving.waits.discard(peer)
-            self._wire.verified(peer, receiving.ticket)
             self._set(receiving, FAILED, f"{peer} stopped writing")
         elif isinstance(message, AuxData):
             self._write_row(message, receiving)
