@@ -1,0 +1,154 @@
+"""A prefill rank's side of a room: who asks, who gives up, what is refused, and when its memory comes back.
+
+Invariants:
+- A room fails alone: the next one over the same ends arrives whole.
+- A message that is old, early or a stranger's changes nothing that counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pair_rig import Rig
+
+from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status, Want
+from kvcheck.core.transfer.receiver import FAILED, SUCCESS
+from kvcheck.core.transfer.sender import DONE, PENDING, REFUSED, UNWANTED, WANTED
+from kvcheck.core.transfer.sender import FAILED as SENDER_FAILED
+
+ROOM = 5
+
+
+def want(**values: object) -> Want:
+    """A want of two pages of llama."""
+    made = Want(room=ROOM, generation=4, request=1, tokens=7, slot=0, state_slot=0, runs=(("kv.full", 0, (5, 6)),))
+    return replace(made, **values)  # type: ignore[arg-type]
+
+
+def ask(rig: Rig, *messages: Message, sender: str = "decode-0") -> list[Message]:
+    """Messages that arrive at the prefill end; what the decode end hears then."""
+    rig.prefill.wire.inbox += [(sender, message, []) for message in messages]
+    rig.sender.poll()
+    heard = [message for _, message, _ in rig.decode.wire.inbox]
+    rig.decode.wire.inbox.clear()
+    return heard
+
+
+def test_a_want_may_come_before_its_request() -> None:
+    rig = Rig()
+    assert ask(rig, want()) == []
+    rig.sender.open(ROOM, 1, 7)
+    assert rig.sender.readiness(ROOM) == WANTED
+
+
+def test_a_want_that_comes_after_the_failure_hears_of_it_with_the_reason() -> None:
+    rig = Rig()
+    rig.sender.open(ROOM, 1, 7)
+    assert rig.sender.readiness(ROOM) == UNWANTED
+    rig.sender.fail(ROOM, "broken")
+    assert (rig.sender.readiness(ROOM), rig.sender.state(ROOM)) == (REFUSED, SENDER_FAILED)
+    answer = [Status(room=ROOM, generation=4, is_ok=False, reason="broken"), Drained(room=ROOM, generation=4)]
+    assert ask(rig, want()) == answer
+    rig.sender.close(ROOM)
+    assert ask(rig, want()) == answer, "also once it is forgotten"
+
+
+def test_an_abort_before_any_want_is_answered_at_once() -> None:
+    rig = Rig()
+    assert ask(rig, Abort(room=ROOM, generation=4, reason="x")) == [Drained(room=ROOM, generation=4)]
+    rig.sender.open(ROOM, 1, 7)
+    assert rig.sender.readiness(ROOM) == UNWANTED
+    assert rig.sender.reason(ROOM) == "", "nobody here had promised anything"
+
+
+def test_an_abort_of_an_older_attempt_ends_only_that() -> None:
+    rig = Rig()
+    rig.sender.open(ROOM, 1, 7)
+    ask(rig, want())
+    assert ask(rig, Abort(room=ROOM, generation=3, reason="old")) == [Drained(room=ROOM, generation=3)]
+    assert rig.sender.readiness(ROOM) == WANTED
+
+
+def test_an_abort_between_want_and_request_takes_the_want_back() -> None:
+    rig = Rig()
+    assert ask(rig, want(), Abort(room=ROOM, generation=4, reason="x")) == [Drained(room=ROOM, generation=4)]
+    rig.sender.open(ROOM, 1, 7)
+    assert rig.sender.readiness(ROOM) == UNWANTED
+    ask(rig, want(generation=5))
+    assert rig.sender.readiness(ROOM) == WANTED
+
+
+def test_an_older_want_does_not_replace_a_newer_one_and_strangers_are_not_served() -> None:
+    rig = Rig()
+    rig.sender.open(ROOM, 1, 7)
+    ask(rig, want(), sender="decode-9")
+    assert rig.sender.readiness(ROOM) == UNWANTED
+    ask(rig, want(), want(generation=3, slot=2), want(slot=3))
+    assert rig.sender._wants[ROOM]["decode-0"] == want()
+
+
+def test_memory_is_the_rooms_until_done_of_its_own_attempt() -> None:
+    rig = Rig()
+    rig.sender.open(ROOM, 1, 7)
+    ask(rig, want())
+    sent = rig.begin(ROOM, 7)
+    rig.sender.send_pages(ROOM, 7, rig.done())
+    rig.finish(sent)
+    for message in (Done(room=ROOM, generation=3, is_ok=True), Done(room=6, generation=4, is_ok=True)):
+        ask(rig, message)
+        assert rig.sender.state(ROOM) == PENDING
+    ask(rig, Done(room=ROOM, generation=4, is_ok=True), sender="decode-9")
+    assert rig.sender.state(ROOM) == PENDING
+    ask(rig, Done(room=ROOM, generation=4, is_ok=True))
+    assert rig.sender.state(ROOM) == DONE
+
+
+WRONG_WANTS = {
+    "a page less": (want(runs=(("kv.full", 0, (5,)),)), ("source has 2 pages", "target has 1 pages")),
+    "a page more": (want(runs=(("kv.full", 0, (5, 6, 7)),)), ("source has 2 pages", "target has 3 pages")),
+    "a page later": (want(runs=(("kv.full", 1, (6,)),)), ("source has 2 pages", "from logical page 1")),
+    "no pages": (want(runs=()), ("source has 2 pages", "target has 0 pages")),
+    "another leg": (want(runs=(("state.full", 0, (5, 6)),)), ("target has 0 pages",)),
+    "a token less": (want(tokens=6), ("source has 7 tokens", "target has 6 tokens")),
+    "a token more": (want(tokens=8), ("source has 7 tokens", "target has 8 tokens")),
+    "padding": (want(runs=(("kv.full", 0, (5, 0)),)), ("units 1 to 14", "from 0")),
+    "a page that is not there": (want(runs=(("kv.full", 0, (5, 15)),)), ("units 1 to 14", "from 15")),
+    "a slot that is not there": (want(slot=4), ("metadata", "the regions have")),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_WANTS)
+@pytest.mark.parametrize("chunk", [4, 7])
+def test_a_want_that_does_not_fit_fails_its_room_alone_and_says_why(name: str, chunk: int) -> None:
+    rig = Rig()
+    wrong, parts = WRONG_WANTS[name]
+    ask(rig, wrong)
+    rig.prefill_room(ROOM, 7, chunk=chunk)
+    assert rig.sender.state(ROOM) == SENDER_FAILED
+    for part in parts:
+        assert part in rig.sender.reason(ROOM)
+    heard = [message for _, message, _ in rig.decode.wire.inbox]
+    reason = rig.sender.reason(ROOM)
+    assert heard == [Status(room=ROOM, generation=4, is_ok=False, reason=reason), Drained(room=ROOM, generation=4)]
+    rig.decode.wire.inbox.clear()
+    got = rig.expect(6, 9, request=2)
+    sent = rig.prefill_room(6, 9, request=2)
+    rig.poll()
+    assert rig.receiver.status(6) == SUCCESS and rig.differs(sent, got) == []
+
+
+@pytest.mark.parametrize("leg", ["kv", "state", "aux", "seal"])
+def test_a_leg_that_the_engine_refuses_fails_the_room_on_both_sides(leg: str) -> None:
+    rig = Rig("glm-5.1-tiny", refuses=lambda writer, peer, each, ticket: each == leg and ticket.room == ROOM)
+    rig.expect(ROOM, 70)
+    rig.prefill_room(ROOM, 70)
+    rig.poll(2)
+    assert rig.receiver.status(ROOM) == FAILED and rig.receiver.is_drained(ROOM)
+    assert rig.receiver.reason(ROOM) == rig.sender.reason(ROOM)
+    assert f"refused to write {leg} for room {ROOM}" in rig.receiver.reason(ROOM)
+    assert rig.sender.state(ROOM) == SENDER_FAILED
+    got = rig.expect(6, 70, request=2)
+    sent = rig.prefill_room(6, 70, request=2)
+    rig.poll()
+    assert rig.receiver.status(6) == SUCCESS and rig.differs(sent, got) == []
