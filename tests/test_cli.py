@@ -210,7 +210,7 @@ def test_the_fixed_build_has_no_finding(shape: str, tmp_path: Path, capsys: pyte
     assert run(command) == 0
     record = only_record(tmp_path)
     assert record["findings"] == []
-    assert len(record["scenarios"]) == 2  # retract-resume, and the one of its kind for the prefix cache
+    assert len(record["scenarios"]) == 4  # retract-resume, its kind's prefix cache, and two of a prefill and decode end
     for cell in record["scenarios"]:
         assert (cell["verdict"], cell["code"]) == ("pass", None), cell["reason"]
     assert capsys.readouterr().out.endswith(" exit 0\n")

@@ -110,12 +110,15 @@ def finding_lines(number: int, finding: Finding) -> list[str]:
 
 
 def findings_block(findings: tuple[Finding, ...]) -> list[str]:
-    """The first findings of different kinds, each code before a code's second kind, and how many were left out."""
+    """The first findings of different kinds, and how many were left out.
+
+    Each code comes before a code's second kind, and a false status before the wrong bytes that follow from it.
+    """
     kinds: dict[tuple[str, str | None, str], Finding] = {}
     for finding in findings:
         kinds.setdefault((finding.code, finding.buffer, finding.shape), finding)
     first_of_code = {finding.code: finding for finding in reversed(kinds.values())}
-    ordered = sorted(kinds.values(), key=lambda finding: finding is not first_of_code[finding.code])
+    ordered = sorted(kinds.values(), key=lambda each: (each is not first_of_code[each.code], each.oracle != "protocol"))
     shown = ordered[:MAX_SHOWN]
     lines = [line for number, finding in enumerate(shown, 1) for line in (*finding_lines(number, finding), "")]
     if len(findings) > len(shown):
