@@ -1,0 +1,206 @@
+"""One rank of a pair: its memory, its end of a wire, and the scheduler on top; in whatever process it runs.
+
+Invariants:
+- A rank is put together the same way whether its peers live in this process or in others.
+- What it is called, on the wire and in every name its backend makes, is "<end>-<number>".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvcheck.core.backend.backend import Backend
+from kvcheck.core.backend.scoped import ScopedBackend, scoped
+from kvcheck.core.errors import InternalError
+from kvcheck.core.paging import IndexArray
+from kvcheck.core.pools import POOLS
+from kvcheck.core.pools.pool import KVPool
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.pools.sharding import rank_shape, shard_range
+from kvcheck.core.scheduler.decode import DecodeScheduler
+from kvcheck.core.scheduler.parts import EngineParts
+from kvcheck.core.scheduler.prefill import PrefillScheduler
+from kvcheck.core.scheduler.request import StepReport
+from kvcheck.core.targets.parts import Parts
+from kvcheck.core.targets.target import EventSink, FirstWords, PairSetup, Setup, SpaceCount
+from kvcheck.core.targets.watching import Bystander, Watch, WatchedDecoder, WatchedOffload
+from kvcheck.core.transfer.layout import EndLayout, end_layout, routes
+from kvcheck.core.transfer.metadata import MetadataBuffers, MetadataField
+from kvcheck.core.transfer.wire import Wire
+from kvcheck.core.transfer.writer import part_name
+
+
+class ScopedSink:
+    """An EventSink for one rank: ids are told under the rank's own names of spaces."""
+
+    def __init__(self, sink: EventSink, scope: str) -> None:
+        self._sink = sink
+        self._scope = scope
+        self.saved, self.restored, self.aliased, self.owned = sink.saved, sink.restored, sink.aliased, sink.owned
+        self.descriptor, self.looked_up, self.tier_changed = sink.descriptor, sink.looked_up, sink.tier_changed
+        self.transferred, self.evicted, self.padding = sink.transferred, sink.evicted, sink.padding
+        self.mapped, self.acting, self.decided = sink.mapped, sink.acting, sink.decided
+        self.room, self.sealed = sink.room, sink.sealed
+
+    def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
+        """Under the rank's name."""
+        self._sink.allocated(scoped(self._scope, space), ids, owner)
+
+    def freed(self, space: str, ids: IndexArray) -> None:
+        """Under the rank's name."""
+        self._sink.freed(scoped(self._scope, space), ids)
+
+    def leased(
+        self, *, request: int, space: str, slot: int, row: torch.Tensor, fields: tuple[MetadataField, ...]
+    ) -> None:
+        """Under the rank's name."""
+        self._sink.leased(request=request, space=scoped(self._scope, space), slot=slot, row=row, fields=fields)
+
+
+@dataclass(slots=True, kw_only=True)
+class Rank:
+    """One rank, before and after it knows its peers."""
+
+    name: str
+    backend: ScopedBackend
+    sink: ScopedSink
+    pool: KVPool
+    metadata: MetadataBuffers
+    layout: EndLayout
+    wire: Wire
+    bystander: Bystander
+    first_words: FirstWords
+
+
+def pair_of(setup: Setup) -> PairSetup:
+    """The pair setup, which a rank needs."""
+    if setup.pair is None:
+        raise InternalError("a rank of a pair needs a pair setup")
+    return setup.pair
+
+
+def make_rank(
+    parts: Parts, setup: Setup, end: str, number: int, *, backend: Backend, wire: Callable[[ScopedBackend], Wire]
+) -> Rank:
+    """A rank that does not know its peers yet. backend: of the process it runs in."""
+    pair = pair_of(setup)
+    ranks, sizes = (pair.prefill_ranks, pair.prefill_sizes) if end == "prefill" else (pair.decode_ranks, setup.sizes)
+    name = f"{end}-{number}"
+    own = ScopedBackend(backend, name)
+    sink = ScopedSink(setup.sink, name)
+    watch = Watch(sink)
+    setup.sink.acting(name)
+    whole = setup.shape
+    pool = parts.pool(rank_shape(whole, number, ranks), sizes, backend=own, listener=watch)
+    metadata = parts.metadata(
+        end,
+        slots=setup.metadata_slots,
+        hidden_size=whole.hidden_size,
+        backend=own,
+        lane=own.lane("forward"),
+        listener=watch,
+        align=pair.slot_align if end == "decode" else 8,
+    )
+    watch.metadata = {metadata.space: metadata}
+    return Rank(
+        name=name,
+        backend=own,
+        sink=sink,
+        pool=pool,
+        metadata=metadata,
+        layout=end_layout(pool, metadata, whole=whole, rank=number, ranks=ranks),
+        wire=wire(own),
+        bystander=Bystander(pool, sink),
+        first_words=first_words(whole, pool, number, ranks),
+    )
+
+
+def split_rows(rank: Rank, sources: int) -> None:
+    """Where several source ranks write one row, each has a part of its own in every footprint of that buffer."""
+    pairs = routes(rank.layout, sources=sources, targets=rank.layout.ranks)
+    mine = [(source, slices) for (source, target), slices in pairs.items() if target == rank.layout.rank]
+    rank.backend.split = {
+        key: tuple(part_name(key[1], source, len(mine)) for source, slices in mine if key in slices)
+        for key in ((each.space, each.name) for each in rank.layout.buffers)
+    }
+
+
+def prefill_end(parts: Parts, setup: Setup, rank: Rank, peers: Sequence[EndLayout]) -> PrefillScheduler:
+    """The scheduler of a prefill rank. peers: all decode ranks."""
+    setup.sink.acting(rank.name)
+    pair = pair_of(setup)
+    sender = parts.sender(
+        rank.pool,
+        rank.metadata,
+        rank.wire,
+        rank.backend,
+        layout=rank.layout,
+        peers=peers,
+        sealer=parts.sealer,
+        aux_over_messages=pair.aux_over_messages,
+    )
+    decoder = setup.decoder(rank.pool, rank.metadata.fields, rank.first_words)
+    return PrefillScheduler(rank.pool, rank.metadata, decoder, sender, rank.backend, setup.config, room_of=pair.room_of)
+
+
+def decode_end(
+    parts: Parts, setup: Setup, rank: Rank, peers: Sequence[EndLayout], *, clock: Callable[[], int]
+) -> DecodeScheduler:
+    """The scheduler of a decode rank. peers: all prefill ranks. clock: what the setup's patience counts."""
+    setup.sink.acting(rank.name)
+    pair = pair_of(setup)
+    receiver = parts.receiver(
+        rank.pool,
+        rank.metadata,
+        rank.wire,
+        rank.backend,
+        layout=rank.layout,
+        peers=peers,
+        clock=clock,
+        patience=pair.patience,
+        sealer=parts.sealer,
+        listener=rank.sink,
+    )
+    decoder = setup.decoder(rank.pool, rank.metadata.fields, rank.first_words)
+    engine_parts = EngineParts(
+        backend=rank.backend,
+        pool=rank.pool,
+        offload=WatchedOffload(parts.offload(rank.pool, rank.backend), rank.sink),
+        cache=None,
+        prefill_metadata=None,
+        decode_metadata=rank.metadata,
+        transport=None,
+        decoder=WatchedDecoder(decoder, rank.metadata, rank.sink),
+    )
+    return parts.decode_scheduler(engine_parts, setup.config, receiver=receiver, room_of=pair.room_of)
+
+
+def rank_counts(rank: Rank) -> list[SpaceCount]:
+    """Accounting of one rank."""
+    rows = [
+        SpaceCount(scoped(rank.name, name), each.available, 0, each.count)
+        for name, each in rank.pool.allocators.items()
+    ]
+    slots = rank.metadata.slots
+    return [*rows, SpaceCount(scoped(rank.name, rank.metadata.space), slots.available, 0, slots.count)]
+
+
+def first_words(whole: ModelShape, pool: KVPool, rank: int, ranks: int) -> FirstWords:
+    """By buffer, the word of the whole row with which a rank's row begins."""
+    found = {}
+    totals = {(spec.name, each.name): each.shards for spec in POOLS.load(whole.family)(whole) for each in spec.buffers}
+    for space, buffer in pool.buffers():
+        first = shard_range(totals[space, buffer.name], rank, ranks).start
+        found[space, buffer.name] = first * (buffer.row_bytes // buffer.shards // 8)
+    return found
+
+
+def decision(report: StepReport) -> tuple[int, ...]:
+    """What a round decided, as numbers; reasons may differ, requests may not."""
+    finished = [value for request, tokens in report.finished for value in (request, *tokens)]
+    groups = (report.admitted, report.joined, report.retracted, report.resumed, finished)
+    failed = [request for request, _ in report.failed]
+    return tuple(value for group in (*groups, failed) for value in (len(group), *group))
