@@ -40,15 +40,12 @@ from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.oracles.oracle import Oracle
 from kvcheck.core.stress.scenarios import SCENARIOS
+from kvcheck.core.stress.scenarios.pd_transfer import PDTransfer
 from kvcheck.core.stress.scenarios.scenario import Load, Scenario
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.schedule import Plan, parse_ranks, workload_seed
 from kvcheck.core.stress.strategies import Recorder, encode_choices, make_strategy
 from kvcheck.core.targets.target import Target
-from kvcheck.core.workload.mix import Mix
 from kvcheck.core.workload.shapes import shape as shape_named
-
-SCHEDULES_PER_WORKLOAD = 8
-"""Schedules that share one workload, and so one reference run."""
 
 MAX_LINE_CHOICES = 3000
 """Characters of recorded choices that a schedule line may carry; longer runs replay from their seed."""
@@ -97,7 +94,7 @@ class StressEngine:
 
     def run(self, plan: Plan) -> Outcome:
         """Run and judge one schedule."""
-        scenario = SCENARIOS.load(plan.scenario)()
+        scenario = scenario_of(plan)
         shape = shape_named(plan.shape)
         if missing := scenario.needs - self._target.capabilities:
             raise UsageError(
@@ -154,14 +151,24 @@ class StressEngine:
         return self._workload(SCENARIOS.load(plan.scenario)(), plan)[0].note
 
     def _workload(self, scenario: Scenario, plan: Plan) -> tuple[Load, Mapping[int, tuple[int, ...]]]:
-        group = plan.schedule // SCHEDULES_PER_WORKLOAD if plan.trace is None else 0
-        seed = Mix(plan.seed * 7_919 + group).next_u64() >> 16
+        seed = workload_seed(plan)
         key = (plan.scenario, plan.shape, seed, plan.requests, plan.trace, plan.transport)
         if self._cached is None or self._cached[0] != key:
             shape = shape_named(plan.shape)
             load = scenario.load(shape, seed=seed, requests=plan.requests, trace=plan.trace)
             self._cached = (key, load, scenario.reference(shape, load, plan.transport))
         return self._cached[1], self._cached[2]
+
+
+def scenario_of(plan: Plan) -> Scenario:
+    """The plan's scenario, with the ranks that it names."""
+    scenario = SCENARIOS.load(plan.scenario)()
+    if plan.ranks is None:
+        return scenario
+    if not isinstance(scenario, PDTransfer):
+        raise UsageError(f"--ranks {plan.ranks}: {plan.scenario} runs 1x1 only; pd-transfer and nvlink-aux take ranks")
+    scenario.ranks = parse_ranks(plan.ranks)
+    return scenario
 
 
 def schedules(first: Plan, count: int) -> Iterator[Plan]:

@@ -15,8 +15,12 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from kvcheck.core.errors import UsageError
+from kvcheck.core.workload.mix import Mix
 
 MAX_DIGITS = 20
+SCHEDULES_PER_WORKLOAD = 8
+"""Schedules that share one workload, and so one reference run."""
+MOST_RANKS = 8
 BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
@@ -24,7 +28,7 @@ BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 class Plan:
     """One schedule of one scenario with one shape.
 
-    seed, schedule: together they seed workload and strategy. requests: None is the scenario's own number, or the
+    seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None where the scenario chooses. requests: None is the scenario's own number, or the
     whole trace. trace: None is a synthetic workload. choices: recorded choices, for strategy "replay"; the pair of
     operations, for strategy "flip". expect: the code the schedule was printed for.
     """
@@ -36,6 +40,7 @@ class Plan:
     backend: str = "simulated"
     device: str = "cpu"
     transport: str = "loopback"
+    ranks: str | None = None
     strategy: str = "portfolio"
     seed: int = 1
     schedule: int = 0
@@ -52,6 +57,20 @@ class Plan:
             if row.name != "scenario" and (value != row.default or row.name in ("seed", "schedule")):
                 pairs.append(f"{row.name}={quote(str(value), safe='/._-~', errors='surrogateescape')}")
         return f"{self.scenario}:{','.join(pairs)}"
+
+
+def workload_seed(plan: Plan) -> int:
+    """The seed of the plan's workload."""
+    group = plan.schedule // SCHEDULES_PER_WORKLOAD if plan.trace is None else 0
+    return Mix(plan.seed * 7_919 + group).next_u64() >> 16
+
+
+def parse_ranks(text: str) -> tuple[int, int]:
+    """The numbers of "2x2". Raises UsageError."""
+    prefill, cross, decode = text.partition("x")
+    if not cross or any(not re.fullmatch("[1-9]", each) or int(each) > MOST_RANKS for each in (prefill, decode)):
+        raise UsageError(f"--ranks: expected PREFILLxDECODE, each from 1 to {MOST_RANKS}, such as 2x2; got {text[:40]!r}")
+    return int(prefill), int(decode)
 
 
 def parse_line(line: str) -> Plan:

@@ -2,7 +2,7 @@
 
 Invariants:
 - Ranks of both ends, the paths of the legs, faults and the stage of aborts go through their values by the number of the
-  schedule.
+  schedule; where the plan names the ranks, it is those.
 - A fault is told to the history when it happens, so that what has to fail, and why, is known.
 """
 
@@ -49,6 +49,9 @@ class PDTransfer:
     families = FAMILIES
     asynchronous = False
 
+    def __init__(self, ranks: tuple[int, int] | None = None) -> None:
+        self.ranks = ranks
+
     def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None) -> Load:
         """Synthetic jobs, or a trace scaled to the decode pool."""
         if trace is not None:
@@ -78,13 +81,12 @@ class PDTransfer:
     ) -> int:
         """Feed jobs by their arrival rounds until all have finished or failed, then close."""
         faults = Faults(load.jobs, shape, history, variant)
-        prefill, decode = RANKS[variant % len(RANKS)]
+        prefill, decode = self.ranks or RANKS[variant % len(RANKS)]
         setup = make_setup(shape, load, backend, history, transport, share_prefixes=False)
-        longest = max(job.prompt_tokens for job in load.jobs)
         pair = PairSetup(
             prefill_ranks=prefill,
             decode_ranks=decode,
-            prefill_sizes=_prefill_sizes(setup.sizes, longest, shape),
+            prefill_sizes=prefill_sizes(setup.sizes, load.jobs, shape),
             paths=self._paths(variant),
             room_of=room_of,
             refuses=faults.refuses,
@@ -198,6 +200,7 @@ def room_of(request: int) -> int:
     return (0, (1 << 64) - 1)[request - 1] if request <= 2 else Mix(request).next_u64()
 
 
-def _prefill_sizes(sizes: PoolSizes, longest: int, shape: ModelShape) -> PoolSizes:
+def prefill_sizes(sizes: PoolSizes, jobs: tuple[Job, ...], shape: ModelShape) -> PoolSizes:
     """Room for a few prompts; recurrent states and rows as the decode end has them."""
+    longest = max(job.prompt_tokens for job in jobs)
     return replace(sizes, pages=max(sizes.pages, 2 * (longest // shape.page_size + 1)))

@@ -72,6 +72,34 @@ class LoadingAborts:
         return chosen
 
 
+class Feed:
+    """Hands jobs out round by round, `hurry` times as fast as they arrive, and at once to an engine with nothing to do."""
+
+    def __init__(self, jobs: tuple[Job, ...], *, hurry: int) -> None:
+        self._jobs = jobs
+        self._hurry = hurry
+        self._sent = 0
+        self._round = 0
+
+    @property
+    def is_open(self) -> bool:
+        """There are jobs left."""
+        return self._sent < len(self._jobs)
+
+    def due(self, *, is_idle: bool) -> list[Generation]:
+        """The jobs of the next round."""
+        if is_idle and self.is_open:
+            self._round = max(self._round, self._jobs[self._sent].arrival // self._hurry)
+        start = self._sent
+        while self.is_open and self._jobs[self._sent].arrival // self._hurry <= self._round:
+            self._sent += 1
+        self._round += 1
+        return [
+            Generation(job.request, prompt_tokens(job), job.output_tokens, job.request % PRIORITIES)
+            for job in self._jobs[start : self._sent]
+        ]
+
+
 def serve(engine: Engine, load: Load, history: History, backend: Backend, *, aborts: Aborts | None = None) -> int:
     """Drive an engine to the end, count what it holds, close it; how many nodes the device evicted."""
     drive(engine, load.jobs, history, hurry=HURRY, aborts=aborts)
@@ -114,17 +142,12 @@ def drive(
     aborts: Aborts | None = None,
 ) -> int:
     """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
-    sent = round_number = idle = retracted = 0
-    while sent < len(jobs) or not engine.is_idle:
-        if engine.is_idle and sent < len(jobs):
-            round_number = max(round_number, jobs[sent].arrival // hurry)
-        while sent < len(jobs) and jobs[sent].arrival // hurry <= round_number:
-            job = jobs[sent]
-            priority = job.request % PRIORITIES
-            engine.submit(Generation(job.request, prompt_tokens(job), job.output_tokens, priority))
-            sent += 1
+    feed = Feed(jobs, hurry=hurry)
+    idle = retracted = 0
+    while feed.is_open or not engine.is_idle:
+        for generation in feed.due(is_idle=engine.is_idle):
+            engine.submit(generation)
         report = engine.step()
-        round_number += 1
         retracted += len(report.retracted)
         for request in aborts(report) if aborts is not None else ():
             if engine.abort(request):

@@ -1,0 +1,63 @@
+"""ProcessRanks: the RankGroup of ranks in processes of their own, over torch.distributed's gloo.
+
+Invariants:
+- Lengths are compared before values: ranks that have diverged get an error, never a reduction of unlike things.
+- Every wait has a bound. A rank that dies, or stays away, is GroupLost for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from kvcheck.core.errors import LengthMismatch
+from kvcheck.core.scheduler.agreement import RankGroup
+
+LOCAL = "127.0.0.1"
+
+
+class GroupLost(Exception):
+    """A rank of the group is gone, or does not answer."""
+
+
+class ProcessRanks(RankGroup):
+    """This process's rank among `ranks`. meeting: a file in which they find one another, of this run alone."""
+
+    def __init__(self, meeting: Path, rank: int, ranks: int, *, timeout_s: float) -> None:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOCAL)]
+        options._timeout = timedelta(seconds=timeout_s)
+        try:
+            self._group = dist.ProcessGroupGloo(dist.FileStore(str(meeting), ranks), rank, ranks, options)
+        except RuntimeError as error:
+            raise GroupLost(f"{ranks} ranks did not meet in {timeout_s} s: {_short(error)}") from error
+        self._ranks = ranks
+
+    def agree(self, known: Sequence[Sequence[int]]) -> list[list[int]]:
+        """known: of this rank alone. Raises GroupLost."""
+        (own,) = known
+        if self._ranks == 1:
+            return [list(own)]
+        shortest, longest = self._least([len(own), -len(own)])
+        if shortest != -longest:
+            raise LengthMismatch(f"ranks bring from {shortest} to {-longest} values; expected equally many")
+        return [self._least(own) if own else []]
+
+    def _least(self, values: Sequence[int]) -> list[int]:
+        tensor = torch.tensor(values, dtype=torch.int64)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MIN
+        try:
+            self._group.allreduce([tensor], options).wait()
+        except RuntimeError as error:
+            raise GroupLost(_short(error)) from error
+        least: list[int] = tensor.tolist()
+        return least
+
+
+def _short(error: RuntimeError) -> str:
+    return str(error).splitlines()[0][:200]

@@ -1,0 +1,89 @@
+"""What a rank's process is told when it starts, and what it says while it runs: one JSON object a line, both ways.
+
+    to the rank      RankOrder, then {"ports": ...} for a prefill rank, then {"close": true}; the end of input is the end
+    from the rank    listening, ready, finished, failed, lost, idle, closed, error
+
+Invariants:
+- Lines are plain values; nothing in them is executed or unpickled.
+- The plan's line is all that decides the work: every rank makes the same jobs from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvcheck.core.record import Evidence, Finding, to_plain, value_from
+from kvcheck.core.registry import Registry
+from kvcheck.core.transfer.process_wire import ProcessWire
+
+PROCESS_WIRES: Registry[type[ProcessWire]] = Registry(
+    "transport between processes",
+    {
+        "tcp": "kvcheck.core.transfer.process_wire:SocketWire",
+        "mooncake": "kvcheck.core.transfer.mooncake:MooncakeWire",
+    },
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOrder:
+    """One rank. key: of the run, so that strangers are told apart. meeting: where the end's ranks find one another.
+
+    patience_s: seconds a room may take. extra: for programs that do more than the worker, such as dying half-way.
+    """
+
+    line: str
+    end: str
+    rank: int
+    prefill: int
+    decode: int
+    key: str
+    meeting: str
+    patience_s: int
+    extra: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The rank's name on the wire."""
+        return f"{self.end}-{self.rank}"
+
+    @property
+    def peers(self) -> list[str]:
+        """The ranks of the other end."""
+        other, count = ("decode", self.decode) if self.end == "prefill" else ("prefill", self.prefill)
+        return [f"{other}-{rank}" for rank in range(count)]
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(to_plain(self))
+
+
+def read_order(line: str) -> RankOrder:
+    """The order of a line. Raises ValueError."""
+    order: RankOrder = value_from(RankOrder, json.loads(line), "order")
+    return order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """What a rank says last. counts: space -> (free, total), when idle. returned: the same after everything was closed.
+
+    decisions: a checksum of what its rounds decided; equal on all ranks of an end. sealed: bytes that it read and that
+    fit their seals, by request.
+    """
+
+    counts: dict[str, tuple[int, ...]]
+    returned: dict[str, tuple[int, ...]]
+    decisions: int
+    sealed: dict[str, int]
+    findings: tuple[Finding, ...]
+    evidence: Evidence
+
+
+def read_closing(raw: Mapping[str, object]) -> Closing:
+    """The closing of an event. Raises ValueError."""
+    closing: Closing = value_from(Closing, raw, "closing")
+    return closing
+

@@ -1,0 +1,231 @@
+"""RankRun: one rank of a pair in a process of its own, from its memory to its last word.
+
+Invariants:
+- Rounds are in step with the other ranks of this end, by agreement; patience is counted in seconds.
+- Whoever has nothing to do still answers its peers until everybody is done.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from kvcheck.core.scheduler.agreement import RankGroup
+from kvcheck.core.scheduler.decode import DecodeScheduler
+from kvcheck.core.scheduler.prefill import PrefillScheduler
+from kvcheck.core.scheduler.process_group import GroupLost, ProcessRanks
+from kvcheck.core.scheduler.request import StepReport
+from kvcheck.core.stress.events import Closed, Counted, Expected, Resumed, Retracted, Returned
+from kvcheck.core.stress.evidence import EvidenceCount
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.oracles import ORACLES
+from kvcheck.core.stress.processes.order import Closing, RankOrder
+from kvcheck.core.stress.processes.work import work_of
+from kvcheck.core.stress.scenarios.pd_transfer import prefill_sizes, room_of
+from kvcheck.core.stress.scenarios.serving import HURRY, Feed, make_setup
+from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.record import to_plain
+from kvcheck.core.targets.parts import FIXED
+from kvcheck.core.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
+from kvcheck.core.targets.target import PairSetup
+from kvcheck.core.transfer.layout_json import layout_from_json, layout_to_json
+from kvcheck.core.transfer.link import Link, Listener, connect
+from kvcheck.core.transfer.messages import Message
+from kvcheck.core.transfer.process_wire import ProcessWire
+from kvcheck.core.transfer.region_backend import RegionBackend
+from kvcheck.core.transfer.wire import Ticket
+
+QUIET_S = 0.0005
+GROUP_S = 60.0
+JUDGES = ("content", "aliasing", "contract", "accounting", "protocol")
+"""Oracles that need no more than one rank's history."""
+
+Say = Callable[[str, dict[str, object]], None]
+
+
+class RankHistory(History):
+    """A History that counts sealed bytes by request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sealed_bytes: dict[str, int] = {}
+
+    def sealed(self, *, rank: str, request: int, size: int) -> None:
+        """Bytes fit their seal."""
+        super().sealed(rank=rank, request=request, size=size)
+        self.sealed_bytes[str(request)] = self.sealed_bytes.get(str(request), 0) + size
+
+
+class RankRun:
+    """One rank. say: tells the supervisor."""
+
+    def __init__(self, order: RankOrder, wire: type[ProcessWire], say: Say) -> None:
+        self._order = order
+        self._say = say
+        self._history = RankHistory()
+        self._oracles = [ORACLES.load(name)() for name in JUDGES]
+        self._count = EvidenceCount()
+        self._history.listen(self._count.handlers())
+        for oracle in self._oracles:
+            self._history.listen(oracle.handlers())
+        plan = parse_line(order.line)
+        shape, load = work_of(plan)
+        for job in load.jobs:
+            self._history.append(Expected(job.request, ()))
+        self._backend = RegionBackend()
+        setup = make_setup(shape, load, self._backend, self._history, "loopback", share_prefixes=False)
+        self._setup = replace(
+            setup,
+            pair=PairSetup(
+                prefill_ranks=order.prefill,
+                decode_ranks=order.decode,
+                prefill_sizes=prefill_sizes(setup.sizes, load.jobs, shape),
+                paths={},
+                room_of=room_of,
+                refuses=_never,
+                tamper=_unchanged,
+                patience=order.patience_s,
+            ),
+        )
+        self._feed = Feed(load.jobs, hurry=HURRY)
+        self.rank = make_rank(FIXED, self._setup, order.end, order.rank, backend=self._backend, wire=wire)
+        assert isinstance(self.rank.wire, ProcessWire)
+        self.wire = self.rank.wire
+        self._group: RankGroup | None = None
+        self._scheduler: PrefillScheduler | DecodeScheduler | None = None
+        self._open: list[int] = []
+        self._alone = ""
+        self._decisions = 0
+        self._started = time.monotonic()
+
+    # The peers
+
+    def meet(self, ports: Callable[[], dict[str, int]]) -> None:
+        """Connect to all peers, build the scheduler on what they said, and start the wire. ports: of the decode ranks."""
+        links = self._links(ports)
+        peers = [layout_from_json(link.hello["layout"]) for link in links]
+        if self._order.end == "prefill":
+            self._scheduler = prefill_end(FIXED, self._setup, self.rank, peers)
+        else:
+            self._scheduler = decode_end(FIXED, self._setup, self.rank, peers, clock=self._seconds)
+        self._setup.sink.acting(self.rank.name)
+        self.wire.start(links)
+        ranks = self._order.prefill if self._order.end == "prefill" else self._order.decode
+        self._group = ProcessRanks(Path(self._order.meeting), self._order.rank, ranks, timeout_s=GROUP_S)
+        self._say("ready", {})
+
+    def _links(self, ports: Callable[[], dict[str, int]]) -> list[Link]:
+        hello: dict[str, object] = {"name": self.rank.name, "layout": layout_to_json(self.rank.layout)}
+        if self._order.end == "prefill":
+            found = ports()
+            return [connect(found[name], self._order.key, hello) for name in self._order.peers]
+        listener = Listener()
+        self._say("listening", {"port": listener.port})
+        return listener.accept(self._order.key, hello, set(self._order.peers))
+
+    def _seconds(self) -> int:
+        return int(time.monotonic() - self._started)
+
+    # The rounds
+
+    def serve(self) -> None:
+        """Rounds until every job was fed and nothing is left."""
+        assert self._scheduler is not None
+        while self._feed.is_open or not self._scheduler.is_idle:
+            for generation in self._feed.due(is_idle=self._scheduler.is_idle):
+                self._scheduler.submit(generation)
+                self._open.append(generation.request)
+            report = self._scheduler.settle(self._agree(self._scheduler.poll()))
+            self._tell(report)
+            self._end_what_is_lost()
+            if not any((report.admitted, report.joined, report.finished, report.failed, report.resumed)):
+                time.sleep(QUIET_S)
+        self._say("idle", {})
+
+    def _agree(self, known: list[int]) -> list[int]:
+        assert self._group is not None
+        try:
+            return self._group.agree([known])[0]
+        except GroupLost as error:
+            self._alone = f"another {self._order.end} rank is gone"
+            self._say("lost", {"what": f"{self._alone}: {error}"})
+            self._group = RankGroup()
+            return known
+
+    def _tell(self, report: StepReport) -> None:
+        if any(decided := decision(report)):
+            self._decisions = zlib.crc32(repr(decided).encode(), self._decisions)
+        for request in report.retracted:
+            self._history.append(Retracted(request))
+        for request in report.resumed:
+            self._history.append(Resumed(request))
+        for request, tokens in report.finished:
+            self._end(request)
+            self._say("finished", {"request": request, "tokens": list(tokens)})
+        for request, reason in report.failed:
+            self._fail(request, reason)
+
+    def _end(self, request: int) -> None:
+        if request in self._open:
+            self._open.remove(request)
+
+    def _fail(self, request: int, reason: str) -> None:
+        if request in self._open:
+            self._open.remove(request)
+            self._say("failed", {"request": request, "reason": reason})
+
+    def _end_what_is_lost(self) -> None:
+        """Peers that are gone write nothing any more; without the ranks beside this one nothing can be agreed on."""
+        gone = self.wire.gone()
+        if isinstance(self._scheduler, DecodeScheduler):
+            for peer in gone:
+                self._scheduler.receiver.fence(peer)
+        why = self._alone or (f"{', '.join(gone)} is gone" if gone and self._order.end == "prefill" else "")
+        for request in list(self._open) if why else ():
+            assert self._scheduler is not None
+            if self._scheduler.abort(request):
+                self._fail(request, why)
+
+    # The end
+
+    def rest(self, is_over: Callable[[], bool]) -> None:
+        """Answer peers until the supervisor has heard from all of them."""
+        assert self._scheduler is not None
+        while not is_over():
+            self._scheduler.poll()
+            time.sleep(QUIET_S * 4)
+
+    def close(self) -> None:
+        """Count, look at what nobody may have touched, give everything back, and say what was seen."""
+        assert self._scheduler is not None
+        counts = rank_counts(self.rank)
+        for count in counts:
+            self._history.append(Counted(count.space, count.free, count.cached, count.total))
+        self.rank.bystander.look()
+        self._scheduler.close()
+        returned = rank_counts(self.rank)
+        for count in returned:
+            self._history.append(Returned(count.space, count.free, count.total))
+        self._history.append(Closed(tuple(sorted(self._backend.allocated().items()))))
+        for oracle in self._oracles:
+            oracle.finish()
+        closing = Closing(
+            counts={each.space: (each.free, each.total) for each in counts},
+            returned={each.space: (each.free, each.total) for each in returned},
+            decisions=self._decisions,
+            sealed=self._history.sealed_bytes,
+            findings=tuple(finding for oracle in self._oracles for finding in oracle.findings),
+            evidence=self._count.total(events=self._history.count, evictions=0, orderings=0),
+        )
+        self._say("closed", {"closing": to_plain(closing)})
+
+
+def _never(writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
+    return False
+
+
+def _unchanged(message: Message) -> Message:
+    return message

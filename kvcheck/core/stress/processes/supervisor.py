@@ -1,0 +1,222 @@
+"""Supervisor: starts a process for every rank, listens to all of them, and leaves none behind.
+
+Invariants:
+- No child outlives `run`, whatever ends it; one whose supervisor was killed ends by itself.
+- Silence has a bound: where nobody says anything for that long, the run is over and says who was waited for.
+- A rank that dies is told of as dead, never as done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, ClassVar
+
+from kvcheck.core.errors import UnknownVerdict
+from kvcheck.core.stress.processes import worker
+from kvcheck.core.stress.processes.order import Closing, RankOrder, read_closing
+from kvcheck.core.stress.processes.work import ranks_of
+from kvcheck.core.stress.schedule import Plan
+
+SILENCE_S = 120.0
+PATIENCE_S = 30
+ENDING_S = 10.0
+TAIL = 600
+"""Characters of a dead rank's standard error that are shown."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RankStory:
+    """What a rank said. death: how its process ended before it was told to; "" where it did not."""
+
+    name: str
+    finished: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    is_idle: bool = False
+    closing: Closing | None = None
+    error: str = ""
+    death: str = ""
+
+
+@dataclass(slots=True)
+class _Child:
+    order: RankOrder
+    process: subprocess.Popen[str]
+    said: IO[str]
+
+    def tell(self, value: Mapping[str, object]) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it is dead, and its end of output says so
+            self.process.stdin.write(json.dumps(value) + "\n")
+            self.process.stdin.flush()
+
+
+class Supervisor:
+    """Runs the ranks of one plan. extra: by rank, what its program is told besides."""
+
+    program: ClassVar[str] = worker.__name__
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        extra: Mapping[str, dict[str, object]] | None = None,
+        silence_s: float = SILENCE_S,
+        patience_s: int = PATIENCE_S,
+    ) -> None:
+        self._plan = plan
+        self._extra = extra or {}
+        self._silence_s = silence_s
+        self._patience_s = patience_s
+        self._events: queue.Queue[tuple[str, dict[str, object] | None]] = queue.Queue()
+        self._children: dict[str, _Child] = {}
+        self._ports: dict[str, int] = {}
+        self.stories: dict[str, RankStory] = {}
+        self.silence = ""
+
+    def run(self) -> Mapping[str, RankStory]:
+        """Every rank's story, when all have ended. Raises UnknownVerdict where a library is missing."""
+        with tempfile.TemporaryDirectory(prefix="kvcheck-ranks-") as folder:
+            try:
+                self._start(Path(folder))
+                while any(not self._is_over(story) for story in self.stories.values()):
+                    try:
+                        name, event = self._events.get(timeout=self._silence_s)
+                    except queue.Empty:
+                        waited = [each.name for each in self.stories.values() if not self._is_over(each)]
+                        self.silence = f"{', '.join(waited)} said nothing for {self._silence_s:.0f} s"
+                        break
+                    self._take(name, event)
+            finally:
+                self._end()
+        return self.stories
+
+    def pid(self, name: str) -> int:
+        """The process of a rank."""
+        return self._children[name].process.pid
+
+    @staticmethod
+    def _is_over(story: RankStory) -> bool:
+        return bool(story.closing is not None or story.death)
+
+    def _start(self, folder: Path) -> None:
+        prefill, decode = ranks_of(self._plan)
+        key = os.urandom(16).hex()
+        for end, count in (("prefill", prefill), ("decode", decode)):
+            for rank in range(count):
+                name = f"{end}-{rank}"
+                order = RankOrder(
+                    line=self._plan.line(),
+                    end=end,
+                    rank=rank,
+                    prefill=prefill,
+                    decode=decode,
+                    key=key,
+                    meeting=str(folder / end),
+                    patience_s=self._patience_s,
+                    extra=dict(self._extra.get(name, {})),
+                )
+                self.stories[name] = RankStory(name=name)
+                self._spawn(order, folder)
+
+    def _spawn(self, order: RankOrder, folder: Path) -> None:
+        said = (folder / f"{order.name}.err").open("w+")
+        process = subprocess.Popen(
+            [sys.executable, "-m", self.program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            start_new_session=True,
+        )
+        self._children[order.name] = child = _Child(order, process, said)
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(OSError):
+            process.stdin.write(order.to_json() + "\n")
+            process.stdin.flush()
+        threading.Thread(target=self._listen, args=(child, process.stdout), daemon=True).start()
+
+    def _listen(self, child: _Child, stdout: IO[str]) -> None:
+        with stdout:
+            for line in stdout:
+                with contextlib.suppress(ValueError):  # half a line of a process that was killed
+                    self._events.put((child.order.name, json.loads(line)))
+        self._events.put((child.order.name, None))
+
+    def _take(self, name: str, event: dict[str, object] | None) -> None:
+        story = self.stories[name]
+        if event is None:
+            self._died(story)
+            return
+        kind = event["event"]
+        if kind == "listening":
+            self._ports[name] = int(str(event["port"]))
+            self._tell_ports()
+        elif kind == "finished":
+            tokens = event["tokens"]
+            assert isinstance(tokens, list)
+            story.finished[int(str(event["request"]))] = tuple(tokens)
+        elif kind == "failed":
+            story.failed[int(str(event["request"]))] = str(event["reason"])
+        elif kind == "lost":
+            story.lost.append(str(event["what"]))
+        elif kind == "idle":
+            story.is_idle = True
+            self._close_when_idle()
+        elif kind == "closed":
+            closing = event["closing"]
+            assert isinstance(closing, dict)
+            story.closing = read_closing(closing)
+        elif kind == "error":
+            story.error = f"{event['kind']}: {event['message']}"
+            if event["exit_code"] == UnknownVerdict.exit_code:
+                raise UnknownVerdict(str(event["message"]))
+
+    def _tell_ports(self) -> None:
+        decode = [child for child in self._children.values() if child.order.end == "decode"]
+        if len(self._ports) == len(decode):
+            for child in self._children.values():
+                if child.order.end == "prefill":
+                    child.tell({"ports": self._ports})
+
+    def _close_when_idle(self) -> None:
+        if all(story.is_idle or story.death for story in self.stories.values()):
+            for name, child in self._children.items():
+                if not self.stories[name].death:
+                    child.tell({"close": True})
+
+    def _died(self, story: RankStory) -> None:
+        if story.closing is not None:
+            return
+        child = self._children[story.name]
+        code = child.process.wait()
+        child.said.seek(0)
+        text = story.error or child.said.read()[-TAIL:].strip()
+        how = f"by signal {-code}" if code < 0 else f"with status {code}"
+        story.death = f"{story.name} ended {how}" + (f": {text}" if text else "")
+        self._close_when_idle()
+
+    def _end(self) -> None:
+        """Close every rank's input, which ends it; kill what does not end."""
+        for child in self._children.values():
+            assert child.process.stdin is not None
+            with contextlib.suppress(OSError):
+                child.process.stdin.close()
+        for child in self._children.values():
+            is_done = self.stories[child.order.name].closing is not None
+            try:
+                child.process.wait(ENDING_S if is_done else 0.2)
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+            child.said.close()

@@ -1,0 +1,153 @@
+"""What the ranks of a run told, judged: from bytes seen at the receivers, and counts made by nobody who moved them.
+
+Invariants:
+- A run is green only if every request has the reference's tokens on every decode rank, every receiver has read and
+  verified exactly the bytes that were worked out beforehand, and every rank gave everything back.
+- A rank that was killed on purpose excuses failed requests, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.record import Evidence, Finding
+from kvcheck.core.stress.processes.supervisor import RankStory
+from kvcheck.core.stress.processes.work import bytes_for
+from kvcheck.core.stress.scenarios.scenario import Load
+
+MOST = 20
+"""Findings of one kind; more of the same helps nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """expected, verified: bytes at all receivers, worked out and read there. evidence: of the decode ranks together."""
+
+    findings: tuple[Finding, ...]
+    expected: int
+    verified: int
+    evidence: Evidence
+
+
+def judge(
+    stories: Mapping[str, RankStory],
+    shape: ModelShape,
+    load: Load,
+    reference: Mapping[int, tuple[int, ...]],
+    *,
+    silence: str = "",
+    killed: Collection[str] = (),
+) -> Judgement:
+    """killed: ranks that were ended on purpose."""
+    decode = [story for name, story in stories.items() if name.startswith("decode")]
+    found = [_finding("KV901", "liveness", silence)] if silence else []
+    found += [
+        _finding("KV902", "liveness", story.death)
+        for story in stories.values()
+        if story.death and story.name not in killed
+    ]
+    alive = [story for story in decode if not story.death and not silence]
+    for story in alive:
+        found += _outputs(story, load, reference, excuses=bool(killed) or bool(found))
+    found += _agreement(stories)
+    for story in stories.values():
+        if story.closing is not None:
+            found += [replace(each, message=f"{story.name}: {each.message}") for each in story.closing.findings]
+            found += _accounts(story)
+    expected = verified = 0
+    for story in alive:
+        if story.closing is not None:
+            found += _bytes(story, shape, load, ranks=len(decode))
+            expected += sum(_expected(story, shape, load, ranks=len(decode)).values())
+            verified += sum(size for request, size in _sealed(story).items() if request in story.finished)
+    return Judgement(
+        findings=tuple(found), expected=expected, verified=verified, evidence=_evidence(alive, load, stories)
+    )
+
+
+def _outputs(
+    story: RankStory, load: Load, reference: Mapping[int, tuple[int, ...]], *, excuses: bool
+) -> Sequence[Finding]:
+    found = []
+    for job in load.jobs:
+        request = job.request
+        if request in story.finished:
+            if story.finished[request] != reference[request]:
+                text = f"{story.name}: request {request} has other tokens than the reference run"
+                found.append(_finding("KV501", "output", text, request))
+        elif request not in story.failed:
+            text = f"{story.name}: request {request} neither finished nor failed"
+            found.append(_finding("KV901", "liveness", text, request))
+        elif not excuses:
+            text = f"{story.name}: request {request} failed, and nothing was wrong with it: {story.failed[request]}"
+            found.append(_finding("KV901", "protocol", text, request))
+    return found[:MOST]
+
+
+def _agreement(stories: Mapping[str, RankStory]) -> Sequence[Finding]:
+    """Ranks of an end that stayed together have decided the same."""
+    found = []
+    for end in ("prefill", "decode"):
+        told = [each for each in stories.values() if each.name.startswith(end) and each.closing and not each.lost]
+        for story in told[1:]:
+            first = told[0]
+            assert first.closing is not None and story.closing is not None
+            same = (first.closing.decisions, first.finished) == (story.closing.decisions, story.finished)
+            if not same or first.failed.keys() != story.failed.keys():
+                text = (
+                    f"{first.name} and {story.name} decided differently: {len(first.finished)} and "
+                    f"{len(story.finished)} requests finished, {len(first.failed)} and {len(story.failed)} failed"
+                )
+                found.append(_finding("KV601", "protocol", text))
+    return found
+
+
+def _accounts(story: RankStory) -> Sequence[Finding]:
+    """Nothing is held when all is done; worked out again from the counts themselves."""
+    assert story.closing is not None
+    return [
+        _finding("KV401", "accounting", f"{story.name}: {free} of {total} ids of {space} are free {when}; expected all")
+        for when, counts in (("when idle", story.closing.counts), ("after close", story.closing.returned))
+        for space, (free, total) in counts.items()
+        if free != total
+    ]
+
+
+def _bytes(story: RankStory, shape: ModelShape, load: Load, *, ranks: int) -> Sequence[Finding]:
+    sealed = _sealed(story)
+    found = []
+    for request, size in _expected(story, shape, load, ranks=ranks).items():
+        if sealed.get(request, 0) != size:
+            text = (
+                f"{story.name}: request {request} was received with {sealed.get(request, 0)} verified bytes, and its "
+                f"prompt has {size}"
+            )
+            found.append(_finding("KV301", "bytes", text, request))
+    return found[:MOST]
+
+
+def _expected(story: RankStory, shape: ModelShape, load: Load, *, ranks: int) -> dict[int, int]:
+    return {
+        job.request: bytes_for(shape, job.prompt_tokens, ranks) for job in load.jobs if job.request in story.finished
+    }
+
+
+def _sealed(story: RankStory) -> dict[int, int]:
+    assert story.closing is not None
+    return {int(request): size for request, size in story.closing.sealed.items()}
+
+
+def _evidence(decode: Sequence[RankStory], load: Load, stories: Mapping[str, RankStory]) -> Evidence:
+    """Events of all processes; words, rooms and retractions of the decode ranks alone."""
+    total = Evidence(schedules=0)
+    for story in decode:
+        if story.closing is not None:
+            total = total.plus(story.closing.evidence)
+    events = sum(story.closing.evidence.events for story in stories.values() if story.closing is not None)
+    return replace(total, schedules=1, events=events, requests=len(load.jobs))
+
+
+def _finding(code: str, oracle: str, message: str, request: int | None = None) -> Finding:
+    return Finding(code=code, oracle=oracle, request=request, message=message)

@@ -1,0 +1,46 @@
+"""What a plan asks of real processes: the shape, the jobs, and how many bytes have to arrive.
+
+Invariants:
+- Every process makes the same work from the same plan.
+- The bytes are counted from prompt lengths, the shape and the number of ranks alone: by no rank, no layout of an end,
+  no pairing of pages, and nothing that a rank has said.
+"""
+
+from __future__ import annotations
+
+from kvcheck.core.pools import POOLS
+from kvcheck.core.pools.buffers import Granularity
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.stress.scenarios import SCENARIOS
+from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.stress.schedule import Plan, parse_ranks, workload_seed
+from kvcheck.core.transfer.metadata import metadata_fields
+from kvcheck.core.workload.shapes import shape as shape_named
+
+
+def work_of(plan: Plan) -> tuple[ModelShape, Load]:
+    """Shape and jobs."""
+    shape = shape_named(plan.shape)
+    load = SCENARIOS.load(plan.scenario)().load(shape, seed=workload_seed(plan), requests=plan.requests, trace=plan.trace)
+    return shape, load
+
+
+def ranks_of(plan: Plan) -> tuple[int, int]:
+    """Prefill and decode ranks."""
+    return parse_ranks(plan.ranks) if plan.ranks is not None else (1, 1)
+
+
+def bytes_for(shape: ModelShape, prompt_tokens: int, decode_ranks: int) -> int:
+    """Bytes that one decode rank has to receive for a prompt: its part of every buffer, and one metadata row."""
+    size = shape.page_size
+    pages = -(-prompt_tokens // size)
+    hidden = max(0, prompt_tokens + 1 - shape.window) // size if shape.window_layers else 0
+    units = {"full": pages, "window": pages - hidden, "state": 1}
+    total = 0
+    for space in POOLS.load(shape.family)(shape):
+        for buffer in space.buffers:
+            rows = units[space.name] * (size if buffer.rows is Granularity.TOKEN else 1)
+            kept = max(1, buffer.shards // decode_ranks)
+            total += len(space.layers) * rows * buffer.row_bytes * kept // buffer.shards
+    last = metadata_fields(shape.hidden_size)[-1]
+    return total + last.offset + last.size_bytes

@@ -1,0 +1,83 @@
+"""The process of one rank: puts it together, meets its peers, runs rounds until all is done, and says what it saw.
+
+    order -> memory -> links to all peers -> layouts checked -> engine -> rounds: poll, agree, settle -> idle -> closed
+
+Invariants:
+- What runs is the product code that runs in process; only the wire and the group of ranks are others.
+- A lost peer ends its rooms and nothing else; a lost rank of this end ends every request, because nobody can agree.
+- The process ends with its supervisor: the end of its input is its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from kvcheck.core.errors import KvcheckError, TransferError
+from kvcheck.core.scheduler.decode import DecodeScheduler
+from kvcheck.core.scheduler.prefill import PrefillScheduler
+from kvcheck.core.scheduler.process_group import GroupLost
+from kvcheck.core.stress.processes.order import PROCESS_WIRES, RankOrder, read_order
+from kvcheck.core.stress.processes.rank import RankRun
+from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.transfer.process_wire import ProcessWire
+
+Say = Callable[[str, dict[str, object]], None]
+Choose = Callable[[RankOrder], type[ProcessWire]]
+
+
+def wire_of(order: RankOrder) -> type[ProcessWire]:
+    """The wire that the plan names."""
+    return PROCESS_WIRES.load(parse_line(order.line).transport)
+
+
+def main(choose: Choose = wire_of) -> int:
+    """Run one rank; everything is told on standard output."""
+    torch.set_num_threads(1)
+    lines: queue.Queue[str] = queue.Queue()
+    first = sys.stdin.readline()
+    threading.Thread(target=_listen, args=(lines,), name="supervisor", daemon=True).start()
+    lock = threading.Lock()
+
+    def say(event: str, values: dict[str, object]) -> None:
+        text = json.dumps({"event": event, **values})
+        with lock:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+
+    try:
+        order = read_order(first)
+        run = RankRun(order, choose(order), say)
+        run.meet(lambda: _ports(lines))
+        run.serve()
+        run.rest(lambda: not lines.empty())
+        run.close()
+        threading.Event().wait()  # links stay up until everybody is done; the supervisor ends this
+    except (KvcheckError, GroupLost, ValueError) as error:
+        exit_code = error.exit_code if isinstance(error, KvcheckError) else 1
+        say("error", {"kind": type(error).__name__, "message": str(error), "exit_code": exit_code})
+        return exit_code
+    return 0
+
+
+def _listen(lines: queue.Queue[str]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    os._exit(0)
+
+
+def _ports(lines: queue.Queue[str]) -> dict[str, int]:
+    said = json.loads(lines.get())
+    return {str(name): int(port) for name, port in said["ports"].items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""Links: one TCP connection between two ranks, with a thread that takes what the peer sends as it comes.
+
+    kind (1 byte), length (4 bytes), payload; first of all a HELLO from each side, with the key of the run
+
+Invariants:
+- A peer that says the wrong key, or anything before its hello, is not listened to: nothing it sent is used.
+- Every wait has a bound. A peer that takes nothing for SEND_S seconds is as gone as one that closed.
+- Frames of one link arrive whole and in order, and GONE once, behind all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from enum import IntEnum
+
+from kvcheck.core.errors import TransferError
+
+HEADER = struct.Struct("=BI")
+MOST_BYTES = 64 << 20
+SEND_S = 20.0
+HELLO_S = 60.0
+LOCAL = "127.0.0.1"
+
+
+class FrameKind(IntEnum):
+    """What a frame is. MESSAGE, ENGINE and FENCE are JSON; DATA is bytes for regions; GONE is never sent."""
+
+    HELLO = 1
+    MESSAGE = 2
+    DATA = 3
+    ENGINE = 4
+    FENCE = 5
+    GONE = 6
+
+
+_KINDS = {int(kind): kind for kind in FrameKind if kind is not FrameKind.GONE}
+
+Handler = Callable[[str, FrameKind, bytearray], None]
+"""Called by the link's thread: the peer, and a frame of it."""
+
+
+class LinkLost(Exception):
+    """The peer is gone, or sent what is no frame."""
+
+
+class Link:
+    """A connection whose both ends have said hello. hello: what the peer said of itself."""
+
+    def __init__(self, connection: socket.socket, hello: dict[str, object]) -> None:
+        self.hello = hello
+        self.peer = str(hello["name"])
+        self._connection = connection
+        self._sending = threading.Lock()
+        self.is_lost = False
+
+    def start(self, handler: Handler) -> None:
+        """Take frames from now on, in a thread of their own."""
+        self._connection.settimeout(SEND_S)
+        thread = threading.Thread(target=self._take, args=(handler,), name=f"link to {self.peer}", daemon=True)
+        thread.start()
+
+    def send(self, kind: FrameKind, *parts: bytes | memoryview) -> None:
+        """One frame; returns when the kernel has taken all of it. Raises LinkLost."""
+        try:
+            with self._sending:
+                _send(self._connection, kind, *parts)
+        except OSError as error:
+            self.close()
+            raise LinkLost(f"{self.peer} is gone: {error}") from error
+
+    def close(self) -> None:
+        """End it for both sides; what was sent before still arrives."""
+        self.is_lost = True
+        with contextlib.suppress(OSError):  # closed by the peer already
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _take(self, handler: Handler) -> None:
+        try:
+            while True:
+                handler(self.peer, *_receive(self._connection, deadline=None))
+        except (LinkLost, OSError, TransferError):
+            self.close()
+        handler(self.peer, FrameKind.GONE, bytearray())
+
+
+class Listener:
+    """Where a rank waits for its peers."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server((LOCAL, 0))
+
+    @property
+    def port(self) -> int:
+        """Its port on this machine."""
+        port: int = self._listening.getsockname()[1]
+        return port
+
+    def accept(self, key: str, hello: dict[str, object], names: set[str]) -> list[Link]:
+        """A link to each of the named peers. Raises TransferError where one does not come in time."""
+        deadline = time.monotonic() + HELLO_S
+        links: dict[str, Link] = {}
+        while missing := names - links.keys():
+            self._listening.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                connection, _ = self._listening.accept()
+            except TimeoutError as error:
+                raise TransferError(f"no connection from {', '.join(sorted(missing))} in {HELLO_S} s") from error
+            with contextlib.suppress(LinkLost, OSError):  # a stranger; go on waiting for those expected
+                link = _greet(connection, key, hello, deadline)
+                if link.peer in missing:
+                    links[link.peer] = link
+        self._listening.close()
+        return [links[name] for name in sorted(links)]
+
+
+def connect(port: int, key: str, hello: dict[str, object]) -> Link:
+    """A link to the rank that listens there. Raises TransferError."""
+    deadline = time.monotonic() + HELLO_S
+    try:
+        return _greet(socket.create_connection((LOCAL, port), timeout=HELLO_S), key, hello, deadline)
+    except (LinkLost, OSError) as error:
+        raise TransferError(f"no peer at port {port}: {error}") from error
+
+
+def _greet(connection: socket.socket, key: str, hello: dict[str, object], deadline: float) -> Link:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _send(connection, FrameKind.HELLO, json.dumps({**hello, "key": key}).encode())
+    kind, payload = _receive(connection, deadline=deadline)
+    try:
+        said = json.loads(payload)
+        is_peer = kind is FrameKind.HELLO and hmac.compare_digest(str(said["key"]), key)
+        if not is_peer:
+            raise LinkLost("a stranger connected")
+        return Link(connection, said)
+    except (ValueError, TypeError, KeyError) as error:
+        connection.close()
+        raise LinkLost(f"no hello: {error}") from error
+
+
+def _send(connection: socket.socket, kind: FrameKind, *parts: bytes | memoryview) -> None:
+    size = sum(len(part) for part in parts)
+    if size > MOST_BYTES:
+        raise TransferError(f"a frame has at most {MOST_BYTES} bytes, got {size}")
+    connection.sendall(HEADER.pack(kind, size))
+    for part in parts:
+        connection.sendall(part)
+
+
+def _receive(connection: socket.socket, *, deadline: float | None) -> tuple[FrameKind, bytearray]:
+    kind, size = HEADER.unpack(_exactly(connection, HEADER.size, deadline))
+    if kind not in _KINDS or size > MOST_BYTES:
+        raise LinkLost(f"no frame: kind {kind} with {size} bytes")
+    return _KINDS[kind], _exactly(connection, size, deadline)
+
+
+def _exactly(connection: socket.socket, size: int, deadline: float | None) -> bytearray:
+    data = bytearray(size)
+    view, have = memoryview(data), 0
+    while have < size:
+        if deadline is not None:
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            count = connection.recv_into(view[have:])
+        except TimeoutError:
+            if deadline is None:
+                continue  # a peer may be silent as long as it likes
+            raise
+        if not count:
+            raise LinkLost("end of stream")
+        have += count
+    return data

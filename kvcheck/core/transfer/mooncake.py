@@ -1,0 +1,109 @@
+"""MooncakeWire: writes by the transfer engine, one engine process a rank, over memory that both map.
+
+Invariants:
+- A write that failed leaves bytes on their way at both ends: this side's engine process is killed before the error is
+  told, and the peer is asked to kill its own, ahead of any message that gives the memory back.
+- A peer that is gone may have bytes on their way too: this side's engine is replaced before anybody is told.
+- A new engine is announced on every link; a write goes to the engine that its peer announced last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from kvcheck.core.backend.scoped import ScopedBackend
+from kvcheck.core.errors import LayoutMismatch, TransferError
+from kvcheck.core.transfer.engine import MooncakeEngine, PeerInfo
+from kvcheck.core.transfer.engine_library import EngineSettings
+from kvcheck.core.transfer.engine_plan import Batch
+from kvcheck.core.transfer.link import FrameKind, Link
+from kvcheck.core.transfer.process_wire import ProcessWire
+from kvcheck.core.transfer.region_backend import RegionBackend
+from kvcheck.core.transfer.shared_memory import SharedRegion
+from kvcheck.core.transfer.wire import RegionWrite, Ticket
+
+READY_S = 120.0
+SETTINGS = EngineSettings(transfer_s=5)
+
+
+class MooncakeWire(ProcessWire):
+    """A ProcessWire whose memory the engine processes of its peers write."""
+
+    engine_type: type[MooncakeEngine] = MooncakeEngine
+
+    def __init__(self, backend: ScopedBackend) -> None:
+        super().__init__(backend)
+        self.engine: MooncakeEngine | None = None
+        self._peers: dict[str, PeerInfo] = {}
+        self._has_announced = threading.Condition()
+
+    def start(self, links: Sequence[Link]) -> None:
+        """Start the engine, and wait for the peers' engines."""
+        shared = self._shared()
+        self.engine = self.engine_type.start(shared, settings=SETTINGS)
+        super().start(links)
+        self._announce()
+        with self._has_announced:
+            if not self._has_announced.wait_for(lambda: len(self._peers) == len(links), READY_S):
+                missing = ", ".join(sorted(self.links.keys() - self._peers.keys()))
+                raise TransferError(f"{self.name}: no engine of {missing} after {READY_S} s")
+
+    def close(self) -> None:
+        """End the engine, then the links."""
+        if self.engine is not None:
+            self.engine.fence()
+        super().close()
+
+    def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
+        info, engine = self._peers[peer], self.engine
+        assert engine is not None
+        try:
+            engine.write(info, [Batch(each.source, each.target, each.blocks) for each in writes])
+        except TransferError as error:
+            if engine.is_poisoned:
+                self._renew()
+                self._tell(peer, FrameKind.FENCE, json.dumps({"session": info.session}).encode())
+            raise TransferError(f"{self.name} to {peer}: {leg} of room {ticket.room}: {error}") from error
+
+    def _make_safe(self, peer: str) -> None:
+        self._renew()
+
+    def _fence_asked(self, peer: str, payload: bytearray) -> None:
+        """Kill the engine that the failed write went to, unless that is done already."""
+        with contextlib.suppress(ValueError):  # no JSON: it names no session of ours
+            if self.engine is not None and json.loads(payload) == {"session": self.engine.session}:
+                self._renew()
+
+    def _take_engine(self, peer: str, payload: bytearray) -> None:
+        try:
+            said = json.loads(payload)
+            regions = {str(name): (int(at), int(size)) for name, (at, size) in said["regions"].items()}
+            info = PeerInfo(str(said["session"]), regions)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise TransferError(f"{peer} announced no engine: {bytes(payload[:60])!r}") from error
+        with self._has_announced:
+            self._peers[peer] = info
+            self._has_announced.notify_all()
+
+    def _announce(self) -> None:
+        assert self.engine is not None
+        text = json.dumps(asdict(self.engine.info)).encode()
+        for peer in self.links:
+            self._tell(peer, FrameKind.ENGINE, text)
+
+    def _renew(self) -> None:
+        """From here on nothing of the old engine touches this memory."""
+        assert self.engine is not None
+        self.engine.fence()
+        self.engine = self.engine_type.start(self._shared(), settings=SETTINGS)
+        self._announce()
+
+    def _shared(self) -> dict[str, SharedRegion]:
+        memory = self.backend.inner
+        if not isinstance(memory, RegionBackend):
+            raise LayoutMismatch(f"transport mooncake needs memory that two processes map, got {memory.name}")
+        return {name: memory.region_of(tensor) for name, tensor in self.regions.items()}

@@ -1,0 +1,208 @@
+"""ProcessWire: a rank's end of a wire whose other ends live in other processes; and the plainest one, over sockets.
+
+Invariants:
+- Messages travel on the link to their peer, in order; what a gone peer sent before it went is delivered first.
+- A room that a gone peer had asked for ends: the peer's abort is said in its place, once.
+- `receive` and `write` are called by one thread. Links have threads of their own, which write registered memory (DATA)
+  and queue the rest.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from kvcheck.core.backend.backend import Signal
+from kvcheck.core.backend.scoped import ScopedBackend
+from kvcheck.core.errors import LayoutMismatch, TransferError
+from kvcheck.core.transfer.link import MOST_BYTES, FrameKind, Link, LinkLost
+from kvcheck.core.transfer.messages import Abort, Done, Message, Want, decode, encode
+from kvcheck.core.transfer.wire import RegionWrite, Ticket
+from kvcheck.kernels.page_copy import copy_bytes_torch
+
+COUNTS = struct.Struct("=HI")
+BYTES_OF_A_FRAME = 1 << 20
+
+
+class ProcessWire(ABC):
+    """Everything but the bytes of a write, which `_move` moves."""
+
+    def __init__(self, backend: ScopedBackend) -> None:
+        self.name = backend.scope
+        self.backend = backend
+        self.regions: dict[str, torch.Tensor] = {}
+        self.links: dict[str, Link] = {}
+        self._arrived: deque[tuple[str, FrameKind, bytearray]] = deque()
+        self._asked: dict[tuple[str, int], int] = {}
+        self._gone: list[str] = []
+
+    def register(self, region: str, memory: torch.Tensor) -> None:
+        """Peers may write this memory."""
+        if memory.dtype != torch.uint8 or memory.ndim != 1 or not memory.is_contiguous():
+            raise LayoutMismatch(f"region {region}: expected contiguous bytes in one dimension, got {memory.dtype}")
+        self.regions[region] = memory
+
+    def start(self, links: Sequence[Link]) -> None:
+        """All regions are registered: talk to the peers from now on."""
+        self.links = {link.peer: link for link in links}
+        for link in links:
+            link.start(self._take)
+
+    def write(
+        self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
+    ) -> Signal:
+        """Move the bytes now; returns when they are handed over. Raises TransferError."""
+        for signal in after:
+            self.backend.wait(signal)
+        if self.links[peer].is_lost:
+            raise TransferError(f"{self.name} to {peer}: {peer} is gone; {leg} of room {ticket.room} is not written")
+        self._move(peer, leg, writes, ticket)
+        return self.backend.signal()  # never recorded: reached
+
+    def flush(self, peer: str) -> Signal:
+        """Writes are handed over before they return, and messages are behind them."""
+        return self.backend.signal()
+
+    def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
+        """A message; to a gone peer it is lost."""
+        for signal in after:
+            self.backend.wait(signal)
+        self._tell(peer, FrameKind.MESSAGE, encode(message))
+
+    def receive(self) -> list[tuple[str, Message]]:
+        """Messages that have arrived, and the aborts of peers that are gone."""
+        messages: list[tuple[str, Message]] = []
+        while self._arrived:
+            peer, kind, payload = self._arrived.popleft()
+            if kind is FrameKind.MESSAGE:
+                messages += self._message(peer, payload)
+            elif kind is FrameKind.FENCE:
+                self._fence_asked(peer, payload)
+            elif kind is FrameKind.GONE:
+                self._make_safe(peer)
+                self._gone.append(peer)
+                rooms = [(room, generation) for (who, room), generation in self._asked.items() if who == peer]
+                messages += [
+                    (peer, Abort(room=room, generation=generation, reason=f"{peer} is gone"))
+                    for room, generation in rooms
+                ]
+        return messages
+
+    def gone(self) -> tuple[str, ...]:
+        """Peers that are gone, and write this rank's memory no more."""
+        return tuple(self._gone)
+
+    def verified(self, peer: str, ticket: Ticket) -> None:
+        """Nobody orders anything by it here."""
+
+    def close(self) -> None:
+        """End all links."""
+        for link in self.links.values():
+            link.close()
+
+    # What a kind of wire adds
+
+    @abstractmethod
+    def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
+        """Move the blocks of every write. Raises TransferError."""
+
+    def _make_safe(self, peer: str) -> None:
+        """The peer's process is gone; see to it that nothing of what it wrote can still land here."""
+
+    def _fence_asked(self, peer: str, payload: bytearray) -> None:
+        """A write of the peer broke down on its way here."""
+
+    def _take_data(self, peer: str, payload: bytearray) -> None:
+        """Bytes for a region; called by the link's thread."""
+
+    def _take_engine(self, peer: str, payload: bytearray) -> None:
+        """Where the peer's engine is now; called by the link's thread."""
+
+    def _tell(self, peer: str, kind: FrameKind, *parts: bytes | memoryview) -> bool:
+        try:
+            self.links[peer].send(kind, *parts)
+        except LinkLost:
+            return False  # the link's thread says so when all that came is taken
+        return True
+
+    def _take(self, peer: str, kind: FrameKind, payload: bytearray) -> None:
+        if kind is FrameKind.DATA:
+            self._take_data(peer, payload)
+        elif kind is FrameKind.ENGINE:
+            self._take_engine(peer, payload)
+        else:
+            self._arrived.append((peer, kind, payload))
+
+    def _message(self, peer: str, payload: bytearray) -> Iterator[tuple[str, Message]]:
+        try:
+            message = decode(bytes(payload))
+        except TransferError:
+            self.links[peer].close()  # who says what nobody understands is not talked to
+            return
+        if isinstance(message, Want):
+            self._asked[peer, message.room] = message.generation
+        elif isinstance(message, (Done, Abort)):
+            self._asked.pop((peer, message.room), None)
+        yield peer, message
+
+
+class SocketWire(ProcessWire):
+    """Bytes on the links themselves: they land in the order of the messages around them, whatever the receiver does."""
+
+    def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
+        for write in writes:
+            source = memoryview(self.regions[write.source].numpy())
+            name = write.target.encode()
+            for blocks in _frames(write.blocks.tolist()):
+                places = np.array([block[1:] for block in blocks], dtype=np.int64)
+                head = COUNTS.pack(len(name), len(blocks)) + name + places.tobytes()
+                pieces = [source[start : start + size] for start, _, size in blocks]
+                if not self._tell(peer, FrameKind.DATA, head, *pieces):
+                    raise TransferError(f"{self.name} to {peer}: {peer} is gone; {leg} of room {ticket.room} is lost")
+
+    def _take_data(self, peer: str, payload: bytearray) -> None:
+        length, count = COUNTS.unpack_from(payload)
+        at = COUNTS.size + length
+        name = bytes(payload[COUNTS.size : at]).decode()
+        end = at + 16 * count
+        places = np.frombuffer(payload, dtype=np.int64, count=2 * count, offset=at).reshape(-1, 2)
+        into = _region(self.regions, name, peer)
+        if len(places) and (places.min() < 0 or places.sum(axis=1).max() > len(into)):
+            raise TransferError(f"{peer} writes outside region {name} of {len(into)} bytes")
+        if end + int(places[:, 1].sum()) != len(payload):
+            raise TransferError(f"{peer} sent {len(payload) - end} bytes for {count} blocks of other lengths")
+        data = torch.frombuffer(payload, dtype=torch.uint8)
+        for start, size in places.tolist():
+            copy_bytes_torch(into[start : start + size], data[end : end + size])
+            end += size
+
+
+def _frames(blocks: list[list[int]]) -> Iterator[list[list[int]]]:
+    """Blocks in groups that fit a frame; a longer one is cut."""
+    group: list[list[int]] = []
+    size = 0
+    for source, target, length in blocks:
+        done = 0
+        while done < length:
+            part = min(length - done, BYTES_OF_A_FRAME)
+            if group and size + part > BYTES_OF_A_FRAME:
+                yield group
+                group, size = [], 0
+            group.append([source + done, target + done, part])
+            size, done = size + part, done + part
+    if group:
+        yield group
+
+
+def _region(regions: Mapping[str, torch.Tensor], name: str, peer: str) -> torch.Tensor:
+    if name not in regions:
+        raise TransferError(f"{peer} writes region {name!r}; there are {', '.join(regions)}")
+    return regions[name]
+
+
+assert BYTES_OF_A_FRAME * 4 < MOST_BYTES, "blocks of a byte each bring 16 bytes of place with them"
