@@ -40,7 +40,7 @@ class Order:
 class Report:
     """One schedule's outcome, or the end of a cell (`evidence` None). reason: why it cannot count as a pass.
 
-    divergence: how a replay left its recorded choices.
+    divergence: how a replay left its recorded choices. note: for the record; is_note_told: for the terminal too.
     """
 
     cell: int
@@ -50,6 +50,7 @@ class Report:
     reason: str | None = None
     divergence: str | None = None
     note: str | None = None
+    is_note_told: bool = False
     error: str | None = None
     exit_code: int | None = None
 
@@ -62,6 +63,9 @@ def run_cell(number: int, order: Order) -> Iterator[Report]:
     from kvcheck.core.targets.mutants import mutant_target
     from kvcheck.core.targets.target import Target
 
+    if order.plan.is_in_processes:
+        yield from _run_processes(number, order)
+        return
     plan = order.plan
     target: Target = TARGETS.load(plan.target)() if plan.mutant is None else mutant_target(plan.mutant)
     engine = StressEngine(target)
@@ -93,6 +97,34 @@ def run_cell(number: int, order: Order) -> Iterator[Report]:
             break
     gap = None if failed else evidence_gap(plan, total)
     yield Report(cell=number, reason=gap)
+
+
+def _run_processes(number: int, order: Order) -> Iterator[Report]:
+    """A cell whose ranks are processes: each schedule runs all of them once."""
+    from kvcheck.core.stress.engine import schedules
+    from kvcheck.core.stress.processes.engine import ProcessEngine, process_gap
+
+    engine = ProcessEngine()
+    total = Evidence(schedules=0)
+    began = time.monotonic()
+    for each in schedules(order.plan, order.schedules):
+        started = time.monotonic()
+        if order.max_time_s is not None and started - began > order.max_time_s:
+            break
+        outcome = engine.run(each)
+        total = total.plus(outcome.evidence)
+        yield Report(
+            cell=number,
+            findings=outcome.findings,
+            evidence=outcome.evidence,
+            duration_s=time.monotonic() - started,
+            note=engine.note,
+            is_note_told=True,
+        )
+        if outcome.findings:
+            yield Report(cell=number)
+            return
+    yield Report(cell=number, reason=process_gap(order.plan, total))
 
 
 def run_orders(orders: Sequence[Order], jobs: int) -> Iterator[Report]:

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import platform
@@ -18,7 +19,7 @@ from pathlib import Path
 from kvcheck import __version__
 from kvcheck.core.codes import CODES
 from kvcheck.core.errors import UsageError
-from kvcheck.core.stress.schedule import MAX_DIGITS, Plan
+from kvcheck.core.stress.schedule import MAX_DIGITS, Plan, parse_ranks
 
 DEFAULT_OUT = Path("reports/runs")
 FORMATS = ("text", "json")
@@ -88,7 +89,9 @@ def check_plan(plan: Plan) -> None:
     if (plan.backend == "cuda") != (kind == "cuda"):
         raise UsageError(f"--backend {plan.backend} does not run on --device {plan.device}")
     STRATEGIES.require(plan.strategy)
-    TRANSPORTS.require(plan.transport)
+    if not plan.is_in_processes:
+        TRANSPORTS.require(plan.transport)
+    _check_processes(plan)
     TARGETS.require(plan.target)
     if plan.mutant is not None:
         mutant(plan.mutant)
@@ -106,6 +109,42 @@ def check_plan(plan: Plan) -> None:
         from kvcheck.core.backend.cuda import CudaBackend
 
         CudaBackend(int(number or 0))
+
+
+def for_scenario(plan: Plan) -> Plan:
+    """The plan of one cell. Raises UsageError where its scenario has no ranks, or none in other processes."""
+    from kvcheck.core.stress.scenarios import SCENARIOS
+
+    if "pd-transfer" in SCENARIOS.load(plan.scenario).needs:
+        return plan
+    able = " or ".join(name for name in SCENARIOS.names() if "pd-transfer" in SCENARIOS.load(name).needs)
+    if plan.is_in_processes:
+        raise UsageError(
+            f"--transport {plan.transport}: {plan.scenario} runs in one process, over loopback; name {able}"
+        )
+    if plan.ranks not in (None, "1x1"):
+        raise UsageError(f"--ranks {plan.ranks}: {plan.scenario} runs 1x1 only; name {able}")
+    return dataclasses.replace(plan, ranks=None)
+
+
+def _check_processes(plan: Plan) -> None:
+    """What real processes cannot do is refused; a library that is missing is UNKNOWN before anything starts."""
+    if plan.ranks is not None:
+        parse_ranks(plan.ranks)
+    if not plan.is_in_processes:
+        return
+    strategy = None if plan.trace is not None else plan.strategy
+    for name, value, able in (
+        ("--backend", plan.backend, "eager"),
+        ("--mutant", plan.mutant, None),
+        ("--strategy", strategy or "portfolio", "portfolio"),
+    ):
+        if value != able:
+            raise UsageError(f"{name} {value}: --transport {plan.transport} runs real processes, in no chosen order")
+    if plan.transport == "mooncake":
+        from kvcheck.core.transfer.engine_library import require_library
+
+        require_library()
 
 
 def _check_choices(plan: Plan) -> None:

@@ -16,14 +16,22 @@ import typer
 
 from kvcheck.commands.cells import Order, Report, run_orders
 from kvcheck.commands.closing import close
-from kvcheck.commands.options import DEFAULT_OUT, FORMATS, check_choice, check_plan, check_positive, draw_seed
+from kvcheck.commands.options import (
+    DEFAULT_OUT,
+    FORMATS,
+    check_choice,
+    check_plan,
+    check_positive,
+    draw_seed,
+    for_scenario,
+)
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.terminal import cell_lines, warn
 from kvcheck.core.errors import UsageError
 from kvcheck.core.record import Evidence, Finding, Verdict, read_record
 from kvcheck.core.report.store import RUN_FILE, RunStore
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.schedule import PROCESS_TRANSPORTS, Plan
 
 DEFAULT_SCHEDULES = 24
 DEFAULT_MAX_TIME_S = 60.0
@@ -46,8 +54,12 @@ def stress(
     ] = None,
     requests: Annotated[int | None, typer.Option(help="Requests of a schedule, or of the trace.")] = None,
     mutant: Annotated[str | None, typer.Option(help="Put this bug back; see kvcheck list mutants.")] = None,
-    transport: Annotated[str, typer.Option(help="How metadata travels.")] = "loopback",
-    ranks: Annotated[str, typer.Option(help="Prefill x decode ranks; this version runs 1x1.")] = "1x1",
+    transport: Annotated[
+        str, typer.Option(help="loopback: in process; tcp, mooncake: a process for each rank.")
+    ] = "loopback",
+    ranks: Annotated[
+        str | None, typer.Option(metavar="PxD", help="Prefill x decode ranks, such as 2x2. Default: they take turns.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes. Default: one a core, for several shapes.")] = None,
     target: Annotated[str, typer.Option(help="What is under test.")] = "builtin",
     out: Annotated[Path, typer.Option(help="Folder for runs.")] = DEFAULT_OUT,
@@ -67,14 +79,13 @@ def stress(
         ("--jobs", jobs),
     ):
         check_positive(name, value)
-    if ranks != "1x1":
-        raise UsageError(f"--ranks: this version runs 1x1 only, got {ranks!r}")
     targets = report_targets(output)
     drawn = draw_seed() if seed is None else seed
-    base = _base_plan(device, backend, strategy, drawn, trace, requests, mutant, transport, target)
+    base = _base_plan(device, backend, strategy, drawn, trace, requests, mutant, transport, ranks, target)
     plans = _cells(base, scenarios or [], shape or [])
-    wanted = schedules or (1 if trace is not None else DEFAULT_SCHEDULES)
-    bounded = schedules is None and trace is None
+    once = trace is not None or base.is_in_processes
+    wanted = schedules or (1 if once else DEFAULT_SCHEDULES)
+    bounded = schedules is None and not once
     check_targets(targets)
     session = Session(
         argv=[*ctx.obj],
@@ -85,11 +96,11 @@ def stress(
         quiet=format_name == "json",
     )
     kept = _resumed(session, out) if resume else {}
-    workers = jobs or min(len(plans), session.cpus())
+    workers = jobs or (1 if base.is_in_processes else min(len(plans), session.cpus()))
     limit = max_time if max_time is not None else (DEFAULT_MAX_TIME_S if bounded else None)
     share = None if limit is None else limit * workers / max(1, len(plans))
     orders = [
-        Order(plan=plan, schedules=wanted, max_time_s=share, confirms=True)
+        Order(plan=plan, schedules=wanted, max_time_s=share, confirms=not plan.is_in_processes)
         for plan in plans
         if _cell_id(plan) not in kept
     ]
@@ -112,9 +123,12 @@ def _base_plan(
     requests: int | None,
     mutant: str | None,
     transport: str,
+    ranks: str | None,
     target: str,
 ) -> Plan:
-    chosen = backend or ("cuda" if device.partition(":")[0] == "cuda" else "simulated")
+    is_apart = transport in PROCESS_TRANSPORTS
+    default = "cuda" if device.partition(":")[0] == "cuda" else "eager" if is_apart else "simulated"
+    chosen = backend or default
     if strategy in ("replay", "flip"):
         raise UsageError(f"--strategy {strategy}: use kvcheck replay with the line that a failure printed")
     plan = Plan(
@@ -125,6 +139,7 @@ def _base_plan(
         backend=chosen,
         device=device,
         transport=transport,
+        ranks=ranks or ("1x1" if is_apart else None),
         strategy="random" if trace is not None and strategy == "portfolio" else strategy,
         seed=seed,
         requests=requests,
@@ -148,7 +163,7 @@ def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
         shapes = shapes or [mutant(base.mutant).shape]
         scenarios = scenarios or [mutant(base.mutant).scenario]
     cells = [
-        dataclasses.replace(base, scenario=scenario, shape=name)
+        for_scenario(dataclasses.replace(base, scenario=scenario, shape=name))
         for scenario in dict.fromkeys(scenarios or SCENARIOS.names())
         for name in dict.fromkeys(shapes or TINY_SHAPES)
         if shape_named(name).family in SCENARIOS.load(scenario).families
@@ -174,6 +189,8 @@ def _collect(session: Session, orders: list[Order], workers: int, *, is_bounded:
 def _take(session: Session, cell: Cell, report: Report, *, is_bounded: bool) -> None:
     if report.note and report.note not in session.warnings:
         session.warnings.append(report.note)
+        if report.is_note_told:
+            session.say(f"       {report.note}")
     if report.error is not None:
         _child_died(session, cell, report)
         return

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from kvcheck.core.errors import LengthMismatch
 from kvcheck.core.scheduler.agreement import RankGroup
@@ -28,11 +30,12 @@ class ProcessRanks(RankGroup):
     """This process's rank among `ranks`. meeting: a file in which they find one another, of this run alone."""
 
     def __init__(self, meeting: Path, rank: int, ranks: int, *, timeout_s: float) -> None:
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOCAL)]
+        gloo: Any = dist.ProcessGroupGloo  # the public call takes its address from the environment
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=LOCAL)]
         options._timeout = timedelta(seconds=timeout_s)
         try:
-            self._group = dist.ProcessGroupGloo(dist.FileStore(str(meeting), ranks), rank, ranks, options)
+            self._group = gloo(FileStore(str(meeting), ranks), rank, ranks, options)
         except RuntimeError as error:
             raise GroupLost(f"{ranks} ranks did not meet in {timeout_s} s: {_short(error)}") from error
         self._ranks = ranks
@@ -50,7 +53,7 @@ class ProcessRanks(RankGroup):
     def _least(self, values: Sequence[int]) -> list[int]:
         tensor = torch.tensor(values, dtype=torch.int64)
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MIN
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         try:
             self._group.allreduce([tensor], options).wait()
         except RuntimeError as error:

@@ -135,7 +135,7 @@ class StressEngine:
         if audit is not None:
             found += audit.findings()
             judged["audit"] = audit.judged
-        findings = tuple(_complete(finding, final) for finding in found)
+        findings = tuple(complete(finding, final) for finding in found)
         return Outcome(
             plan=plan,
             findings=findings,
@@ -216,7 +216,7 @@ def _exact(plan: Plan, recorder: Recorder | None) -> Plan:
     return dataclasses.replace(plan, strategy="replay", choices=text) if len(text) <= MAX_LINE_CHOICES else plan
 
 
-def _complete(finding: Finding, plan: Plan) -> Finding:
+def complete(finding: Finding, plan: Plan) -> Finding:
     line = dataclasses.replace(plan, expect=finding.code).line()
     return dataclasses.replace(
         finding, scenario=plan.scenario, shape=plan.shape, schedule=line, replay=f"kvcheck replay {line}"

@@ -21,6 +21,8 @@ MAX_DIGITS = 20
 SCHEDULES_PER_WORKLOAD = 8
 """Schedules that share one workload, and so one reference run."""
 MOST_RANKS = 8
+PROCESS_TRANSPORTS = ("tcp", "mooncake")
+"""Transports that join processes, one a rank; all others work in one process."""
 BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
@@ -28,7 +30,8 @@ BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 class Plan:
     """One schedule of one scenario with one shape.
 
-    seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None where the scenario chooses. requests: None is the scenario's own number, or the
+    seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None where the scenario
+    chooses. requests: None is the scenario's own number, or the
     whole trace. trace: None is a synthetic workload. choices: recorded choices, for strategy "replay"; the pair of
     operations, for strategy "flip". expect: the code the schedule was printed for.
     """
@@ -48,6 +51,11 @@ class Plan:
     trace: str | None = None
     choices: str | None = None
     expect: str | None = None
+
+    @property
+    def is_in_processes(self) -> bool:
+        """Each rank is a process of its own; what happens when is up to the machine, and no choices are recorded."""
+        return self.transport in PROCESS_TRANSPORTS
 
     def line(self) -> str:
         """The plan as one line; defaults are left out."""
@@ -69,7 +77,9 @@ def parse_ranks(text: str) -> tuple[int, int]:
     """The numbers of "2x2". Raises UsageError."""
     prefill, cross, decode = text.partition("x")
     if not cross or any(not re.fullmatch("[1-9]", each) or int(each) > MOST_RANKS for each in (prefill, decode)):
-        raise UsageError(f"--ranks: expected PREFILLxDECODE, each from 1 to {MOST_RANKS}, such as 2x2; got {text[:40]!r}")
+        raise UsageError(
+            f"--ranks: expected PREFILLxDECODE, each from 1 to {MOST_RANKS}, such as 2x2; got {text[:40]!r}"
+        )
     return int(prefill), int(decode)
 
 

@@ -99,6 +99,7 @@ class ProcessWire(ABC):
 
     def verified(self, peer: str, ticket: Ticket) -> None:
         """Nobody orders anything by it here."""
+        return
 
     def close(self) -> None:
         """End all links."""
@@ -111,15 +112,19 @@ class ProcessWire(ABC):
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
         """Move the blocks of every write. Raises TransferError."""
 
+    @abstractmethod
     def _make_safe(self, peer: str) -> None:
         """The peer's process is gone; see to it that nothing of what it wrote can still land here."""
 
+    @abstractmethod
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
         """A write of the peer broke down on its way here."""
 
+    @abstractmethod
     def _take_data(self, peer: str, payload: bytearray) -> None:
         """Bytes for a region; called by the link's thread."""
 
+    @abstractmethod
     def _take_engine(self, peer: str, payload: bytearray) -> None:
         """Where the peer's engine is now; called by the link's thread."""
 
@@ -156,7 +161,7 @@ class SocketWire(ProcessWire):
 
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
         for write in writes:
-            source = memoryview(self.regions[write.source].numpy())
+            source = memoryview(self.regions[write.source].numpy().data)
             name = write.target.encode()
             for blocks in _frames(write.blocks.tolist()):
                 places = np.array([block[1:] for block in blocks], dtype=np.int64)
@@ -180,6 +185,18 @@ class SocketWire(ProcessWire):
         for start, size in places.tolist():
             copy_bytes_torch(into[start : start + size], data[end : end + size])
             end += size
+
+    def _make_safe(self, peer: str) -> None:
+        """All that came has been taken: the link's thread says that a peer is gone when it has ended."""
+        return
+
+    def _fence_asked(self, peer: str, payload: bytearray) -> None:
+        """There is no engine."""
+        self.links[peer].close()
+
+    def _take_engine(self, peer: str, payload: bytearray) -> None:
+        """There is no engine."""
+        raise TransferError(f"{peer} has an engine, and this end has none")
 
 
 def _frames(blocks: list[list[int]]) -> Iterator[list[list[int]]]:

@@ -1,6 +1,6 @@
 """What a rank's process is told when it starts, and what it says while it runs: one JSON object a line, both ways.
 
-    to the rank      RankOrder, then {"ports": ...} for a prefill rank, then {"close": true}; the end of input is the end
+    to the rank      RankOrder, then {"ports": ...} for a prefill rank, then {"close": true}; end of input: the end
     from the rank    listening, ready, finished, failed, lost, idle, closed, error
 
 Invariants:
@@ -86,4 +86,3 @@ def read_closing(raw: Mapping[str, object]) -> Closing:
     """The closing of an event. Raises ValueError."""
     closing: Closing = value_from(Closing, raw, "closing")
     return closing
-

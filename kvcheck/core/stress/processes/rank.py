@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from kvcheck.core.record import to_plain
 from kvcheck.core.scheduler.agreement import RankGroup
 from kvcheck.core.scheduler.decode import DecodeScheduler
 from kvcheck.core.scheduler.prefill import PrefillScheduler
@@ -23,11 +24,10 @@ from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.processes.order import Closing, RankOrder
-from kvcheck.core.stress.processes.work import work_of
+from kvcheck.core.stress.processes.work import pair_scenario, work_of
 from kvcheck.core.stress.scenarios.pd_transfer import prefill_sizes, room_of
 from kvcheck.core.stress.scenarios.serving import HURRY, Feed, make_setup
 from kvcheck.core.stress.schedule import parse_line
-from kvcheck.core.record import to_plain
 from kvcheck.core.targets.parts import FIXED
 from kvcheck.core.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
 from kvcheck.core.targets.target import PairSetup
@@ -88,6 +88,7 @@ class RankRun:
                 refuses=_never,
                 tamper=_unchanged,
                 patience=order.patience_s,
+                aux_over_messages=pair_scenario(plan).sends_rows,
             ),
         )
         self._feed = Feed(load.jobs, hurry=HURRY)
@@ -104,7 +105,7 @@ class RankRun:
     # The peers
 
     def meet(self, ports: Callable[[], dict[str, int]]) -> None:
-        """Connect to all peers, build the scheduler on what they said, and start the wire. ports: of the decode ranks."""
+        """Connect to all peers, build the scheduler on what they said, start the wire. ports: of decode ranks."""
         links = self._links(ports)
         peers = [layout_from_json(link.hello["layout"]) for link in links]
         if self._order.end == "prefill":

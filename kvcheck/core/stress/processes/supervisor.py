@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import IO, ClassVar
 
 from kvcheck.core.errors import UnknownVerdict
@@ -61,6 +63,10 @@ class _Child:
             self.process.stdin.flush()
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 class Supervisor:
     """Runs the ranks of one plan. extra: by rank, what its program is told besides."""
 
@@ -80,6 +86,8 @@ class Supervisor:
         self._patience_s = patience_s
         self._events: queue.Queue[tuple[str, dict[str, object] | None]] = queue.Queue()
         self._children: dict[str, _Child] = {}
+        self._ready: set[str] = set()
+        self._is_broken = False
         self._ports: dict[str, int] = {}
         self.stories: dict[str, RankStory] = {}
         self.silence = ""
@@ -87,9 +95,10 @@ class Supervisor:
     def run(self) -> Mapping[str, RankStory]:
         """Every rank's story, when all have ended. Raises UnknownVerdict where a library is missing."""
         with tempfile.TemporaryDirectory(prefix="kvcheck-ranks-") as folder:
+            before = signal.signal(signal.SIGTERM, _interrupt)
             try:
                 self._start(Path(folder))
-                while any(not self._is_over(story) for story in self.stories.values()):
+                while not self._is_broken and any(not self._is_over(story) for story in self.stories.values()):
                     try:
                         name, event = self._events.get(timeout=self._silence_s)
                     except queue.Empty:
@@ -99,6 +108,7 @@ class Supervisor:
                     self._take(name, event)
             finally:
                 self._end()
+                signal.signal(signal.SIGTERM, before)
         return self.stories
 
     def pid(self, name: str) -> int:
@@ -162,6 +172,8 @@ class Supervisor:
         if kind == "listening":
             self._ports[name] = int(str(event["port"]))
             self._tell_ports()
+        elif kind == "ready":
+            self._ready.add(name)
         elif kind == "finished":
             tokens = event["tokens"]
             assert isinstance(tokens, list)
@@ -204,6 +216,7 @@ class Supervisor:
         text = story.error or child.said.read()[-TAIL:].strip()
         how = f"by signal {-code}" if code < 0 else f"with status {code}"
         story.death = f"{story.name} ended {how}" + (f": {text}" if text else "")
+        self._is_broken = self._is_broken or len(self._ready) < len(self.stories)  # the others wait for it in vain
         self._close_when_idle()
 
     def _end(self) -> None:

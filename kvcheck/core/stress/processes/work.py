@@ -8,20 +8,30 @@ Invariants:
 
 from __future__ import annotations
 
+from kvcheck.core.errors import UsageError
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.buffers import Granularity
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.stress.scenarios import SCENARIOS
+from kvcheck.core.stress.scenarios.pd_transfer import PDTransfer
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.schedule import Plan, parse_ranks, workload_seed
 from kvcheck.core.transfer.metadata import metadata_fields
 from kvcheck.core.workload.shapes import shape as shape_named
 
 
+def pair_scenario(plan: Plan) -> PDTransfer:
+    """The plan's scenario, which has to be one of two ends."""
+    scenario = SCENARIOS.load(plan.scenario)()
+    if not isinstance(scenario, PDTransfer):
+        raise UsageError(f"{plan.scenario} runs in one process, over loopback; got transport={plan.transport}")
+    return scenario
+
+
 def work_of(plan: Plan) -> tuple[ModelShape, Load]:
     """Shape and jobs."""
     shape = shape_named(plan.shape)
-    load = SCENARIOS.load(plan.scenario)().load(shape, seed=workload_seed(plan), requests=plan.requests, trace=plan.trace)
+    load = pair_scenario(plan).load(shape, seed=workload_seed(plan), requests=plan.requests, trace=plan.trace)
     return shape, load
 
 

@@ -15,15 +15,11 @@ import os
 import queue
 import sys
 import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
-from kvcheck.core.errors import KvcheckError, TransferError
-from kvcheck.core.scheduler.decode import DecodeScheduler
-from kvcheck.core.scheduler.prefill import PrefillScheduler
+from kvcheck.core.errors import KvcheckError
 from kvcheck.core.scheduler.process_group import GroupLost
 from kvcheck.core.stress.processes.order import PROCESS_WIRES, RankOrder, read_order
 from kvcheck.core.stress.processes.rank import RankRun

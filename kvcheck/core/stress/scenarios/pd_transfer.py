@@ -48,6 +48,8 @@ class PDTransfer:
     needs = frozenset({"pd-transfer", "metadata"})
     families = FAMILIES
     asynchronous = False
+    sends_rows = False
+    """Between processes: metadata rows travel as messages, beside the engine."""
 
     def __init__(self, ranks: tuple[int, int] | None = None) -> None:
         self.ranks = ranks
@@ -115,6 +117,7 @@ class NVLinkAux(PDTransfer):
     """The same where the engine reports a copy when it has queued it, with metadata rows on three ways."""
 
     name = "nvlink-aux"
+    sends_rows = True
 
     def _paths(self, variant: int) -> Mapping[str, str]:
         paths = dict.fromkeys(LEGS, "async")

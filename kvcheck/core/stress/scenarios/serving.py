@@ -73,7 +73,7 @@ class LoadingAborts:
 
 
 class Feed:
-    """Hands jobs out round by round, `hurry` times as fast as they arrive, and at once to an engine with nothing to do."""
+    """Hands jobs out round by round, `hurry` times as fast as they arrive, and at once to an idle engine."""
 
     def __init__(self, jobs: tuple[Job, ...], *, hurry: int) -> None:
         self._jobs = jobs
