@@ -1,0 +1,162 @@
+"""Ranks as real processes: green runs with the bytes counted apart, engines that lie, and ranks that are killed.
+
+Invariants:
+- What arrived is counted from prompt lengths by the test's own arithmetic where a literal shape allows it.
+- A killed rank dies by SIGKILL inside the call that the test names.
+- No process is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from live_processes import is_alive, poll
+
+from kvcheck.core.stress.processes.supervisor import Supervisor
+from kvcheck.core.stress.processes.verdict import Judgement, judge
+from kvcheck.core.stress.processes.work import work_of
+from kvcheck.core.stress.scenarios.serving import reference_outputs
+from kvcheck.core.stress.schedule import Plan
+
+PROJECT = Path(__file__).parents[1]
+TRANSPORTS = ["tcp", pytest.param("mooncake", marks=pytest.mark.mooncake)]
+PLAN = Plan(
+    scenario="pd-transfer", shape="llama-3-tiny", backend="eager", transport="tcp", ranks="1x1", seed=5, requests=10
+)
+
+
+class TroubledSupervisor(Supervisor):
+    program = "troubled_rank"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{PROJECT}{os.pathsep}{PROJECT / 'tests'}")
+
+
+def run(
+    plan: Plan, extra: Mapping[str, dict[str, object]], *, killed: frozenset[str] = frozenset(), patience_s: int = 20
+) -> tuple[TroubledSupervisor, Judgement]:
+    """A run with trouble in it, judged; and nobody left of it."""
+    supervisor = TroubledSupervisor(plan, extra=extra, silence_s=60, patience_s=patience_s)
+    stories = supervisor.run()
+    pids = [supervisor.pid(name) for name in stories]
+    assert poll(lambda: not any(map(is_alive, pids)))
+    shape, load = work_of(plan)
+    reference = reference_outputs(shape, load, "loopback")
+    return supervisor, judge(stories, shape, load, reference, silence=supervisor.silence, killed=killed)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("shape", "ranks", "scenario"), [("llama-3-tiny", "2x2", "pd-transfer"), ("gpt-oss-tiny", "1x2", "nvlink-aux")]
+)
+def test_every_request_arrives_and_its_bytes_are_counted_apart(
+    transport: str, shape: str, ranks: str, scenario: str
+) -> None:
+    plan = replace(PLAN, transport=transport, shape=shape, ranks=ranks, scenario=scenario)
+    supervisor, judged = run(plan, {})
+    assert judged.findings == ()
+    assert judged.verified == judged.expected > 0
+    for name, story in supervisor.stories.items():
+        assert story.closing is not None and not story.failed
+        if name.startswith("decode"):
+            assert sorted(story.finished) == list(range(1, 11))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("leg", "shape", "late_s"),
+    [
+        ("kv", "llama-3-tiny", 0),
+        ("aux", "llama-3-tiny", 0),
+        ("seal", "llama-3-tiny", 0),
+        ("state", "gpt-oss-tiny", 0),
+        ("kv", "llama-3-tiny", 4.0),
+    ],
+)
+def test_an_engine_that_says_done_too_early_turns_the_run_red(
+    transport: str, leg: str, shape: str, late_s: float
+) -> None:
+    plan = replace(PLAN, transport=transport, shape=shape)
+    lie: dict[str, object] = {"lie": {"requests": [3], "leg": leg, "late_s": late_s}}
+    supervisor, judged = run(plan, {"prefill-0": lie}, patience_s=2)
+    story = supervisor.stories["decode-0"]
+    assert 3 in story.failed and "nothing complete from prefill-0" in story.failed[3]
+    assert [found.request for found in judged.findings if found.code == "KV901"] == [3]
+    assert sorted(story.finished) == [1, 2, *range(4, 11)]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_bytes_that_come_after_the_engine_said_so_are_waited_for(transport: str) -> None:
+    lie: dict[str, object] = {"lie": {"requests": [3, 4], "leg": "kv", "late_s": 1.0}}
+    supervisor, judged = run(replace(PLAN, transport=transport), {"prefill-0": lie})
+    assert judged.findings == () and judged.verified == judged.expected
+    assert sorted(supervisor.stories["decode-0"].finished) == list(range(1, 11))
+
+
+POINTS = [
+    ("prefill-0", "receive", 1),
+    ("prefill-0", "receive", 4),
+    ("prefill-0", "write", 1),
+    ("prefill-0", "wrote", 1),
+    ("prefill-0", "write", 2),
+    ("prefill-0", "wrote", 2),
+    ("prefill-0", "write", 3),
+    ("prefill-0", "wrote", 3),
+    ("prefill-0", "send", 1),
+    ("prefill-0", "write", 8),
+    ("prefill-0", "wrote", 13),
+    ("prefill-0", "send", 4),
+    ("decode-0", "send", 1),
+    ("decode-0", "send", 2),
+    ("decode-0", "receive", 1),
+    ("decode-0", "send", 4),
+    ("decode-0", "receive", 3),
+    ("decode-0", "send", 7),
+    ("decode-0", "receive", 6),
+    ("decode-0", "send", 11),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("rank", "at", "number"), POINTS)
+def test_a_killed_rank_leaves_the_other_clean(transport: str, rank: str, at: str, number: int) -> None:
+    check_survivors(replace(PLAN, transport=transport), rank, at, number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("rank", "at", "number"),
+    [("prefill-1", "wrote", 2), ("prefill-0", "send", 3), ("decode-1", "receive", 3), ("decode-0", "send", 5)],
+)
+def test_a_killed_rank_of_four_leaves_three_clean(transport: str, rank: str, at: str, number: int) -> None:
+    check_survivors(replace(PLAN, transport=transport, ranks="2x2"), rank, at, number)
+
+
+def check_survivors(plan: Plan, rank: str, at: str, number: int) -> None:
+    """Every request has finished with the right tokens or failed, and everything was given back."""
+    extra: dict[str, dict[str, object]] = {rank: {"die": {"at": at, "number": number}}}
+    supervisor, judged = run(plan, extra, killed=frozenset({rank}))
+    assert supervisor.stories[rank].death == f"{rank} ended by signal 9"
+    assert judged.findings == ()
+    for name, story in supervisor.stories.items():
+        if name == rank:
+            continue
+        assert story.closing is not None, name
+        assert all(free == total for free, total in story.closing.returned.values())
+        if name.startswith("decode"):
+            assert sorted({*story.finished, *story.failed}) == list(range(1, 11))
+            assert story.failed
+
+
+def test_a_rank_that_dies_unasked_is_a_finding() -> None:
+    extra: dict[str, dict[str, object]] = {"prefill-0": {"die": {"at": "wrote", "number": 2}}}
+    _, judged = run(PLAN, extra)
+    assert [found.message for found in judged.findings if found.code == "KV902"] == ["prefill-0 ended by signal 9"]

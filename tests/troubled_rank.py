@@ -1,0 +1,69 @@
+"""A rank's process that dies, or whose engine lies, at a point that the test named: the worker with another wire.
+
+Invariants:
+- Dying is SIGKILL to itself, in the middle of the call that was named: nothing is tidied up.
+- A lie is told by the engine alone: everything above it is the product's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from kvcheck.core.backend.backend import Signal
+from kvcheck.core.stress.processes.order import RankOrder
+from kvcheck.core.stress.processes.worker import main, wire_of
+from kvcheck.core.transfer.messages import Message
+from kvcheck.core.transfer.process_wire import ProcessWire
+from kvcheck.core.transfer.wire import RegionWrite, Ticket
+
+
+def troubled(order: RankOrder) -> type[ProcessWire]:
+    """The plan's wire, with what `order.extra` asks for.
+
+    die: {"at": write, wrote, send or receive, "number": of that call, from 1}
+    lie: {"requests": [...], "leg": which write is reported before it is made, "late_s": 0 for never}
+    """
+    die: Any = order.extra.get("die", {})
+    lie: Any = order.extra.get("lie", {})
+    counts: dict[str, int] = {}
+
+    def point(name: str) -> None:
+        counts[name] = counts.get(name, 0) + 1
+        if die and (die["at"], die["number"]) == (name, counts[name]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Troubled(wire_of(order)):  # type: ignore[misc]
+        def write(
+            self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
+        ) -> Signal:
+            point("write")
+            done = super().write(peer, leg, writes, ticket=ticket, after=after)
+            point("wrote")
+            return done
+
+        def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
+            point("send")
+            super().send(peer, message, after=after)
+
+        def receive(self) -> list[tuple[str, Message]]:
+            messages = super().receive()
+            for _ in messages:
+                point("receive")
+            return messages
+
+        def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
+            if not lie or leg != lie["leg"] or ticket.request not in lie["requests"]:
+                super()._move(peer, leg, writes, ticket)
+            elif lie["late_s"]:
+                threading.Timer(lie["late_s"], super()._move, (peer, leg, writes, ticket)).start()
+
+    return Troubled
+
+
+if __name__ == "__main__":
+    sys.exit(main(troubled))
