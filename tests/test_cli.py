@@ -44,7 +44,21 @@ UNUSABLE = {
     "backend and device": (["stress", "--backend", "cuda"], "--backend cuda does not run on --device cpu"),
     "device": (["stress", "--device", "tpu"], "--device: expected cpu, cuda or cuda:N, got 'tpu'"),
     "format": (["stress", "--format", "nope"], "--format: expected one of text, json, got 'nope'"),
-    "ranks": (["stress", "--ranks", "2x2"], "--ranks: this version runs 1x1 only"),
+    "ranks": (
+        ["stress", "--ranks", "2x2"],
+        "--ranks 2x2: retract-resume runs 1x1 only; name pd-transfer or nvlink-aux",
+    ),
+    "ranks that are none": (["stress", "pd-transfer", "--ranks", "2x"], "expected PREFILLxDECODE, each from 1 to 8"),
+    "too many ranks": (["stress", "pd-transfer", "--ranks", "9x1"], "such as 2x2; got '9x1'"),
+    "processes of one end": (["stress", "--transport", "tcp"], "--transport tcp: retract-resume runs in one process"),
+    "simulated processes": (
+        ["stress", "pd-transfer", "--transport", "tcp", "--backend", "simulated"],
+        "--backend simulated: --transport tcp runs real processes, in no chosen order",
+    ),
+    "processes of a mutant": (
+        ["stress", "--transport", "tcp", "--mutant", "failed-overwritten"],
+        "--mutant failed-overwritten: --transport tcp runs real processes",
+    ),
     "schedules": (["stress", "--schedules", "0"], "--schedules: expected at least 1, got 0"),
     "requests": (["stress", "--requests", "-1"], "--requests: expected at least 1, got -1"),
     "jobs": (["stress", "--jobs", "0"], "--jobs: expected at least 1, got 0"),

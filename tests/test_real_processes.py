@@ -9,18 +9,28 @@ Invariants:
 from __future__ import annotations
 
 import os
+import re
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from live_processes import is_alive, poll
 
+from kvcheck.commands.main import run as command_line
+from kvcheck.core.errors import TransferError
+from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.stress.processes.supervisor import Supervisor
 from kvcheck.core.stress.processes.verdict import Judgement, judge
-from kvcheck.core.stress.processes.work import work_of
+from kvcheck.core.stress.processes.work import bytes_for, work_of
 from kvcheck.core.stress.scenarios.serving import reference_outputs
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.transfer.link import LOCAL, FrameKind, Link, Listener, connect
 
 PROJECT = Path(__file__).parents[1]
 TRANSPORTS = ["tcp", pytest.param("mooncake", marks=pytest.mark.mooncake)]
@@ -154,6 +164,80 @@ def check_survivors(plan: Plan, rank: str, at: str, number: int) -> None:
         if name.startswith("decode"):
             assert sorted({*story.finished, *story.failed}) == list(range(1, 11))
             assert story.failed
+
+
+def test_the_bytes_of_a_prompt_are_those_of_a_sheet_of_paper() -> None:
+    paper = ModelShape(
+        name="paper", family="mha", page_size=4, full_layers=(0, 1, 2), num_kv_heads=2, head_dim=8, v_head_dim=8
+    )
+    row = 64 + 64 + 64 + 64 + 512 + 512 + 64 + 128 + 64 + 64
+    assert bytes_for(paper, 9, 1) == 3 * 12 * (2 * 8 + 2 * 8) * 2 + row
+    assert bytes_for(paper, 8, 2) == 3 * 8 * (8 + 8) * 2 + row
+    assert bytes_for(paper, 1, 4) == 3 * 4 * (8 + 8) * 2 + row  # two ranks keep each head
+
+
+def test_one_command_prints_both_counts_and_its_line_runs_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["stress", "pd-transfer", "--shape", "llama-3-tiny", "--transport", "tcp", "--ranks", "1x2"]
+    assert command_line([*command, "--requests", "6", "--seed", "5", "--no-reports", "--out", str(tmp_path)]) == 0
+    said = re.search(
+        r"1x2 processes over tcp, ([\d,]+) bytes verified at the receivers, ([\d,]+) worked", plain(capsys)
+    )
+    assert said is not None and said[1] == said[2] != "0"
+    line = "pd-transfer:shape=llama-3-tiny,backend=eager,transport=tcp,ranks=1x2,seed=5,schedule=0,requests=6"
+    assert parse_line(line).line() == line
+    assert command_line(["replay", line]) == 0
+    assert "FIXED" in plain(capsys)
+
+
+def plain(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "kvcheck",
+        "stress",
+        "pd-transfer",
+        "--shape",
+        "llama-3-tiny",
+        "--transport",
+        "tcp",
+    ]
+    options = ["--ranks", "1x2", "--requests", "400", "--no-reports", "--out", str(tmp_path)]
+    with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, cwd=tmp_path) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        assert poll(lambda: len(children.read_text().split()) == 3)
+        ranks = [int(each) for each in children.read_text().split()]
+        process.send_signal(number)
+        assert process.wait(30) == (130 if number is signal.SIGTERM else -signal.SIGKILL)
+    assert poll(lambda: not any(map(is_alive, ranks)))
+
+
+def test_a_stranger_is_not_listened_to() -> None:
+    listener = Listener()
+    port = listener.port
+    found: list[Link] = []
+    waiting = Thread(target=lambda: found.extend(listener.accept("key", {"name": "here"}, {"peer"})))
+    waiting.start()
+    with pytest.raises(TransferError, match="no peer at port"):
+        connect(port, "another key", {"name": "peer"})
+    with socket.create_connection((LOCAL, port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    link = connect(port, "key", {"name": "peer"})
+    waiting.join(10)
+    assert [each.peer for each in found] == ["peer"] and link.peer == "here"
+    gone: list[FrameKind] = []
+    link.start(lambda peer, kind, payload: gone.append(kind))
+    found[0].start(lambda peer, kind, payload: None)
+    found[0].close()
+    assert poll(lambda: gone == [FrameKind.GONE])
+    link.free()
+    found[0].free()
 
 
 def test_a_rank_that_dies_unasked_is_a_finding() -> None:

@@ -38,6 +38,11 @@ DEFAULT_MAX_TIME_S = 60.0
 
 Names = Annotated[list[str] | None, typer.Argument(help="Scenarios; all when none is named.")]
 
+Transport = Annotated[str, typer.Option(help="loopback: in process; tcp, mooncake: a process for each rank.")]
+Ranks = Annotated[
+    str | None, typer.Option(metavar="PxD", help="Prefill x decode ranks, such as 2x2. Default: they take turns.")
+]
+
 
 def stress(
     ctx: typer.Context,
@@ -54,12 +59,8 @@ def stress(
     ] = None,
     requests: Annotated[int | None, typer.Option(help="Requests of a schedule, or of the trace.")] = None,
     mutant: Annotated[str | None, typer.Option(help="Put this bug back; see kvcheck list mutants.")] = None,
-    transport: Annotated[
-        str, typer.Option(help="loopback: in process; tcp, mooncake: a process for each rank.")
-    ] = "loopback",
-    ranks: Annotated[
-        str | None, typer.Option(metavar="PxD", help="Prefill x decode ranks, such as 2x2. Default: they take turns.")
-    ] = None,
+    transport: Transport = "loopback",
+    ranks: Ranks = None,
     jobs: Annotated[int | None, typer.Option(help="Processes. Default: one a core, for several shapes.")] = None,
     target: Annotated[str, typer.Option(help="What is under test.")] = "builtin",
     out: Annotated[Path, typer.Option(help="Folder for runs.")] = DEFAULT_OUT,

@@ -3,7 +3,7 @@
     kind (1 byte), length (4 bytes), payload; first of all a HELLO from each side, with the key of the run
 
 Invariants:
-- A peer that says the wrong key, or anything before its hello, is not listened to: nothing it sent is used.
+- A peer that says the wrong key, or anything before its hello, is not listened to, and is told nothing.
 - Every wait has a bound. A peer that takes nothing for SEND_S seconds is as gone as one that closed.
 - Frames of one link arrive whole and in order, and GONE once, behind all of them.
 """
@@ -26,6 +26,8 @@ HEADER = struct.Struct("=BI")
 MOST_BYTES = 64 << 20
 SEND_S = 20.0
 HELLO_S = 60.0
+STRANGER_S = 5.0
+"""How long one that connected may take to say its hello; peers say it at once."""
 LOCAL = "127.0.0.1"
 
 
@@ -58,13 +60,14 @@ class Link:
         self.peer = str(hello["name"])
         self._connection = connection
         self._sending = threading.Lock()
+        self._thread: threading.Thread | None = None
         self.is_lost = False
 
     def start(self, handler: Handler) -> None:
         """Take frames from now on, in a thread of their own."""
         self._connection.settimeout(SEND_S)
-        thread = threading.Thread(target=self._take, args=(handler,), name=f"link to {self.peer}", daemon=True)
-        thread.start()
+        self._thread = threading.Thread(target=self._take, args=(handler,), name=f"link to {self.peer}", daemon=True)
+        self._thread.start()
 
     def send(self, kind: FrameKind, *parts: bytes | memoryview) -> None:
         """One frame; returns when the kernel has taken all of it. Raises LinkLost."""
@@ -80,6 +83,13 @@ class Link:
         self.is_lost = True
         with contextlib.suppress(OSError):  # closed by the peer already
             self._connection.shutdown(socket.SHUT_RDWR)
+
+    def free(self) -> None:
+        """Close and forget the socket, once the thread is done with it."""
+        self.close()
+        if self._thread is not None:
+            self._thread.join(SEND_S)
+        self._connection.close()
 
     def _take(self, handler: Handler) -> None:
         try:
@@ -112,8 +122,8 @@ class Listener:
                 connection, _ = self._listening.accept()
             except TimeoutError as error:
                 raise TransferError(f"no connection from {', '.join(sorted(missing))} in {HELLO_S} s") from error
-            with contextlib.suppress(LinkLost, OSError):  # a stranger; go on waiting for those expected
-                link = _greet(connection, key, hello, deadline)
+            with contextlib.suppress(LinkLost):  # a stranger; go on waiting for those expected
+                link = _greet(connection, key, hello, min(deadline, time.monotonic() + STRANGER_S), is_first=False)
                 if link.peer in missing:
                     links[link.peer] = link
         self._listening.close()
@@ -124,22 +134,27 @@ def connect(port: int, key: str, hello: dict[str, object]) -> Link:
     """A link to the rank that listens there. Raises TransferError."""
     deadline = time.monotonic() + HELLO_S
     try:
-        return _greet(socket.create_connection((LOCAL, port), timeout=HELLO_S), key, hello, deadline)
+        connection = socket.create_connection((LOCAL, port), timeout=HELLO_S)
+        return _greet(connection, key, hello, deadline, is_first=True)
     except (LinkLost, OSError) as error:
         raise TransferError(f"no peer at port {port}: {error}") from error
 
 
-def _greet(connection: socket.socket, key: str, hello: dict[str, object], deadline: float) -> Link:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    _send(connection, FrameKind.HELLO, json.dumps({**hello, "key": key}).encode())
-    kind, payload = _receive(connection, deadline=deadline)
+def _greet(connection: socket.socket, key: str, hello: dict[str, object], deadline: float, *, is_first: bool) -> Link:
+    """Hello and hello; whoever was connected to says nothing before it has seen the key."""
+    text = json.dumps({**hello, "key": key}).encode()
     try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if is_first:
+            _send(connection, FrameKind.HELLO, text)
+        kind, payload = _receive(connection, deadline=deadline)
         said = json.loads(payload)
-        is_peer = kind is FrameKind.HELLO and hmac.compare_digest(str(said["key"]), key)
-        if not is_peer:
-            raise LinkLost("a stranger connected")
+        if kind is not FrameKind.HELLO or not hmac.compare_digest(str(said["key"]).encode(), key.encode()):
+            raise LinkLost("a stranger answered")
+        if not is_first:
+            _send(connection, FrameKind.HELLO, text)
         return Link(connection, said)
-    except (ValueError, TypeError, KeyError) as error:
+    except (LinkLost, OSError, ValueError, TypeError, KeyError) as error:
         connection.close()
         raise LinkLost(f"no hello: {error}") from error
 

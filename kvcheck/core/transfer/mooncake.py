@@ -52,12 +52,6 @@ class MooncakeWire(ProcessWire):
                 missing = ", ".join(sorted(self.links.keys() - self._peers.keys()))
                 raise TransferError(f"{self.name}: no engine of {missing} after {READY_S} s")
 
-    def close(self) -> None:
-        """End the engine, then the links."""
-        if self.engine is not None:
-            self.engine.fence()
-        super().close()
-
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
         info, engine = self._peers[peer], self.engine
         assert engine is not None

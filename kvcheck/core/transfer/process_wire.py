@@ -101,11 +101,6 @@ class ProcessWire(ABC):
         """Nobody orders anything by it here."""
         return
 
-    def close(self) -> None:
-        """End all links."""
-        for link in self.links.values():
-            link.close()
-
     # What a kind of wire adds
 
     @abstractmethod

@@ -34,9 +34,8 @@ class ProcessEngine:
         found = judge(stories, shape, load, reference_outputs(shape, load, "loopback"), silence=supervisor.silence)
         prefill, decode = ranks_of(plan)
         self.note = (
-            f"{plan.scenario}/{plan.shape}: {prefill}x{decode} processes over {plan.transport}: {found.verified:,} bytes "
-            f"verified at the receivers, "
-            f"{found.expected:,} worked out beforehand"
+            f"{plan.scenario}/{plan.shape}: {prefill}x{decode} processes over {plan.transport}, "
+            f"{found.verified:,} bytes verified at the receivers, {found.expected:,} worked out beforehand"
         )
         findings = tuple(complete(finding, plan) for finding in found.findings)
         told = repr([sorted(story.finished.items()) for story in stories.values()])
