@@ -195,6 +195,29 @@ def plain(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.mooncake
+@pytest.mark.parametrize("ranks", ["1x1", "2x2"])
+def test_an_engine_that_dies_costs_its_room_and_no_other(ranks: str) -> None:
+    supervisor, judged = run(
+        replace(PLAN, transport="mooncake", ranks=ranks), {"prefill-0": {"break_engine_at": 3}}, patience_s=20
+    )
+    for name, story in supervisor.stories.items():
+        assert story.closing is not None and not story.lost, name
+        if name.startswith("decode"):
+            assert 3 in story.failed and len(story.finished) >= 7
+    reasons = [story.failed[3] for story in supervisor.stories.values() if 3 in story.failed]
+    assert any("ended by signal SIGKILL" in reason for reason in reasons)
+    assert {found.code for found in judged.findings} == {"KV901"}  # failed, and nothing else: no byte, page or token
+
+
+def test_without_the_library_nothing_is_judged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvcheck.core.transfer.engine_library._version_of", lambda build: None)
+    assert command_line(["stress", "pd-transfer", "--transport", "mooncake"]) == 4
+    assert "pip install 'mooncake-transfer-engine-non-cuda" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
     command = [

@@ -26,6 +26,7 @@ def troubled(order: RankOrder) -> type[ProcessWire]:
     """The plan's wire, with what `order.extra` asks for.
 
     die: {"at": write, wrote, send or receive, "number": of that call, from 1}
+    break_engine_at: the request before whose KV is written the engine process is killed
     lie: {"requests": [...], "leg": which write is reported before it is made, "late_s": 0 for never}
     """
     die: Any = order.extra.get("die", {})
@@ -57,6 +58,8 @@ def troubled(order: RankOrder) -> type[ProcessWire]:
             return messages
 
         def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
+            if ticket.request == order.extra.get("break_engine_at") and leg == "kv":
+                os.kill(self.engine.pid, signal.SIGKILL)
             if not lie or leg != lie["leg"] or ticket.request not in lie["requests"]:
                 super()._move(peer, leg, writes, ticket)
             elif lie["late_s"]:

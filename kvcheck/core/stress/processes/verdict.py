@@ -54,7 +54,7 @@ def judge(
     found += _agreement(stories)
     for story in stories.values():
         if story.closing is not None:
-            found += [replace(each, message=f"{story.name}: {each.message}") for each in story.closing.findings]
+            found += [_named(each, story.name) for each in story.closing.findings]
             found += _accounts(story)
     expected = verified = 0
     for story in alive:
@@ -147,6 +147,12 @@ def _evidence(decode: Sequence[RankStory], load: Load, stories: Mapping[str, Ran
             total = total.plus(story.closing.evidence)
     events = sum(story.closing.evidence.events for story in stories.values() if story.closing is not None)
     return replace(total, schedules=1, events=events, requests=len(load.jobs))
+
+
+def _named(finding: Finding, rank: str) -> Finding:
+    """A rank's own finding, which may say already whose it is."""
+    is_named = finding.message.startswith(f"{rank}: ")
+    return finding if is_named else replace(finding, message=f"{rank}: {finding.message}")
 
 
 def _finding(code: str, oracle: str, message: str, request: int | None = None) -> Finding:
