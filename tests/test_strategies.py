@@ -119,7 +119,7 @@ def test_a_delay_changes_what_runs_and_ends() -> None:
 
 
 def test_delays_come_one_leg_at_a_time_then_together_and_start_elsewhere_in_every_round() -> None:
-    legs = ("compute", "d2h", "h2d", "storage", "wire", "state", "message")
+    legs = ("compute", "d2h", "h2d", "storage", "wire", "state", "aux", "message")
     assert (*((leg,) for leg in legs), legs) == DELAYS
     count = len(DELAYS)
     picked = [make_strategy("delay", seed=1, schedule=at, choices=None) for at in range(count * count)]
@@ -220,8 +220,8 @@ def test_a_recorder_that_cannot_keep_everything_says_so_and_does_not_interfere()
         (0, EagerStrategy),
         (1, LazyStrategy),
         (2, DelayStrategy),
-        (9, DelayStrategy),
-        (10, RandomStrategy),
+        (10, DelayStrategy),
+        (11, RandomStrategy),
         (99, RandomStrategy),
     ],
 )
@@ -230,7 +230,7 @@ def test_the_portfolio_is_eager_lazy_the_delays_then_random(schedule: int, kind:
 
 
 def test_the_portfolio_delays_every_leg_once_and_all_of_them_last() -> None:
-    made = [make_strategy("portfolio", seed=1, schedule=at, choices=None) for at in range(2, 10)]
+    made = [make_strategy("portfolio", seed=1, schedule=at, choices=None) for at in range(2, 11)]
     assert [each.legs for each in made if isinstance(each, DelayStrategy)] == list(DELAYS)
 
 

@@ -47,8 +47,9 @@ LEGS: dict[str, tuple[str, ...]] = {
     "d2h": ("d2h", "hicache.d2h"),
     "h2d": ("h2d", "hicache.h2d"),
     "storage": ("storage",),
-    "wire": ("ordered", "async.kv", "async.aux"),
+    "wire": ("ordered", "async.kv"),
     "state": ("async.state",),
+    "aux": ("async.aux",),
     "message": ("message",),
 }
 """Where a delay can sit: the lanes of a leg, by how their names begin behind the name of the rank."""

@@ -206,7 +206,9 @@ class Receiver:
                 self._look(receiving)
             if receiving.status == TRANSFERRING and self._clock() >= receiving.deadline:
                 late = sorted(receiving.waits) or sorted(self.sources.keys() - receiving.verified)
-                self.fail(room, f"room {room}: nothing complete from {', '.join(late)} in {self._patience} rounds")
+                self.fail(
+                    room, f"room {room}: nothing complete from {', '.join(late)} in {self._patience} rounds or seconds"
+                )
 
     def _take(self, peer: str, message: Message, receiving: Receiving) -> None:
         if isinstance(message, Status):

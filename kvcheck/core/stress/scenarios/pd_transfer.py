@@ -47,7 +47,6 @@ class PDTransfer:
     name = "pd-transfer"
     needs = frozenset({"pd-transfer", "metadata"})
     families = FAMILIES
-    asynchronous = False
     sends_rows = False
     """Between processes: metadata rows travel as messages, beside the engine."""
 

@@ -305,7 +305,7 @@ PD_TRANSFER: tuple[Mutant, ...] = (
         bug="e",
         parts=replace(FIXED, receiver=RoomAlone),
         scenario="nvlink-aux",
-        shape="llama-3-tiny",
+        shape="gpt-oss-tiny",
         killed_by="protocol",
         code="KV203",
         shows="A room number in the slot counts as proof that everything is there.",
