@@ -119,7 +119,7 @@ def test_a_delay_changes_what_runs_and_ends() -> None:
 
 
 def test_delays_come_one_leg_at_a_time_then_together_and_start_elsewhere_in_every_round() -> None:
-    legs = ("compute", "d2h", "h2d", "storage", "wire", "state", "aux", "message")
+    legs = ("compute", "d2h", "h2d", "storage", "wire", "state", "message", "aux")
     assert (*((leg,) for leg in legs), legs) == DELAYS
     count = len(DELAYS)
     picked = [make_strategy("delay", seed=1, schedule=at, choices=None) for at in range(count * count)]

@@ -78,7 +78,7 @@ def test_a_process_that_is_told_to_end_takes_its_folder_along(tmp_path: Path) ->
     )
     assert process.stdin is not None
     line = f"hicache:shape=glm-5.1-tiny,seed=1,schedule={WITH_FILES.schedule},requests=400"
-    process.stdin.write(json.dumps([{"cell": 0, "line": line, "schedules": 1, "max_time_s": None}]))
+    process.stdin.write(json.dumps([{"cell": 0, "line": line, "schedules": 1, "max_time_s": None, "confirms": False}]))
     process.stdin.close()
     process.stdin = None
     deadline = time.monotonic() + PATIENCE_S

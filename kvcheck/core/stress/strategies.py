@@ -49,8 +49,8 @@ LEGS: dict[str, tuple[str, ...]] = {
     "storage": ("storage",),
     "wire": ("ordered", "async.kv"),
     "state": ("async.state",),
-    "aux": ("async.aux",),
     "message": ("message",),
+    "aux": ("async.aux",),
 }
 """Where a delay can sit: the lanes of a leg, by how their names begin behind the name of the rank."""
 

@@ -29,10 +29,15 @@ from kvcheck.core.transfer.metadata import MetadataBuffers
 from kvcheck.core.transfer.seal import SEAL_BYTES, Seal, parse
 from kvcheck.core.transfer.sealing import Content, Sealer, piece_of
 from kvcheck.core.transfer.wire import Ticket, Wire
+from kvcheck.kernels.content import as_signed, mix64_int
 from kvcheck.kernels.page_copy import copy_bytes_torch, fill_torch
 
 FAILED, TRANSFERRING, SUCCESS = 0, 3, 4
 """As the field's poll has them: the least of all ranks is what counts, so a failure wins."""
+
+
+MARK = 0x6D61726B65642121
+"""Mixed with the generation: what a room's memory holds before anything has landed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,7 +144,7 @@ class Receiver:
             state_slot=holding.state_slot,
             runs=self._runs(holding, tokens),
         )
-        # Behind the clearing of its state slot, which the first write must not overtake.
+        self._mark(self._rooms[room])
         ready = self._backend.signal()
         self._backend.record(ready, lane=self._pool.forward)
         for peer in self.sources:
@@ -293,6 +298,39 @@ class Receiver:
         self._backend.wait(self._backend.submit(Operation("seal.verify", (run,), ticket.request), lane=self._lane))
         receiving.size += sum(each.bytes for each in right)
         return bool(right)
+
+    def _mark(self, receiving: Receiving) -> None:
+        """Fill all that is to be written with words that no sender writes, in forward-lane order and before any asks.
+
+        Otherwise memory that happens to hold the right bytes already (the unused rest of a last page, a recycled page
+        of the same prompt) would fit the seal before it was written, and a late write would land on what came after.
+        """
+        word = as_signed(mix64_int(receiving.ticket.generation ^ MARK))
+        targets: list[tuple[torch.Tensor, torch.Tensor]] = []
+        writes: list[Footprint] = []
+        for (leg, space), ids in self._units(receiving).items():
+            rows = self._backend.index(ids)
+            names = tuple(each.name for each in self._layout.buffers if (each.leg, each.space) == (leg, space))
+            layers = (0, len(self._pool.sets[space].spec.layers))
+            owners = np.full(len(ids), receiving.ticket.request, dtype=np.int64)
+            writes.append(Footprint(space, names, layers, ids.copy(), owners=owners))
+            for name in names:
+                view = self._pool.sets[space].write_view(name)
+                size = next(each.rows.rows_per_unit for each in self._layout.buffers if each.name == name)
+                targets.append((view.view(view.shape[0], -1, size * view.shape[2]), rows))
+        row = self._metadata.row_view(receiving.slot).view(torch.int64)
+
+        def run() -> None:
+            for view, rows in targets:
+                view.index_fill_(1, rows, word)
+            row.fill_(word)
+
+        owner = np.array([receiving.ticket.request], dtype=np.int64)
+        slot = np.array([receiving.slot], dtype=np.int64)
+        writes.append(Footprint(self._metadata.space, ("metadata",), (0, 1), slot, owners=owner))
+        self._backend.submit(
+            Operation("receive.mark", (run,), receiving.ticket.request), lane=self._pool.forward, writes=writes
+        )
 
     def _sends_row(self, peer: str) -> bool:
         return self.sources[peer].rank == min(each.rank for each in self.sources.values())

@@ -95,7 +95,12 @@ def _agreement(stories: Mapping[str, RankStory]) -> Sequence[Finding]:
             first = told[0]
             assert first.closing is not None and story.closing is not None
             same = (first.closing.decisions, first.finished) == (story.closing.decisions, story.finished)
-            if not same or first.failed.keys() != story.failed.keys():
+            if any(each.death for each in stories.values()):
+                # Each survivor loses the rooms that it had under way with the dead one, and no two had the same.
+                same = first.finished == story.finished
+            elif first.failed.keys() != story.failed.keys():
+                same = False
+            if not same:
                 text = (
                     f"{first.name} and {story.name} decided differently: {len(first.finished)} and "
                     f"{len(story.finished)} requests finished, {len(first.failed)} and {len(story.failed)} failed"

@@ -354,7 +354,7 @@ PD_TRANSFER: tuple[Mutant, ...] = (
         parts=replace(FIXED, decode_scheduler=PagesFreedEarly),
         scenario="nvlink-aux",
         shape="llama-3-tiny",
-        killed_by="lifetime",
+        killed_by="ordering",
         code="KV202",
         shows="Pages that were advertised to a sender are given back before it has drained; the slot waits.",
         matters="KV of an aborted request lands in the pages of a running one.",
