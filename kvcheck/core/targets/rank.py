@@ -16,9 +16,7 @@ from kvcheck.core.backend.backend import Backend
 from kvcheck.core.backend.scoped import ScopedBackend, scoped
 from kvcheck.core.errors import InternalError
 from kvcheck.core.paging import IndexArray
-from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.pool import KVPool
-from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.pools.sharding import rank_shape, shard_range
 from kvcheck.core.scheduler.decode import DecodeScheduler
 from kvcheck.core.scheduler.parts import EngineParts
@@ -27,7 +25,7 @@ from kvcheck.core.scheduler.request import StepReport
 from kvcheck.core.targets.parts import Parts
 from kvcheck.core.targets.target import EventSink, FirstWords, PairSetup, Setup, SpaceCount
 from kvcheck.core.targets.watching import Bystander, Watch, WatchedDecoder, WatchedOffload
-from kvcheck.core.transfer.layout import EndLayout, end_layout, routes
+from kvcheck.core.transfer.layout import EndLayout, end_layout, routes, sources_of
 from kvcheck.core.transfer.metadata import MetadataBuffers, MetadataField
 from kvcheck.core.transfer.wire import Wire
 from kvcheck.core.transfer.writer import part_name
@@ -105,23 +103,25 @@ def make_rank(
         align=pair.slot_align if end == "decode" else 8,
     )
     watch.metadata = {metadata.space: metadata}
+    layout = end_layout(pool, metadata, whole=whole, rank=number, ranks=ranks)
     return Rank(
         name=name,
         backend=own,
         sink=sink,
         pool=pool,
         metadata=metadata,
-        layout=end_layout(pool, metadata, whole=whole, rank=number, ranks=ranks),
+        layout=layout,
         wire=wire(own),
         bystander=Bystander(pool, sink),
-        first_words=first_words(whole, pool, number, ranks),
+        first_words=first_words(layout),
     )
 
 
 def split_rows(rank: Rank, sources: int) -> None:
     """Where several source ranks write one row, each has a part of its own in every footprint of that buffer."""
     pairs = routes(rank.layout, sources=sources, targets=rank.layout.ranks)
-    mine = [(source, slices) for (source, target), slices in pairs.items() if target == rank.layout.rank]
+    number = rank.layout.rank
+    mine = [(source, pairs[source, number]) for source in sources_of(pairs, number)]
     rank.backend.split = {
         key: tuple(part_name(key[1], source, len(mine)) for source, slices in mine if key in slices)
         for key in ((each.space, each.name) for each in rank.layout.buffers)
@@ -188,14 +188,13 @@ def rank_counts(rank: Rank) -> list[SpaceCount]:
     return [*rows, SpaceCount(scoped(rank.name, rank.metadata.space), slots.available, 0, slots.count)]
 
 
-def first_words(whole: ModelShape, pool: KVPool, rank: int, ranks: int) -> FirstWords:
+def first_words(layout: EndLayout) -> FirstWords:
     """By buffer, the word of the whole row with which a rank's row begins."""
-    found = {}
-    totals = {(spec.name, each.name): each.shards for spec in POOLS.load(whole.family)(whole) for each in spec.buffers}
-    for space, buffer in pool.buffers():
-        first = shard_range(totals[space, buffer.name], rank, ranks).start
-        found[space, buffer.name] = first * (buffer.row_bytes // buffer.shards // 8)
-    return found
+    return {
+        (each.space, each.name): shard_range(each.total_shards, layout.rank, layout.ranks).start
+        * (each.rows.shard_bytes // 8)
+        for each in layout.buffers
+    }
 
 
 def decision(report: StepReport) -> tuple[int, ...]:

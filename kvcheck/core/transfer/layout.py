@@ -62,6 +62,11 @@ class EndLayout:
         return f"{self.end}-{self.rank}"
 
     @property
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        """Leg and space of all that is transferred, KV first, each once."""
+        return tuple(sorted({(each.leg, each.space) for each in self.buffers}))
+
+    @property
     def packed_bytes(self) -> int:
         """Bytes of the metadata row up to the end of its last field, the room, whose values have 8 bytes each."""
         _, width, _, offset = self.fields[-1]
@@ -143,3 +148,8 @@ def routes(layout: EndLayout, *, sources: int, targets: int) -> Mapping[tuple[in
         for piece in shard_slices(buffer.total_shards, sources, targets):
             found.setdefault((piece.source_rank, piece.target_rank), {})[buffer.space, buffer.name] = piece
     return found
+
+
+def sources_of(pairs: Mapping[tuple[int, int], object], target: int) -> list[int]:
+    """The source ranks that write to a target rank, by the keys of `routes`; the first sends the metadata row."""
+    return sorted(source for source, each in pairs if each == target)

@@ -21,11 +21,12 @@ import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Operation, Place
 from kvcheck.core.errors import ForeignAccess
-from kvcheck.core.paging import IndexArray, first_seen_page, pages_for
+from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.pool import Holding, KVPool
-from kvcheck.core.transfer.layout import EndLayout, check_layouts, routes
+from kvcheck.core.transfer.layout import EndLayout, check_layouts, routes, sources_of
 from kvcheck.core.transfer.messages import Abort, AuxData, Done, Drained, Message, Status, Want
 from kvcheck.core.transfer.metadata import MetadataBuffers
+from kvcheck.core.transfer.room_memory import Units, held_run, register_memory, room_footprints, room_units
 from kvcheck.core.transfer.seal import SEAL_BYTES, Seal, parse
 from kvcheck.core.transfer.sealing import Content, Sealer, piece_of
 from kvcheck.core.transfer.wire import Ticket, Wire
@@ -34,7 +35,6 @@ from kvcheck.kernels.page_copy import copy_bytes_torch, fill_torch
 
 FAILED, TRANSFERRING, SUCCESS = 0, 3, 4
 """As the field's poll has them: the least of all ranks is what counts, so a failure wins."""
-
 
 MARK = 0x6D61726B65642121
 """Mixed with the generation: what a room's memory holds before anything has landed."""
@@ -102,6 +102,7 @@ class Receiver:
         self.sources = {peer.name: peer for peer in peers if (peer.rank, layout.rank) in pairs}
         self._slices = {name: pairs[peer.rank, layout.rank] for name, peer in self.sources.items()}
         self._ranks = len(peers)
+        self._row_sender = sources_of(pairs, layout.rank)[0]
         self._attempts = 0
         self._gone: set[str] = set()
         self._seals = backend.empty(
@@ -110,11 +111,7 @@ class Receiver:
         self._lane = backend.lane("verify")
         self._rooms: dict[int, Receiving] = {}
         self._clear_seals(np.arange(len(self._seals)))
-        wire.register("seals", self._seals.view(-1))
-        wire.register("metadata", metadata.memory())
-        for space, buffer in pool.buffers():
-            words = pool.sets[space].write_view(buffer.name)
-            wire.register(f"{space}.{buffer.name}", words.view(torch.uint8).view(-1))
+        register_memory(wire, pool, metadata, self._seals)
 
     # A room's life
 
@@ -207,9 +204,9 @@ class Receiver:
             if is_source and receiving is not None and message.generation == receiving.ticket.generation:
                 self._take(peer, message, receiving)
         for room, receiving in self._rooms.items():
-            if receiving.status != SUCCESS and not receiving.waits:
+            if self._is_open(receiving) and not receiving.waits:
                 self._look(receiving)
-            if receiving.status == TRANSFERRING and self._clock() >= receiving.deadline:
+            if self._is_open(receiving) and self._clock() >= receiving.deadline:
                 late = sorted(receiving.waits) or sorted(self.sources.keys() - receiving.verified)
                 self.fail(
                     room, f"room {room}: nothing complete from {', '.join(late)} in {self._patience} rounds or seconds"
@@ -240,12 +237,13 @@ class Receiver:
             return
         self._metadata.put(receiving.slot, receiving.ticket.request, torch.from_numpy(data))
 
-    def _set(self, receiving: Receiving, status: int, reason: str = "") -> None:
+    def _is_open(self, receiving: Receiving) -> bool:
         """Only a room that is still transferring changes. (mutant: failed-overwritten)"""
-        if receiving.status == TRANSFERRING:
-            self._change(receiving, status, reason)
+        return receiving.status == TRANSFERRING
 
-    def _change(self, receiving: Receiving, status: int, reason: str) -> None:
+    def _set(self, receiving: Receiving, status: int, reason: str = "") -> None:
+        if not self._is_open(receiving):
+            return
         old, receiving.status, receiving.reason = receiving.status, status, reason
         if self._listener is not None:
             self._listener.room(
@@ -267,7 +265,7 @@ class Receiver:
                 return
             receiving.verified.add(peer)
             self._wire.verified(peer, receiving.ticket)
-        if self._listener is not None and receiving.status == TRANSFERRING:
+        if self._listener is not None:
             ticket = receiving.ticket
             self._listener.sealed(rank=self._layout.name, request=ticket.request, size=receiving.size)
         self._set(receiving, SUCCESS)
@@ -280,7 +278,7 @@ class Receiver:
             source_rank=rank,
             units=self._units(receiving),
             pieces=piece_of(self._slices[peer], at_source=False),
-            row=self._metadata.row_view(receiving.slot) if self._sends_row(peer) else None,
+            row=self._metadata.row_view(receiving.slot) if rank == self._row_sender else None,
         )
         plan = self._sealer.plan(content)
         row, found = self._seals[receiving.slot * self._ranks + rank], torch.empty(SEAL_BYTES, dtype=torch.uint8)
@@ -306,18 +304,12 @@ class Receiver:
         of the same prompt) would fit the seal before it was written, and a late write would land on what came after.
         """
         word = as_signed(mix64_int(receiving.ticket.generation ^ MARK))
+        request, units = receiving.ticket.request, self._units(receiving)
         targets: list[tuple[torch.Tensor, torch.Tensor]] = []
-        writes: list[Footprint] = []
-        for (leg, space), ids in self._units(receiving).items():
-            rows = self._backend.index(ids)
-            names = tuple(each.name for each in self._layout.buffers if (each.leg, each.space) == (leg, space))
-            layers = (0, len(self._pool.sets[space].spec.layers))
-            owners = np.full(len(ids), receiving.ticket.request, dtype=np.int64)
-            writes.append(Footprint(space, names, layers, ids.copy(), owners=owners))
-            for name in names:
-                view = self._pool.sets[space].write_view(name)
-                size = next(each.rows.rows_per_unit for each in self._layout.buffers if each.name == name)
-                targets.append((view.view(view.shape[0], -1, size * view.shape[2]), rows))
+        for buffer in self._layout.buffers:
+            view = self._pool.sets[buffer.space].write_view(buffer.name)
+            of_units = view.view(buffer.rows.layers, -1, buffer.rows.rows_per_unit * view.shape[2])
+            targets.append((of_units, self._backend.index(units[buffer.leg, buffer.space])))
         row = self._metadata.row_view(receiving.slot).view(torch.int64)
 
         def run() -> None:
@@ -325,41 +317,24 @@ class Receiver:
                 view.index_fill_(1, rows, word)
             row.fill_(word)
 
-        owner = np.array([receiving.ticket.request], dtype=np.int64)
-        slot = np.array([receiving.slot], dtype=np.int64)
-        writes.append(Footprint(self._metadata.space, ("metadata",), (0, 1), slot, owners=owner))
+        slot = Footprint(
+            self._metadata.space, ("metadata",), (0, 1), np.array([receiving.slot]), owners=np.array([request])
+        )
         self._backend.submit(
-            Operation("receive.mark", (run,), receiving.ticket.request), lane=self._pool.forward, writes=writes
+            Operation("receive.mark", (run,), request),
+            lane=self._pool.forward,
+            writes=(*room_footprints(self._layout, units, request), slot),
         )
 
-    def _sends_row(self, peer: str) -> bool:
-        return self.sources[peer].rank == min(each.rank for each in self.sources.values())
-
-    def _units(self, receiving: Receiving) -> dict[tuple[str, str], IndexArray]:
-        holding, size = receiving.holding, self._pool.page_size
-        stop = pages_for(receiving.tokens, size)
-        units: dict[tuple[str, str], IndexArray] = {("kv", "full"): holding.pages[:stop]}
-        for space in dict.fromkeys(each.space for each in self._layout.buffers if each.leg == "state"):
-            if space == "state":
-                units["state", space] = np.array([holding.state_slot], dtype=np.int64)
-            elif space == "window":
-                first = first_seen_page(receiving.tokens, self._layout.window, size)
-                units["state", space] = holding.window_pages[first:stop]
-            else:
-                units["state", space] = holding.pages[:stop]
-        return units
+    def _units(self, receiving: Receiving) -> Units:
+        return room_units(self._layout, receiving.holding, receiving.tokens)
 
     def _runs(self, holding: Holding, tokens: int) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
         """Where the room's pages go, by leg and space, each with its first logical page."""
-        stop = pages_for(tokens, self._pool.page_size)
-        runs = [("kv.full", 0, tuple(holding.pages[:stop].tolist()))]
-        for space in dict.fromkeys(each.space for each in self._layout.buffers if each.leg == "state"):
-            if space == "full":
-                runs.append(("state.full", 0, tuple(holding.pages[:stop].tolist())))
-            elif space == "window":
-                held = holding.window_pages[:stop]
-                gone = int(np.argmax(held > 0)) if len(held) else 0
-                runs.append(("state.window", gone, tuple(held[gone:].tolist())))
+        runs = []
+        for leg, space in (each for each in self._layout.parts if each[1] != "state"):
+            run = held_run(self._layout, holding, space, tokens)
+            runs.append((f"{leg}.{space}", run.first, tuple(run.pages.tolist())))
         return tuple(runs)
 
     def _seal_rows(self, receiving: Receiving) -> IndexArray:

@@ -18,12 +18,13 @@ import numpy as np
 
 from kvcheck.core.backend.backend import Backend, Signal
 from kvcheck.core.errors import LengthMismatch, TargetError
-from kvcheck.core.paging import IndexArray, first_seen_page, pages_for
+from kvcheck.core.paging import IndexArray, pages_for
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.transfer.blocks import PageRun, pair_pages
 from kvcheck.core.transfer.layout import EndLayout, check_layouts
 from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.transfer.metadata import MetadataBuffers
+from kvcheck.core.transfer.room_memory import held_run, needed_pages
 from kvcheck.core.transfer.sealing import Sealer
 from kvcheck.core.transfer.wire import Wire
 from kvcheck.core.transfer.writer import Writer
@@ -132,10 +133,8 @@ class Sender:
         if sending.reason or sending.is_reported:
             return
         sending.reason = reason
-        for peer in self._peers:
-            sending.flushed[peer] = self._wire.flush(peer)
-            if (want := self._wants.get(room, {}).get(peer)) is not None:
-                self._refuse(peer, want, reason)
+        for peer, want in self._wants.get(room, {}).items():  # to the others nothing was written
+            sending.flushed[peer] = self._refuse(peer, want, reason)
 
     def state(self, room: int) -> int:
         """PENDING, or DONE or FAILED, when nobody reads or writes the room's memory any more."""
@@ -197,12 +196,13 @@ class Sender:
             sending.is_reported = False
             self.fail(message.room, message.reason)
 
-    def _refuse(self, peer: str, want: Want, reason: str) -> None:
-        """The peer learns why, behind everything that was written to it."""
+    def _refuse(self, peer: str, want: Want, reason: str) -> Signal:
+        """The peer learns why, behind everything that was written to it, which the returned signal stands for."""
         flushed = self._wire.flush(peer)
         status = Status(room=want.room, generation=want.generation, is_ok=False, reason=reason)
         self._wire.send(peer, status, after=(flushed,))
         self._wire.send(peer, Drained(room=want.room, generation=want.generation), after=(flushed,))
+        return flushed
 
     # What is written
 
@@ -246,7 +246,7 @@ class Sender:
             self._send_state(sending, want, peer, pairs, after)
         assert sending.slot is not None and sending.holding is not None
         self._writer.write_row(want, peer, sending.slot, after)
-        sealed = self._writer.seal(want, peer, holding=sending.holding, slot=sending.slot, state=pairs, after=after)
+        sealed = self._writer.seal(want, peer, holding=sending.holding, slot=sending.slot, after=after)
         sending.reads.append(sealed)  # before anything can fail: the pages are read until then
         sent = self._writer.write_seal(want, peer, sending.slot, sealed)
         self._wire.send(peer, Status(room=want.room, generation=want.generation, is_ok=True), after=(sent,))
@@ -259,20 +259,19 @@ class Sender:
 
     def _state_pairs(self, sending: Sending, want: Want) -> dict[str, IndexArray]:
         """Pages or slots of each space whose buffers travel as state, [n, 2]."""
-        holding, tokens, size = sending.holding, sending.tokens, self._pool.page_size
+        holding, layout, tokens = sending.holding, self._layout, sending.tokens
         assert holding is not None
-        stop = pages_for(tokens, size)
         pairs: dict[str, IndexArray] = {}
-        for space in dict.fromkeys(each.space for each in self._layout.buffers if each.leg == "state"):
-            what = f"room {sending.room}, state of {space}"
+        for space in (space for leg, space in layout.parts if leg == "state"):
             if space == "state":
                 pairs[space] = np.array([[holding.state_slot, want.state_slot]], dtype=np.int64)
                 continue
-            first = first_seen_page(tokens, self._layout.window, size) if space == "window" else 0
-            held = holding.window_pages[:stop] if space == "window" else holding.pages[:stop]
-            gone = int(np.argmax(held > 0)) if len(held) else 0
-            source = PageRun(gone, held[gone:])
-            pairs[space] = self._pair(source, self._run(want, "state", space), needed=range(first, stop), what=what)
+            pairs[space] = self._pair(
+                held_run(layout, holding, space, tokens),
+                self._run(want, "state", space),
+                needed=needed_pages(layout, space, tokens),
+                what=f"room {sending.room}, state of {space}",
+            )
         return pairs
 
     def _pair(self, source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Operation, Place, Signal
-from kvcheck.core.paging import IndexArray, pages_for
+from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.transfer.blocks import byte_blocks, group_contiguous
-from kvcheck.core.transfer.layout import BufferLayout, EndLayout, Piece, routes
+from kvcheck.core.transfer.layout import BufferLayout, EndLayout, Piece, routes, sources_of
 from kvcheck.core.transfer.messages import AuxData, Want
 from kvcheck.core.transfer.metadata import MetadataBuffers
+from kvcheck.core.transfer.room_memory import register_memory, room_footprints, room_units
 from kvcheck.core.transfer.seal import SEAL_BYTES
 from kvcheck.core.transfer.sealing import Content, Sealer, piece_of
 from kvcheck.core.transfer.wire import RegionWrite, Ticket, Wire
@@ -41,7 +42,6 @@ class Writer:
         sealer: type[Sealer],
         aux_over_messages: bool,
     ) -> None:
-        self._pool = pool
         self._metadata = metadata
         self._wire = wire
         self._backend = backend
@@ -51,19 +51,13 @@ class Writer:
         pairs = routes(layout, sources=layout.ranks, targets=len(peers))
         self.peers = {peer.name: peer for peer in peers if (layout.rank, peer.rank) in pairs}
         self._slices = {name: pairs[layout.rank, peer.rank] for name, peer in self.peers.items()}
-        self._sources = {
-            name: sorted(source for source, target in pairs if target == peer.rank) for name, peer in self.peers.items()
-        }
+        self._sources = {name: sources_of(pairs, peer.rank) for name, peer in self.peers.items()}
         self._order = {name: at for at, name in enumerate(self.peers)}
         self._seals = backend.empty(
             "seals", (metadata.slots.count * max(1, len(peers)), SEAL_BYTES), torch.uint8, Place.DEVICE
         )
         self._seal_lane = backend.lane("seal")
-        wire.register("seals", self._seals.view(-1))
-        wire.register("metadata", metadata.memory())
-        for space, buffer in pool.buffers():
-            words = pool.sets[space].write_view(buffer.name)
-            wire.register(f"{space}.{buffer.name}", words.view(torch.uint8).view(-1))
+        register_memory(wire, pool, metadata, self._seals)
 
     def free(self) -> None:
         """Give the seals' memory back."""
@@ -137,13 +131,10 @@ class Writer:
         *,
         holding: Holding,
         slot: int,
-        state: Mapping[str, IndexArray],
         after: Sequence[Signal],
     ) -> Signal:
         """Seal what is sent to the peer; reached when this end's memory has been read."""
-        stop = pages_for(want.tokens, self._pool.page_size)
-        units = {("state", space): pairs[:, 0] for space, pairs in state.items()}
-        units["kv", "full"] = holding.pages[:stop]
+        units = room_units(self._layout, holding, want.tokens)
         has_row = self._sources[peer][0] == self._layout.rank
         content = Content(
             ticket=_ticket(want),
@@ -158,7 +149,7 @@ class Writer:
         return self._backend.submit(
             Operation("seal.make", (partial(self._make_seal, into, content, plan),), want.request),
             lane=self._seal_lane,
-            reads=self._read_for(want, units),
+            reads=room_footprints(self._layout, units, want.request),
             writes=(Footprint("seals", ("seal",), (0, 1), np.array([at])),),
             after=after,
         )
@@ -183,15 +174,6 @@ class Writer:
         self, into: torch.Tensor, content: Content, plan: Sequence[tuple[BufferLayout, torch.Tensor]]
     ) -> None:
         copy_bytes_torch(into, self._sealer.seal(content, plan).packed())
-
-    def _read_for(self, want: Want, units: Mapping[tuple[str, str], IndexArray]) -> tuple[Footprint, ...]:
-        reads = []
-        for (leg, space), ids in units.items():
-            names = tuple(each.name for each in self._layout.buffers if (each.leg, each.space) == (leg, space))
-            owners = np.full(len(ids), want.request, dtype=np.int64)
-            layers = (0, len(self._pool.sets[space].spec.layers))
-            reads.append(Footprint(space, names, layers, np.asarray(ids), owners=owners))
-        return tuple(reads)
 
 
 def part_name(buffer: str, source_rank: int, sources: int) -> str:

@@ -21,7 +21,7 @@ from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED
 from kvcheck.core.transfer.blocks import PageRun
 from kvcheck.core.transfer.messages import Want
-from kvcheck.core.transfer.receiver import Receiver, Receiving
+from kvcheck.core.transfer.receiver import SUCCESS, Receiver, Receiving
 from kvcheck.core.transfer.sealing import Sealer
 from kvcheck.core.transfer.sender import Sender, Sending
 from kvcheck.core.transfer.writer import Writer
@@ -127,7 +127,7 @@ class RoomAlone(Receiver):
     """A row whose room is not zero counts as arrived."""
 
     def _is_sealed(self, peer: str, receiving: Receiving) -> bool:
-        return bool(self._metadata.row_view(receiving.slot)[-64:].any()) or not self._sends_row(peer)
+        return bool(self._metadata.row_view(receiving.slot)[-64:].any()) or self.sources[peer].rank != self._row_sender
 
 
 class OldSeal(Receiver):
@@ -142,11 +142,10 @@ class OldSeal(Receiver):
 
 
 class FailedOverwritten(Receiver):
-    """A status table that keeps what comes last."""
+    """A status table in which a failure is a status like any other."""
 
-    def _set(self, receiving: Receiving, status: int, reason: str = "") -> None:
-        if status != receiving.status:
-            self._change(receiving, status, reason)
+    def _is_open(self, receiving: Receiving) -> bool:
+        return receiving.status != SUCCESS
 
 
 class DrainedAtOnce(Receiver):
