@@ -101,8 +101,8 @@ def run_cell(number: int, order: Order) -> Iterator[Report]:
 
 def _run_processes(number: int, order: Order) -> Iterator[Report]:
     """A cell whose ranks are processes: each schedule runs all of them once."""
-    from kvcheck.core.stress.engine import schedules
-    from kvcheck.core.stress.processes.engine import ProcessEngine, process_gap
+    from kvcheck.core.stress.engine import evidence_gap, schedules
+    from kvcheck.core.stress.processes.engine import ProcessEngine
 
     engine = ProcessEngine()
     total = Evidence(schedules=0)
@@ -124,7 +124,7 @@ def _run_processes(number: int, order: Order) -> Iterator[Report]:
         if outcome.findings:
             yield Report(cell=number)
             return
-    yield Report(cell=number, reason=process_gap(order.plan, total))
+    yield Report(cell=number, reason=evidence_gap(order.plan, total))
 
 
 def run_orders(orders: Sequence[Order], jobs: int) -> Iterator[Report]:

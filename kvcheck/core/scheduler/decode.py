@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvcheck.core.scheduler.handover import HandOver
-from kvcheck.core.scheduler.parts import EngineParts
+from kvcheck.core.scheduler.parts import EngineParts, take_slot_and_row
 from kvcheck.core.scheduler.request import Active, SchedulerConfig, StepReport
 from kvcheck.core.scheduler.scheduler import Scheduler
 from kvcheck.core.transfer.receiver import FAILED, SUCCESS, TRANSFERRING, Receiver
@@ -164,13 +164,10 @@ class DecodeScheduler(Scheduler):
             generation = self._waiting[0]
             if len(self._handing_over.actives) >= self.config.max_prefilling:
                 break
-            slot = self.parts.decode_metadata.lease(generation.request)
-            if slot is None:
+            taken = take_slot_and_row(self.parts.decode_metadata, self._pool, generation.request)
+            if taken is None:
                 break
-            holding = self._pool.open(generation.request)
-            if holding is None:
-                self.parts.decode_metadata.release(slot, generation.request)
-                break
+            slot, holding = taken
             prompt = len(generation.prompt)
             if not self._pool.grow(holding, prompt + 1, query=prompt):
                 self._pool.close(holding)

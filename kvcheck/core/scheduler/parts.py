@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvcheck.core.backend.backend import Backend
 from kvcheck.core.hicache.cache import HiCache
 from kvcheck.core.offload import Offload
-from kvcheck.core.pools.pool import KVPool
+from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.scheduler.decoder import Decoder
 from kvcheck.core.transfer.metadata import MetadataBuffers
 from kvcheck.core.transfer.transport import Transport
@@ -29,3 +29,15 @@ class EngineParts:
     decode_metadata: MetadataBuffers
     transport: Transport | None
     decoder: Decoder
+
+
+def take_slot_and_row(metadata: MetadataBuffers, pool: KVPool, request: int) -> tuple[int, Holding] | None:
+    """A metadata slot and an empty holding for a request; None, and nothing taken, where one of them is missing."""
+    slot = metadata.lease(request)
+    if slot is None:
+        return None
+    holding = pool.open(request)
+    if holding is None:
+        metadata.release(slot, request)
+        return None
+    return slot, holding

@@ -18,6 +18,7 @@ from kvcheck.core.errors import LengthMismatch
 from kvcheck.core.paging import pages_for
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.scheduler.decoder import Chunk, Decoder
+from kvcheck.core.scheduler.parts import take_slot_and_row
 from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepReport
 from kvcheck.core.transfer.metadata import MetadataBuffers
 from kvcheck.core.transfer.sender import PENDING, REFUSED, WANTED, Sender
@@ -150,12 +151,10 @@ class PrefillScheduler:
         )
         if self._pool.pages_free - reserved < pages_for(len(generation.prompt), size):
             return
-        slot = self._metadata.lease(generation.request)
-        holding = self._pool.open(generation.request) if slot is not None else None
-        if slot is None or holding is None:
-            if slot is not None:
-                self._metadata.release(slot, generation.request)
+        taken = take_slot_and_row(self._metadata, self._pool, generation.request)
+        if taken is None:
             return
+        slot, holding = taken
         self._waiting.remove(generation)
         self._computing.append(Prompt(generation=generation, holding=holding, slot=slot))
         self.sender.begin(self._room_of(generation.request), holding)

@@ -22,7 +22,7 @@ from kvcheck.core.offload import OffloadedKV
 from kvcheck.core.paging import floor_to_page, pages_for
 from kvcheck.core.scheduler.decoder import Chunk
 from kvcheck.core.scheduler.handover import HandOver
-from kvcheck.core.scheduler.parts import EngineParts
+from kvcheck.core.scheduler.parts import EngineParts, take_slot_and_row
 from kvcheck.core.scheduler.request import Active, Generation, SchedulerConfig, StepReport
 
 
@@ -131,13 +131,10 @@ class Scheduler:
             in_flight = len(self._prefilling) + len(self._handing_over.actives) + len(self._ready) + len(self._running)
             if in_flight >= self._pool.sizes.requests or not self._fits(len(generation.prompt)):
                 break
-            slot = self.parts.decode_metadata.lease(generation.request)
-            if slot is None:
+            taken = take_slot_and_row(self.parts.decode_metadata, self._pool, generation.request)
+            if taken is None:
                 break
-            holding = self._pool.open(generation.request)
-            if holding is None:
-                self.parts.decode_metadata.release(slot, generation.request)
-                break
+            slot, holding = taken
             active = Active(generation=generation, holding=holding, lease=None, target_slot=slot)
             if cache is not None:
                 # The last prompt token is always computed: its pass samples the first output.

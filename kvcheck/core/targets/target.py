@@ -21,7 +21,7 @@ from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.scheduler.decoder import Decoder
 from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepReport
-from kvcheck.core.transfer.loopback_wire import Fault, Tamper
+from kvcheck.core.transfer.loopback_wire import Fault, Tamper, no_fault, unchanged
 from kvcheck.core.transfer.metadata import MetadataField
 
 
@@ -143,8 +143,8 @@ class PairSetup:
     prefill_sizes: PoolSizes
     paths: Mapping[str, str]
     room_of: Callable[[int], int]
-    refuses: Fault
-    tamper: Tamper
+    refuses: Fault = no_fault
+    tamper: Tamper = unchanged
     aux_over_messages: bool = False
     patience: int = 400
     slot_align: int = 256

@@ -19,10 +19,10 @@ import torch
 
 from kvcheck.core.backend.backend import Lane, Operation, Part, Signal
 from kvcheck.core.backend.scoped import ScopedBackend
-from kvcheck.core.errors import LayoutMismatch, TransferError
+from kvcheck.core.errors import TransferError
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.transfer.messages import Drained, Message
-from kvcheck.core.transfer.wire import LEGS, RegionWrite, Ticket
+from kvcheck.core.transfer.wire import LEGS, RegionWrite, Ticket, check_region
 from kvcheck.kernels.page_copy import copy_bytes_torch
 
 PATHS = ("ordered", "async")
@@ -33,7 +33,8 @@ Fault = Callable[[str, str, str, Ticket], bool]
 """Whether the engine refuses a write: (writer, peer, leg, ticket)."""
 
 
-def _never(writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
+def no_fault(writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
+    """Every write goes through."""
     return False
 
 
@@ -41,7 +42,8 @@ Tamper = Callable[[Message], Message]
 """What a message becomes on its way; most stay as they are."""
 
 
-def _unchanged(message: Message) -> Message:
+def unchanged(message: Message) -> Message:
+    """Every message arrives as it was sent."""
     return message
 
 
@@ -49,7 +51,7 @@ class LoopbackFabric:
     """Joins the ends of one process. paths: leg -> row of PATHS. refuses: writes that fail at once."""
 
     def __init__(
-        self, *, paths: Mapping[str, str] | None = None, refuses: Fault = _never, tamper: Tamper = _unchanged
+        self, *, paths: Mapping[str, str] | None = None, refuses: Fault = no_fault, tamper: Tamper = unchanged
     ) -> None:
         self.paths = dict.fromkeys(LEGS, "ordered") | dict(paths or {})
         self.refuses = refuses
@@ -76,8 +78,7 @@ class LoopbackWire:
 
     def register(self, region: str, memory: torch.Tensor) -> None:
         """Peers may write this memory."""
-        if memory.dtype != torch.uint8 or memory.ndim != 1 or not memory.is_contiguous():
-            raise LayoutMismatch(f"region {region}: expected contiguous bytes in one dimension, got {memory.dtype}")
+        check_region(region, memory)
         self.regions[region] = memory
 
     def write(

@@ -19,10 +19,10 @@ import torch
 
 from kvcheck.core.backend.backend import Signal
 from kvcheck.core.backend.scoped import ScopedBackend
-from kvcheck.core.errors import LayoutMismatch, TransferError
+from kvcheck.core.errors import TransferError
 from kvcheck.core.transfer.link import MOST_BYTES, FrameKind, Link, LinkLost
 from kvcheck.core.transfer.messages import Abort, Done, Message, Want, decode, encode
-from kvcheck.core.transfer.wire import RegionWrite, Ticket
+from kvcheck.core.transfer.wire import RegionWrite, Ticket, check_region
 from kvcheck.kernels.page_copy import copy_bytes_torch
 
 COUNTS = struct.Struct("=HI")
@@ -43,8 +43,7 @@ class ProcessWire(ABC):
 
     def register(self, region: str, memory: torch.Tensor) -> None:
         """Peers may write this memory."""
-        if memory.dtype != torch.uint8 or memory.ndim != 1 or not memory.is_contiguous():
-            raise LayoutMismatch(f"region {region}: expected contiguous bytes in one dimension, got {memory.dtype}")
+        check_region(region, memory)
         self.regions[region] = memory
 
     def start(self, links: Sequence[Link]) -> None:

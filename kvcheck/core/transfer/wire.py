@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from kvcheck.core.backend.backend import Footprint, Signal
+from kvcheck.core.errors import LayoutMismatch
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.transfer.messages import Message
 
@@ -44,6 +45,12 @@ class RegionWrite:
     blocks: IndexArray
     reads: tuple[Footprint, ...]
     writes: tuple[Footprint, ...]
+
+
+def check_region(name: str, memory: torch.Tensor) -> None:
+    """Raise LayoutMismatch unless blocks of bytes can be written into this memory."""
+    if memory.dtype != torch.uint8 or memory.ndim != 1 or not memory.is_contiguous():
+        raise LayoutMismatch(f"region {name}: expected contiguous bytes in one dimension, got {memory.dtype}")
 
 
 class Wire(Protocol):

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import zlib
 
-from kvcheck.core.pools import POOLS
-from kvcheck.core.record import Evidence
 from kvcheck.core.stress.engine import Outcome, complete
 from kvcheck.core.stress.processes.supervisor import Supervisor
 from kvcheck.core.stress.processes.verdict import judge
 from kvcheck.core.stress.processes.work import ranks_of, work_of
 from kvcheck.core.stress.scenarios.serving import reference_outputs
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.workload.shapes import shape as shape_named
 
 
 class ProcessEngine:
@@ -47,13 +44,3 @@ class ProcessEngine:
             digest=zlib.crc32(told.encode()),
             judged={"bytes": found.verified},
         )
-
-
-def process_gap(plan: Plan, evidence: Evidence) -> str | None:
-    """What a cell did not exercise, or None."""
-    shape = shape_named(plan.shape)
-    buffers = {buffer.name for spec in POOLS.load(shape.family)(shape) for buffer in spec.buffers}
-    unread = sorted(name for name in buffers | {"metadata", "sealed"} if not evidence.words_verified.get(name))
-    if not evidence.transfers:
-        return "no transfer happened; use more requests"
-    return f"no word of {', '.join(unread)} was verified" if unread else None

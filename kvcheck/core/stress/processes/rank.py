@@ -33,10 +33,8 @@ from kvcheck.core.targets.rank import decision, decode_end, make_rank, prefill_e
 from kvcheck.core.targets.target import PairSetup
 from kvcheck.core.transfer.layout_json import layout_from_json, layout_to_json
 from kvcheck.core.transfer.link import Link, Listener, connect
-from kvcheck.core.transfer.messages import Message
 from kvcheck.core.transfer.process_wire import ProcessWire
 from kvcheck.core.transfer.region_backend import RegionBackend
-from kvcheck.core.transfer.wire import Ticket
 
 QUIET_S = 0.0005
 GROUP_S = 60.0
@@ -85,8 +83,6 @@ class RankRun:
                 prefill_sizes=prefill_sizes(setup.sizes, load.jobs, shape),
                 paths={},
                 room_of=room_of,
-                refuses=_never,
-                tamper=_unchanged,
                 patience=order.patience_s,
                 aux_over_messages=pair_scenario(plan).sends_rows,
             ),
@@ -222,11 +218,3 @@ class RankRun:
             evidence=self._count.total(events=self._history.count, evictions=0, orderings=0),
         )
         self._say("closed", {"closing": to_plain(closing)})
-
-
-def _never(writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
-    return False
-
-
-def _unchanged(message: Message) -> Message:
-    return message

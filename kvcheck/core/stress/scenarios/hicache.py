@@ -16,13 +16,20 @@ from kvcheck.core.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
 from kvcheck.core.hicache.storage import PageStore
 from kvcheck.core.paging import pages_for
-from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.record import Evidence
 from kvcheck.core.stress.events import Modelled
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
-from kvcheck.core.stress.scenarios.serving import LoadingAborts, make_setup, reference_outputs, serve, trace_load
+from kvcheck.core.stress.scenarios.serving import (
+    LoadingAborts,
+    buffer_names,
+    make_setup,
+    reference_outputs,
+    serve,
+    trace_load,
+    unread,
+)
 from kvcheck.core.stress.scenarios.worn import worn_store
 from kvcheck.core.targets.target import HostTier, Target
 from kvcheck.core.workload.readers import Readers
@@ -101,10 +108,8 @@ class HiCacheScenario:
         ):
             if not count:
                 return f"no {what} happened; use more requests"
-        buffers = {buffer.name for spec in POOLS.load(shape.family)(shape) for buffer in spec.buffers}
-        wanted = buffers | {f"host:{name}" for name in buffers} | {"metadata"}
-        unread = sorted(name for name in wanted if not evidence.words_verified.get(name))
-        return f"no word of {', '.join(unread)} was verified" if unread else None
+        buffers = buffer_names(shape)
+        return unread(evidence, buffers | {f"host:{name}" for name in buffers} | {"metadata"})
 
 
 class HybridScenario(HiCacheScenario):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kvcheck.core.backend.backend import Backend
-from kvcheck.core.pools import FAMILIES, POOLS
+from kvcheck.core.pools import FAMILIES
 from kvcheck.core.pools.pool import PoolSizes
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.record import Evidence
@@ -20,13 +20,20 @@ from kvcheck.core.scheduler.request import StepReport
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
-from kvcheck.core.stress.scenarios.serving import chunk_tokens, make_setup, reference_outputs, serve, trace_load
+from kvcheck.core.stress.scenarios.serving import (
+    buffer_names,
+    make_setup,
+    reference_outputs,
+    serve,
+    synthetic_load,
+    trace_load,
+    unread,
+)
 from kvcheck.core.targets.target import PairSetup, Target
 from kvcheck.core.transfer.messages import Message, Want
 from kvcheck.core.transfer.wire import LEGS, Ticket
 from kvcheck.core.workload.jobs import Job
 from kvcheck.core.workload.mix import Mix
-from kvcheck.core.workload.synthetic import synthetic_jobs
 
 SYNTHETIC_PAGES = 8
 MAX_RUNNING = 4
@@ -57,12 +64,8 @@ class PDTransfer:
         """Synthetic jobs, or a trace scaled to the decode pool."""
         if trace is not None:
             return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
-        capacity = SYNTHETIC_PAGES * shape.page_size
-        jobs = synthetic_jobs(
-            shape.page_size, capacity, requests=requests or REQUESTS, seed=seed, chunk_tokens=chunk_tokens(shape)
-        )
-        return Load(
-            jobs=jobs, capacity_tokens=capacity, max_running=MAX_RUNNING, note=f"{len(jobs)} synthetic requests"
+        return synthetic_load(
+            shape, pages=SYNTHETIC_PAGES, requests=requests or REQUESTS, max_running=MAX_RUNNING, seed=seed
         )
 
     def reference(self, shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
@@ -101,9 +104,7 @@ class PDTransfer:
         """Transfers, and words of every buffer, sealed and read."""
         if not evidence.transfers:
             return "no transfer happened; use more requests or schedules"
-        buffers = {buffer.name for spec in POOLS.load(shape.family)(shape) for buffer in spec.buffers}
-        unread = sorted(name for name in buffers | {"metadata", "sealed"} if not evidence.words_verified.get(name))
-        return f"no word of {', '.join(unread)} was verified" if unread else None
+        return unread(evidence, buffer_names(shape) | {"metadata", "sealed"})
 
     def _paths(self, variant: int) -> Mapping[str, str]:
         return dict.fromkeys(LEGS, "ordered")

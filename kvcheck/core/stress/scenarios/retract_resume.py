@@ -10,14 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcheck.core.backend.backend import Backend
-from kvcheck.core.pools import FAMILIES, POOLS
+from kvcheck.core.pools import FAMILIES
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.record import Evidence
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
-from kvcheck.core.stress.scenarios.serving import chunk_tokens, make_setup, reference_outputs, serve, trace_load
+from kvcheck.core.stress.scenarios.serving import (
+    buffer_names,
+    make_setup,
+    reference_outputs,
+    serve,
+    synthetic_load,
+    trace_load,
+    unread,
+)
 from kvcheck.core.targets.target import Target
-from kvcheck.core.workload.synthetic import synthetic_jobs
 
 SYNTHETIC_PAGES = 8
 MAX_RUNNING = 8
@@ -34,12 +41,8 @@ class RetractResume:
     def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None) -> Load:
         """Synthetic jobs, or a trace scaled to the pool."""
         if trace is None:
-            capacity = SYNTHETIC_PAGES * shape.page_size
-            jobs = synthetic_jobs(
-                shape.page_size, capacity, requests=requests or 20, seed=seed, chunk_tokens=chunk_tokens(shape)
-            )
-            return Load(
-                jobs=jobs, capacity_tokens=capacity, max_running=MAX_RUNNING, note=f"{len(jobs)} synthetic requests"
+            return synthetic_load(
+                shape, pages=SYNTHETIC_PAGES, requests=requests or 20, max_running=MAX_RUNNING, seed=seed
             )
         return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
 
@@ -68,6 +71,4 @@ class RetractResume:
             return f"{evidence.retractions or 0} retractions and {evidence.resumes or 0} resumes; use more requests"
         if not evidence.foreign_reuses:
             return "no request was resumed into pages that another had used; use more requests"
-        buffers = {buffer.name for spec in POOLS.load(shape.family)(shape) for buffer in spec.buffers} | {"metadata"}
-        unread = sorted(name for name in buffers if not evidence.words_verified.get(name))
-        return f"no word of {', '.join(unread)} was verified" if unread else None
+        return unread(evidence, buffer_names(shape) | {"metadata"})

@@ -13,8 +13,10 @@ from kvcheck.core.backend.backend import Backend
 from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.errors import Hang, InternalError
 from kvcheck.core.paging import pages_for
+from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.pool import KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.record import Evidence
 from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepReport
 from kvcheck.core.stress.events import Aborted, Closed, Counted, Failed, Finished, Resumed, Retracted, Returned
 from kvcheck.core.stress.history import History
@@ -25,7 +27,7 @@ from kvcheck.core.transfer.metadata import MetadataField
 from kvcheck.core.workload.decoder import ContentDecoder, prompt_tokens
 from kvcheck.core.workload.jobs import Job
 from kvcheck.core.workload.readers import Readers
-from kvcheck.core.workload.synthetic import trace_file
+from kvcheck.core.workload.synthetic import synthetic_jobs, trace_file
 from kvcheck.core.workload.tiers import HostInspector
 from kvcheck.core.workload.traces import read_trace, scale_trace
 
@@ -98,6 +100,24 @@ class Feed:
             Generation(job.request, prompt_tokens(job), job.output_tokens, job.request % PRIORITIES)
             for job in self._jobs[start : self._sent]
         ]
+
+
+def synthetic_load(shape: ModelShape, *, pages: int, requests: int, max_running: int, seed: int) -> Load:
+    """Synthetic jobs for a pool of so many pages."""
+    capacity = pages * shape.page_size
+    jobs = synthetic_jobs(shape.page_size, capacity, requests=requests, seed=seed, chunk_tokens=chunk_tokens(shape))
+    return Load(jobs=jobs, capacity_tokens=capacity, max_running=max_running, note=f"{len(jobs)} synthetic requests")
+
+
+def buffer_names(shape: ModelShape) -> set[str]:
+    """Every buffer of the shape's table."""
+    return {buffer.name for spec in POOLS.load(shape.family)(shape) for buffer in spec.buffers}
+
+
+def unread(evidence: Evidence, wanted: set[str]) -> str | None:
+    """What of it no word was verified, or None."""
+    missing = sorted(name for name in wanted if not evidence.words_verified.get(name))
+    return f"no word of {', '.join(missing)} was verified" if missing else None
 
 
 def serve(engine: Engine, load: Load, history: History, backend: Backend, *, aborts: Aborts | None = None) -> int:
