@@ -11,6 +11,7 @@ import json
 import types
 import typing
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -18,17 +19,50 @@ import pytest
 from literal_record import FAILED, PASSED, UNJUDGED
 
 from kvcheck.core.errors import UsageError
-from kvcheck.core.record import Evidence, Finding, MutantResult, RunRecord, ScenarioResult, Verdict, read_record
+from kvcheck.core.record import (
+    BenchRow,
+    Evidence,
+    Finding,
+    Interval,
+    MutantResult,
+    RunRecord,
+    ScenarioResult,
+    Verdict,
+    read_record,
+)
 from kvcheck.core.report.to_csv import tables
 from kvcheck.core.report.to_html import render
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "reports" / "run.schema.json").read_text(encoding="utf-8"))
-RECORDS = {"fail": FAILED, "pass": PASSED, "unknown": UNJUDGED}
+MEASURED = replace(
+    PASSED,
+    bench=(
+        BenchRow(
+            case="metadata-read",
+            arm="packed",
+            baseline="ten-views",
+            size="rows=64",
+            shape=None,
+            device="cpu",
+            bytes=2048,
+            us=Interval(1.5, 1.4, 1.7),
+            baseline_us=Interval(6.0),
+            ratio=Interval(0.25, 0.24, 0.26),
+            floor=0.01,
+            ratios=(0.24, 0.25, 0.26),
+            limit="memcpy",
+            limit_ratio=Interval(0.5, None, None),
+        ),
+    ),
+)
+RECORDS = {"fail": FAILED, "pass": PASSED, "unknown": UNJUDGED, "measured": MEASURED}
 DEFINITIONS = {
     Evidence: SCHEMA["$defs"]["evidence"],
     Finding: SCHEMA["$defs"]["finding"],
     ScenarioResult: SCHEMA["$defs"]["scenario"],
     MutantResult: SCHEMA["$defs"]["mutant"],
+    Interval: SCHEMA["$defs"]["interval"],
+    BenchRow: SCHEMA["$defs"]["bench_row"],
     RunRecord: SCHEMA,
 }
 
@@ -44,7 +78,7 @@ def test_a_record_is_read_back_as_it_was_written(name: str, tmp_path: Path) -> N
 def test_a_record_fits_the_schema(name: str) -> None:
     raw = json.loads(RECORDS[name].to_json())
     jsonschema.validate(raw, SCHEMA)
-    assert raw["verdict"] == name
+    assert raw["verdict"] == RECORDS[name].verdict.value
 
 
 def test_the_schema_itself_is_valid() -> None:

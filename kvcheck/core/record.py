@@ -141,9 +141,52 @@ class MutantResult:
     replay: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and a distribution-free interval of it, at least 95 %; lo and hi are None below six rounds."""
+
+    est: float
+    lo: float | None = None
+    hi: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRow:
+    """What one arm of a case costs beside its baseline, at one size.
+
+    us, baseline_us: microseconds a call. ratio: time of the arm over time of the baseline, in the same rounds; below 1
+    is faster. ratios: that of each round, from which `ratio` is made. floor: how far from 1 the baseline's ratio to
+    itself may lie on this machine in the same run (upper end of its interval); a smaller difference says nothing.
+    limit: the physical limit that was measured beside it, and limit_ratio the share of it that the arm reached.
+    status: "ok", or "noisy" where the floor is above 5 %, or "unknown" with the reason in `note`.
+    """
+
+    case: str
+    arm: str
+    baseline: str
+    size: str
+    shape: str | None
+    device: str
+    bytes: int | None
+    us: Interval
+    baseline_us: Interval
+    ratio: Interval
+    floor: float
+    ratios: tuple[float, ...]
+    limit: str | None = None
+    limit_ratio: Interval | None = None
+    status: str = "ok"
+    note: str | None = None
+
+    @property
+    def id(self) -> str:
+        """ "case/arm/size" and the shape, where it has one."""
+        return "/".join(part for part in (self.case, self.arm, self.size, self.shape) if part)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run of `kvcheck stress`, `selftest`, `replay` (and later `bench`)."""
+    """One run of `kvcheck stress`, `selftest`, `replay` or `bench`."""
 
     schema_version: str = SCHEMA_VERSION
     run_id: str
@@ -161,7 +204,7 @@ class RunRecord:
     evidence: Evidence
     scenarios: tuple[ScenarioResult, ...] = ()
     findings: tuple[Finding, ...] = ()
-    bench: tuple[dict[str, object], ...] = ()
+    bench: tuple[BenchRow, ...] = ()
     mutants: tuple[MutantResult, ...] = ()
     warnings: tuple[str, ...] = ()
 
