@@ -138,8 +138,12 @@ class Rig:
         return sent
 
     def begin(self, room: int, tokens: int, *, request: int = 1, query: int = 0) -> Room:
-        """Take what the prompt needs."""
+        """Open the room and take what the prompt needs."""
         self.sender.open(room, request, tokens)
+        return self.begin_opened(room, tokens, request=request, query=query)
+
+    def begin_opened(self, room: int, tokens: int, *, request: int = 1, query: int = 0) -> Room:
+        """Take what the prompt needs."""
         self.sender.poll()
         holding = held(self.prefill.pool, request, tokens, query=query)
         self.sender.begin(room, holding)

@@ -33,6 +33,7 @@ from kvcheck.core.transfer.messages import (
 LARGEST_ROOM = (1 << 64) - 1
 WANT = Want(
     room=0,
+    attempt=0,
     generation=1,
     request=3,
     tokens=9,
@@ -44,7 +45,7 @@ ONE_OF_EACH: tuple[Message, ...] = (
     WANT,
     Status(room=LARGEST_ROOM, generation=LARGEST_ROOM, is_ok=True),
     Done(room=0, generation=0, is_ok=False, reason="3 pages, 4 pages"),
-    Abort(room=1, generation=2, reason='ü \N{SNOWMAN} \\ " \n'),
+    Abort(room=1, attempt=0, generation=2, reason='ü \N{SNOWMAN} \\ " \n'),
     Drained(room=LARGEST_ROOM, generation=1),
     AuxData(room=0, generation=1, slot=0, row="00ff"),
 )
@@ -56,6 +57,7 @@ MADE: dict[str, st.SearchStrategy[Any]] = {
     "room": numbers,
     "generation": numbers,
     "request": indices,
+    "attempt": indices,
     "tokens": indices,
     "slot": indices,
     "state_slot": indices,
@@ -95,6 +97,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     "room": (*NOT_A_NUMBER, 1 << 64),
     "generation": (*NOT_A_NUMBER, 1 << 64),
     "request": (*NOT_A_NUMBER, 1 << 63),
+    "attempt": (*NOT_A_NUMBER, 1 << 63),
     "tokens": (*NOT_A_NUMBER, 1 << 63),
     "slot": (*NOT_A_NUMBER, 1 << 63),
     "state_slot": (*NOT_A_NUMBER, 1 << 63),
@@ -168,7 +171,7 @@ GARBAGE: dict[str, bytes] = {
     + b"}]",
     "deep but parsed": b'["Abort", {"room": 1, "generation": 1, "reason": ' + b"[" * 300 + b"]" * 300 + b"}]",
     "a line break in the kind": b'["a\\nb", {}]',
-    "too long": encode(Abort(room=1, generation=1, reason="x" * MAX_MESSAGE_BYTES)),
+    "too long": encode(Abort(room=1, attempt=0, generation=1, reason="x" * MAX_MESSAGE_BYTES)),
 }
 
 

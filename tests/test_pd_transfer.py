@@ -28,6 +28,7 @@ from kvcheck.core.stress.events import (
     Failed,
     Faulted,
     Finished,
+    Retried,
     Returned,
     RoomChanged,
     Submitted,
@@ -110,11 +111,13 @@ def check_ends(bench: Bench) -> Counter[str]:
     finished = {each.request for each in bench.events(Finished)}
     failed = {each.request: each.reason for each in bench.events(Failed)}
     aborted = {each.request for each in bench.events(Aborted)}
-    ends: Counter[str] = Counter(finished=len(finished), aborted=len(aborted))
-    assert not finished & failed.keys()
+    retried = [each.request for each in bench.events(Retried)]
+    ends: Counter[str] = Counter(finished=len(finished), aborted=len(aborted), retried=len(retried))
+    assert set(retried) <= failed.keys() and len(set(retried)) == len(retried)
+    assert finished & failed.keys() == set(retried), "what is sent again finishes, and nothing else does both"
     for fault in bench.events(Faulted):
         reason = failed[fault.request]
-        assert fault.request not in finished
+        assert (fault.request in finished) == (fault.request in retried)
         if "refused" in fault.why:
             ends["refused"] += 1
             assert re.search(r"the engine refused to write (kv|state|seal) for room \d+", reason)
@@ -179,7 +182,8 @@ def test_faults_aborts_and_all_ways_of_the_row_end_as_they_must(name: str, monke
             row = "message" if has_messages else "row not acknowledged" if names["wire.aux.sent"] else "row"
             ways[f"{scenario}, {row}"] += 1
             assert (names["wire.kv.sent"] > 0) == (scenario == "nvlink-aux"), "reported when queued, on this path only"
-    assert ends.keys() == {"finished", "aborted", "refused", "shorter", "longer"}
+    assert ends.keys() == {"finished", "aborted", "retried", "refused", "shorter", "longer"}
+    assert min(ends.values()) > 0
     assert set(ways) == {
         *("pd-transfer, row", "pd-transfer, message"),
         *("nvlink-aux, row", "nvlink-aux, row not acknowledged", "nvlink-aux, message"),

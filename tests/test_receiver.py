@@ -140,7 +140,7 @@ def test_one_wrong_byte_anywhere_is_no_success_and_fails_at_the_deadline(name: s
         rig.poll()
         assert rig.receiver.status(ROOM) == FAILED
         assert f"nothing complete from prefill-0 in {PATIENCE} rounds or seconds" in rig.receiver.reason(ROOM)
-        assert sent_to(rig) == [Abort(room=ROOM, generation=1, reason=rig.receiver.reason(ROOM))]
+        assert sent_to(rig) == [Abort(room=ROOM, attempt=0, generation=1, reason=rig.receiver.reason(ROOM))]
 
 
 def test_bytes_that_become_right_later_are_success_then() -> None:

@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 
 from kvcheck.core.scheduler.handover import HandOver
 from kvcheck.core.scheduler.parts import EngineParts, take_slot_and_row
-from kvcheck.core.scheduler.request import Active, SchedulerConfig, StepReport
+from kvcheck.core.scheduler.request import Active, Generation, SchedulerConfig, StepReport
 from kvcheck.core.scheduler.scheduler import Scheduler
 from kvcheck.core.transfer.receiver import FAILED, SUCCESS, TRANSFERRING, Receiver
 
 ANOTHER_RANK = "another rank failed"
 """The reason of a rank that knows of a failure by agreement alone."""
+
+ABORTED = "aborted by the decode end"
 
 
 class Arrivals(HandOver):
@@ -67,7 +69,13 @@ class Arrivals(HandOver):
     def begin(self, active: Active) -> None:
         """Ask for a request's prompt."""
         super().begin(active)
-        self.receiver.expect(self.room_of(active.request), active.holding, active.prompt_length, active.target_slot)
+        self.receiver.expect(
+            self.room_of(active.request),
+            active.holding,
+            active.prompt_length,
+            active.target_slot,
+            attempt=active.generation.attempt,
+        )
 
     def wait(self) -> bool:
         """Messages are polled for, never waited for."""
@@ -76,8 +84,12 @@ class Arrivals(HandOver):
     def abort(self, active: Active) -> None:
         """End a request on this rank; its memory stays until it is drained."""
         self.actives.remove(active)
-        self.receiver.fail(self.room_of(active.request), "aborted")
+        self.receiver.fail(self.room_of(active.request), ABORTED)
         self._draining.append(active)
+
+    def is_open(self, generation: Generation) -> bool:
+        """An earlier attempt of the request still has memory here."""
+        return self.receiver.is_open(self.room_of(generation.request))
 
     @property
     def is_draining(self) -> bool:
@@ -123,6 +135,13 @@ class DecodeScheduler(Scheduler):
         """Nothing is left to do, and nothing to be drained."""
         return super().is_idle and not self._handing_over.is_draining
 
+    def abort(self, request: int) -> bool:
+        """End a request wherever it is; it is reported as failed, as every request is that does not finish."""
+        found = super().abort(request)
+        if found:
+            self._handing_over.failed.append((request, ABORTED))
+        return found
+
     def is_asked(self, request: int) -> bool:
         """The request's prompt has been asked for, or it is not here at all."""
         return all(each.request != request for each in self._waiting)
@@ -162,7 +181,7 @@ class DecodeScheduler(Scheduler):
     def _admit(self) -> None:
         while self._waiting and not self._resume_is_due():
             generation = self._waiting[0]
-            if len(self._handing_over.actives) >= self.config.max_prefilling:
+            if len(self._handing_over.actives) >= self.config.max_prefilling or self._handing_over.is_open(generation):
                 break
             taken = take_slot_and_row(self.parts.decode_metadata, self._pool, generation.request)
             if taken is None:

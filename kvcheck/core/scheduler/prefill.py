@@ -23,6 +23,8 @@ from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepRepo
 from kvcheck.core.transfer.metadata import MetadataBuffers
 from kvcheck.core.transfer.sender import PENDING, REFUSED, WANTED, Sender
 
+ABORTED = "aborted by the prefill end"
+
 
 @dataclass(slots=True, kw_only=True)
 class Prompt:
@@ -59,6 +61,8 @@ class PrefillScheduler:
         self._backend = backend
         self._config = config
         self._room_of = room_of
+        self._queued: deque[Generation] = deque()  # behind an earlier attempt, or somebody who is
+        self._refused: list[tuple[int, str]] = []
         self._waiting: deque[Generation] = deque()
         self._computing: list[Prompt] = []
         self._sending: list[Prompt] = []
@@ -67,7 +71,7 @@ class PrefillScheduler:
     @property
     def is_idle(self) -> bool:
         """Nothing is left to compute, to send or to free."""
-        return not (self._waiting or self._computing or self._sending)
+        return not (self._queued or self._waiting or self._computing or self._sending)
 
     def submit(self, generation: Generation) -> None:
         """Queue a prompt. Raises LengthMismatch for one that can never fit."""
@@ -77,16 +81,21 @@ class PrefillScheduler:
                 f"request {generation.request}: a prompt of {tokens} tokens does not fit into {self._pool.sizes.pages} "
                 f"pages of {self._pool.page_size} and requests of at most {self._pool.sizes.max_tokens} tokens"
             )
-        self.sender.open(self._room_of(generation.request), generation.request, tokens)
-        self._waiting.append(generation)
+        self._queued.append(generation)
+        self._open_queued()
 
     def abort(self, request: int) -> bool:
         """End a request on this side; False where it is not here, or was reported already."""
+        for generation in [each for each in self._queued if each.request == request]:
+            self._queued.remove(generation)
+            self.sender.refuse(self._room_of(request), generation.attempt, ABORTED)
+            self._refused.append((request, ABORTED))
+            return True
         here = [*self._waiting, *(each.generation for each in (*self._computing, *self._sending))]
         if all(each.request != request for each in here):
             return False
         room = self._room_of(request)
-        self.sender.fail(room, "aborted by the prefill end")
+        self.sender.fail(room, ABORTED)
         return bool(self.sender.reason(room))
 
     def poll(self) -> list[int]:
@@ -98,13 +107,15 @@ class PrefillScheduler:
 
     def settle(self, agreed: Sequence[int]) -> StepReport:
         """One scheduling round, with what all ranks agreed on."""
-        self._report = StepReport()
+        self._report = StepReport(failed=self._refused)
+        self._refused = []
         values = iter(agreed)
         waiting = list(zip(list(self._waiting), values, strict=False))
         computing = list(zip(list(self._computing), values, strict=False))
         for prompt, state in zip(list(self._sending), values, strict=True):
             if state != PENDING:
                 self._give_back(prompt)
+        self._open_queued()
         for prompt, readiness in computing:
             if readiness == REFUSED:
                 self._computing.remove(prompt)
@@ -124,6 +135,14 @@ class PrefillScheduler:
         self.sender.free()
         self._metadata.free()
         self._pool.free()
+
+    def _open_queued(self) -> None:
+        """Rooms are opened in order of arrival, each once its earlier attempt has given everything back."""
+        while self._queued and not self.sender.is_open(self._room_of(self._queued[0].request)):
+            generation = self._queued.popleft()
+            room = self._room_of(generation.request)
+            self.sender.open(room, generation.request, len(generation.prompt), attempt=generation.attempt)
+            self._waiting.append(generation)
 
     def _room(self, prompt: Prompt) -> int:
         return self._room_of(prompt.generation.request)

@@ -25,13 +25,15 @@ Tokens = npt.NDArray[np.int64]
 class Generation:
     """A request as a user sends it. prompt: [n >= 1] token ids. output_tokens: how many to generate, at least 1.
 
-    priority: cached prefixes of higher ones are evicted later, where eviction goes by priority.
+    priority: cached prefixes of higher ones are evicted later, where eviction goes by priority. attempt: how often it
+    was sent before, in vain.
     """
 
     request: int
     prompt: Tokens
     output_tokens: int
     priority: int = 0
+    attempt: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -250,6 +250,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Retried:
+    """A request that failed was sent once more; nothing is wrong with it this time."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class Faulted:
     """The scenario put a fault into a request's transfer. names: what the reason of its failure has to say."""
 
@@ -352,6 +359,7 @@ class Broke:
     message: str
 
 
+RoomEvent = Decided | RoomChanged | Failed | Retried | Faulted
 Event = (
     Submitted
     | Completed
@@ -379,10 +387,7 @@ Event = (
     | Counted
     | Closed
     | Modelled
-    | Decided
-    | RoomChanged
-    | Failed
-    | Faulted
+    | RoomEvent
     | LookedUp
     | TierChanged
     | Transferred

@@ -35,10 +35,12 @@ Runs = tuple[tuple[str, int, tuple[int, ...]], ...]
 class Want:
     """Where a decode rank wants a room. runs: by leg and space, (first logical page, physical pages).
 
-    tokens: prompt tokens that the pages cover. slot: of the metadata. state_slot: of the recurrent state, 0 without.
+    attempt: how often the request was tried before, as both ends were told by whoever sent it. tokens: prompt tokens
+    that the pages cover. slot: of the metadata. state_slot: of the recurrent state, 0 without.
     """
 
     room: int
+    attempt: int
     generation: int
     request: int
     tokens: int
@@ -69,9 +71,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """The room ends."""
+    """The room ends, and with it that attempt of its request."""
 
     room: int
+    attempt: int
     generation: int
     reason: str
 
@@ -160,6 +163,7 @@ _INDEX = ("a number from 0 to 2**63 - 1", _is_index)
 _TEXT = ("text", _is_text)
 _CHECKS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "room": _NUMBER,
+    "attempt": _INDEX,
     "generation": _NUMBER,
     "request": _INDEX,
     "tokens": _INDEX,

@@ -38,7 +38,7 @@ class ProcessWire(ABC):
         self.regions: dict[str, torch.Tensor] = {}
         self.links: dict[str, Link] = {}
         self._arrived: deque[tuple[str, FrameKind, bytearray]] = deque()
-        self._asked: dict[tuple[str, int], int] = {}
+        self._asked: dict[tuple[str, int], tuple[int, int]] = {}
         self._gone: list[str] = []
 
     def register(self, region: str, memory: torch.Tensor) -> None:
@@ -85,10 +85,10 @@ class ProcessWire(ABC):
             elif kind is FrameKind.GONE:
                 self._make_safe(peer)
                 self._gone.append(peer)
-                rooms = [(room, generation) for (who, room), generation in self._asked.items() if who == peer]
                 messages += [
-                    (peer, Abort(room=room, generation=generation, reason=f"{peer} is gone"))
-                    for room, generation in rooms
+                    (peer, Abort(room=room, attempt=attempt, generation=generation, reason=f"{peer} is gone"))
+                    for (who, room), (attempt, generation) in self._asked.items()
+                    if who == peer
                 ]
         return messages
 
@@ -144,7 +144,7 @@ class ProcessWire(ABC):
             self.links[peer].close()  # who says what nobody understands is not talked to
             return
         if isinstance(message, Want):
-            self._asked[peer, message.room] = message.generation
+            self._asked[peer, message.room] = (message.attempt, message.generation)
         elif isinstance(message, (Done, Abort)):
             self._asked.pop((peer, message.room), None)
         yield peer, message

@@ -42,12 +42,13 @@ MARK = 0x6D61726B65642121
 
 @dataclass(slots=True, kw_only=True)
 class Receiving:
-    """A room that is being received. waits: peers that have not reported. writers: peers that may still write.
+    """An attempt that is being received. waits: peers that have not reported. writers: peers that may still write.
 
     verified: peers whose seal fits; size: bytes of what they wrote.
     """
 
     ticket: Ticket
+    attempt: int
     holding: Holding
     tokens: int
     slot: int
@@ -115,13 +116,19 @@ class Receiver:
 
     # A room's life
 
-    def expect(self, room: int, holding: Holding, tokens: int, slot: int) -> None:
-        """Ask every source for a room: its prompt of `tokens` tokens goes into this holding and slot."""
+    def expect(self, room: int, holding: Holding, tokens: int, slot: int, *, attempt: int = 0) -> None:
+        """Ask every source for a room: its prompt of `tokens` tokens goes into this holding and slot.
+
+        Raises ForeignAccess while an earlier attempt holds memory.
+        """
+        if room in self._rooms:
+            raise ForeignAccess(f"room {room}: an earlier attempt is not over, got attempt {attempt}")
         self._attempts += 1
         ticket = Ticket(room, self._attempts, holding.request)
         names = set(self.sources)
         self._rooms[room] = Receiving(
             ticket=ticket,
+            attempt=attempt,
             holding=holding,
             tokens=tokens,
             slot=slot,
@@ -134,6 +141,7 @@ class Receiver:
             return
         want = Want(
             room=room,
+            attempt=attempt,
             generation=ticket.generation,
             request=holding.request,
             tokens=tokens,
@@ -146,6 +154,10 @@ class Receiver:
         self._backend.record(ready, lane=self._pool.forward)
         for peer in self.sources:
             self._wire.send(peer, want, after=(ready,))
+
+    def is_open(self, room: int) -> bool:
+        """An attempt of the room is under way, or waits for its memory."""
+        return room in self._rooms
 
     def status(self, room: int) -> int:
         """What this rank knows of a room."""
@@ -168,7 +180,7 @@ class Receiver:
         receiving = self._rooms[room]
         self._set(receiving, FAILED, reason)
         for peer in sorted(receiving.writers):
-            self._wire.send(peer, Abort(room=room, generation=receiving.ticket.generation, reason=reason))
+            self._abort(peer, receiving, reason)
 
     def is_drained(self, room: int) -> bool:
         """Nobody can write the room's memory any more. (mutants: pages-freed-before-drain, slot-freed-before-drain)"""
@@ -211,6 +223,11 @@ class Receiver:
                 self.fail(
                     room, f"room {room}: nothing complete from {', '.join(late)} in {self._patience} rounds or seconds"
                 )
+
+    def _abort(self, peer: str, receiving: Receiving, reason: str) -> None:
+        """reason: of whoever ends it; a room that has arrived here has none of its own."""
+        room, generation = receiving.ticket.room, receiving.ticket.generation
+        self._wire.send(peer, Abort(room=room, attempt=receiving.attempt, generation=generation, reason=reason))
 
     def _take(self, peer: str, message: Message, receiving: Receiving) -> None:
         if isinstance(message, Status):

@@ -2,10 +2,14 @@
 
     wanted -> KV chunk by chunk -> state -> metadata row -> seal -> Status -> Done
 
+A room may be asked for again after an attempt failed. Both ends count attempts as their router does, so that an answer
+to the one is never taken for the other's.
+
 Invariants:
 - A room fails alone: an exception of its transfer ends it, on both sides, and nothing else.
 - State is paired by logical page over what the prompt needs; a disagreement fails the room with both lengths.
 - Pages and slots are the room's until every decode rank said Done, or everything written was flushed after a failure.
+- What a peer asked for counts once: a copy of it that arrives later, of whatever attempt, makes nobody write.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from kvcheck.core.backend.backend import Backend, Signal
-from kvcheck.core.errors import LengthMismatch, TargetError
+from kvcheck.core.errors import ForeignAccess, LengthMismatch, TargetError
 from kvcheck.core.paging import IndexArray, pages_for
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.transfer.blocks import PageRun, pair_pages
@@ -33,15 +37,19 @@ PENDING, DONE, FAILED = 0, 1, 2
 REFUSED, UNWANTED, WANTED = 0, 1, 2
 """In both rows the least value of all ranks is what counts."""
 
+ENDED_MAX = 4096
+"""Failed rooms whose reason is kept for ranks that ask late; one that asks later still runs into its deadline."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Sending:
-    """A room that is being sent. holding: None until its prefill begins. page: first page not yet sent.
+    """An attempt that is being sent. holding: None until its prefill begins. page: first page not yet sent.
 
     flushed: after a failure, by peer, what has to be reached before its memory is free; reads: what else reads it here.
     """
 
     room: int
+    attempt: int
     request: int
     tokens: int
     holding: Holding | None = None
@@ -90,20 +98,33 @@ class Sender:
         )
         self._peers = self._writer.peers
         self._rooms: dict[int, Sending] = {}
-        self._wants: dict[int, dict[str, Want]] = {}
-        self._refused: dict[int, str] = {}
+        self._wants: dict[int, dict[int, dict[str, Want]]] = {}  # room -> attempt -> peer
+        self._heard: dict[str, int] = {}  # peer -> generation of the last Want
+        self._ended: dict[int, tuple[int, str]] = {}  # room -> last attempt that failed, and why
 
     # A room's life
 
-    def open(self, room: int, request: int, tokens: int) -> None:
-        """A request with a prompt of `tokens` tokens is about to be prefilled here."""
-        self._rooms[room] = Sending(room=room, request=request, tokens=tokens)
+    def open(self, room: int, request: int, tokens: int, *, attempt: int = 0) -> None:
+        """A request with a prompt of `tokens` tokens is about to be prefilled here.
+
+        Raises ForeignAccess while an earlier attempt holds memory.
+        """
+        if room in self._rooms:
+            raise ForeignAccess(f"room {room}: attempt {self._rooms[room].attempt} is not over, got attempt {attempt}")
+        self._rooms[room] = Sending(room=room, attempt=attempt, request=request, tokens=tokens)
+        ended, reason = self._ended.get(room, (-1, ""))
+        if attempt <= ended:
+            self.fail(room, reason)
+
+    def is_open(self, room: int) -> bool:
+        """An attempt of the room is under way, or gives its memory back."""
+        return room in self._rooms
 
     def readiness(self, room: int) -> int:
         """WANTED once every decode rank served here has said where, REFUSED after a failure, else UNWANTED."""
         if self._rooms[room].reason:
             return REFUSED
-        return WANTED if len(self._wants.get(room, {})) == len(self._peers) else UNWANTED
+        return WANTED if len(self._wants_of(self._rooms[room])) == len(self._peers) else UNWANTED
 
     def begin(self, room: int, holding: Holding) -> None:
         """The prompt is computed into this holding from now on."""
@@ -132,9 +153,15 @@ class Sender:
         sending = self._rooms[room]
         if sending.reason or sending.is_reported:
             return
-        sending.reason = reason
-        for peer, want in self._wants.get(room, {}).items():  # to the others nothing was written
+        sending.reason = reason or "no reason given"
+        for peer, want in self._wants_of(sending).items():  # to the others nothing was written
             sending.flushed[peer] = self._refuse(peer, want, reason)
+
+    def refuse(self, room: int, attempt: int, reason: str) -> None:
+        """End an attempt that was never opened: who asks for it, or has asked, is told so."""
+        for peer, want in self._wants.get(room, {}).pop(attempt, {}).items():
+            self._refuse(peer, want, reason)
+        self._remember(room, attempt, reason)
 
     def state(self, room: int) -> int:
         """PENDING, or DONE or FAILED, when nobody reads or writes the room's memory any more."""
@@ -151,10 +178,13 @@ class Sender:
 
     def close(self, room: int) -> None:
         """Forget a room whose memory is given back; who asks for it later learns that it failed."""
-        self._wants.pop(room, None)
         sending = self._rooms.pop(room)
+        wants = self._wants.get(room, {})
+        wants.pop(sending.attempt, None)
+        if not wants:
+            self._wants.pop(room, None)
         if sending.reason:
-            self._refused[room] = sending.reason
+            self._remember(room, sending.attempt, sending.reason)
 
     def free(self) -> None:
         """Give the seals' memory back."""
@@ -163,38 +193,71 @@ class Sender:
     # Messages
 
     def poll(self) -> None:
-        """Take what the decode ranks said."""
+        """Take what the decode ranks said; what others say is not heard."""
         for peer, message in self._wire.receive():
-            self._take(peer, message)
+            if peer in self._peers:
+                self._take(peer, message)
 
     def _take(self, peer: str, message: Message) -> None:
-        sending = self._rooms.get(message.room)
-        want = self._wants.get(message.room, {}).get(peer)
         if isinstance(message, Want):
-            if peer not in self._peers or (want is not None and want.generation >= message.generation):
-                return  # a duplicate, or somebody we do not serve
-            self._wants.setdefault(message.room, {})[peer] = message
-            if reason := sending.reason if sending is not None else self._refused.get(message.room, ""):
-                self._refuse(peer, message, reason)
-        elif want is None or want.generation != message.generation:
-            if isinstance(message, Abort):  # nothing was or will be written for it
-                self._wire.send(peer, Drained(room=message.room, generation=message.generation))
-        elif isinstance(message, Done) and sending is not None:
+            if message.generation > self._heard.get(peer, -1):  # else a copy
+                self._heard[peer] = message.generation
+                self._hear(peer, message)
+            return
+        want = self._want(peer, message)
+        sending = self._rooms.get(message.room)
+        if isinstance(message, Abort):
+            self._abort(peer, message, want, sending)
+        elif want is None or sending is None or sending.attempt != want.attempt:
+            return
+        elif isinstance(message, Done):
             sending.done.add(peer)
             sending.reason = sending.reason or ("" if message.is_ok else message.reason)
-        elif isinstance(message, Abort):
-            self._abort(peer, message, sending)
 
-    def _abort(self, peer: str, message: Abort, sending: Sending | None) -> None:
+    def _hear(self, peer: str, want: Want) -> None:
+        """Keep what a peer asks for, unless that attempt has failed already: then it is told so."""
+        sending = self._rooms.get(want.room)
+        attempt, reason = self._ended.get(want.room, (-1, ""))
+        if sending is not None and want.attempt == sending.attempt:
+            self._wants_of(sending)[peer] = want
+            if sending.reason:
+                self._refuse(peer, want, sending.reason)
+        elif want.attempt <= attempt or (sending is not None and want.attempt < sending.attempt):
+            self._refuse(peer, want, reason or f"room {want.room}: attempt {want.attempt} is over here")
+        else:
+            self._wants.setdefault(want.room, {}).setdefault(want.attempt, {})[peer] = want
+
+    def _want(self, peer: str, message: Message) -> Want | None:
+        """What the peer asked for with that room and generation."""
+        for wants in self._wants.get(message.room, {}).values():
+            want = wants.get(peer)
+            if want is not None and want.generation == message.generation:
+                return want
+        return None
+
+    def _remember(self, room: int, attempt: int, reason: str) -> None:
+        self._ended.pop(room, None)
+        self._ended[room] = (attempt, reason)
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+
+    def _wants_of(self, sending: Sending) -> dict[str, Want]:
+        return self._wants.setdefault(sending.room, {}).setdefault(sending.attempt, {})
+
+    def _abort(self, peer: str, message: Abort, want: Want | None, sending: Sending | None) -> None:
+        """The attempt ends here too, whatever of it was heard; who says so learns when nothing is written any more."""
         flushed = self._wire.flush(peer)
         self._wire.send(peer, Drained(room=message.room, generation=message.generation), after=(flushed,))
-        if sending is None:
-            self._wants.get(message.room, {}).pop(peer, None)
-            return
-        sending.flushed[peer] = flushed
-        if not sending.reason:
-            sending.is_reported = False
-            self.fail(message.room, message.reason)
+        if sending is not None and sending.attempt == message.attempt:
+            if want is not None:
+                sending.flushed[peer] = flushed
+            if not sending.reason:
+                sending.is_reported = False
+                self.fail(message.room, message.reason)
+        elif self._ended.get(message.room, (-1, ""))[0] < message.attempt and (
+            sending is None or sending.attempt < message.attempt
+        ):
+            self.refuse(message.room, message.attempt, message.reason)
 
     def _refuse(self, peer: str, want: Want, reason: str) -> Signal:
         """The peer learns why, behind everything that was written to it, which the returned signal stands for."""
@@ -212,7 +275,7 @@ class Sender:
             if sending.reason:
                 return
             try:
-                self._check_want(sending, self._wants[sending.room][peer])
+                self._check_want(sending, self._wants_of(sending)[peer])
                 write(peer)
             except TargetError as error:
                 self.fail(sending.room, str(error))
@@ -232,7 +295,7 @@ class Sender:
         self._pair(whole, self._run(want, "kv", "full"), needed=pages, what=f"room {sending.room}, KV pages")
 
     def _send_kv(self, sending: Sending, pages: range, after: Signal, peer: str) -> None:
-        want = self._wants[sending.room][peer]
+        want = self._wants_of(sending)[peer]
         assert sending.holding is not None
         source = PageRun(0, sending.holding.pages[: pages.stop])
         target = PageRun(0, self._run(want, "kv", "full").pages[: pages.stop])
@@ -240,7 +303,7 @@ class Sender:
         self._writer.write(want, peer, "kv", {"full": pairs}, after=(after,))
 
     def _send_rest(self, sending: Sending, after: Sequence[Signal], peer: str) -> None:
-        want = self._wants[sending.room][peer]
+        want = self._wants_of(sending)[peer]
         pairs = self._state_pairs(sending, want)
         if pairs:
             self._send_state(sending, want, peer, pairs, after)

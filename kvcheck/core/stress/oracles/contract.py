@@ -2,15 +2,17 @@
 
 Invariants:
 - Every buffer of the pool's table is in every offloaded value and in every restore.
-- A request computes position after position, with no gap and no repeat, across retractions.
+- A request computes position after position, with no gap and no repeat, across retractions. Each attempt begins where
+  the first one did.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.events import Forward, HostActs, Restored, Saved, Submitted
+from kvcheck.core.stress.events import Forward, HostActs, Restored, Retried, Saved, Submitted
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 
@@ -27,6 +29,9 @@ class ContractOracle:
         self.findings: list[Finding] = []
         self._host = ""
         self._reached: dict[tuple[str, int], int] = {}
+        self._first: dict[tuple[str, int], int] = {}
+        self._retries: Counter[int] = Counter()
+        self._restarts: Counter[tuple[str, int]] = Counter()
         self._saved: dict[tuple[str, int], int] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
@@ -37,6 +42,7 @@ class ContractOracle:
             (Saved, self._saved_event),
             (Restored, self._restored),
             (Submitted, self._submitted),
+            (Retried, self._retried),
         )
 
     def finish(self) -> None:
@@ -45,10 +51,20 @@ class ContractOracle:
     def _host_acts(self, event: HostActs) -> None:
         self._host = event.host
 
+    def _retried(self, event: Retried) -> None:
+        self._retries[event.request] += 1
+
     def _forward(self, event: Forward) -> None:
         self.judged += 1
-        reached = self._reached.get((self._host, event.request))
-        if reached is not None and event.start != reached:
+        key = (self._host, event.request)
+        reached = self._reached.get(key)
+        first = self._first.setdefault(key, event.start)
+        if reached is None or event.start == reached:
+            self._reached[key] = event.stop
+            return
+        if event.start == first and self._restarts[key] < self._retries[event.request]:
+            self._restarts[key] += 1
+        else:
             self._add(
                 "KV301",
                 event.request,
@@ -56,7 +72,7 @@ class ContractOracle:
                 f"request {event.request} computes position {event.start}, expected {reached}: "
                 f"its committed length is {event.start - reached:+d} off",
             )
-        self._reached[self._host, event.request] = event.stop
+        self._reached[key] = event.stop
 
     def _saved_event(self, event: Saved) -> None:
         self.judged += len(event.table)

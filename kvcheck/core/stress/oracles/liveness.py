@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.events import Aborted, Broke, Expected, Failed, Finished
+from kvcheck.core.stress.events import Aborted, Broke, Expected, Failed, Finished, Retried
 from kvcheck.core.stress.history import Handler
 
 
@@ -31,6 +31,7 @@ class LivenessOracle:
             (Finished, self._ended),
             (Aborted, self._ended),
             (Failed, self._ended),
+            (Retried, self._expected),
             (Broke, self._broken),
         )
 
@@ -47,7 +48,7 @@ class LivenessOracle:
                 )
             )
 
-    def _expected(self, event: Expected) -> None:
+    def _expected(self, event: Expected | Retried) -> None:
         self._open.add(event.request)
 
     def _ended(self, event: Finished | Aborted | Failed) -> None:

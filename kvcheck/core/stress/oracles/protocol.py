@@ -12,7 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.record import Finding
-from kvcheck.core.stress.events import Aborted, Completed, Decided, Failed, Faulted, Finished, RoomChanged, Submitted
+from kvcheck.core.stress.events import (
+    Aborted,
+    Completed,
+    Decided,
+    Failed,
+    Faulted,
+    Finished,
+    Retried,
+    RoomChanged,
+    Submitted,
+)
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 
@@ -44,6 +54,7 @@ class ProtocolOracle:
             (Faulted, self._fault),
             (Aborted, self._abort),
             (Failed, self._failed),
+            (Retried, self._retried),
             (Finished, self._finished),
         )
 
@@ -99,6 +110,10 @@ class ProtocolOracle:
 
     def _abort(self, event: Aborted) -> None:
         self._aborted.add(event.request)
+
+    def _retried(self, event: Retried) -> None:
+        self._faulted.pop(event.request, None)
+        self._aborted.discard(event.request)
 
     def _failed(self, event: Failed) -> None:
         self.judged += 1

@@ -46,6 +46,7 @@ ABORT_EVERY = 4
 FAULT_EVERY = 5
 LATE_ROUNDS = 4
 """Late is so many rounds at most."""
+RETRY_ROUNDS = 3
 
 
 class PDTransfer:
@@ -98,7 +99,8 @@ class PDTransfer:
             aux_over_messages=self._aux_over_messages(variant),
         )
         engine = target.build(replace(setup, pair=pair))
-        return serve(engine, load, history, backend, aborts=Aborts(STAGES[variant % len(STAGES)], faults))
+        aborts = Aborts(STAGES[variant % len(STAGES)], faults)
+        return serve(engine, load, history, backend, aborts=aborts, retries=Retries(faults, aborts, variant))
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Transfers, and words of every buffer, sealed and read."""
@@ -139,6 +141,7 @@ class Faults:
         self._history = history
         self._kinds: dict[int, str] = {}
         self._told: set[int] = set()
+        self._is_partial = variant % 2 == 1
         self._leg = ("state", "kv", "seal")[variant % 3]
         if self._leg == "state" and shape.family not in ("nsa", "swa", "mamba"):
             self._leg = "kv"
@@ -151,9 +154,15 @@ class Faults:
         """The request has a fault."""
         return request in self._kinds
 
+    def end(self, request: int) -> None:
+        """Nothing is wrong with the request's next attempt."""
+        self._kinds.pop(request, None)
+
     def refuses(self, writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
-        """The engine refuses one leg of the request."""
+        """The engine refuses one leg of the request: every write of it, or those to the first decode rank alone."""
         if leg != self._leg or self._kinds.get(ticket.request) != "refused":
+            return False
+        if self._is_partial and not peer.endswith("-0"):
             return False
         self._tell(ticket.request, f"a write of its {leg} was refused", ("refused", leg))
         return True
@@ -185,6 +194,11 @@ class Aborts:
         self._faults = faults
         self._due: list[tuple[int, int]] = []
         self._round = 0
+        self._spared: set[int] = set()
+
+    def spare(self, request: int) -> None:
+        """This request is not aborted any more."""
+        self._spared.add(request)
 
     def __call__(self, report: StepReport) -> list[int]:
         """Requests to abort now."""
@@ -195,7 +209,41 @@ class Aborts:
             self._due = [each for each in self._due if each[0] > self._round]
         else:
             due = list(getattr(report, self._stage))
-        return [each for each in due if each % ABORT_EVERY < 2 and not self._faults.has(each)]
+        return [
+            each for each in due if each % ABORT_EVERY < 2 and not self._faults.has(each) and each not in self._spared
+        ]
+
+
+class Retries:
+    """Sends failed requests again, in the room they failed in: in two of three schedules, each once.
+
+    At once, so that the ends are still giving back what the first attempt held, or some rounds later.
+    """
+
+    def __init__(self, faults: Faults, aborts: Aborts, variant: int) -> None:
+        self._faults = faults
+        self._aborts = aborts
+        self._delay = (None, 0, RETRY_ROUNDS)[variant % 3]
+        self._due: list[tuple[int, int]] = []
+        self._round = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Some will be sent in a later round."""
+        return any(at > self._round for at, _ in self._due)
+
+    def __call__(self, report: StepReport) -> list[int]:
+        """Requests to send again now."""
+        self._round += 1
+        if self._delay is not None:
+            for request, _ in report.failed:
+                if all(request != known for _, known in self._due):
+                    self._due.append((self._round + self._delay, request))
+        now = [request for at, request in self._due if at == self._round]
+        for request in now:
+            self._faults.end(request)
+            self._aborts.spare(request)
+        return now
 
 
 def room_of(request: int) -> int:

@@ -8,6 +8,8 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
 
 from kvcheck.core.backend.backend import Backend
 from kvcheck.core.backend.eager import EagerBackend
@@ -18,7 +20,7 @@ from kvcheck.core.pools.pool import KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.record import Evidence
 from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepReport
-from kvcheck.core.stress.events import Aborted, Closed, Counted, Failed, Finished, Resumed, Retracted, Returned
+from kvcheck.core.stress.events import Aborted, Closed, Counted, Failed, Finished, Resumed, Retracted, Retried, Returned
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.targets.builtin import BuiltinTarget
@@ -56,6 +58,17 @@ def trace_load(shape: ModelShape, trace: str, *, seed: int, requests: int | None
 
 Aborts = Callable[[StepReport], list[int]]
 """Whom to abort after a round."""
+
+
+class Retries(Protocol):
+    """Which requests that failed are sent again after a round, each once."""
+
+    @property
+    def is_open(self) -> bool:
+        """Some will be sent in a later round."""
+
+    def __call__(self, report: StepReport) -> list[int]:
+        """Requests to send again now."""
 
 
 class LoadingAborts:
@@ -96,10 +109,16 @@ class Feed:
         while self.is_open and self._jobs[self._sent].arrival // self._hurry <= self._round:
             self._sent += 1
         self._round += 1
-        return [
-            Generation(job.request, prompt_tokens(job), job.output_tokens, job.request % PRIORITIES)
-            for job in self._jobs[start : self._sent]
-        ]
+        return [_generation(job) for job in self._jobs[start : self._sent]]
+
+    def again(self, request: int) -> Generation:
+        """A request that was handed out, for its second attempt."""
+        job = next(job for job in self._jobs[: self._sent] if job.request == request)
+        return replace(_generation(job), attempt=1)
+
+
+def _generation(job: Job) -> Generation:
+    return Generation(job.request, prompt_tokens(job), job.output_tokens, job.request % PRIORITIES)
 
 
 def synthetic_load(shape: ModelShape, *, pages: int, requests: int, max_running: int, seed: int) -> Load:
@@ -120,9 +139,17 @@ def unread(evidence: Evidence, wanted: set[str]) -> str | None:
     return f"no word of {', '.join(missing)} was verified" if missing else None
 
 
-def serve(engine: Engine, load: Load, history: History, backend: Backend, *, aborts: Aborts | None = None) -> int:
+def serve(
+    engine: Engine,
+    load: Load,
+    history: History,
+    backend: Backend,
+    *,
+    aborts: Aborts | None = None,
+    retries: Retries | None = None,
+) -> int:
     """Drive an engine to the end, count what it holds, close it; how many nodes the device evicted."""
-    drive(engine, load.jobs, history, hurry=HURRY, aborts=aborts)
+    drive(engine, load.jobs, history, hurry=HURRY, aborts=aborts, retries=retries)
     for count in engine.counts():
         history.append(Counted(count.space, count.free, count.cached, count.total))
     engine.close()
@@ -160,11 +187,12 @@ def drive(
     *,
     hurry: int,
     aborts: Aborts | None = None,
+    retries: Retries | None = None,
 ) -> int:
     """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
     feed = Feed(jobs, hurry=hurry)
     idle = retracted = 0
-    while feed.is_open or not engine.is_idle:
+    while feed.is_open or not engine.is_idle or (retries is not None and retries.is_open):
         for generation in feed.due(is_idle=engine.is_idle):
             engine.submit(generation)
         report = engine.step()
@@ -180,6 +208,9 @@ def drive(
             history.append(Finished(request, tokens))
         for request, reason in report.failed:
             history.append(Failed(request, reason))
+        for request in retries(report) if retries is not None else ():
+            history.append(Retried(request))
+            engine.submit(feed.again(request))
         idle = 0 if report.finished or report.admitted or report.failed else idle + 1
         if idle > IDLE_ROUNDS:
             raise Hang(f"no request was admitted or finished in {IDLE_ROUNDS} rounds")
