@@ -73,6 +73,7 @@ class Evidence:
     host_evictions_during_load: int | None = None
     transfers: int | None = None
     aborts: int | None = None
+    retries: int | None = None
     words_verified: dict[str, int] = field(default_factory=dict)
     orderings_checked: int | None = None
 

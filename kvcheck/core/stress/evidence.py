@@ -18,6 +18,7 @@ from kvcheck.core.stress.events import (
     Restored,
     Resumed,
     Retracted,
+    Retried,
     RoomChanged,
     Saved,
     Submitted,
@@ -47,6 +48,7 @@ class EvidenceCount:
         self._host_evictions = 0
         self._during_load = 0
         self._aborts = 0
+        self._retries = 0
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         """What is counted."""
@@ -63,6 +65,7 @@ class EvidenceCount:
             (Transferred, self._transferred),
             (Evicted, self._evicted),
             (Aborted, self._aborted),
+            (Retried, self._retried),
             (RoomChanged, self._room_changed),
         )
 
@@ -77,6 +80,7 @@ class EvidenceCount:
             foreign_reuses=self._foreign,
             device_evictions=evictions,
             aborts=self._aborts or None,
+            retries=self._retries or None,
             **self._tiers(),
             transfers=self._transfers,
             words_verified=dict(sorted(self._words.items())),
@@ -114,6 +118,9 @@ class EvidenceCount:
 
     def _aborted(self, event: Aborted) -> None:
         self._aborts += 1
+
+    def _retried(self, event: Retried) -> None:
+        self._retries += 1
 
     def _verified(self, event: Verified) -> None:
         self._words[event.buffer] = self._words.get(event.buffer, 0) + event.words
