@@ -55,7 +55,13 @@ class PairEngine:
         self._pair = pair_of(setup)
         self._round = 0
         self._group: RankGroup = parts.group()
-        fabric = LoopbackFabric(paths=self._pair.paths, refuses=self._pair.refuses, tamper=self._pair.tamper)
+        fabric = LoopbackFabric(
+            paths=self._pair.paths,
+            refuses=self._pair.refuses,
+            vanishes=self._pair.vanishes,
+            tamper=self._pair.tamper,
+            copies=self._pair.copies,
+        )
         self._prefill_ranks = [
             make_rank(parts, setup, "prefill", rank, backend=setup.backend, wire=fabric.end)
             for rank in range(self._pair.prefill_ranks)

@@ -21,7 +21,7 @@ from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.scheduler.decoder import Decoder
 from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepReport
-from kvcheck.core.transfer.loopback_wire import Fault, Tamper, no_fault, unchanged
+from kvcheck.core.transfer.loopback_wire import Copies, Fault, Tamper, no_fault, once, unchanged
 from kvcheck.core.transfer.metadata import MetadataField
 
 
@@ -133,9 +133,9 @@ class PairSetup:
     """Prefill and decode ends over a wire. prefill_ranks, decode_ranks: tensor-parallel ranks of each.
 
     prefill_sizes: of a prefill rank's pool. paths: leg -> row of PATHS. aux_over_messages: metadata rows travel as
-    messages. refuses: writes that the engine refuses. tamper: changes messages, as a peer
-    with another idea of the lengths would. patience: rounds a room may take. slot_align: bytes that metadata
-    slots of the decode end begin at multiples of.
+    messages. refuses, vanishes: writes that the engine refuses, and those it reports and loses. tamper: changes
+    messages, as a peer with another idea of the lengths would. copies: loses or repeats messages. patience: rounds a
+    room may take. slot_align: bytes that metadata slots of the decode end begin at multiples of.
     """
 
     prefill_ranks: int
@@ -144,7 +144,9 @@ class PairSetup:
     paths: Mapping[str, str]
     room_of: Callable[[int], int]
     refuses: Fault = no_fault
+    vanishes: Fault = no_fault
     tamper: Tamper = unchanged
+    copies: Copies = once
     aux_over_messages: bool = False
     patience: int = 400
     slot_align: int = 256

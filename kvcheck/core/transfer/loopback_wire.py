@@ -6,7 +6,7 @@
 Invariants:
 - The bytes of a write land in pieces, in any order. Writes of one pair of ends are in order on the path "ordered"; on
   "async" those of one leg are, and legs pass one another.
-- A message is on its own lane: no write is behind it or before it.
+- A message is on its own lane: no write is behind it or before it. Copies of messages have another lane, and come late.
 """
 
 from __future__ import annotations
@@ -47,15 +47,35 @@ def unchanged(message: Message) -> Message:
     return message
 
 
+Copies = Callable[[str, str, Message], int]
+"""How often a message arrives: (sender, peer, message)."""
+
+
+def once(sender: str, peer: str, message: Message) -> int:
+    """Every message arrives, and nothing else does."""
+    return 1
+
+
 class LoopbackFabric:
-    """Joins the ends of one process. paths: leg -> row of PATHS. refuses: writes that fail at once."""
+    """Joins the ends of one process. paths: leg -> row of PATHS.
+
+    refuses: writes that fail at once. vanishes: writes that are reported and never land.
+    """
 
     def __init__(
-        self, *, paths: Mapping[str, str] | None = None, refuses: Fault = no_fault, tamper: Tamper = unchanged
+        self,
+        *,
+        paths: Mapping[str, str] | None = None,
+        refuses: Fault = no_fault,
+        vanishes: Fault = no_fault,
+        tamper: Tamper = unchanged,
+        copies: Copies = once,
     ) -> None:
         self.paths = dict.fromkeys(LEGS, "ordered") | dict(paths or {})
         self.refuses = refuses
+        self.vanishes = vanishes
         self.tamper = tamper
+        self.copies = copies
         self.ends: dict[str, LoopbackWire] = {}
 
     def end(self, backend: ScopedBackend) -> LoopbackWire:
@@ -88,6 +108,8 @@ class LoopbackWire:
         if self._fabric.refuses(self.name, peer, leg, ticket):
             raise TransferError(f"{self.name} to {peer}: the engine refused to write {leg} for room {ticket.room}")
         target = self._fabric.ends[peer]
+        if self._fabric.vanishes(self.name, peer, leg, ticket):
+            return self._report(peer, leg, ticket, after)
         parts = [part for write in writes for part in self._parts(target, write)]
         reads = [each for write in writes for each in self.backend.own(write.reads)]
         landing = [each for write in writes for each in target.backend.own(write.writes)]
@@ -103,7 +125,11 @@ class LoopbackWire:
         target.landing.setdefault((self.name, ticket), []).append(landed)
         if path == "ordered":
             return landed
-        return inner.submit(
+        return self._report(peer, leg, ticket, after)
+
+    def _report(self, peer: str, leg: str, ticket: Ticket, after: Sequence[Signal]) -> Signal:
+        """The engine says that it is done, whatever has landed."""
+        return self.backend.inner.submit(
             Operation(f"wire.{leg}.sent", (lambda: None,), ticket.request),
             lane=self._lane(peer, "completion"),
             after=after,
@@ -120,17 +146,18 @@ class LoopbackWire:
         return inner.submit(Operation("wire.flush", (lambda: None,)), lane=lane, after=ends)
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
-        """An operation that puts the message into the peer's inbox."""
-        inbox, arrived = self._fabric.ends[peer].inbox, list[Signal]()
-        entry = (self.name, self._fabric.tamper(message), arrived)
-        kind = type(message).__name__.lower()
-        arrived.append(
-            self.backend.inner.submit(
-                Operation(f"wire.message.{kind}", (partial(inbox.append, entry),)),
-                lane=self._lane(peer, "message"),
-                after=after,
+        """An operation for each copy, which puts it into the peer's inbox."""
+        inbox = self._fabric.ends[peer].inbox
+        sent, kind = self._fabric.tamper(message), type(message).__name__.lower()
+        for number in range(self._fabric.copies(self.name, peer, message)):
+            arrived: list[Signal] = []
+            arrived.append(
+                self.backend.inner.submit(
+                    Operation(f"wire.message.{kind}", (partial(inbox.append, (self.name, sent, arrived)),)),
+                    lane=self._lane(peer, "copies" if number else "message"),
+                    after=after,
+                )
             )
-        )
 
     def receive(self) -> list[tuple[str, Message]]:
         """Empty the inbox; whoever has read a message is behind what its sender knew.

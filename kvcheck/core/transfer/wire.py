@@ -4,7 +4,8 @@ Invariants:
 - A write is one-sided: the peer does nothing, and is told nothing, until a message says so.
 - `write`'s signal is the sender's engine speaking: bytes may land before it, after it, or never. Only `flush`, and what
   the receiver reads for itself, say that they have landed.
-- Messages from one end to another arrive in order, at most once, and know nothing of writes.
+- Messages from one end to another arrive in order and know nothing of writes. One may be lost; a copy of one may come
+  later, behind any other.
 """
 
 from __future__ import annotations

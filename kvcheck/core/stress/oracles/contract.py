@@ -58,13 +58,11 @@ class ContractOracle:
         self.judged += 1
         key = (self._host, event.request)
         reached = self._reached.get(key)
-        first = self._first.setdefault(key, event.start)
+        self._first.setdefault(key, event.start)
         if reached is None or event.start == reached:
             self._reached[key] = event.stop
             return
-        if event.start == first and self._restarts[key] < self._retries[event.request]:
-            self._restarts[key] += 1
-        else:
+        if not self._starts_again(key, event.start):
             self._add(
                 "KV301",
                 event.request,
@@ -74,12 +72,21 @@ class ContractOracle:
             )
         self._reached[key] = event.stop
 
+    def _starts_again(self, key: tuple[str, int], at: int) -> bool:
+        """The request was sent again, and is where its first attempt began here."""
+        if at != self._first.get(key) or self._restarts[key] >= self._retries[key[1]]:
+            return False
+        self._restarts[key] += 1
+        self._reached[key] = at
+        return True
+
     def _saved_event(self, event: Saved) -> None:
         self.judged += len(event.table)
         self._saved[self._host, event.request] = event.tokens
         self._complete("saved", event)
-        reached = self._reached.get((self._host, event.request), event.tokens)
-        if event.tokens != reached:
+        key = (self._host, event.request)
+        reached = self._reached.get(key, event.tokens)
+        if event.tokens != reached and not self._starts_again(key, event.tokens):
             text = (
                 f"request {event.request} was saved with {event.tokens} tokens, expected the {reached} committed ones"
             )

@@ -30,7 +30,7 @@ from kvcheck.core.stress.scenarios.serving import (
     unread,
 )
 from kvcheck.core.targets.target import PairSetup, Target
-from kvcheck.core.transfer.messages import Message, Want
+from kvcheck.core.transfer.messages import Message, Status, Want
 from kvcheck.core.transfer.wire import LEGS, Ticket
 from kvcheck.core.workload.jobs import Job
 from kvcheck.core.workload.mix import Mix
@@ -47,6 +47,10 @@ FAULT_EVERY = 5
 LATE_ROUNDS = 4
 """Late is so many rounds at most."""
 RETRY_ROUNDS = 3
+PATIENCE = 200
+"""Rounds of a room. Where one leg at a time is held back, healthy rooms took up to 131; under random orders, 13."""
+TOO_LATE = "nothing complete from"
+"""What a room that waited in vain says, before the names of those it waited for."""
 
 
 class PDTransfer:
@@ -95,7 +99,10 @@ class PDTransfer:
             paths=self._paths(variant),
             room_of=room_of,
             refuses=faults.refuses,
+            vanishes=faults.vanishes,
             tamper=faults.tamper,
+            copies=faults.copies,
+            patience=PATIENCE,
             aux_over_messages=self._aux_over_messages(variant),
         )
         engine = target.build(replace(setup, pair=pair))
@@ -132,20 +139,30 @@ class NVLinkAux(PDTransfer):
 
 
 class Faults:
-    """What goes wrong in a schedule, request by request: every fifth one has a fault, of three kinds in turn.
+    """What goes wrong in a schedule, request by request: every fifth one has a fault, of several kinds in turn.
 
-    A fault is told to the history when it happens, with what the reason of the failure has to name.
+        shorter, longer    a decode rank asks with a page list of another length
+        refused            the engine refuses a write
+        vanished           the engine reports a write and never makes it
+        lost               what a rank asks for, or hears in the end, does not arrive
+
+    The last two are found out by waiting, which takes long, and have every fourth schedule for themselves. A fault is
+    told to the history when it happens, with what the reason of the failure has to name. In one schedule of three a
+    late copy of every message arrives as well, which is no fault.
     """
 
     def __init__(self, jobs: tuple[Job, ...], shape: ModelShape, history: History, variant: int) -> None:
         self._history = history
         self._kinds: dict[int, str] = {}
+        self._requests = {room_of(job.request): job.request for job in jobs}
         self._told: set[int] = set()
         self._is_partial = variant % 2 == 1
         self._leg = ("state", "kv", "seal")[variant % 3]
         if self._leg == "state" and shape.family not in ("nsa", "swa", "mamba"):
             self._leg = "kv"
-        kinds = ("shorter", "longer", "refused")
+        self._lost = (Want, Status)[variant // 4 % 2]
+        self._is_repeated = variant % 3 == 0
+        kinds = ("vanished", "lost") if variant % 4 == 3 else ("shorter", "longer", "refused")
         for job in jobs:
             if job.request % FAULT_EVERY == variant % FAULT_EVERY:
                 self._kinds[job.request] = kinds[(job.request // FAULT_EVERY + variant) % len(kinds)]
@@ -160,12 +177,29 @@ class Faults:
 
     def refuses(self, writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
         """The engine refuses one leg of the request: every write of it, or those to the first decode rank alone."""
-        if leg != self._leg or self._kinds.get(ticket.request) != "refused":
-            return False
-        if self._is_partial and not peer.endswith("-0"):
+        if not self._is_hit(peer, leg, ticket, "refused"):
             return False
         self._tell(ticket.request, f"a write of its {leg} was refused", ("refused", leg))
         return True
+
+    def vanishes(self, writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
+        """The engine reports the same write, and never makes it."""
+        if not self._is_hit(peer, leg, ticket, "vanished"):
+            return False
+        self._tell(ticket.request, f"a write of its {leg} never landed", (TOO_LATE, writer))
+        return True
+
+    def copies(self, sender: str, peer: str, message: Message) -> int:
+        """How often a message arrives."""
+        request = self._requests.get(message.room, 0)
+        if self._kinds.get(request) == "lost" and isinstance(message, self._lost) and f"{sender} {peer}".count("-0"):
+            self._tell(request, f"its {type(message).__name__} from {sender} to {peer} was lost", (TOO_LATE,))
+            return 0
+        return 2 if self._is_repeated else 1
+
+    def _is_hit(self, peer: str, leg: str, ticket: Ticket, kind: str) -> bool:
+        is_there = not self._is_partial or peer.endswith("-0")
+        return leg == self._leg and is_there and self._kinds.get(ticket.request) == kind
 
     def tamper(self, message: Message) -> Message:
         """A decode rank that counts one page less, or more, than the prompt has."""
