@@ -72,6 +72,8 @@ class Rig:
             self.prefill.backend,
             layout=self.prefill.layout,
             peers=[self.decode.layout],
+            clock=lambda: self.now,
+            patience=PATIENCE,
             aux_over_messages=aux_over_messages,
         )
         self.receiver = Receiver(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from pair_rig import Rig
+from pair_rig import PATIENCE, Rig
 
 from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.transfer.receiver import FAILED, SUCCESS
@@ -70,13 +70,52 @@ def test_an_abort_of_an_older_attempt_ends_only_that() -> None:
     assert rig.sender.readiness(ROOM) == WANTED
 
 
-def test_an_abort_between_want_and_request_takes_the_want_back() -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_an_abort_between_want_and_request_takes_the_want_back(again: bool) -> None:
     rig = Rig()
     assert ask(rig, want(), Abort(room=ROOM, generation=4, reason="x")) == [Drained(room=ROOM, generation=4)]
+    if again:
+        ask(rig, want(generation=5))
     rig.sender.open(ROOM, 1, 7)
-    assert rig.sender.readiness(ROOM) == UNWANTED
-    ask(rig, want(generation=5))
-    assert rig.sender.readiness(ROOM) == WANTED
+    assert rig.sender.readiness(ROOM) == (WANTED if again else REFUSED), "nobody would ask for it any more"
+    assert rig.sender.reason(ROOM) == ("" if again else "x")
+
+
+@pytest.mark.parametrize("is_opened_first", [False, True])
+def test_a_room_that_is_asked_for_and_never_taken_is_given_up(is_opened_first: bool) -> None:
+    rig = Rig()
+    rig.now = 7
+    if is_opened_first:
+        rig.sender.open(ROOM, 1, 7)
+    ask(rig, want())
+    if not is_opened_first:
+        rig.sender.open(ROOM, 1, 7)
+    sent = rig.begin(ROOM, 7)
+    rig.sender.send_pages(ROOM, 7, rig.done())
+    rig.finish(sent)
+    rig.now += PATIENCE - 1
+    rig.decode.wire.inbox.clear()
+    assert ask(rig) == [] and rig.sender.state(ROOM) == PENDING
+    rig.now += 1
+    heard = ask(rig)
+    reason = f"room {ROOM}: not asked for and taken by decode-0 in {PATIENCE} rounds or seconds"
+    assert heard == [
+        Status(room=ROOM, generation=4, is_ok=False, reason=reason),
+        Drained(room=ROOM, generation=4),
+    ]
+    assert (rig.sender.state(ROOM), rig.sender.reason(ROOM)) == (SENDER_FAILED, reason)
+
+
+def test_a_room_that_was_taken_in_time_is_not_given_up() -> None:
+    rig = Rig()
+    rig.sender.open(ROOM, 1, 7)
+    ask(rig, want())
+    sent = rig.begin(ROOM, 7)
+    rig.sender.send_pages(ROOM, 7, rig.done())
+    rig.finish(sent)
+    ask(rig, Done(room=ROOM, generation=4, is_ok=True))
+    rig.now += PATIENCE
+    assert ask(rig) == [] and rig.sender.state(ROOM) == DONE
 
 
 def test_an_older_want_does_not_replace_a_newer_one_and_strangers_are_not_served() -> None:

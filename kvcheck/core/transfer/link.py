@@ -5,6 +5,7 @@
 Invariants:
 - A peer that says the wrong key, or anything before its hello, is not listened to, and is told nothing.
 - Every wait has a bound. A peer that takes nothing for SEND_S seconds is as gone as one that closed.
+- A link that was closed on this side hands over what had come by then, and nothing of what comes later.
 - Frames of one link arrive whole and in order, and GONE once, behind all of them.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import select
 import socket
 import struct
 import threading
@@ -32,7 +34,7 @@ LOCAL = "127.0.0.1"
 
 
 class FrameKind(IntEnum):
-    """What a frame is. MESSAGE, ENGINE and FENCE are JSON; DATA is bytes for regions; GONE is never sent."""
+    """What a frame is. MESSAGE, ENGINE, FENCE: JSON. DATA: bytes for regions. BEAT: empty. GONE: never sent."""
 
     HELLO = 1
     MESSAGE = 2
@@ -40,6 +42,7 @@ class FrameKind(IntEnum):
     ENGINE = 4
     FENCE = 5
     GONE = 6
+    BEAT = 7
 
 
 _KINDS = {int(kind): kind for kind in FrameKind if kind is not FrameKind.GONE}
@@ -53,7 +56,7 @@ class LinkLost(Exception):
 
 
 class Link:
-    """A connection whose both ends have said hello. hello: what the peer said of itself."""
+    """A connection whose both ends have said hello. hello: what the peer said. heard: how often it was heard."""
 
     def __init__(self, connection: socket.socket, hello: dict[str, object]) -> None:
         self.hello = hello
@@ -62,6 +65,7 @@ class Link:
         self._sending = threading.Lock()
         self._thread: threading.Thread | None = None
         self.is_lost = False
+        self.heard = 0
 
     def start(self, handler: Handler) -> None:
         """Take frames from now on, in a thread of their own."""
@@ -73,10 +77,24 @@ class Link:
         """One frame; returns when the kernel has taken all of it. Raises LinkLost."""
         try:
             with self._sending:
+                if self.is_lost:
+                    raise LinkLost(f"{self.peer} is gone")
                 _send(self._connection, kind, *parts)
         except OSError as error:
             self.close()
             raise LinkLost(f"{self.peer} is gone: {error}") from error
+
+    def beat(self) -> None:
+        """Say that this side lives, where that needs no waiting."""
+        if self.is_lost or not self._sending.acquire(blocking=False):
+            return  # somebody is sending, which says the same
+        try:
+            if select.select([], [self._connection], [], 0)[1]:
+                _send(self._connection, FrameKind.BEAT)
+        except (OSError, ValueError):  # closed under it; the link's thread says so
+            self.close()
+        finally:
+            self._sending.release()
 
     def close(self) -> None:
         """End it for both sides; what was sent before still arrives."""
@@ -94,10 +112,15 @@ class Link:
     def _take(self, handler: Handler) -> None:
         try:
             while True:
-                handler(self.peer, *_receive(self._connection, deadline=None))
+                kind, payload = _receive(self._connection, deadline=None, heard=self._hear)
+                if kind is not FrameKind.BEAT:
+                    handler(self.peer, kind, payload)
         except (LinkLost, OSError, TransferError):
             self.close()
         handler(self.peer, FrameKind.GONE, bytearray())
+
+    def _hear(self) -> None:
+        self.heard += 1
 
 
 class Listener:
@@ -168,14 +191,20 @@ def _send(connection: socket.socket, kind: FrameKind, *parts: bytes | memoryview
         connection.sendall(part)
 
 
-def _receive(connection: socket.socket, *, deadline: float | None) -> tuple[FrameKind, bytearray]:
-    kind, size = HEADER.unpack(_exactly(connection, HEADER.size, deadline))
+def _nobody() -> None:
+    """Whom it does not matter to that something came."""
+
+
+def _receive(
+    connection: socket.socket, *, deadline: float | None, heard: Callable[[], None] = _nobody
+) -> tuple[FrameKind, bytearray]:
+    kind, size = HEADER.unpack(_exactly(connection, HEADER.size, deadline, heard))
     if kind not in _KINDS or size > MOST_BYTES:
         raise LinkLost(f"no frame: kind {kind} with {size} bytes")
-    return _KINDS[kind], _exactly(connection, size, deadline)
+    return _KINDS[kind], _exactly(connection, size, deadline, heard)
 
 
-def _exactly(connection: socket.socket, size: int, deadline: float | None) -> bytearray:
+def _exactly(connection: socket.socket, size: int, deadline: float | None, heard: Callable[[], None]) -> bytearray:
     data = bytearray(size)
     view, have = memoryview(data), 0
     while have < size:
@@ -189,5 +218,6 @@ def _exactly(connection: socket.socket, size: int, deadline: float | None) -> by
             raise
         if not count:
             raise LinkLost("end of stream")
+        heard()
         have += count
     return data

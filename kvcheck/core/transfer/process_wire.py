@@ -3,6 +3,7 @@
 Invariants:
 - Messages travel on the link to their peer, in order; what a gone peer sent before it went is delivered first.
 - A room that a gone peer had asked for ends: the peer's abort is said in its place, once.
+- A peer that is silent for `lease_s` seconds is gone; when it comes to itself it finds its links closed.
 - `receive` and `write` are called by one thread. Links have threads of their own, which write registered memory (DATA)
   and queue the rest.
 """
@@ -22,6 +23,7 @@ from kvcheck.core.backend.scoped import ScopedBackend
 from kvcheck.core.errors import TransferError
 from kvcheck.core.transfer.link import MOST_BYTES, FrameKind, Link, LinkLost
 from kvcheck.core.transfer.messages import Abort, Done, Message, Want, decode, encode
+from kvcheck.core.transfer.pulse import LEASE_S, Pulse
 from kvcheck.core.transfer.wire import RegionWrite, Ticket, check_region
 from kvcheck.kernels.page_copy import copy_bytes_torch
 
@@ -31,6 +33,8 @@ BYTES_OF_A_FRAME = 1 << 20
 
 class ProcessWire(ABC):
     """Everything but the bytes of a write, which `_move` moves."""
+
+    pulse_type: type[Pulse] = Pulse
 
     def __init__(self, backend: ScopedBackend) -> None:
         self.name = backend.scope
@@ -46,11 +50,12 @@ class ProcessWire(ABC):
         check_region(region, memory)
         self.regions[region] = memory
 
-    def start(self, links: Sequence[Link]) -> None:
-        """All regions are registered: talk to the peers from now on."""
+    def start(self, links: Sequence[Link], *, lease_s: float = LEASE_S) -> None:
+        """All regions are registered: talk to the peers from now on. lease_s: how long they may be silent."""
         self.links = {link.peer: link for link in links}
         for link in links:
             link.start(self._take)
+        self.pulse_type(links, lease_s=lease_s)
 
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]

@@ -6,11 +6,13 @@ Invariants:
 - A room fails alone: an exception of its transfer ends it, on both sides, and nothing else.
 - State is paired by logical page over what the prompt needs; a disagreement fails the room with both lengths.
 - Pages and slots are the room's until every decode rank said Done, or everything written was flushed after a failure.
+- From the first Want on a room has `patience`; a decode rank that asks and then says nothing cannot hold it for ever.
+- A room that was aborted before it was opened here fails when it is, unless it was asked for again by then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -55,7 +57,7 @@ class Sending:
 
 
 class Sender:
-    """One prefill rank."""
+    """One prefill rank. clock: rounds, or seconds, since the start; patience: how many of them a room may take."""
 
     writer_type = Writer
 
@@ -68,11 +70,15 @@ class Sender:
         *,
         layout: EndLayout,
         peers: Sequence[EndLayout],
+        clock: Callable[[], int],
+        patience: int,
         sealer: type[Sealer] = Sealer,
         aux_over_messages: bool = False,
     ) -> None:
         for peer in peers:
             check_layouts(layout, peer)
+        self._clock = clock
+        self._patience = patience
         self._pool = pool
         self._metadata = metadata
         self._wire = wire
@@ -92,12 +98,17 @@ class Sender:
         self._rooms: dict[int, Sending] = {}
         self._wants: dict[int, dict[str, Want]] = {}
         self._refused: dict[int, str] = {}
+        self._aborted: dict[int, str] = {}
+        self._deadlines: dict[int, int] = {}
 
     # A room's life
 
     def open(self, room: int, request: int, tokens: int) -> None:
         """A request with a prompt of `tokens` tokens is about to be prefilled here."""
-        self._rooms[room] = Sending(room=room, request=request, tokens=tokens)
+        reason = self._aborted.pop(room, "")
+        self._rooms[room] = Sending(room=room, request=request, tokens=tokens, reason=reason)
+        if room in self._wants:
+            self._deadlines.setdefault(room, self._clock() + self._patience)
 
     def readiness(self, room: int) -> int:
         """WANTED once every decode rank served here has said where, REFUSED after a failure, else UNWANTED."""
@@ -152,6 +163,7 @@ class Sender:
     def close(self, room: int) -> None:
         """Forget a room whose memory is given back; who asks for it later learns that it failed."""
         self._wants.pop(room, None)
+        self._deadlines.pop(room, None)
         sending = self._rooms.pop(room)
         if sending.reason:
             self._refused[room] = sending.reason
@@ -163,9 +175,23 @@ class Sender:
     # Messages
 
     def poll(self) -> None:
-        """Take what the decode ranks said."""
+        """Take what the decode ranks said, and give up what is too late."""
         for peer, message in self._wire.receive():
             self._take(peer, message)
+        now = self._clock()
+        late = [room for room, deadline in self._deadlines.items() if deadline <= now]
+        for room in late:
+            del self._deadlines[room]
+            self._give_up(self._rooms[room])
+
+    def _give_up(self, sending: Sending) -> None:
+        silent = ", ".join(sorted(self._peers.keys() - sending.done))
+        if silent and not sending.reason:
+            sending.is_reported = False
+            self.fail(
+                sending.room,
+                f"room {sending.room}: not asked for and taken by {silent} in {self._patience} rounds or seconds",
+            )
 
     def _take(self, peer: str, message: Message) -> None:
         sending = self._rooms.get(message.room)
@@ -174,6 +200,9 @@ class Sender:
             if peer not in self._peers or (want is not None and want.generation >= message.generation):
                 return  # a duplicate, or somebody we do not serve
             self._wants.setdefault(message.room, {})[peer] = message
+            self._aborted.pop(message.room, None)
+            if sending is not None:
+                self._deadlines.setdefault(message.room, self._clock() + self._patience)
             if reason := sending.reason if sending is not None else self._refused.get(message.room, ""):
                 self._refuse(peer, message, reason)
         elif want is None or want.generation != message.generation:
@@ -190,6 +219,7 @@ class Sender:
         self._wire.send(peer, Drained(room=message.room, generation=message.generation), after=(flushed,))
         if sending is None:
             self._wants.get(message.room, {}).pop(peer, None)
+            self._aborted[message.room] = message.reason
             return
         sending.flushed[peer] = flushed
         if not sending.reason:

@@ -8,9 +8,11 @@ Invariants:
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 
+from kvcheck.core.record import Evidence
 from kvcheck.core.stress.engine import Outcome, complete
-from kvcheck.core.stress.processes.supervisor import Supervisor
+from kvcheck.core.stress.processes.supervisor import RankStory, Supervisor
 from kvcheck.core.stress.processes.verdict import judge
 from kvcheck.core.stress.processes.work import ranks_of, work_of
 from kvcheck.core.stress.scenarios.serving import reference_outputs
@@ -32,7 +34,8 @@ class ProcessEngine:
         prefill, decode = ranks_of(plan)
         self.note = (
             f"{plan.scenario}/{plan.shape}: {prefill}x{decode} processes over {plan.transport}, "
-            f"{found.verified:,} bytes verified at the receivers, {found.expected:,} worked out beforehand"
+            f"{found.verified:,} bytes verified at the receivers, {found.expected:,} worked out beforehand; "
+            f"{_done(stories.values(), found.evidence)}"
         )
         findings = tuple(complete(finding, plan) for finding in found.findings)
         told = repr([sorted(story.finished.items()) for story in stories.values()])
@@ -44,3 +47,14 @@ class ProcessEngine:
             digest=zlib.crc32(told.encode()),
             judged={"bytes": found.verified},
         )
+
+
+def _done(stories: Iterable[RankStory], evidence: Evidence) -> str:
+    """What was done to requests, in words."""
+    told = list(stories)
+    faulted = {request for story in told for request in story.faulted}
+    stalled = {request for story in told for request in story.stalled}
+    return (
+        f"{evidence.aborts or 0} aborted, {evidence.retractions or 0} retracted, {len(faulted)} with a fault, "
+        f"{len(stalled)} held back"
+    )

@@ -19,16 +19,19 @@ from kvcheck.core.scheduler.decode import DecodeScheduler
 from kvcheck.core.scheduler.prefill import PrefillScheduler
 from kvcheck.core.scheduler.process_group import GroupLost, ProcessRanks
 from kvcheck.core.scheduler.request import StepReport
-from kvcheck.core.stress.events import Closed, Counted, Expected, Resumed, Retracted, Returned
+from kvcheck.core.stress.events import Aborted, Closed, Counted, Expected, Faulted, Resumed, Retracted, Returned
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.processes.order import Closing, RankOrder
+from kvcheck.core.stress.processes.quarantine import Quarantine
+from kvcheck.core.stress.processes.stalls import Stalls
+from kvcheck.core.stress.processes.stressed_wire import StressedWire
 from kvcheck.core.stress.processes.work import pair_scenario, work_of
-from kvcheck.core.stress.scenarios.pd_transfer import prefill_sizes, room_of
+from kvcheck.core.stress.scenarios.pd_transfer import STAGES, Aborts, Faults, prefill_sizes, room_of
 from kvcheck.core.stress.scenarios.serving import HURRY, Feed, make_setup
 from kvcheck.core.stress.schedule import parse_line
-from kvcheck.core.targets.parts import FIXED
+from kvcheck.core.targets.parts import Parts
 from kvcheck.core.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
 from kvcheck.core.targets.target import PairSetup
 from kvcheck.core.transfer.layout_json import layout_from_json, layout_to_json
@@ -37,9 +40,11 @@ from kvcheck.core.transfer.process_wire import ProcessWire
 from kvcheck.core.transfer.region_backend import RegionBackend
 
 QUIET_S = 0.0005
-GROUP_S = 60.0
 JUDGES = ("content", "aliasing", "contract", "accounting", "protocol")
 """Oracles that need no more than one rank's history."""
+
+PREFILL_STAGES = ("admitted", "late")
+"""Stages at which a request is still the prefill end's to abort."""
 
 Say = Callable[[str, dict[str, object]], None]
 
@@ -58,15 +63,19 @@ class RankHistory(History):
 
 
 class RankRun:
-    """One rank. say: tells the supervisor."""
+    """One rank. parts: what it is made of. say: tells the supervisor."""
 
-    def __init__(self, order: RankOrder, wire: type[ProcessWire], say: Say) -> None:
+    def __init__(self, order: RankOrder, wire: type[ProcessWire], say: Say, *, parts: Parts) -> None:
         self._order = order
+        self._parts = parts
         self._say = say
         self._history = RankHistory()
         self._oracles = [ORACLES.load(name)() for name in JUDGES]
+        self._quarantine = Quarantine(order.name)
         self._count = EvidenceCount()
         self._history.listen(self._count.handlers())
+        self._history.listen(self._quarantine.handlers())
+        self._history.listen(((Faulted, self._tell_fault),))
         for oracle in self._oracles:
             self._history.listen(oracle.handlers())
         plan = parse_line(order.line)
@@ -88,9 +97,22 @@ class RankRun:
             ),
         )
         self._feed = Feed(load.jobs, hurry=HURRY)
-        self.rank = make_rank(FIXED, self._setup, order.end, order.rank, backend=self._backend, wire=wire)
-        assert isinstance(self.rank.wire, ProcessWire)
-        self.wire = self.rank.wire
+        faults = Faults(load.jobs, shape, self._history, plan.schedule)
+        self._aborts = Aborts(STAGES[plan.schedule % len(STAGES)], faults)
+        self._stalls = Stalls(
+            load.jobs, shape, faults, self._history, plan.schedule, aux=not pair_scenario(plan).sends_rows
+        )
+        self.rank = make_rank(
+            parts,
+            self._setup,
+            order.end,
+            order.rank,
+            backend=self._backend,
+            wire=lambda own: StressedWire(wire(own), faults, self._stalls, self._quarantine),
+        )
+        assert isinstance(self.rank.wire, StressedWire)
+        self.wire = self.rank.wire.inner
+        self._fenced: set[str] = set()
         self._group: RankGroup | None = None
         self._scheduler: PrefillScheduler | DecodeScheduler | None = None
         self._open: list[int] = []
@@ -105,13 +127,15 @@ class RankRun:
         links = self._links(ports)
         peers = [layout_from_json(link.hello["layout"]) for link in links]
         if self._order.end == "prefill":
-            self._scheduler = prefill_end(FIXED, self._setup, self.rank, peers)
+            self._scheduler = prefill_end(self._parts, self._setup, self.rank, peers, clock=self._seconds)
         else:
-            self._scheduler = decode_end(FIXED, self._setup, self.rank, peers, clock=self._seconds)
+            self._scheduler = decode_end(self._parts, self._setup, self.rank, peers, clock=self._seconds)
         self._setup.sink.acting(self.rank.name)
-        self.wire.start(links)
+        self.wire.start(links, lease_s=self._order.lease_s)
         ranks = self._order.prefill if self._order.end == "prefill" else self._order.decode
-        self._group = ProcessRanks(Path(self._order.meeting), self._order.rank, ranks, timeout_s=GROUP_S)
+        # The others may wait for a peer that takes nothing, and then for a room that is too late.
+        timeout_s = self._order.patience_s + 2 * self._order.lease_s
+        self._group = ProcessRanks(Path(self._order.meeting), self._order.rank, ranks, timeout_s=timeout_s)
         self._say("ready", {})
 
     def _links(self, ports: Callable[[], dict[str, int]]) -> list[Link]:
@@ -137,9 +161,12 @@ class RankRun:
                 self._open.append(generation.request)
             report = self._scheduler.settle(self._agree(self._scheduler.poll()))
             self._tell(report)
+            for request in self._aborts(report):
+                self._abort(request)
             self._end_what_is_lost()
             if not any((report.admitted, report.joined, report.finished, report.failed, report.resumed)):
                 time.sleep(QUIET_S)
+        self._say("stalled", {"requests": sorted(self._stalls.told)})
         self._say("idle", {})
 
     def _agree(self, known: list[int]) -> list[int]:
@@ -165,6 +192,22 @@ class RankRun:
         for request, reason in report.failed:
             self._fail(request, reason)
 
+    def _tell_fault(self, event: Faulted) -> None:
+        self._say("faulted", {"request": event.request, "why": event.why, "names": list(event.names)})
+
+    def _abort(self, request: int) -> None:
+        """Even ones are aborted by the prefill end, where it gets to that stage, and odd ones by the decode end.
+
+        Every rank of an end sees the same reports, and so aborts the same requests in the same round.
+        """
+        assert self._scheduler is not None
+        is_for_prefill = request % 2 == 0 and self._aborts.stage in PREFILL_STAGES
+        if is_for_prefill == (self._order.end == "prefill") and self._scheduler.abort(request):
+            self._history.append(Aborted(request))
+            self._say("aborted", {"request": request})
+            if self._order.end == "decode":
+                self._end(request)
+
     def _end(self, request: int) -> None:
         if request in self._open:
             self._open.remove(request)
@@ -177,6 +220,9 @@ class RankRun:
     def _end_what_is_lost(self) -> None:
         """Peers that are gone write nothing any more; without the ranks beside this one nothing can be agreed on."""
         gone = self.wire.gone()
+        for peer in sorted(set(gone) - self._fenced):
+            self._fenced.add(peer)
+            self._say("fenced", {"peer": peer})
         if isinstance(self._scheduler, DecodeScheduler):
             for peer in gone:
                 self._scheduler.receiver.fence(peer)
@@ -214,7 +260,11 @@ class RankRun:
             returned={each.space: (each.free, each.total) for each in returned},
             decisions=self._decisions,
             sealed=self._history.sealed_bytes,
-            findings=tuple(finding for oracle in self._oracles for finding in oracle.findings),
+            quarantined=self._quarantine.judged,
+            findings=(
+                *(finding for oracle in self._oracles for finding in oracle.findings),
+                *self._quarantine.findings,
+            ),
             evidence=self._count.total(events=self._history.count, evictions=0, orderings=0),
         )
         self._say("closed", {"closing": to_plain(closing)})

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,25 +25,37 @@ from types import FrameType
 from typing import IO, ClassVar
 
 from kvcheck.core.errors import UnknownVerdict
+from kvcheck.core.record import value_from
+from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.processes import worker
 from kvcheck.core.stress.processes.order import Closing, RankOrder, read_closing
 from kvcheck.core.stress.processes.work import ranks_of
 from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.transfer.pulse import LEASE_S
 
 SILENCE_S = 120.0
-PATIENCE_S = 30
+PATIENCE_S = 10
 ENDING_S = 10.0
+LOOK_S = 0.005
 TAIL = 600
 """Characters of a dead rank's standard error that are shown."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RankStory:
-    """What a rank said. death: how its process ended before it was told to; "" where it did not."""
+    """What a rank said. death: how its process ended before it was told to; "" where it did not.
+
+    faulted: why a request has to fail, as its reason has to name it. stalled: requests of which a leg was held back.
+    fenced: peers that it has cut off.
+    """
 
     name: str
     finished: dict[int, tuple[int, ...]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    aborted: set[int] = field(default_factory=set)
+    faulted: dict[int, Faulted] = field(default_factory=dict)
+    stalled: set[int] = field(default_factory=set)
+    fenced: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     is_idle: bool = False
     closing: Closing | None = None
@@ -62,6 +75,29 @@ class _Child:
             self.process.stdin.write(json.dumps(value) + "\n")
             self.process.stdin.flush()
 
+    def reap(self, within_s: float | None = None) -> int:
+        """How the rank ended, in its own time or in this; whatever it had started is ended with it, stopped or not."""
+        if self.process.returncode is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _wait_for(self.process, within_s)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # its number is not free before it is waited for
+        return self.process.wait()
+
+
+def _wait_for(process: subprocess.Popen[str], within_s: float | None) -> None:
+    """Wait for the end of a process and leave it to be waited for again. Raises TimeoutExpired."""
+    deadline = None if within_s is None else time.monotonic() + within_s
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if deadline is not None and time.monotonic() > deadline:
+            raise subprocess.TimeoutExpired(process.args, within_s or 0.0)
+        time.sleep(LOOK_S)
+
+
+def _numbers(value: object) -> tuple[int, ...]:
+    assert isinstance(value, list)
+    return tuple(value)
+
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
@@ -79,11 +115,13 @@ class Supervisor:
         extra: Mapping[str, dict[str, object]] | None = None,
         silence_s: float = SILENCE_S,
         patience_s: int = PATIENCE_S,
+        lease_s: float = LEASE_S,
     ) -> None:
         self._plan = plan
         self._extra = extra or {}
         self._silence_s = silence_s
         self._patience_s = patience_s
+        self._lease_s = lease_s
         self._events: queue.Queue[tuple[str, dict[str, object] | None]] = queue.Queue()
         self._children: dict[str, _Child] = {}
         self._ready: set[str] = set()
@@ -134,6 +172,7 @@ class Supervisor:
                     key=key,
                     meeting=str(folder / end),
                     patience_s=self._patience_s,
+                    lease_s=self._lease_s,
                     extra=dict(self._extra.get(name, {})),
                 )
                 self.stories[name] = RankStory(name=name)
@@ -175,11 +214,18 @@ class Supervisor:
         elif kind == "ready":
             self._ready.add(name)
         elif kind == "finished":
-            tokens = event["tokens"]
-            assert isinstance(tokens, list)
-            story.finished[int(str(event["request"]))] = tuple(tokens)
+            story.finished[int(str(event["request"]))] = _numbers(event["tokens"])
         elif kind == "failed":
             story.failed[int(str(event["request"]))] = str(event["reason"])
+        elif kind == "aborted":
+            story.aborted.add(int(str(event["request"])))
+        elif kind == "faulted":
+            fault: Faulted = value_from(Faulted, {name: event[name] for name in ("request", "why", "names")}, kind)
+            story.faulted[fault.request] = fault
+        elif kind == "stalled":
+            story.stalled.update(_numbers(event["requests"]))
+        elif kind == "fenced":
+            story.fenced.append(str(event["peer"]))
         elif kind == "lost":
             story.lost.append(str(event["what"]))
         elif kind == "idle":
@@ -211,7 +257,7 @@ class Supervisor:
         if story.closing is not None:
             return
         child = self._children[story.name]
-        code = child.process.wait()
+        code = child.reap()
         child.said.seek(0)
         text = story.error or child.said.read()[-TAIL:].strip()
         how = f"by signal {-code}" if code < 0 else f"with status {code}"
@@ -227,9 +273,5 @@ class Supervisor:
                 child.process.stdin.close()
         for child in self._children.values():
             is_done = self.stories[child.order.name].closing is not None
-            try:
-                child.process.wait(ENDING_S if is_done else 0.2)
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
+            child.reap(within_s=ENDING_S if is_done else 0.2)
             child.said.close()

@@ -24,6 +24,7 @@ from kvcheck.core.scheduler.process_group import GroupLost
 from kvcheck.core.stress.processes.order import PROCESS_WIRES, RankOrder, read_order
 from kvcheck.core.stress.processes.rank import RankRun
 from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.targets.parts import FIXED, Parts
 from kvcheck.core.transfer.process_wire import ProcessWire
 
 Say = Callable[[str, dict[str, object]], None]
@@ -35,8 +36,8 @@ def wire_of(order: RankOrder) -> type[ProcessWire]:
     return PROCESS_WIRES.load(parse_line(order.line).transport)
 
 
-def main(choose: Choose = wire_of) -> int:
-    """Run one rank; everything is told on standard output."""
+def main(choose: Choose = wire_of, make: Callable[[RankOrder], Parts] = lambda order: FIXED) -> int:
+    """Run one rank; everything is told on standard output. make: what the rank is made of."""
     torch.set_num_threads(1)
     lines: queue.Queue[str] = queue.Queue()
     first = sys.stdin.readline()
@@ -51,7 +52,7 @@ def main(choose: Choose = wire_of) -> int:
 
     try:
         order = read_order(first)
-        run = RankRun(order, choose(order), say)
+        run = RankRun(order, choose(order), say, parts=make(order))
         run.meet(lambda: _ports(lines))
         run.serve()
         run.rest(lambda: not lines.empty())
