@@ -273,6 +273,7 @@ def test_a_stranger_is_not_listened_to() -> None:
     link = connect(port, "key", {"name": "peer"})
     waiting.join(10)
     assert [each.peer for each in found] == ["peer"] and link.peer == "here"
+    listener.close()
     gone: list[FrameKind] = []
     link.start(lambda peer, kind, payload: gone.append(kind))
     found[0].start(lambda peer, kind, payload: None)

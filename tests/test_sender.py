@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from pair_rig import PATIENCE, Rig
+from pair_rig import SENDER_PATIENCE, Rig
 
 from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.transfer.receiver import FAILED, SUCCESS
@@ -93,12 +93,12 @@ def test_a_room_that_is_asked_for_and_never_taken_is_given_up(is_opened_first: b
     sent = rig.begin(ROOM, 7)
     rig.sender.send_pages(ROOM, 7, rig.done())
     rig.finish(sent)
-    rig.now += PATIENCE - 1
+    rig.now += SENDER_PATIENCE - 1
     rig.decode.wire.inbox.clear()
     assert ask(rig) == [] and rig.sender.state(ROOM) == PENDING
     rig.now += 1
     heard = ask(rig)
-    reason = f"room {ROOM}: not asked for and taken by decode-0 in {PATIENCE} rounds or seconds"
+    reason = f"room {ROOM}: not asked for and taken by decode-0 in {SENDER_PATIENCE} rounds or seconds"
     assert heard == [
         Status(room=ROOM, generation=4, is_ok=False, reason=reason),
         Drained(room=ROOM, generation=4),
@@ -114,7 +114,7 @@ def test_a_room_that_was_taken_in_time_is_not_given_up() -> None:
     rig.sender.send_pages(ROOM, 7, rig.done())
     rig.finish(sent)
     ask(rig, Done(room=ROOM, generation=4, is_ok=True))
-    rig.now += PATIENCE
+    rig.now += SENDER_PATIENCE
     assert ask(rig) == [] and rig.sender.state(ROOM) == DONE
 
 

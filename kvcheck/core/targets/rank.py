@@ -167,6 +167,7 @@ def decode_end(
         patience=pair.patience,
         sealer=parts.sealer,
         listener=rank.sink,
+        attempts=pair.attempts,
     )
     decoder = setup.decoder(rank.pool, rank.metadata.fields, rank.first_words)
     engine_parts = EngineParts(

@@ -124,7 +124,7 @@ class Link:
 
 
 class Listener:
-    """Where a rank waits for its peers."""
+    """Where a rank waits for its peers, at first and when one of them has been started again."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server((LOCAL, 0))
@@ -149,8 +149,27 @@ class Listener:
                 link = _greet(connection, key, hello, min(deadline, time.monotonic() + STRANGER_S), is_first=False)
                 if link.peer in missing:
                     links[link.peer] = link
-        self._listening.close()
         return [links[name] for name in sorted(links)]
+
+    def keep(self, key: str, hello: dict[str, object], handler: Callable[[Link], None]) -> None:
+        """Greet whoever comes later too, in a thread of its own, and hand the link over, not started yet."""
+        threading.Thread(target=self._keep, args=(key, hello, handler), name="listener", daemon=True).start()
+
+    def close(self) -> None:
+        """Nobody is waited for any more."""
+        with contextlib.suppress(OSError):  # wakes the thread that waits in it
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+    def _keep(self, key: str, hello: dict[str, object], handler: Callable[[Link], None]) -> None:
+        self._listening.settimeout(None)
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return  # closed
+            with contextlib.suppress(LinkLost):  # a stranger
+                handler(_greet(connection, key, hello, time.monotonic() + STRANGER_S, is_first=False))
 
 
 def connect(port: int, key: str, hello: dict[str, object]) -> Link:

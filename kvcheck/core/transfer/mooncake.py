@@ -14,7 +14,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from kvcheck.core.backend.scoped import ScopedBackend
@@ -60,7 +60,9 @@ class MooncakeWire(ProcessWire):
                 self._has_announced.wait(LOOK_S)  # a peer that is lost meanwhile announces nothing
 
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
-        info, engine = self._peers[peer], self.engine
+        info, engine = self._peers.get(peer), self.engine
+        if info is None:
+            raise TransferError(f"{self.name} to {peer}: it has no engine; {leg} of room {ticket.room} stays here")
         assert engine is not None
         with self._has_announced:
             if self.links[peer].is_lost:
@@ -85,7 +87,14 @@ class MooncakeWire(ProcessWire):
                     self.engine.fence()
         super()._take(peer, kind, payload)
 
+    def rejoin(self, link: Link) -> None:
+        """Tell the peer's new process where this engine is; it tells of its own before it asks for anything."""
+        super().rejoin(link)
+        self._announce_to([link.peer])
+
     def _make_safe(self, peer: str) -> None:
+        with self._has_announced:
+            self._peers.pop(peer, None)
         self._renew()
 
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
@@ -110,9 +119,12 @@ class MooncakeWire(ProcessWire):
             self._has_announced.notify_all()
 
     def _announce(self) -> None:
+        self._announce_to(self.links)
+
+    def _announce_to(self, peers: Iterable[str]) -> None:
         assert self.engine is not None
         text = json.dumps(asdict(self.engine.info)).encode()
-        for peer in self.links:
+        for peer in peers:
             self._tell(peer, FrameKind.ENGINE, text)
 
     def _renew(self) -> None:

@@ -44,6 +44,8 @@ class ProcessWire(ABC):
         self._arrived: deque[tuple[str, FrameKind, bytearray]] = deque()
         self._asked: dict[tuple[str, int], int] = {}
         self._gone: list[str] = []
+        self._offered: deque[Link] = deque()
+        self._lease_s = LEASE_S
 
     def register(self, region: str, memory: torch.Tensor) -> None:
         """Peers may write this memory."""
@@ -52,10 +54,32 @@ class ProcessWire(ABC):
 
     def start(self, links: Sequence[Link], *, lease_s: float = LEASE_S) -> None:
         """All regions are registered: talk to the peers from now on. lease_s: how long they may be silent."""
+        self._lease_s = lease_s
         self.links = {link.peer: link for link in links}
         for link in links:
             link.start(self._take)
         self.pulse_type(links, lease_s=lease_s)
+
+    # A peer that was started again
+
+    def offer(self, link: Link) -> None:
+        """A new link to a peer, from any thread. Where the old one still stands, it has no peer any more."""
+        self.links[link.peer].close()
+        self._offered.append(link)
+
+    def newcomers(self) -> list[Link]:
+        """Offered links of peers whose old link is done with: what came on it was taken, and memory is safe from it."""
+        ready = [link for link in self._offered if link.peer in self._gone]
+        for link in ready:
+            self._offered.remove(link)
+        return ready
+
+    def rejoin(self, link: Link) -> None:
+        """Talk to the peer again."""
+        self._gone.remove(link.peer)
+        self.links[link.peer] = link
+        link.start(self._take)
+        self.pulse_type([link], lease_s=self._lease_s)
 
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
@@ -90,11 +114,9 @@ class ProcessWire(ABC):
             elif kind is FrameKind.GONE:
                 self._make_safe(peer)
                 self._gone.append(peer)
-                rooms = [(room, generation) for (who, room), generation in self._asked.items() if who == peer]
-                messages += [
-                    (peer, Abort(room=room, generation=generation, reason=f"{peer} is gone"))
-                    for room, generation in rooms
-                ]
+                for key in [key for key in self._asked if key[0] == peer]:
+                    abort = Abort(room=key[1], generation=self._asked.pop(key), reason=f"{peer} is gone")
+                    messages.append((peer, abort))
         return messages
 
     def gone(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from kvcheck.core.errors import LengthMismatch, TargetError
 from kvcheck.core.paging import IndexArray, pages_for
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.transfer.blocks import PageRun, pair_pages
-from kvcheck.core.transfer.layout import EndLayout, check_layouts
+from kvcheck.core.transfer.layout import EndLayout, check_layouts, check_rejoin
 from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.transfer.metadata import MetadataBuffers
 from kvcheck.core.transfer.room_memory import held_run, needed_pages
@@ -97,7 +97,7 @@ class Sender:
         self._peers = self._writer.peers
         self._rooms: dict[int, Sending] = {}
         self._wants: dict[int, dict[str, Want]] = {}
-        self._refused: dict[int, str] = {}
+        self._ended: dict[int, str] = {}
         self._aborted: dict[int, str] = {}
         self._deadlines: dict[int, int] = {}
 
@@ -161,16 +161,28 @@ class Sender:
         return self._rooms[room].reason
 
     def close(self, room: int) -> None:
-        """Forget a room whose memory is given back; who asks for it later learns that it failed."""
+        """Forget a room whose memory is given back; who asks for it later learns how it ended."""
         self._wants.pop(room, None)
         self._deadlines.pop(room, None)
-        sending = self._rooms.pop(room)
-        if sending.reason:
-            self._refused[room] = sending.reason
+        self._ended[room] = self._rooms.pop(room).reason or "it was served before"
 
     def free(self) -> None:
         """Give the seals' memory back."""
         self._writer.free()
+
+    def rejoin(self, layout: EndLayout) -> None:
+        """A decode rank was started again: what the old process wanted is forgotten. Raises LayoutMismatch."""
+        check_rejoin(self._layout, self._peers.get(layout.name), layout)
+        if layout.name in self._peers:
+            self._peers[layout.name] = layout
+        for wants in self._wants.values():
+            wants.pop(layout.name, None)
+
+    @property
+    def unopened(self) -> list[int]:
+        """Requests that somebody asks for, and that were not opened or ended here."""
+        rooms = [room for room in self._wants if room not in self._rooms and room not in self._ended]
+        return sorted({want.request for room in rooms for want in self._wants[room].values()})
 
     # Messages
 
@@ -203,7 +215,7 @@ class Sender:
             self._aborted.pop(message.room, None)
             if sending is not None:
                 self._deadlines.setdefault(message.room, self._clock() + self._patience)
-            if reason := sending.reason if sending is not None else self._refused.get(message.room, ""):
+            if reason := sending.reason if sending is not None else self._ended.get(message.room, ""):
                 self._refuse(peer, message, reason)
         elif want is None or want.generation != message.generation:
             if isinstance(message, Abort):  # nothing was or will be written for it

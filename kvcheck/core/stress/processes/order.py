@@ -1,7 +1,9 @@
 """What a rank's process is told when it starts, and what it says while it runs: one JSON object a line, both ways.
 
-    to the rank      RankOrder, then {"ports": ...} for a prefill rank, then {"close": true}; end of input: the end
-    from the rank    listening, ready, finished, failed, aborted, faulted, stalled, fenced, lost, idle, closed, error
+    to the rank      RankOrder, then {"ports": ...} for a prefill rank, again when a decode rank was started again, then
+                     {"close": true}; end of input: the end
+    from the rank    listening, ready, finished, failed, aborted, faulted, stalled, fenced, refused, rejoined, lost,
+                     idle, closed, error
 
 Invariants:
 - Lines are plain values; nothing in them is executed or unpickled.
@@ -33,6 +35,9 @@ class RankOrder:
 
     patience_s: seconds a room may take. lease_s: seconds a peer may be silent.
     extra: for programs that do more than the worker, such as dying half-way.
+
+    incarnation: 1, or more for a rank that was started again, with over: the requests that ended at the one before it.
+    returns: peers that are started again when they die.
     """
 
     line: str
@@ -44,6 +49,9 @@ class RankOrder:
     meeting: str
     patience_s: int
     lease_s: float
+    incarnation: int = 1
+    over: tuple[int, ...] = ()
+    returns: tuple[str, ...] = ()
     extra: dict[str, object] = field(default_factory=dict)
 
     @property

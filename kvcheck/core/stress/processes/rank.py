@@ -7,18 +7,20 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from kvcheck.core.errors import LayoutMismatch, TransferError
 from kvcheck.core.record import to_plain
 from kvcheck.core.scheduler.agreement import RankGroup
 from kvcheck.core.scheduler.decode import DecodeScheduler
 from kvcheck.core.scheduler.prefill import PrefillScheduler
 from kvcheck.core.scheduler.process_group import GroupLost, ProcessRanks
-from kvcheck.core.scheduler.request import StepReport
+from kvcheck.core.scheduler.request import Generation, StepReport
 from kvcheck.core.stress.events import Aborted, Closed, Counted, Expected, Faulted, Resumed, Retracted, Returned
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
@@ -27,19 +29,25 @@ from kvcheck.core.stress.processes.order import Closing, RankOrder
 from kvcheck.core.stress.processes.quarantine import Quarantine
 from kvcheck.core.stress.processes.stalls import Stalls
 from kvcheck.core.stress.processes.stressed_wire import StressedWire
+from kvcheck.core.stress.processes.told import Told
 from kvcheck.core.stress.processes.work import pair_scenario, work_of
 from kvcheck.core.stress.scenarios.pd_transfer import STAGES, Aborts, Faults, prefill_sizes, room_of
-from kvcheck.core.stress.scenarios.serving import HURRY, Feed, make_setup
+from kvcheck.core.stress.scenarios.serving import HURRY, Feed, generation_of, make_setup
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.parts import Parts
 from kvcheck.core.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
 from kvcheck.core.targets.target import PairSetup
+from kvcheck.core.transfer.layout import EndLayout
 from kvcheck.core.transfer.layout_json import layout_from_json, layout_to_json
 from kvcheck.core.transfer.link import Link, Listener, connect
 from kvcheck.core.transfer.process_wire import ProcessWire
 from kvcheck.core.transfer.region_backend import RegionBackend
 
 QUIET_S = 0.0005
+RETURN_S = 60.0
+"""How long a peer that is to be started again is waited for."""
+INCARNATION_BITS = 32
+"""Of an attempt's number: what is above says which process of the rank made it."""
 JUDGES = ("content", "aliasing", "contract", "accounting", "protocol")
 """Oracles that need no more than one rank's history."""
 
@@ -63,10 +71,11 @@ class RankHistory(History):
 
 
 class RankRun:
-    """One rank. parts: what it is made of. say: tells the supervisor."""
+    """One rank. parts: what it is made of. say: tells the supervisor; told: what that one tells."""
 
-    def __init__(self, order: RankOrder, wire: type[ProcessWire], say: Say, *, parts: Parts) -> None:
+    def __init__(self, order: RankOrder, wire: type[ProcessWire], say: Say, told: Told, *, parts: Parts) -> None:
         self._order = order
+        self._told = told
         self._parts = parts
         self._say = say
         self._history = RankHistory()
@@ -94,9 +103,14 @@ class RankRun:
                 room_of=room_of,
                 patience=order.patience_s,
                 aux_over_messages=pair_scenario(plan).sends_rows,
+                attempts=(order.incarnation - 1) << INCARNATION_BITS,
             ),
         )
-        self._feed = Feed(load.jobs, hurry=HURRY)
+        self._jobs = {job.request: job for job in load.jobs}
+        # A prefill rank that was started again is fed what it is asked for; a decode rank, what has not ended.
+        self._is_fed_on_demand = order.end == "prefill" and order.incarnation > 1
+        left = () if self._is_fed_on_demand else tuple(job for job in load.jobs if job.request not in order.over)
+        self._feed = Feed(left, hurry=HURRY)
         faults = Faults(load.jobs, shape, self._history, plan.schedule)
         self._aborts = Aborts(STAGES[plan.schedule % len(STAGES)], faults)
         self._stalls = Stalls(
@@ -112,7 +126,10 @@ class RankRun:
         )
         assert isinstance(self.rank.wire, StressedWire)
         self.wire = self.rank.wire.inner
-        self._fenced: set[str] = set()
+        self._fenced: dict[str, float] = {}
+        self._returns = set(order.returns)
+        self._incarnations = dict.fromkeys(order.peers, 0)
+        self._hello: dict[str, object] = {}
         self._group: RankGroup | None = None
         self._scheduler: PrefillScheduler | DecodeScheduler | None = None
         self._open: list[int] = []
@@ -122,10 +139,18 @@ class RankRun:
 
     # The peers
 
-    def meet(self, ports: Callable[[], dict[str, int]]) -> None:
-        """Connect to all peers, build the scheduler on what they said, start the wire. ports: of decode ranks."""
-        links = self._links(ports)
-        peers = [layout_from_json(link.hello["layout"]) for link in links]
+    def meet(self) -> None:
+        """Connect to all peers, build the scheduler on what they said, start the wire."""
+        self._hello = {
+            "name": self.rank.name,
+            "layout": layout_to_json(self.rank.layout),
+            "incarnation": self._order.incarnation,
+            "over": list(self._order.over),
+        }
+        links = self._links()
+        for link in links:
+            self._incarnations[link.peer] = _incarnation(link)
+        peers = [_layout(link) for link in links]
         if self._order.end == "prefill":
             self._scheduler = prefill_end(self._parts, self._setup, self.rank, peers, clock=self._seconds)
         else:
@@ -138,14 +163,56 @@ class RankRun:
         self._group = ProcessRanks(Path(self._order.meeting), self._order.rank, ranks, timeout_s=timeout_s)
         self._say("ready", {})
 
-    def _links(self, ports: Callable[[], dict[str, int]]) -> list[Link]:
-        hello: dict[str, object] = {"name": self.rank.name, "layout": layout_to_json(self.rank.layout)}
+    def _links(self) -> list[Link]:
         if self._order.end == "prefill":
-            found = ports()
-            return [connect(found[name], self._order.key, hello) for name in self._order.peers]
+            found = self._told.ports.get()
+            return [connect(found[name], self._order.key, self._hello) for name in self._order.peers]
         listener = Listener()
         self._say("listening", {"port": listener.port})
-        return listener.accept(self._order.key, hello, set(self._order.peers))
+        links = listener.accept(self._order.key, self._hello, set(self._order.peers))
+        listener.keep(self._order.key, self._hello, self._offer)
+        return links
+
+    # Peers that were started again
+
+    def _offer(self, link: Link) -> None:
+        """A new link of a known peer replaces the old one; one of an older process of it is a ghost's."""
+        if link.peer in self._incarnations and _incarnation(link) > self._incarnations[link.peer]:
+            self.wire.offer(link)
+        else:
+            self._say("refused", {"peer": link.peer, "why": f"incarnation {_incarnation(link)} is not new"})
+            link.free()
+
+    def _rejoin(self) -> None:
+        """Connect to decode ranks that listen again; bootstrap again with every peer whose old link is done with."""
+        while not self._told.ports.empty():
+            for port in self._told.ports.get().values():
+                with contextlib.suppress(TransferError):  # dead again already: it stays gone
+                    self._offer(connect(port, self._order.key, self._hello))
+        for link in self.wire.newcomers():
+            assert self._scheduler is not None
+            try:
+                layout = _layout(link)
+                if isinstance(self._scheduler, PrefillScheduler):
+                    self._scheduler.sender.rejoin(layout)
+                else:
+                    self._scheduler.receiver.rejoin(layout)
+            except LayoutMismatch as error:
+                self._say("refused", {"peer": link.peer, "why": str(error)})
+                link.free()
+                continue
+            self._incarnations[link.peer] = _incarnation(link)
+            self._returns.discard(link.peer)
+            self._fenced.pop(link.peer, None)
+            self.wire.rejoin(link)
+            self._say("rejoined", {"peer": link.peer, "incarnation": _incarnation(link)})
+            over = link.hello.get("over")
+            for request in over if isinstance(over, list) and self._order.end == "prefill" else ():
+                self._scheduler.abort(request)  # nobody asks for it any more
+
+    def _is_awaited(self, peer: str) -> bool:
+        """The peer is gone, will be started again, and is not overdue."""
+        return peer in self._returns and time.monotonic() - self._fenced.get(peer, time.monotonic()) < RETURN_S
 
     def _seconds(self) -> int:
         return int(time.monotonic() - self._started)
@@ -155,11 +222,14 @@ class RankRun:
     def serve(self) -> None:
         """Rounds until every job was fed and nothing is left."""
         assert self._scheduler is not None
-        while self._feed.is_open or not self._scheduler.is_idle:
-            for generation in self._feed.due(is_idle=self._scheduler.is_idle):
+        if self._is_fed_on_demand:
+            self._say("idle", {})
+        while self._is_serving():
+            self._rejoin()
+            for generation in self._due():
                 self._scheduler.submit(generation)
                 self._open.append(generation.request)
-            report = self._scheduler.settle(self._agree(self._scheduler.poll()))
+            report = self._scheduler.settle(self._agree_on(self._scheduler.poll()))
             self._tell(report)
             for request in self._aborts(report):
                 self._abort(request)
@@ -168,6 +238,24 @@ class RankRun:
                 time.sleep(QUIET_S)
         self._say("stalled", {"requests": sorted(self._stalls.told)})
         self._say("idle", {})
+
+    def _is_serving(self) -> bool:
+        assert self._scheduler is not None
+        is_fed = self._told.is_over if self._is_fed_on_demand else not self._feed.is_open
+        return not (is_fed and self._scheduler.is_idle)
+
+    def _due(self) -> list[Generation]:
+        assert self._scheduler is not None
+        if self._is_fed_on_demand and isinstance(self._scheduler, PrefillScheduler):
+            return [generation_of(self._jobs[request]) for request in self._scheduler.sender.unopened]
+        return self._feed.due(is_idle=self._scheduler.is_idle)
+
+    def _agree_on(self, known: list[int]) -> list[int]:
+        """All ranks of this end ask for more, or none: one of them may know later than others that a peer is gone."""
+        first, *agreed = self._agree([int(not any(map(self._is_awaited, self.wire.gone()))), *known])
+        if isinstance(self._scheduler, DecodeScheduler):
+            self._scheduler.may_ask = bool(first)
+        return agreed
 
     def _agree(self, known: list[int]) -> list[int]:
         assert self._group is not None
@@ -220,13 +308,14 @@ class RankRun:
     def _end_what_is_lost(self) -> None:
         """Peers that are gone write nothing any more; without the ranks beside this one nothing can be agreed on."""
         gone = self.wire.gone()
-        for peer in sorted(set(gone) - self._fenced):
-            self._fenced.add(peer)
+        for peer in sorted(set(gone) - self._fenced.keys()):
+            self._fenced[peer] = time.monotonic()
             self._say("fenced", {"peer": peer})
         if isinstance(self._scheduler, DecodeScheduler):
             for peer in gone:
                 self._scheduler.receiver.fence(peer)
-        why = self._alone or (f"{', '.join(gone)} is gone" if gone and self._order.end == "prefill" else "")
+        lost = [peer for peer in gone if not self._is_awaited(peer)]
+        why = self._alone or (f"{', '.join(lost)} is gone" if lost and self._order.end == "prefill" else "")
         for request in list(self._open) if why else ():
             assert self._scheduler is not None
             if self._scheduler.abort(request):
@@ -234,10 +323,11 @@ class RankRun:
 
     # The end
 
-    def rest(self, is_over: Callable[[], bool]) -> None:
+    def rest(self) -> None:
         """Answer peers until the supervisor has heard from all of them."""
         assert self._scheduler is not None
-        while not is_over():
+        while not self._told.is_over:
+            self._rejoin()
             self._scheduler.poll()
             time.sleep(QUIET_S * 4)
 
@@ -268,3 +358,17 @@ class RankRun:
             evidence=self._count.total(events=self._history.count, evictions=0, orderings=0),
         )
         self._say("closed", {"closing": to_plain(closing)})
+
+
+def _layout(link: Link) -> EndLayout:
+    """What the peer says of its memory. Raises LayoutMismatch, also for that of another rank."""
+    layout = layout_from_json(link.hello.get("layout"))
+    if layout.name != link.peer:
+        raise LayoutMismatch(f"{link.peer} brings the layout of {layout.name}; expected its own")
+    return layout
+
+
+def _incarnation(link: Link) -> int:
+    """How often the peer has been started, as it says itself; 0 where it says nothing of the kind."""
+    said = link.hello.get("incarnation")
+    return said if isinstance(said, int) else 0

@@ -64,7 +64,8 @@ class StressedWire:
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
         """A message waits for the held writes that it is about; the end of a room drops them."""
         message = self._faults.tamper(message)
-        self._quarantine.sent(peer, message)
+        if peer not in self._gone:
+            self._quarantine.sent(peer, message)
         key = (peer, message.room, message.generation)
         if key in self._held:
             if isinstance(message, AuxData) or (isinstance(message, Status) and message.is_ok):
@@ -80,9 +81,10 @@ class StressedWire:
         messages = self.inner.receive()
         for peer, message in messages:
             self._quarantine.received(peer, message)
-        for peer in set(self.inner.gone()) - self._gone:
-            self._gone.add(peer)
+        gone = set(self.inner.gone())
+        for peer in gone - self._gone:
             self._quarantine.gone(peer)
+        self._gone = gone  # who was started again can go again
         return failures + messages
 
     def _release(self) -> list[tuple[str, Message]]:

@@ -18,13 +18,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import IO, ClassVar
 
-from kvcheck.core.errors import UnknownVerdict
+from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.record import value_from
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.processes import worker
@@ -46,7 +46,8 @@ class RankStory:
     """What a rank said. death: how its process ended before it was told to; "" where it did not.
 
     faulted: why a request has to fail, as its reason has to name it. stalled: requests of which a leg was held back.
-    fenced: peers that it has cut off.
+    fenced: peers that it has cut off. refused: who was not let in again, and why; rejoined: who was, peer.incarnation.
+    lives: how earlier processes of the rank ended; before: requests that had ended by then.
     """
 
     name: str
@@ -56,6 +57,10 @@ class RankStory:
     faulted: dict[int, Faulted] = field(default_factory=dict)
     stalled: set[int] = field(default_factory=set)
     fenced: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    rejoined: list[str] = field(default_factory=list)
+    lives: list[str] = field(default_factory=list)
+    before: set[int] = field(default_factory=set)
     lost: list[str] = field(default_factory=list)
     is_idle: bool = False
     closing: Closing | None = None
@@ -74,6 +79,13 @@ class _Child:
         with contextlib.suppress(OSError):  # it is dead, and its end of output says so
             self.process.stdin.write(json.dumps(value) + "\n")
             self.process.stdin.flush()
+
+    def forget(self) -> None:
+        """Close what this process holds of it: the end of its input is its own end."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        self.said.close()
 
     def reap(self, within_s: float | None = None) -> int:
         """How the rank ended, in its own time or in this; whatever it had started is ended with it, stopped or not."""
@@ -104,7 +116,11 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class Supervisor:
-    """Runs the ranks of one plan. extra: by rank, what its program is told besides."""
+    """Runs the ranks of one plan. extra: by rank, what its program is told besides.
+
+    restarts: ranks that are started again, once, when they die. Only of an end of one rank: those of a larger end have
+    agreed on everything that the dead one knew, and cannot agree with one that knows nothing.
+    """
 
     program: ClassVar[str] = worker.__name__
 
@@ -116,12 +132,17 @@ class Supervisor:
         silence_s: float = SILENCE_S,
         patience_s: int = PATIENCE_S,
         lease_s: float = LEASE_S,
+        restarts: Collection[str] = (),
     ) -> None:
         self._plan = plan
         self._extra = extra or {}
         self._silence_s = silence_s
         self._patience_s = patience_s
         self._lease_s = lease_s
+        self._restarts = set(restarts)
+        for name in restarts:
+            if ranks_of(plan)[name.startswith("decode")] > 1:
+                raise UsageError(f"{name} cannot be started again: its end has other ranks; got ranks={plan.ranks}")
         self._events: queue.Queue[tuple[str, dict[str, object] | None]] = queue.Queue()
         self._children: dict[str, _Child] = {}
         self._ready: set[str] = set()
@@ -133,9 +154,10 @@ class Supervisor:
     def run(self) -> Mapping[str, RankStory]:
         """Every rank's story, when all have ended. Raises UnknownVerdict where a library is missing."""
         with tempfile.TemporaryDirectory(prefix="kvcheck-ranks-") as folder:
+            self._folder = Path(folder)
             before = signal.signal(signal.SIGTERM, _interrupt)
             try:
-                self._start(Path(folder))
+                self._start()
                 while not self._is_broken and any(not self._is_over(story) for story in self.stories.values()):
                     try:
                         name, event = self._events.get(timeout=self._silence_s)
@@ -157,7 +179,7 @@ class Supervisor:
     def _is_over(story: RankStory) -> bool:
         return bool(story.closing is not None or story.death)
 
-    def _start(self, folder: Path) -> None:
+    def _start(self) -> None:
         prefill, decode = ranks_of(self._plan)
         key = os.urandom(16).hex()
         for end, count in (("prefill", prefill), ("decode", decode)):
@@ -170,16 +192,17 @@ class Supervisor:
                     prefill=prefill,
                     decode=decode,
                     key=key,
-                    meeting=str(folder / end),
+                    meeting=str(self._folder / end),
                     patience_s=self._patience_s,
                     lease_s=self._lease_s,
+                    returns=tuple(sorted(self._restarts)),
                     extra=dict(self._extra.get(name, {})),
                 )
                 self.stories[name] = RankStory(name=name)
-                self._spawn(order, folder)
+                self._spawn(order)
 
-    def _spawn(self, order: RankOrder, folder: Path) -> None:
-        said = (folder / f"{order.name}.err").open("w+")
+    def _spawn(self, order: RankOrder) -> None:
+        said = (self._folder / f"{order.name}.{order.incarnation}.err").open("w+")
         process = subprocess.Popen(
             [sys.executable, "-m", self.program],
             stdin=subprocess.PIPE,
@@ -210,7 +233,7 @@ class Supervisor:
         kind = event["event"]
         if kind == "listening":
             self._ports[name] = int(str(event["port"]))
-            self._tell_ports()
+            self._tell_ports(name)
         elif kind == "ready":
             self._ready.add(name)
         elif kind == "finished":
@@ -226,6 +249,10 @@ class Supervisor:
             story.stalled.update(_numbers(event["requests"]))
         elif kind == "fenced":
             story.fenced.append(str(event["peer"]))
+        elif kind == "refused":
+            story.refused.append(f"{event['peer']}: {event['why']}")
+        elif kind == "rejoined":
+            story.rejoined.append(f"{event['peer']}.{event['incarnation']}")
         elif kind == "lost":
             story.lost.append(str(event["what"]))
         elif kind == "idle":
@@ -240,12 +267,14 @@ class Supervisor:
             if event["exit_code"] == UnknownVerdict.exit_code:
                 raise UnknownVerdict(str(event["message"]))
 
-    def _tell_ports(self) -> None:
+    def _tell_ports(self, name: str) -> None:
+        """All ports to all prefill ranks, when all decode ranks listen; that of one that listens again, alone."""
+        is_again = self._children[name].order.incarnation > 1
         decode = [child for child in self._children.values() if child.order.end == "decode"]
         if len(self._ports) == len(decode):
             for child in self._children.values():
                 if child.order.end == "prefill":
-                    child.tell({"ports": self._ports})
+                    child.tell({"ports": {name: self._ports[name]} if is_again else self._ports})
 
     def _close_when_idle(self) -> None:
         if all(story.is_idle or story.death for story in self.stories.values()):
@@ -261,9 +290,33 @@ class Supervisor:
         child.said.seek(0)
         text = story.error or child.said.read()[-TAIL:].strip()
         how = f"by signal {-code}" if code < 0 else f"with status {code}"
-        story.death = f"{story.name} ended {how}" + (f": {text}" if text else "")
+        death = f"{story.name} ended {how}" + (f": {text}" if text else "")
+        if story.name in self._restarts and len(self._ready) == len(self.stories):
+            self._start_again(story, child, death)
+            return
+        story.death = death
         self._is_broken = self._is_broken or len(self._ready) < len(self.stories)  # the others wait for it in vain
         self._close_when_idle()
+
+    def _start_again(self, story: RankStory, child: _Child, death: str) -> None:
+        """A new process for the rank, which is told what the old one has said of requests, and nothing else of it."""
+        self._restarts.remove(story.name)
+        child.forget()
+        story.lives.append(death)
+        story.before |= {*story.finished, *story.failed, *story.aborted}
+        story.is_idle, story.error = False, ""
+        incarnation = child.order.incarnation + 1
+        self._spawn(
+            replace(
+                child.order,
+                incarnation=incarnation,
+                over=tuple(sorted(story.before)),
+                meeting=f"{child.order.meeting}.{incarnation}",
+                extra={},
+            )
+        )
+        if child.order.end == "prefill":
+            self._children[story.name].tell({"ports": self._ports})
 
     def _end(self) -> None:
         """Close every rank's input, which ends it; kill what does not end."""
@@ -274,4 +327,4 @@ class Supervisor:
         for child in self._children.values():
             is_done = self.stories[child.order.name].closing is not None
             child.reap(within_s=ENDING_S if is_done else 0.2)
-            child.said.close()
+            child.forget()

@@ -69,7 +69,7 @@ def judge(
         if story.closing is not None:
             found += _bytes(story, shape, load, ranks=len(decode))
             expected += sum(_expected(story, shape, load, ranks=len(decode)).values())
-            verified += sum(size for request, size in _sealed(story).items() if request in story.finished)
+            verified += sum(size for request, size in _sealed(story).items() if request in _judged(story))
     return Judgement(
         findings=tuple(found), expected=expected, verified=verified, evidence=_evidence(alive, load, stories)
     )
@@ -183,9 +183,13 @@ def _bytes(story: RankStory, shape: ModelShape, load: Load, *, ranks: int) -> Se
 
 
 def _expected(story: RankStory, shape: ModelShape, load: Load, *, ranks: int) -> dict[int, int]:
-    return {
-        job.request: bytes_for(shape, job.prompt_tokens, ranks) for job in load.jobs if job.request in story.finished
-    }
+    judged = _judged(story)
+    return {job.request: bytes_for(shape, job.prompt_tokens, ranks) for job in load.jobs if job.request in judged}
+
+
+def _judged(story: RankStory) -> set[int]:
+    """Requests whose bytes this process of the rank has read: one that died has told nobody of bytes."""
+    return story.finished.keys() - story.before
 
 
 def _sealed(story: RankStory) -> dict[int, int]:

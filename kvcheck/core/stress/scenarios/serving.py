@@ -96,10 +96,12 @@ class Feed:
         while self.is_open and self._jobs[self._sent].arrival // self._hurry <= self._round:
             self._sent += 1
         self._round += 1
-        return [
-            Generation(job.request, prompt_tokens(job), job.output_tokens, job.request % PRIORITIES)
-            for job in self._jobs[start : self._sent]
-        ]
+        return [generation_of(job) for job in self._jobs[start : self._sent]]
+
+
+def generation_of(job: Job) -> Generation:
+    """A job as a scheduler takes it."""
+    return Generation(job.request, prompt_tokens(job), job.output_tokens, job.request % PRIORITIES)
 
 
 def synthetic_load(shape: ModelShape, *, pages: int, requests: int, max_running: int, seed: int) -> Load:
