@@ -35,9 +35,13 @@ from kvcheck.core.transfer.sender import REFUSED, UNWANTED, WANTED, Sender
 __all__ = ["importable"]
 
 
-@pytest.mark.parametrize("transport", ["tcp", pytest.param("mooncake", marks=pytest.mark.mooncake)])
 @pytest.mark.parametrize(
-    ("rank", "at", "number", "ranks"), [("prefill-0", "wrote", 8, "1x2"), ("decode-0", "receive", 6, "2x1")]
+    ("transport", "rank", "at", "number", "ranks"),
+    [
+        ("tcp", "prefill-0", "wrote", 8, "1x2"),
+        pytest.param("mooncake", "prefill-0", "wrote", 8, "1x2", marks=pytest.mark.mooncake),
+        pytest.param("mooncake", "decode-0", "receive", 6, "2x1", marks=pytest.mark.mooncake),
+    ],
 )
 def test_a_rank_that_was_started_again_is_served(transport: str, rank: str, at: str, number: int, ranks: str) -> None:
     plan = replace(PLAN, transport=transport, ranks=ranks)

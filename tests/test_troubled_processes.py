@@ -14,6 +14,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from live_processes import poll
 from test_real_processes import PLAN, TroubledSupervisor, importable, outcome
 
 from kvcheck.core.backend.scoped import ScopedBackend
+from kvcheck.core.scheduler.process_group import GroupLost, ProcessRanks
 from kvcheck.core.stress.events import Allocated, Freed
 from kvcheck.core.stress.processes.quarantine import Quarantine
 from kvcheck.core.stress.processes.supervisor import RankStory
@@ -133,8 +136,7 @@ def test_memory_that_a_frozen_peer_may_write_is_not_given_back() -> None:
         pytest.param("mooncake", "decode-0", ("receive", 3), cut_off("prefill-0"), "1x1", marks=MOONCAKE),
         pytest.param("mooncake", "decode-0", ("send", 1), cut_off("prefill-0"), "1x1", marks=MOONCAKE),
         pytest.param("mooncake", "decode-1", ("receive", 3), is_alone("decode-0"), "2x2", marks=MOONCAKE),
-        pytest.param("tcp", "decode-0", ("receive", 3), cut_off("prefill-0"), "1x1", marks=pytest.mark.slow),
-        pytest.param("tcp", "prefill-1", ("write", 5), is_alone("prefill-0"), "2x2", marks=pytest.mark.slow),
+        pytest.param("mooncake", "prefill-1", ("write", 5), is_alone("prefill-0"), "2x2", marks=MOONCAKE),
     ],
 )
 def test_a_peer_that_is_frozen_for_longer_than_its_lease_is_cut_off(
@@ -268,3 +270,19 @@ def test_the_quarantine_ends_by_the_last_word_of_who_may_write(
             quarantine.received(peer, message)
     handlers[Freed](Freed("decode-0:full", (3,)))
     assert len(quarantine.findings) == findings and quarantine.judged == 1
+
+
+def test_a_rank_that_stays_away_from_an_agreement_is_lost_within_the_time(tmp_path: Path) -> None:
+    made: list[ProcessRanks] = []
+    threads = [
+        Thread(target=lambda rank=rank: made.append(ProcessRanks(str(tmp_path / "end"), rank, 2, timeout_s=1.0)))
+        for rank in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    began = time.monotonic()
+    with pytest.raises(GroupLost):
+        made[0].agree([[1, 2]])
+    assert time.monotonic() - began < 10

@@ -3,6 +3,8 @@
     kind (1 byte), length (4 bytes), payload; first of all a HELLO from each side, with the key of the run
 
 Invariants:
+- Loopback is where links are unless an address is given. The key tells strangers apart and hides nothing: beyond one
+  machine, links are for networks where everybody is trusted.
 - A peer that says the wrong key, or anything before its hello, is not listened to, and is told nothing.
 - Every wait has a bound. A peer that takes nothing for SEND_S seconds is as gone as one that closed.
 - A link that was closed on this side hands over what had come by then, and nothing of what comes later.
@@ -126,14 +128,17 @@ class Link:
 class Listener:
     """Where a rank waits for its peers, at first and when one of them has been started again."""
 
-    def __init__(self) -> None:
-        self._listening = socket.create_server((LOCAL, 0))
+    def __init__(self, host: str = LOCAL) -> None:
+        self._host = host
+        try:
+            self._listening = socket.create_server((host, 0))
+        except OSError as error:
+            raise TransferError(f"cannot listen at {host}: {error}; expected an address of this machine") from error
 
     @property
-    def port(self) -> int:
-        """Its port on this machine."""
-        port: int = self._listening.getsockname()[1]
-        return port
+    def address(self) -> str:
+        """Where peers reach it."""
+        return f"{self._host}:{self._listening.getsockname()[1]}"
 
     def accept(self, key: str, hello: dict[str, object], names: set[str]) -> list[Link]:
         """A link to each of the named peers. Raises TransferError where one does not come in time."""
@@ -172,14 +177,15 @@ class Listener:
                 handler(_greet(connection, key, hello, time.monotonic() + STRANGER_S, is_first=False))
 
 
-def connect(port: int, key: str, hello: dict[str, object]) -> Link:
+def connect(address: str, key: str, hello: dict[str, object]) -> Link:
     """A link to the rank that listens there. Raises TransferError."""
     deadline = time.monotonic() + HELLO_S
+    host, _, port = address.rpartition(":")
     try:
-        connection = socket.create_connection((LOCAL, port), timeout=HELLO_S)
+        connection = socket.create_connection((host, int(port)), timeout=HELLO_S)
         return _greet(connection, key, hello, deadline, is_first=True)
-    except (LinkLost, OSError) as error:
-        raise TransferError(f"no peer at port {port}: {error}") from error
+    except (LinkLost, OSError, ValueError) as error:
+        raise TransferError(f"no peer at {address}: {error}") from error
 
 
 def _greet(connection: socket.socket, key: str, hello: dict[str, object], deadline: float, *, is_first: bool) -> Link:

@@ -21,7 +21,7 @@ import torch
 from kvcheck.core.backend.backend import Signal
 from kvcheck.core.backend.scoped import ScopedBackend
 from kvcheck.core.errors import TransferError
-from kvcheck.core.transfer.link import MOST_BYTES, FrameKind, Link, LinkLost
+from kvcheck.core.transfer.link import LOCAL, MOST_BYTES, FrameKind, Link, LinkLost
 from kvcheck.core.transfer.messages import Abort, Done, Message, Want, decode, encode
 from kvcheck.core.transfer.pulse import LEASE_S, Pulse
 from kvcheck.core.transfer.wire import RegionWrite, Ticket, check_region
@@ -46,6 +46,8 @@ class ProcessWire(ABC):
         self._gone: list[str] = []
         self._offered: deque[Link] = deque()
         self._lease_s = LEASE_S
+        self.host = LOCAL
+        """The address at which peers reach this machine."""
 
     def register(self, region: str, memory: torch.Tensor) -> None:
         """Peers may write this memory."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from kvcheck.core.record import Evidence
 from kvcheck.core.stress.engine import Outcome, complete
+from kvcheck.core.stress.processes.child import Launcher
 from kvcheck.core.stress.processes.supervisor import RankStory, Supervisor
 from kvcheck.core.stress.processes.verdict import judge
 from kvcheck.core.stress.processes.work import ranks_of, work_of
@@ -20,15 +21,16 @@ from kvcheck.core.stress.schedule import Plan
 
 
 class ProcessEngine:
-    """Runs plans. note: what the last run moved, in words."""
+    """Runs plans. launcher: where ranks are started; None: here. note: what the last run moved, in words."""
 
-    def __init__(self) -> None:
+    def __init__(self, launcher: Launcher | None = None) -> None:
+        self._launcher = launcher
         self.note = ""
 
     def run(self, plan: Plan) -> Outcome:
         """Run and judge one schedule. Raises UnknownVerdict where a library is missing."""
         shape, load = work_of(plan)
-        supervisor = Supervisor(plan)
+        supervisor = Supervisor(plan, launcher=self._launcher)
         stories = supervisor.run()
         found = judge(stories, shape, load, reference_outputs(shape, load, "loopback"), silence=supervisor.silence)
         prefill, decode = ranks_of(plan)

@@ -1,7 +1,7 @@
 """What a rank's process is told when it starts, and what it says while it runs: one JSON object a line, both ways.
 
-    to the rank      RankOrder, then {"ports": ...} for a prefill rank, again when a decode rank was started again, then
-                     {"close": true}; end of input: the end
+    to the rank      RankOrder, then {"addresses": ...} for a prefill rank, and again when a decode rank was started
+                     again, then {"close": true}; end of input: the end
     from the rank    listening, ready, finished, failed, aborted, faulted, stalled, fenced, refused, rejoined, lost,
                      idle, closed, error
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from kvcheck.core.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.registry import Registry
+from kvcheck.core.transfer.link import LOCAL
 from kvcheck.core.transfer.process_wire import ProcessWire
 
 PROCESS_WIRES: Registry[type[ProcessWire]] = Registry(
@@ -37,7 +38,7 @@ class RankOrder:
     extra: for programs that do more than the worker, such as dying half-way.
 
     incarnation: 1, or more for a rank that was started again, with over: the requests that ended at the one before it.
-    returns: peers that are started again when they die.
+    host: the address at which this machine is reached. returns: peers that are started again when they die.
     """
 
     line: str
@@ -50,6 +51,7 @@ class RankOrder:
     patience_s: int
     lease_s: float
     incarnation: int = 1
+    host: str = LOCAL
     over: tuple[int, ...] = ()
     returns: tuple[str, ...] = ()
     extra: dict[str, object] = field(default_factory=dict)

@@ -12,7 +12,6 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from kvcheck.core.errors import LayoutMismatch, TransferError
 from kvcheck.core.record import to_plain
@@ -126,6 +125,7 @@ class RankRun:
         )
         assert isinstance(self.rank.wire, StressedWire)
         self.wire = self.rank.wire.inner
+        self.wire.host = order.host
         self._fenced: dict[str, float] = {}
         self._returns = set(order.returns)
         self._incarnations = dict.fromkeys(order.peers, 0)
@@ -160,15 +160,16 @@ class RankRun:
         ranks = self._order.prefill if self._order.end == "prefill" else self._order.decode
         # The others may wait for a peer that takes nothing, and then for a room that is too late.
         timeout_s = self._order.patience_s + 2 * self._order.lease_s
-        self._group = ProcessRanks(Path(self._order.meeting), self._order.rank, ranks, timeout_s=timeout_s)
+        order = self._order
+        self._group = ProcessRanks(order.meeting, order.rank, ranks, timeout_s=timeout_s, host=order.host)
         self._say("ready", {})
 
     def _links(self) -> list[Link]:
         if self._order.end == "prefill":
-            found = self._told.ports.get()
+            found = self._told.addresses.get()
             return [connect(found[name], self._order.key, self._hello) for name in self._order.peers]
-        listener = Listener()
-        self._say("listening", {"port": listener.port})
+        listener = Listener(self._order.host)
+        self._say("listening", {"address": listener.address})
         links = listener.accept(self._order.key, self._hello, set(self._order.peers))
         listener.keep(self._order.key, self._hello, self._offer)
         return links
@@ -185,10 +186,10 @@ class RankRun:
 
     def _rejoin(self) -> None:
         """Connect to decode ranks that listen again; bootstrap again with every peer whose old link is done with."""
-        while not self._told.ports.empty():
-            for port in self._told.ports.get().values():
+        while not self._told.addresses.empty():
+            for address in self._told.addresses.get().values():
                 with contextlib.suppress(TransferError):  # dead again already: it stays gone
-                    self._offer(connect(port, self._order.key, self._hello))
+                    self._offer(connect(address, self._order.key, self._hello))
         for link in self.wire.newcomers():
             assert self._scheduler is not None
             try:

@@ -8,37 +8,28 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import queue
 import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import FrameType
-from typing import IO, ClassVar
+from typing import ClassVar
 
-from kvcheck.core.errors import UnknownVerdict, UsageError
+from kvcheck.core.errors import InternalError, UnknownVerdict, UsageError
 from kvcheck.core.record import value_from
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.processes import worker
+from kvcheck.core.stress.processes.child import Child, Launcher, LocalChild, LocalLauncher
 from kvcheck.core.stress.processes.order import Closing, RankOrder, read_closing
 from kvcheck.core.stress.processes.work import ranks_of
 from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.transfer.link import LOCAL
 from kvcheck.core.transfer.pulse import LEASE_S
 
 SILENCE_S = 120.0
 PATIENCE_S = 10
 ENDING_S = 10.0
-LOOK_S = 0.005
-TAIL = 600
-"""Characters of a dead rank's standard error that are shown."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,42 +59,8 @@ class RankStory:
     death: str = ""
 
 
-@dataclass(slots=True)
-class _Child:
-    order: RankOrder
-    process: subprocess.Popen[str]
-    said: IO[str]
-
-    def tell(self, value: Mapping[str, object]) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it is dead, and its end of output says so
-            self.process.stdin.write(json.dumps(value) + "\n")
-            self.process.stdin.flush()
-
-    def forget(self) -> None:
-        """Close what this process holds of it: the end of its input is its own end."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-        self.said.close()
-
-    def reap(self, within_s: float | None = None) -> int:
-        """How the rank ended, in its own time or in this; whatever it had started is ended with it, stopped or not."""
-        if self.process.returncode is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                _wait_for(self.process, within_s)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)  # its number is not free before it is waited for
-        return self.process.wait()
-
-
-def _wait_for(process: subprocess.Popen[str], within_s: float | None) -> None:
-    """Wait for the end of a process and leave it to be waited for again. Raises TimeoutExpired."""
-    deadline = None if within_s is None else time.monotonic() + within_s
-    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        if deadline is not None and time.monotonic() > deadline:
-            raise subprocess.TimeoutExpired(process.args, within_s or 0.0)
-        time.sleep(LOOK_S)
+def _nowhere(order: RankOrder) -> Child:
+    raise InternalError(f"{order.name} is to be started before the run")
 
 
 def _numbers(value: object) -> tuple[int, ...]:
@@ -133,53 +90,59 @@ class Supervisor:
         patience_s: int = PATIENCE_S,
         lease_s: float = LEASE_S,
         restarts: Collection[str] = (),
+        launcher: Launcher | None = None,
     ) -> None:
         self._plan = plan
         self._extra = extra or {}
         self._silence_s = silence_s
         self._patience_s = patience_s
         self._lease_s = lease_s
+        self._launcher = launcher
         self._restarts = set(restarts)
         for name in restarts:
             if ranks_of(plan)[name.startswith("decode")] > 1:
                 raise UsageError(f"{name} cannot be started again: its end has other ranks; got ranks={plan.ranks}")
+        self._spawn: Callable[[RankOrder], Child] = _nowhere
         self._events: queue.Queue[tuple[str, dict[str, object] | None]] = queue.Queue()
-        self._children: dict[str, _Child] = {}
+        self._children: dict[str, Child] = {}
         self._ready: set[str] = set()
         self._is_broken = False
-        self._ports: dict[str, int] = {}
+        self._addresses: dict[str, str] = {}
         self.stories: dict[str, RankStory] = {}
         self.silence = ""
 
     def run(self) -> Mapping[str, RankStory]:
         """Every rank's story, when all have ended. Raises UnknownVerdict where a library is missing."""
-        with tempfile.TemporaryDirectory(prefix="kvcheck-ranks-") as folder:
-            self._folder = Path(folder)
-            before = signal.signal(signal.SIGTERM, _interrupt)
-            try:
-                self._start()
-                while not self._is_broken and any(not self._is_over(story) for story in self.stories.values()):
-                    try:
-                        name, event = self._events.get(timeout=self._silence_s)
-                    except queue.Empty:
-                        waited = [each.name for each in self.stories.values() if not self._is_over(each)]
-                        self.silence = f"{', '.join(waited)} said nothing for {self._silence_s:.0f} s"
-                        break
-                    self._take(name, event)
-            finally:
-                self._end()
-                signal.signal(signal.SIGTERM, before)
+        launcher = self._launcher or LocalLauncher(self.program, host=LOCAL)
+        before = signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            self._start(launcher)
+            while not self._is_broken and any(not self._is_over(story) for story in self.stories.values()):
+                try:
+                    name, event = self._events.get(timeout=self._silence_s)
+                except queue.Empty:
+                    waited = [each.name for each in self.stories.values() if not self._is_over(each)]
+                    self.silence = f"{', '.join(waited)} said nothing for {self._silence_s:.0f} s"
+                    break
+                self._take(name, event)
+        finally:
+            self._end()
+            launcher.close()
+            signal.signal(signal.SIGTERM, before)
         return self.stories
 
     def pid(self, name: str) -> int:
-        """The process of a rank."""
-        return self._children[name].process.pid
+        """The process of a rank that was started on this machine."""
+        child = self._children[name]
+        assert isinstance(child, LocalChild)
+        return child.process.pid
 
     @staticmethod
     def _is_over(story: RankStory) -> bool:
         return bool(story.closing is not None or story.death)
 
-    def _start(self) -> None:
+    def _start(self, launcher: Launcher) -> None:
+        self._spawn = lambda order: launcher.start(order, lambda name, event: self._events.put((name, event)))
         prefill, decode = ranks_of(self._plan)
         key = os.urandom(16).hex()
         for end, count in (("prefill", prefill), ("decode", decode)):
@@ -192,38 +155,14 @@ class Supervisor:
                     prefill=prefill,
                     decode=decode,
                     key=key,
-                    meeting=str(self._folder / end),
+                    meeting=launcher.meeting(end),
                     patience_s=self._patience_s,
                     lease_s=self._lease_s,
                     returns=tuple(sorted(self._restarts)),
                     extra=dict(self._extra.get(name, {})),
                 )
                 self.stories[name] = RankStory(name=name)
-                self._spawn(order)
-
-    def _spawn(self, order: RankOrder) -> None:
-        said = (self._folder / f"{order.name}.{order.incarnation}.err").open("w+")
-        process = subprocess.Popen(
-            [sys.executable, "-m", self.program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-            start_new_session=True,
-        )
-        self._children[order.name] = child = _Child(order, process, said)
-        assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(OSError):
-            process.stdin.write(order.to_json() + "\n")
-            process.stdin.flush()
-        threading.Thread(target=self._listen, args=(child, process.stdout), daemon=True).start()
-
-    def _listen(self, child: _Child, stdout: IO[str]) -> None:
-        with stdout:
-            for line in stdout:
-                with contextlib.suppress(ValueError):  # half a line of a process that was killed
-                    self._events.put((child.order.name, json.loads(line)))
-        self._events.put((child.order.name, None))
+                self._children[name] = self._spawn(order)
 
     def _take(self, name: str, event: dict[str, object] | None) -> None:
         story = self.stories[name]
@@ -232,8 +171,8 @@ class Supervisor:
             return
         kind = event["event"]
         if kind == "listening":
-            self._ports[name] = int(str(event["port"]))
-            self._tell_ports(name)
+            self._addresses[name] = str(event["address"])
+            self._tell_addresses(name)
         elif kind == "ready":
             self._ready.add(name)
         elif kind == "finished":
@@ -267,14 +206,14 @@ class Supervisor:
             if event["exit_code"] == UnknownVerdict.exit_code:
                 raise UnknownVerdict(str(event["message"]))
 
-    def _tell_ports(self, name: str) -> None:
-        """All ports to all prefill ranks, when all decode ranks listen; that of one that listens again, alone."""
+    def _tell_addresses(self, name: str) -> None:
+        """All addresses to all prefill ranks, when all decode ranks listen; that of one that listens again, alone."""
         is_again = self._children[name].order.incarnation > 1
         decode = [child for child in self._children.values() if child.order.end == "decode"]
-        if len(self._ports) == len(decode):
+        if len(self._addresses) == len(decode):
             for child in self._children.values():
                 if child.order.end == "prefill":
-                    child.tell({"ports": {name: self._ports[name]} if is_again else self._ports})
+                    child.tell({"addresses": {name: self._addresses[name]} if is_again else self._addresses})
 
     def _close_when_idle(self) -> None:
         if all(story.is_idle or story.death for story in self.stories.values()):
@@ -286,9 +225,8 @@ class Supervisor:
         if story.closing is not None:
             return
         child = self._children[story.name]
-        code = child.reap()
-        child.said.seek(0)
-        text = story.error or child.said.read()[-TAIL:].strip()
+        ending = child.reap()
+        code, text = ending.code, story.error or ending.text
         how = f"by signal {-code}" if code < 0 else f"with status {code}"
         death = f"{story.name} ended {how}" + (f": {text}" if text else "")
         if story.name in self._restarts and len(self._ready) == len(self.stories):
@@ -298,7 +236,7 @@ class Supervisor:
         self._is_broken = self._is_broken or len(self._ready) < len(self.stories)  # the others wait for it in vain
         self._close_when_idle()
 
-    def _start_again(self, story: RankStory, child: _Child, death: str) -> None:
+    def _start_again(self, story: RankStory, child: Child, death: str) -> None:
         """A new process for the rank, which is told what the old one has said of requests, and nothing else of it."""
         self._restarts.remove(story.name)
         child.forget()
@@ -306,24 +244,21 @@ class Supervisor:
         story.before |= {*story.finished, *story.failed, *story.aborted}
         story.is_idle, story.error = False, ""
         incarnation = child.order.incarnation + 1
-        self._spawn(
-            replace(
-                child.order,
-                incarnation=incarnation,
-                over=tuple(sorted(story.before)),
-                meeting=f"{child.order.meeting}.{incarnation}",
-                extra={},
-            )
+        order = replace(
+            child.order,
+            incarnation=incarnation,
+            over=tuple(sorted(story.before)),
+            meeting=f"{child.order.meeting}.{incarnation}",
+            extra={},
         )
+        self._children[story.name] = self._spawn(order)
         if child.order.end == "prefill":
-            self._children[story.name].tell({"ports": self._ports})
+            self._children[story.name].tell({"addresses": self._addresses})
 
     def _end(self) -> None:
         """Close every rank's input, which ends it; kill what does not end."""
         for child in self._children.values():
-            assert child.process.stdin is not None
-            with contextlib.suppress(OSError):
-                child.process.stdin.close()
+            child.hush()
         for child in self._children.values():
             is_done = self.stories[child.order.name].closing is not None
             child.reap(within_s=ENDING_S if is_done else 0.2)

@@ -12,10 +12,10 @@ from threading import Event
 
 
 class Told:
-    """ports: of decode ranks, as they become known. is_over: everybody is idle."""
+    """addresses: of decode ranks, as they become known. is_over: everybody is idle."""
 
     def __init__(self) -> None:
-        self.ports: queue.Queue[dict[str, int]] = queue.Queue()
+        self.addresses: queue.Queue[dict[str, str]] = queue.Queue()
         self._over = Event()
 
     @property
@@ -25,8 +25,8 @@ class Told:
 
     def take(self, said: Mapping[str, object]) -> None:
         """One line of the supervisor."""
-        ports = said.get("ports")
-        if isinstance(ports, dict):
-            self.ports.put({str(name): int(port) for name, port in ports.items()})
+        addresses = said.get("addresses")
+        if isinstance(addresses, dict):
+            self.addresses.put({str(name): str(address) for name, address in addresses.items()})
         if said.get("close"):
             self._over.set()
