@@ -28,6 +28,7 @@ from kvcheck.core.transfer.wire import Ticket
 from kvcheck.core.workload.shapes import shape
 
 PATIENCE = 20
+SENDER_PATIENCE = 30
 
 
 @dataclass(slots=True)
@@ -72,6 +73,8 @@ class Rig:
             self.prefill.backend,
             layout=self.prefill.layout,
             peers=[self.decode.layout],
+            clock=lambda: self.now,
+            patience=SENDER_PATIENCE,
             aux_over_messages=aux_over_messages,
         )
         self.receiver = Receiver(

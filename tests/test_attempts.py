@@ -23,7 +23,7 @@ from kvcheck.core.transfer import sender
 from kvcheck.core.transfer.messages import Abort, Done, Drained, Status
 from kvcheck.core.transfer.receiver import SUCCESS
 from kvcheck.core.transfer.sender import FAILED as SENDER_FAILED
-from kvcheck.core.transfer.sender import PENDING, UNWANTED, WANTED
+from kvcheck.core.transfer.sender import PENDING, REFUSED, UNWANTED, WANTED
 
 
 def test_a_room_that_has_arrived_here_and_failed_elsewhere_is_ended_with_the_reason() -> None:
@@ -89,8 +89,11 @@ def test_a_copy_of_an_old_want_makes_nobody_write() -> None:
     ask(rig, Done(room=ROOM, generation=4, is_ok=True))
     rig.sender.close(ROOM)
     rig.sender.open(ROOM, 1, 7)
-    ask(rig, want())
-    assert rig.sender.readiness(ROOM) == UNWANTED
+    assert (rig.sender.readiness(ROOM), rig.sender.reason(ROOM)) == (REFUSED, "it was served before")
+    rig.sender.close(ROOM)
+    rig.sender.open(ROOM, 1, 7, attempt=1)
+    assert ask(rig, want(), want(attempt=1)) == []
+    assert rig.sender.readiness(ROOM) == UNWANTED, "a number that was heard before is a copy, whatever it says"
 
 
 def test_what_failed_first_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:

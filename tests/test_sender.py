@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from pair_rig import Rig
+from pair_rig import SENDER_PATIENCE, Rig
 
 from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.transfer.receiver import FAILED, SUCCESS
@@ -88,6 +88,43 @@ def test_an_abort_whose_want_was_lost_ends_the_request() -> None:
     assert rig.sender.readiness(ROOM) == UNWANTED, "a stranger ends nothing"
     assert ask(rig, Abort(room=ROOM, attempt=0, generation=4, reason="late")) == [Drained(room=ROOM, generation=4)]
     assert (rig.sender.readiness(ROOM), rig.sender.reason(ROOM)) == (REFUSED, "late")
+
+
+@pytest.mark.parametrize("is_opened_first", [False, True])
+def test_a_room_that_is_asked_for_and_never_taken_is_given_up(is_opened_first: bool) -> None:
+    rig = Rig()
+    rig.now = 7
+    if is_opened_first:
+        rig.sender.open(ROOM, 1, 7)
+    ask(rig, want())
+    if not is_opened_first:
+        rig.sender.open(ROOM, 1, 7)
+    sent = rig.begin_opened(ROOM, 7)
+    rig.sender.send_pages(ROOM, 7, rig.done())
+    rig.finish(sent)
+    rig.now += SENDER_PATIENCE - 1
+    rig.decode.wire.inbox.clear()
+    assert ask(rig) == [] and rig.sender.state(ROOM) == PENDING
+    rig.now += 1
+    heard = ask(rig)
+    reason = f"room {ROOM}: not asked for and taken by decode-0 in {SENDER_PATIENCE} rounds or seconds"
+    assert heard == [
+        Status(room=ROOM, generation=4, is_ok=False, reason=reason),
+        Drained(room=ROOM, generation=4),
+    ]
+    assert (rig.sender.state(ROOM), rig.sender.reason(ROOM)) == (SENDER_FAILED, reason)
+
+
+def test_a_room_that_was_taken_in_time_is_not_given_up() -> None:
+    rig = Rig()
+    rig.sender.open(ROOM, 1, 7)
+    ask(rig, want())
+    sent = rig.begin_opened(ROOM, 7)
+    rig.sender.send_pages(ROOM, 7, rig.done())
+    rig.finish(sent)
+    ask(rig, Done(room=ROOM, generation=4, is_ok=True))
+    rig.now += SENDER_PATIENCE
+    assert ask(rig) == [] and rig.sender.state(ROOM) == DONE
 
 
 def test_an_older_want_does_not_replace_a_newer_one_and_strangers_are_not_served() -> None:

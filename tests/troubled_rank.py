@@ -1,7 +1,8 @@
-"""A rank's process that dies, or whose engine lies, at a point that the test named: the worker with another wire.
+"""A rank's process that dies, freezes, or whose engine lies, at a point that the test named: the worker, another wire.
 
 Invariants:
-- Dying is SIGKILL to itself, in the middle of the call that was named: nothing is tidied up.
+- Dying is SIGKILL to itself, in the middle of the call that was named: nothing is tidied up. Freezing is SIGSTOP to
+  itself or to its whole group; who wakes it is the test.
 - A lie is told by the engine alone: everything above it is the product's.
 """
 
@@ -17,6 +18,8 @@ from typing import Any
 from kvcheck.core.backend.backend import Signal
 from kvcheck.core.stress.processes.order import RankOrder
 from kvcheck.core.stress.processes.worker import main, wire_of
+from kvcheck.core.targets.mutants import mutant
+from kvcheck.core.targets.parts import FIXED, Parts
 from kvcheck.core.transfer.messages import Message
 from kvcheck.core.transfer.process_wire import ProcessWire
 from kvcheck.core.transfer.wire import RegionWrite, Ticket
@@ -26,10 +29,13 @@ def troubled(order: RankOrder) -> type[ProcessWire]:
     """The plan's wire, with what `order.extra` asks for.
 
     die: {"at": write, wrote, send or receive, "number": of that call, from 1}
+    freeze: the same, and "whole": whether its engine process is frozen too
+    mutant: the name of one, whose parts it is made of
     break_engine_at: the request before whose KV is written the engine process is killed
     lie: {"requests": [...], "leg": which write is reported before it is made, "late_s": 0 for never}
     """
     die: Any = order.extra.get("die", {})
+    freeze: Any = order.extra.get("freeze", {})
     lie: Any = order.extra.get("lie", {})
     counts: dict[str, int] = {}
 
@@ -37,6 +43,8 @@ def troubled(order: RankOrder) -> type[ProcessWire]:
         counts[name] = counts.get(name, 0) + 1
         if die and (die["at"], die["number"]) == (name, counts[name]):
             os.kill(os.getpid(), signal.SIGKILL)
+        if freeze and (freeze["at"], freeze["number"]) == (name, counts[name]):
+            os.kill(0 if freeze["whole"] else os.getpid(), signal.SIGSTOP)
 
     class Troubled(wire_of(order)):  # type: ignore[misc]
         def write(
@@ -68,5 +76,11 @@ def troubled(order: RankOrder) -> type[ProcessWire]:
     return Troubled
 
 
+def parts(order: RankOrder) -> Parts:
+    """The fixed parts, or a mutant's."""
+    name = order.extra.get("mutant")
+    return mutant(str(name)).parts if name else FIXED
+
+
 if __name__ == "__main__":
-    sys.exit(main(troubled))
+    sys.exit(main(troubled, parts))

@@ -17,10 +17,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvcheck.core.errors import InternalError
 from kvcheck.core.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.stress.schedule import Plan, parse_line
+
+if TYPE_CHECKING:
+    from kvcheck.core.stress.processes.engine import ProcessEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +59,8 @@ class Report:
     exit_code: int | None = None
 
 
-def run_cell(number: int, order: Order) -> Iterator[Report]:
-    """Run a cell's schedules until one fails, all have run, or its time is up."""
+def run_cell(number: int, order: Order, processes: ProcessEngine | None = None) -> Iterator[Report]:
+    """Run a cell's schedules until one fails, all have run, or its time is up. processes: runs ranks that are some."""
     from kvcheck.core.stress.confirm import confirmed
     from kvcheck.core.stress.engine import StressEngine, evidence_gap, schedules
     from kvcheck.core.targets import TARGETS
@@ -64,7 +68,7 @@ def run_cell(number: int, order: Order) -> Iterator[Report]:
     from kvcheck.core.targets.target import Target
 
     if order.plan.is_in_processes:
-        yield from _run_processes(number, order)
+        yield from _run_processes(number, order, processes)
         return
     plan = order.plan
     target: Target = TARGETS.load(plan.target)() if plan.mutant is None else mutant_target(plan.mutant)
@@ -99,12 +103,12 @@ def run_cell(number: int, order: Order) -> Iterator[Report]:
     yield Report(cell=number, reason=gap)
 
 
-def _run_processes(number: int, order: Order) -> Iterator[Report]:
+def _run_processes(number: int, order: Order, processes: ProcessEngine | None) -> Iterator[Report]:
     """A cell whose ranks are processes: each schedule runs all of them once."""
     from kvcheck.core.stress.engine import evidence_gap, schedules
     from kvcheck.core.stress.processes.engine import ProcessEngine
 
-    engine = ProcessEngine()
+    engine = processes or ProcessEngine()
     total = Evidence(schedules=0)
     began = time.monotonic()
     for each in schedules(order.plan, order.schedules):
@@ -127,11 +131,11 @@ def _run_processes(number: int, order: Order) -> Iterator[Report]:
     yield Report(cell=number, reason=evidence_gap(order.plan, total))
 
 
-def run_orders(orders: Sequence[Order], jobs: int) -> Iterator[Report]:
+def run_orders(orders: Sequence[Order], jobs: int, processes: ProcessEngine | None = None) -> Iterator[Report]:
     """Run all cells, `jobs` at a time."""
     if jobs <= 1 or len(orders) <= 1:
         for number, order in enumerate(orders):
-            yield from run_cell(number, order)
+            yield from run_cell(number, order, processes)
         return
     yield from _run_children(orders, jobs)
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvcheck.commands.cells import Order, Report, run_orders
 from kvcheck.commands.closing import close
+from kvcheck.commands.crew import crew_of, find_place, serve_place
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     FORMATS,
@@ -33,6 +34,9 @@ from kvcheck.core.record import Evidence, Finding, Verdict, read_record
 from kvcheck.core.report.store import RUN_FILE, RunStore
 from kvcheck.core.stress.schedule import PROCESS_TRANSPORTS, Plan
 
+if TYPE_CHECKING:
+    from kvcheck.core.stress.processes.engine import ProcessEngine
+
 DEFAULT_SCHEDULES = 24
 DEFAULT_MAX_TIME_S = 60.0
 
@@ -42,6 +46,8 @@ Transport = Annotated[str, typer.Option(help="loopback: in process; tcp, mooncak
 Ranks = Annotated[
     str | None, typer.Option(metavar="PxD", help="Prefill x decode ranks, such as 2x2. Default: they take turns.")
 ]
+
+Bind = Annotated[str, typer.Option(help="Under torchrun: this machine's address, or auto for the one towards rank 0.")]
 
 
 def stress(
@@ -61,6 +67,7 @@ def stress(
     mutant: Annotated[str | None, typer.Option(help="Put this bug back; see kvcheck list mutants.")] = None,
     transport: Transport = "loopback",
     ranks: Ranks = None,
+    bind: Bind = "127.0.0.1",
     jobs: Annotated[int | None, typer.Option(help="Processes. Default: one a core, for several shapes.")] = None,
     target: Annotated[str, typer.Option(help="What is under test.")] = "builtin",
     out: Annotated[Path, typer.Option(help="Folder for runs.")] = DEFAULT_OUT,
@@ -88,6 +95,9 @@ def stress(
     wanted = schedules or (1 if once else DEFAULT_SCHEDULES)
     bounded = schedules is None and not once
     check_targets(targets)
+    place = find_place(base, bind)
+    if place is not None and place.rank:
+        return serve_place(place)
     session = Session(
         argv=[*ctx.obj],
         repro=_repro([*ctx.obj], drawn, seed),
@@ -97,7 +107,7 @@ def stress(
         quiet=format_name == "json",
     )
     kept = _resumed(session, out) if resume else {}
-    workers = jobs or (1 if base.is_in_processes else min(len(plans), session.cpus()))
+    workers = 1 if place is not None else jobs or (1 if base.is_in_processes else min(len(plans), session.cpus()))
     limit = max_time if max_time is not None else (DEFAULT_MAX_TIME_S if bounded else None)
     share = None if limit is None else limit * workers / max(1, len(plans))
     orders = [
@@ -111,7 +121,8 @@ def stress(
     session.say()
     for plan in plans:
         session.cells[_cell_id(plan)] = kept.get(_cell_id(plan)) or Cell(_cell_id(plan), plan.shape, wanted)
-    interrupted = _collect(session, orders, workers, is_bounded=limit is not None)
+    with crew_of(place) as processes:
+        interrupted = _collect(session, orders, workers, processes, is_bounded=limit is not None)
     return close(session, targets, reports=reports, interrupted=interrupted)
 
 
@@ -176,11 +187,13 @@ def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
     return cells
 
 
-def _collect(session: Session, orders: list[Order], workers: int, *, is_bounded: bool) -> bool:
+def _collect(
+    session: Session, orders: list[Order], workers: int, processes: ProcessEngine | None, *, is_bounded: bool
+) -> bool:
     """Take reports until all cells are done; True when interrupted."""
     ids = [_cell_id(order.plan) for order in orders]
     try:
-        for report in run_orders(orders, workers):
+        for report in run_orders(orders, workers, processes):
             _take(session, session.cells[ids[report.cell]], report, is_bounded=is_bounded)
     except KeyboardInterrupt:
         return True

@@ -126,6 +126,8 @@ class DecodeScheduler(Scheduler):
         self, parts: EngineParts, config: SchedulerConfig, *, receiver: Receiver, room_of: Callable[[int], int]
     ) -> None:
         super().__init__(parts, config)
+        self.may_ask = True
+        """Whether every rank of this end has somebody to ask; set between rounds, from what all ranks agreed on."""
         self.receiver = receiver
         self._handing_over.receiver = receiver
         self._handing_over.room_of = room_of
@@ -179,7 +181,7 @@ class DecodeScheduler(Scheduler):
             super()._abort(active)
 
     def _admit(self) -> None:
-        while self._waiting and not self._resume_is_due():
+        while self._waiting and self.may_ask and not self._resume_is_due():
             generation = self._waiting[0]
             if len(self._handing_over.actives) >= self.config.max_prefilling or self._handing_over.is_open(generation):
                 break

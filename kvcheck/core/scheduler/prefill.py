@@ -21,18 +21,22 @@ from kvcheck.core.scheduler.decoder import Chunk, Decoder
 from kvcheck.core.scheduler.parts import take_slot_and_row
 from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepReport
 from kvcheck.core.transfer.metadata import MetadataBuffers
-from kvcheck.core.transfer.sender import PENDING, REFUSED, WANTED, Sender
+from kvcheck.core.transfer.sender import FAILED, PENDING, REFUSED, WANTED, Sender
 
 ABORTED = "aborted by the prefill end"
 
 
 @dataclass(slots=True, kw_only=True)
 class Prompt:
-    """A prompt that is computed or sent. holding, slot (of its metadata): None where it failed before it began."""
+    """A prompt that is computed or sent. holding, slot (of its metadata): None where it failed before it began.
+
+    is_told: its failure was reported.
+    """
 
     generation: Generation
     holding: Holding | None = None
     slot: int | None = None
+    is_told: bool = False
 
     @property
     def tokens(self) -> int:
@@ -114,6 +118,7 @@ class PrefillScheduler:
         computing = list(zip(list(self._computing), values, strict=False))
         for prompt, state in zip(list(self._sending), values, strict=True):
             if state != PENDING:
+                self._tell(prompt, has_failed=state == FAILED)
                 self._give_back(prompt)
         self._open_queued()
         for prompt, readiness in computing:
@@ -149,8 +154,14 @@ class PrefillScheduler:
 
     def _fail(self, prompt: Prompt) -> None:
         self.sender.fail(self._room(prompt), "another prefill rank failed")
-        self._report.failed.append((prompt.generation.request, self.sender.reason(self._room(prompt))))
+        self._tell(prompt, has_failed=True)
         self._sending.append(prompt)
+
+    def _tell(self, prompt: Prompt, *, has_failed: bool) -> None:
+        """A failure that all ranks agreed on is told once, also where it came after the prompt was handed over."""
+        if has_failed and not prompt.is_told:
+            prompt.is_told = True
+            self._report.failed.append((prompt.generation.request, self.sender.reason(self._room(prompt))))
 
     def _give_back(self, prompt: Prompt) -> None:
         """Nobody reads or writes the prompt's memory any more."""

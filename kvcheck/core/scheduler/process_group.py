@@ -7,14 +7,14 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from kvcheck.core.errors import LengthMismatch
 from kvcheck.core.scheduler.agreement import RankGroup
@@ -27,15 +27,18 @@ class GroupLost(Exception):
 
 
 class ProcessRanks(RankGroup):
-    """This process's rank among `ranks`. meeting: a file in which they find one another, of this run alone."""
+    """This process's rank among `ranks`. meeting: where they find one another, of this run alone.
 
-    def __init__(self, meeting: Path, rank: int, ranks: int, *, timeout_s: float) -> None:
+    A file, or tcp://host:port/prefix for keys of a TCPStore. host: the address at which this machine is reached.
+    """
+
+    def __init__(self, meeting: str, rank: int, ranks: int, *, timeout_s: float, host: str = LOCAL) -> None:
         gloo: Any = dist.ProcessGroupGloo  # the public call takes its address from the environment
         options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=LOCAL)]
+        options._devices = [gloo.create_device(hostname=host)]
         options._timeout = timedelta(seconds=timeout_s)
         try:
-            self._group = gloo(FileStore(str(meeting), ranks), rank, ranks, options)
+            self._group = gloo(_store(meeting, ranks, timeout_s), rank, ranks, options)
         except RuntimeError as error:
             raise GroupLost(f"{ranks} ranks did not meet in {timeout_s} s: {_short(error)}") from error
         self._ranks = ranks
@@ -60,6 +63,15 @@ class ProcessRanks(RankGroup):
             raise GroupLost(_short(error)) from error
         least: list[int] = tensor.tolist()
         return least
+
+
+def _store(meeting: str, ranks: int, timeout_s: float) -> Store:
+    found = re.fullmatch(r"tcp://(.+):(\d+)/(.+)", meeting)
+    if found is None:
+        return FileStore(meeting, ranks)
+    limit = timedelta(seconds=timeout_s)
+    store = TCPStore(found[1], int(found[2]), is_master=False, timeout=limit, wait_for_workers=False)
+    return PrefixStore(found[3], store)
 
 
 def _short(error: RuntimeError) -> str:

@@ -74,7 +74,9 @@ class PairEngine:
             split_rows(rank, self._pair.prefill_ranks)
         targets = [each.layout for each in self._decode_ranks]
         sources = [each.layout for each in self._prefill_ranks]
-        self.prefill = [prefill_end(parts, setup, rank, targets) for rank in self._prefill_ranks]
+        self.prefill = [
+            prefill_end(parts, setup, rank, targets, clock=lambda: self._round) for rank in self._prefill_ranks
+        ]
         self.decode = [
             decode_end(parts, setup, rank, sources, clock=lambda: self._round) for rank in self._decode_ranks
         ]

@@ -128,8 +128,10 @@ def split_rows(rank: Rank, sources: int) -> None:
     }
 
 
-def prefill_end(parts: Parts, setup: Setup, rank: Rank, peers: Sequence[EndLayout]) -> PrefillScheduler:
-    """The scheduler of a prefill rank. peers: all decode ranks."""
+def prefill_end(
+    parts: Parts, setup: Setup, rank: Rank, peers: Sequence[EndLayout], *, clock: Callable[[], int]
+) -> PrefillScheduler:
+    """The scheduler of a prefill rank. peers: all decode ranks. clock: what the setup's patience counts."""
     setup.sink.acting(rank.name)
     pair = pair_of(setup)
     sender = parts.sender(
@@ -139,6 +141,8 @@ def prefill_end(parts: Parts, setup: Setup, rank: Rank, peers: Sequence[EndLayou
         rank.backend,
         layout=rank.layout,
         peers=peers,
+        clock=clock,
+        patience=pair.patience * 3 // 2,  # the decode end knows what is missing, and says so first
         sealer=parts.sealer,
         aux_over_messages=pair.aux_over_messages,
     )
@@ -163,6 +167,7 @@ def decode_end(
         patience=pair.patience,
         sealer=parts.sealer,
         listener=rank.sink,
+        attempts=pair.attempts,
     )
     decoder = setup.decoder(rank.pool, rank.metadata.fields, rank.first_words)
     engine_parts = EngineParts(

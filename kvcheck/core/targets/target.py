@@ -135,7 +135,8 @@ class PairSetup:
     prefill_sizes: of a prefill rank's pool. paths: leg -> row of PATHS. aux_over_messages: metadata rows travel as
     messages. refuses, vanishes: writes that the engine refuses, and those it reports and loses. tamper: changes
     messages, as a peer with another idea of the lengths would. copies: loses or repeats messages. patience: rounds a
-    room may take. slot_align: bytes that metadata slots of the decode end begin at multiples of.
+    room may take. slot_align: bytes that metadata slots of the decode end begin at multiples of. attempts: of
+    earlier processes of the decode rank.
     """
 
     prefill_ranks: int
@@ -150,6 +151,7 @@ class PairSetup:
     aux_over_messages: bool = False
     patience: int = 400
     slot_align: int = 256
+    attempts: int = 0
 
 
 class Engine(Protocol):

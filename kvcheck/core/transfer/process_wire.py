@@ -3,6 +3,7 @@
 Invariants:
 - Messages travel on the link to their peer, in order; what a gone peer sent before it went is delivered first.
 - A room that a gone peer had asked for ends: the peer's abort is said in its place, once.
+- A peer that is silent for `lease_s` seconds is gone; when it comes to itself it finds its links closed.
 - `receive` and `write` are called by one thread. Links have threads of their own, which write registered memory (DATA)
   and queue the rest.
 """
@@ -20,8 +21,9 @@ import torch
 from kvcheck.core.backend.backend import Signal
 from kvcheck.core.backend.scoped import ScopedBackend
 from kvcheck.core.errors import TransferError
-from kvcheck.core.transfer.link import MOST_BYTES, FrameKind, Link, LinkLost
+from kvcheck.core.transfer.link import LOCAL, MOST_BYTES, FrameKind, Link, LinkLost
 from kvcheck.core.transfer.messages import Abort, Done, Message, Want, decode, encode
+from kvcheck.core.transfer.pulse import LEASE_S, Pulse
 from kvcheck.core.transfer.wire import RegionWrite, Ticket, check_region
 from kvcheck.kernels.page_copy import copy_bytes_torch
 
@@ -32,6 +34,8 @@ BYTES_OF_A_FRAME = 1 << 20
 class ProcessWire(ABC):
     """Everything but the bytes of a write, which `_move` moves."""
 
+    pulse_type: type[Pulse] = Pulse
+
     def __init__(self, backend: ScopedBackend) -> None:
         self.name = backend.scope
         self.backend = backend
@@ -40,17 +44,44 @@ class ProcessWire(ABC):
         self._arrived: deque[tuple[str, FrameKind, bytearray]] = deque()
         self._asked: dict[tuple[str, int], tuple[int, int]] = {}
         self._gone: list[str] = []
+        self._offered: deque[Link] = deque()
+        self._lease_s = LEASE_S
+        self.host = LOCAL
+        """The address at which peers reach this machine."""
 
     def register(self, region: str, memory: torch.Tensor) -> None:
         """Peers may write this memory."""
         check_region(region, memory)
         self.regions[region] = memory
 
-    def start(self, links: Sequence[Link]) -> None:
-        """All regions are registered: talk to the peers from now on."""
+    def start(self, links: Sequence[Link], *, lease_s: float = LEASE_S) -> None:
+        """All regions are registered: talk to the peers from now on. lease_s: how long they may be silent."""
+        self._lease_s = lease_s
         self.links = {link.peer: link for link in links}
         for link in links:
             link.start(self._take)
+        self.pulse_type(links, lease_s=lease_s)
+
+    # A peer that was started again
+
+    def offer(self, link: Link) -> None:
+        """A new link to a peer, from any thread. Where the old one still stands, it has no peer any more."""
+        self.links[link.peer].close()
+        self._offered.append(link)
+
+    def newcomers(self) -> list[Link]:
+        """Offered links of peers whose old link is done with: what came on it was taken, and memory is safe from it."""
+        ready = [link for link in self._offered if link.peer in self._gone]
+        for link in ready:
+            self._offered.remove(link)
+        return ready
+
+    def rejoin(self, link: Link) -> None:
+        """Talk to the peer again."""
+        self._gone.remove(link.peer)
+        self.links[link.peer] = link
+        link.start(self._take)
+        self.pulse_type([link], lease_s=self._lease_s)
 
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
@@ -85,11 +116,10 @@ class ProcessWire(ABC):
             elif kind is FrameKind.GONE:
                 self._make_safe(peer)
                 self._gone.append(peer)
-                messages += [
-                    (peer, Abort(room=room, attempt=attempt, generation=generation, reason=f"{peer} is gone"))
-                    for (who, room), (attempt, generation) in self._asked.items()
-                    if who == peer
-                ]
+                for key in [key for key in self._asked if key[0] == peer]:
+                    attempt, generation = self._asked.pop(key)
+                    abort = Abort(room=key[1], attempt=attempt, generation=generation, reason=f"{peer} is gone")
+                    messages.append((peer, abort))
         return messages
 
     def gone(self) -> tuple[str, ...]:

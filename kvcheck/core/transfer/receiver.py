@@ -23,7 +23,7 @@ from kvcheck.core.backend.backend import Backend, Footprint, Operation, Place
 from kvcheck.core.errors import ForeignAccess
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.pool import Holding, KVPool
-from kvcheck.core.transfer.layout import EndLayout, check_layouts, routes, sources_of
+from kvcheck.core.transfer.layout import EndLayout, check_layouts, check_rejoin, routes, sources_of
 from kvcheck.core.transfer.messages import Abort, AuxData, Done, Drained, Message, Status, Want
 from kvcheck.core.transfer.metadata import MetadataBuffers
 from kvcheck.core.transfer.room_memory import Units, held_run, register_memory, room_footprints, room_units
@@ -72,7 +72,10 @@ class RoomListener(Protocol):
 
 
 class Receiver:
-    """One decode rank. clock: rounds, or seconds, since the start; patience: how many of them a room may take."""
+    """One decode rank. clock: rounds, or seconds, since the start; patience: how many of them a room may take.
+
+    attempts: the number that the first attempt follows; no process of a rank uses one that another used.
+    """
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class Receiver:
         patience: int,
         sealer: type[Sealer] = Sealer,
         listener: RoomListener | None = None,
+        attempts: int = 0,
     ) -> None:
         for peer in peers:
             check_layouts(layout, peer)
@@ -104,7 +108,7 @@ class Receiver:
         self._slices = {name: pairs[peer.rank, layout.rank] for name, peer in self.sources.items()}
         self._ranks = len(peers)
         self._row_sender = sources_of(pairs, layout.rank)[0]
-        self._attempts = 0
+        self._attempts = attempts
         self._gone: set[str] = set()
         self._seals = backend.empty(
             "seals", (metadata.slots.count * self._ranks, SEAL_BYTES), torch.uint8, Place.DEVICE
@@ -201,6 +205,13 @@ class Receiver:
             receiving.writers.discard(peer)
             if peer in receiving.waits:
                 self._set(receiving, FAILED, _gone({peer}))
+
+    def rejoin(self, layout: EndLayout) -> None:
+        """A source was started again, and may be asked again. Raises LayoutMismatch."""
+        check_rejoin(self._layout, self.sources.get(layout.name), layout)
+        if layout.name in self.sources:
+            self.sources[layout.name] = layout
+        self._gone.discard(layout.name)
 
     def free(self) -> None:
         """Give the seals' memory back."""

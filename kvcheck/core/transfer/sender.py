@@ -10,11 +10,12 @@ Invariants:
 - State is paired by logical page over what the prompt needs; a disagreement fails the room with both lengths.
 - Pages and slots are the room's until every decode rank said Done, or everything written was flushed after a failure.
 - What a peer asked for counts once: a copy of it that arrives later, of whatever attempt, makes nobody write.
+- From the first Want on an attempt has `patience`; a rank that asks and then says nothing cannot hold it for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,7 +26,7 @@ from kvcheck.core.errors import ForeignAccess, LengthMismatch, TargetError
 from kvcheck.core.paging import IndexArray, pages_for
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.transfer.blocks import PageRun, pair_pages
-from kvcheck.core.transfer.layout import EndLayout, check_layouts
+from kvcheck.core.transfer.layout import EndLayout, check_layouts, check_rejoin
 from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.transfer.metadata import MetadataBuffers
 from kvcheck.core.transfer.room_memory import held_run, needed_pages
@@ -45,7 +46,8 @@ ENDED_MAX = 4096
 class Sending:
     """An attempt that is being sent. holding: None until its prefill begins. page: first page not yet sent.
 
-    flushed: after a failure, by peer, what has to be reached before its memory is free; reads: what else reads it here.
+    deadline: once it was asked for. flushed: after a failure, by peer, what has to be reached before its memory is
+    free; reads: what else reads it here.
     """
 
     room: int
@@ -55,6 +57,7 @@ class Sending:
     holding: Holding | None = None
     slot: int | None = None
     page: int = 0
+    deadline: int | None = None
     is_reported: bool = False
     reason: str = ""
     done: set[str] = field(default_factory=set)
@@ -63,7 +66,7 @@ class Sending:
 
 
 class Sender:
-    """One prefill rank."""
+    """One prefill rank. clock: rounds, or seconds, since the start; patience: how many of them a room may take."""
 
     writer_type = Writer
 
@@ -76,11 +79,15 @@ class Sender:
         *,
         layout: EndLayout,
         peers: Sequence[EndLayout],
+        clock: Callable[[], int],
+        patience: int,
         sealer: type[Sealer] = Sealer,
         aux_over_messages: bool = False,
     ) -> None:
         for peer in peers:
             check_layouts(layout, peer)
+        self._clock = clock
+        self._patience = patience
         self._pool = pool
         self._metadata = metadata
         self._wire = wire
@@ -115,6 +122,8 @@ class Sender:
         ended, reason = self._ended.get(room, (-1, ""))
         if attempt <= ended:
             self.fail(room, reason)
+        elif self._wants.get(room, {}).get(attempt):
+            self._rooms[room].deadline = self._clock() + self._patience
 
     def is_open(self, room: int) -> bool:
         """An attempt of the room is under way, or gives its memory back."""
@@ -177,26 +186,59 @@ class Sender:
         return self._rooms[room].reason
 
     def close(self, room: int) -> None:
-        """Forget a room whose memory is given back; who asks for it later learns that it failed."""
+        """Forget a room whose memory is given back; who asks for it later learns how it ended."""
         sending = self._rooms.pop(room)
         wants = self._wants.get(room, {})
         wants.pop(sending.attempt, None)
         if not wants:
             self._wants.pop(room, None)
-        if sending.reason:
-            self._remember(room, sending.attempt, sending.reason)
+        self._remember(room, sending.attempt, sending.reason or "it was served before")
 
     def free(self) -> None:
         """Give the seals' memory back."""
         self._writer.free()
 
+    def rejoin(self, layout: EndLayout) -> None:
+        """A decode rank was started again: what the old process wanted is forgotten. Raises LayoutMismatch."""
+        check_rejoin(self._layout, self._peers.get(layout.name), layout)
+        if layout.name in self._peers:
+            self._peers[layout.name] = layout
+        for wants in (each for attempts in self._wants.values() for each in attempts.values()):
+            wants.pop(layout.name, None)
+
+    @property
+    def unopened(self) -> list[int]:
+        """Requests that somebody asks for, and that were not opened or ended here."""
+        return sorted(
+            {
+                want.request
+                for room, attempts in self._wants.items()
+                if room not in self._rooms and room not in self._ended
+                for wants in attempts.values()
+                for want in wants.values()
+            }
+        )
+
     # Messages
 
     def poll(self) -> None:
-        """Take what the decode ranks said; what others say is not heard."""
+        """Take what the decode ranks said, not what others say; give up what is too late."""
         for peer, message in self._wire.receive():
             if peer in self._peers:
                 self._take(peer, message)
+        for sending in self._rooms.values():
+            if sending.deadline is not None and self._clock() >= sending.deadline:
+                sending.deadline = None
+                self._give_up(sending)
+
+    def _give_up(self, sending: Sending) -> None:
+        silent = ", ".join(sorted(self._peers.keys() - sending.done))
+        if silent and not sending.reason:
+            sending.is_reported = False
+            self.fail(
+                sending.room,
+                f"room {sending.room}: not asked for and taken by {silent} in {self._patience} rounds or seconds",
+            )
 
     def _take(self, peer: str, message: Message) -> None:
         if isinstance(message, Want):
@@ -220,6 +262,8 @@ class Sender:
         attempt, reason = self._ended.get(want.room, (-1, ""))
         if sending is not None and want.attempt == sending.attempt:
             self._wants_of(sending)[peer] = want
+            if sending.deadline is None:
+                sending.deadline = self._clock() + self._patience
             if sending.reason:
                 self._refuse(peer, want, sending.reason)
         elif want.attempt <= attempt or (sending is not None and want.attempt < sending.attempt):

@@ -8,9 +8,12 @@ Invariants:
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 
+from kvcheck.core.record import Evidence
 from kvcheck.core.stress.engine import Outcome, complete
-from kvcheck.core.stress.processes.supervisor import Supervisor
+from kvcheck.core.stress.processes.child import Launcher
+from kvcheck.core.stress.processes.supervisor import RankStory, Supervisor
 from kvcheck.core.stress.processes.verdict import judge
 from kvcheck.core.stress.processes.work import ranks_of, work_of
 from kvcheck.core.stress.scenarios.serving import reference_outputs
@@ -18,21 +21,23 @@ from kvcheck.core.stress.schedule import Plan
 
 
 class ProcessEngine:
-    """Runs plans. note: what the last run moved, in words."""
+    """Runs plans. launcher: where ranks are started; None: here. note: what the last run moved, in words."""
 
-    def __init__(self) -> None:
+    def __init__(self, launcher: Launcher | None = None) -> None:
+        self._launcher = launcher
         self.note = ""
 
     def run(self, plan: Plan) -> Outcome:
         """Run and judge one schedule. Raises UnknownVerdict where a library is missing."""
         shape, load = work_of(plan)
-        supervisor = Supervisor(plan)
+        supervisor = Supervisor(plan, launcher=self._launcher)
         stories = supervisor.run()
         found = judge(stories, shape, load, reference_outputs(shape, load, "loopback"), silence=supervisor.silence)
         prefill, decode = ranks_of(plan)
         self.note = (
             f"{plan.scenario}/{plan.shape}: {prefill}x{decode} processes over {plan.transport}, "
-            f"{found.verified:,} bytes verified at the receivers, {found.expected:,} worked out beforehand"
+            f"{found.verified:,} bytes verified at the receivers, {found.expected:,} worked out beforehand; "
+            f"{_done(stories.values(), found.evidence)}"
         )
         findings = tuple(complete(finding, plan) for finding in found.findings)
         told = repr([sorted(story.finished.items()) for story in stories.values()])
@@ -44,3 +49,14 @@ class ProcessEngine:
             digest=zlib.crc32(told.encode()),
             judged={"bytes": found.verified},
         )
+
+
+def _done(stories: Iterable[RankStory], evidence: Evidence) -> str:
+    """What was done to requests, in words."""
+    told = list(stories)
+    faulted = {request for story in told for request in story.faulted}
+    stalled = {request for story in told for request in story.stalled}
+    return (
+        f"{evidence.aborts or 0} aborted, {evidence.retractions or 0} retracted, {len(faulted)} with a fault, "
+        f"{len(stalled)} held back"
+    )

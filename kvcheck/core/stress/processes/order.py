@@ -1,7 +1,9 @@
 """What a rank's process is told when it starts, and what it says while it runs: one JSON object a line, both ways.
 
-    to the rank      RankOrder, then {"ports": ...} for a prefill rank, then {"close": true}; end of input: the end
-    from the rank    listening, ready, finished, failed, lost, idle, closed, error
+    to the rank      RankOrder, then {"addresses": ...} for a prefill rank, and again when a decode rank was started
+                     again, then {"close": true}; end of input: the end
+    from the rank    listening, ready, finished, failed, aborted, faulted, stalled, fenced, refused, rejoined, lost,
+                     idle, closed, error
 
 Invariants:
 - Lines are plain values; nothing in them is executed or unpickled.
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 
 from kvcheck.core.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.registry import Registry
+from kvcheck.core.transfer.link import LOCAL
 from kvcheck.core.transfer.process_wire import ProcessWire
 
 PROCESS_WIRES: Registry[type[ProcessWire]] = Registry(
@@ -31,7 +34,11 @@ PROCESS_WIRES: Registry[type[ProcessWire]] = Registry(
 class RankOrder:
     """One rank. key: of the run, so that strangers are told apart. meeting: where the end's ranks find one another.
 
-    patience_s: seconds a room may take. extra: for programs that do more than the worker, such as dying half-way.
+    patience_s: seconds a room may take. lease_s: seconds a peer may be silent.
+    extra: for programs that do more than the worker, such as dying half-way.
+
+    incarnation: 1, or more for a rank that was started again, with over: the requests that ended at the one before it.
+    host: the address at which this machine is reached. returns: peers that are started again when they die.
     """
 
     line: str
@@ -42,6 +49,11 @@ class RankOrder:
     key: str
     meeting: str
     patience_s: int
+    lease_s: float
+    incarnation: int = 1
+    host: str = LOCAL
+    over: tuple[int, ...] = ()
+    returns: tuple[str, ...] = ()
     extra: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -71,13 +83,14 @@ class Closing:
     """What a rank says last. counts: space -> (free, total), when idle. returned: the same after everything was closed.
 
     decisions: a checksum of what its rounds decided; equal on all ranks of an end. sealed: bytes that it read and that
-    fit their seals, by request.
+    fit their seals, by request. quarantined: pages and slots that were freed after a peer had been asked to write them.
     """
 
     counts: dict[str, tuple[int, ...]]
     returned: dict[str, tuple[int, ...]]
     decisions: int
     sealed: dict[str, int]
+    quarantined: int
     findings: tuple[Finding, ...]
     evidence: Evidence
 

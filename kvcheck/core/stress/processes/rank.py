@@ -7,39 +7,51 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
+from kvcheck.core.errors import LayoutMismatch, TransferError
 from kvcheck.core.record import to_plain
 from kvcheck.core.scheduler.agreement import RankGroup
 from kvcheck.core.scheduler.decode import DecodeScheduler
 from kvcheck.core.scheduler.prefill import PrefillScheduler
 from kvcheck.core.scheduler.process_group import GroupLost, ProcessRanks
-from kvcheck.core.scheduler.request import StepReport
-from kvcheck.core.stress.events import Closed, Counted, Expected, Resumed, Retracted, Returned
+from kvcheck.core.scheduler.request import Generation, StepReport
+from kvcheck.core.stress.events import Aborted, Closed, Counted, Expected, Faulted, Resumed, Retracted, Returned
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.processes.order import Closing, RankOrder
+from kvcheck.core.stress.processes.quarantine import Quarantine
+from kvcheck.core.stress.processes.stalls import Stalls
+from kvcheck.core.stress.processes.stressed_wire import StressedWire
+from kvcheck.core.stress.processes.told import Told
 from kvcheck.core.stress.processes.work import pair_scenario, work_of
-from kvcheck.core.stress.scenarios.pd_transfer import prefill_sizes, room_of
-from kvcheck.core.stress.scenarios.serving import HURRY, Feed, make_setup
+from kvcheck.core.stress.scenarios.pd_transfer import STAGES, Aborts, Faults, prefill_sizes, room_of
+from kvcheck.core.stress.scenarios.serving import HURRY, Feed, generation_of, make_setup
 from kvcheck.core.stress.schedule import parse_line
-from kvcheck.core.targets.parts import FIXED
+from kvcheck.core.targets.parts import Parts
 from kvcheck.core.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
 from kvcheck.core.targets.target import PairSetup
+from kvcheck.core.transfer.layout import EndLayout
 from kvcheck.core.transfer.layout_json import layout_from_json, layout_to_json
 from kvcheck.core.transfer.link import Link, Listener, connect
 from kvcheck.core.transfer.process_wire import ProcessWire
 from kvcheck.core.transfer.region_backend import RegionBackend
 
 QUIET_S = 0.0005
-GROUP_S = 60.0
+RETURN_S = 60.0
+"""How long a peer that is to be started again is waited for."""
+INCARNATION_BITS = 32
+"""Of an attempt's number: what is above says which process of the rank made it."""
 JUDGES = ("content", "aliasing", "contract", "accounting", "protocol")
 """Oracles that need no more than one rank's history."""
+
+PREFILL_STAGES = ("admitted", "late")
+"""Stages at which a request is still the prefill end's to abort."""
 
 Say = Callable[[str, dict[str, object]], None]
 
@@ -58,15 +70,20 @@ class RankHistory(History):
 
 
 class RankRun:
-    """One rank. say: tells the supervisor."""
+    """One rank. parts: what it is made of. say: tells the supervisor; told: what that one tells."""
 
-    def __init__(self, order: RankOrder, wire: type[ProcessWire], say: Say) -> None:
+    def __init__(self, order: RankOrder, wire: type[ProcessWire], say: Say, told: Told, *, parts: Parts) -> None:
         self._order = order
+        self._told = told
+        self._parts = parts
         self._say = say
         self._history = RankHistory()
         self._oracles = [ORACLES.load(name)() for name in JUDGES]
+        self._quarantine = Quarantine(order.name)
         self._count = EvidenceCount()
         self._history.listen(self._count.handlers())
+        self._history.listen(self._quarantine.handlers())
+        self._history.listen(((Faulted, self._tell_fault),))
         for oracle in self._oracles:
             self._history.listen(oracle.handlers())
         plan = parse_line(order.line)
@@ -85,12 +102,34 @@ class RankRun:
                 room_of=room_of,
                 patience=order.patience_s,
                 aux_over_messages=pair_scenario(plan).sends_rows,
+                attempts=(order.incarnation - 1) << INCARNATION_BITS,
             ),
         )
-        self._feed = Feed(load.jobs, hurry=HURRY)
-        self.rank = make_rank(FIXED, self._setup, order.end, order.rank, backend=self._backend, wire=wire)
-        assert isinstance(self.rank.wire, ProcessWire)
-        self.wire = self.rank.wire
+        self._jobs = {job.request: job for job in load.jobs}
+        # A prefill rank that was started again is fed what it is asked for; a decode rank, what has not ended.
+        self._is_fed_on_demand = order.end == "prefill" and order.incarnation > 1
+        left = () if self._is_fed_on_demand else tuple(job for job in load.jobs if job.request not in order.over)
+        self._feed = Feed(left, hurry=HURRY)
+        faults = Faults(load.jobs, shape, self._history, plan.schedule)
+        self._aborts = Aborts(STAGES[plan.schedule % len(STAGES)], faults)
+        self._stalls = Stalls(
+            load.jobs, shape, faults, self._history, plan.schedule, aux=not pair_scenario(plan).sends_rows
+        )
+        self.rank = make_rank(
+            parts,
+            self._setup,
+            order.end,
+            order.rank,
+            backend=self._backend,
+            wire=lambda own: StressedWire(wire(own), faults, self._stalls, self._quarantine),
+        )
+        assert isinstance(self.rank.wire, StressedWire)
+        self.wire = self.rank.wire.inner
+        self.wire.host = order.host
+        self._fenced: dict[str, float] = {}
+        self._returns = set(order.returns)
+        self._incarnations = dict.fromkeys(order.peers, 0)
+        self._hello: dict[str, object] = {}
         self._group: RankGroup | None = None
         self._scheduler: PrefillScheduler | DecodeScheduler | None = None
         self._open: list[int] = []
@@ -100,28 +139,81 @@ class RankRun:
 
     # The peers
 
-    def meet(self, ports: Callable[[], dict[str, int]]) -> None:
-        """Connect to all peers, build the scheduler on what they said, start the wire. ports: of decode ranks."""
-        links = self._links(ports)
-        peers = [layout_from_json(link.hello["layout"]) for link in links]
+    def meet(self) -> None:
+        """Connect to all peers, build the scheduler on what they said, start the wire."""
+        self._hello = {
+            "name": self.rank.name,
+            "layout": layout_to_json(self.rank.layout),
+            "incarnation": self._order.incarnation,
+            "over": list(self._order.over),
+        }
+        links = self._links()
+        for link in links:
+            self._incarnations[link.peer] = _incarnation(link)
+        peers = [_layout(link) for link in links]
         if self._order.end == "prefill":
-            self._scheduler = prefill_end(FIXED, self._setup, self.rank, peers)
+            self._scheduler = prefill_end(self._parts, self._setup, self.rank, peers, clock=self._seconds)
         else:
-            self._scheduler = decode_end(FIXED, self._setup, self.rank, peers, clock=self._seconds)
+            self._scheduler = decode_end(self._parts, self._setup, self.rank, peers, clock=self._seconds)
         self._setup.sink.acting(self.rank.name)
-        self.wire.start(links)
+        self.wire.start(links, lease_s=self._order.lease_s)
         ranks = self._order.prefill if self._order.end == "prefill" else self._order.decode
-        self._group = ProcessRanks(Path(self._order.meeting), self._order.rank, ranks, timeout_s=GROUP_S)
+        # The others may wait for a peer that takes nothing, and then for a room that is too late.
+        timeout_s = self._order.patience_s + 2 * self._order.lease_s
+        order = self._order
+        self._group = ProcessRanks(order.meeting, order.rank, ranks, timeout_s=timeout_s, host=order.host)
         self._say("ready", {})
 
-    def _links(self, ports: Callable[[], dict[str, int]]) -> list[Link]:
-        hello: dict[str, object] = {"name": self.rank.name, "layout": layout_to_json(self.rank.layout)}
+    def _links(self) -> list[Link]:
         if self._order.end == "prefill":
-            found = ports()
-            return [connect(found[name], self._order.key, hello) for name in self._order.peers]
-        listener = Listener()
-        self._say("listening", {"port": listener.port})
-        return listener.accept(self._order.key, hello, set(self._order.peers))
+            found = self._told.addresses.get()
+            return [connect(found[name], self._order.key, self._hello) for name in self._order.peers]
+        listener = Listener(self._order.host)
+        self._say("listening", {"address": listener.address})
+        links = listener.accept(self._order.key, self._hello, set(self._order.peers))
+        listener.keep(self._order.key, self._hello, self._offer)
+        return links
+
+    # Peers that were started again
+
+    def _offer(self, link: Link) -> None:
+        """A new link of a known peer replaces the old one; one of an older process of it is a ghost's."""
+        if link.peer in self._incarnations and _incarnation(link) > self._incarnations[link.peer]:
+            self.wire.offer(link)
+        else:
+            self._say("refused", {"peer": link.peer, "why": f"incarnation {_incarnation(link)} is not new"})
+            link.free()
+
+    def _rejoin(self) -> None:
+        """Connect to decode ranks that listen again; bootstrap again with every peer whose old link is done with."""
+        while not self._told.addresses.empty():
+            for address in self._told.addresses.get().values():
+                with contextlib.suppress(TransferError):  # dead again already: it stays gone
+                    self._offer(connect(address, self._order.key, self._hello))
+        for link in self.wire.newcomers():
+            assert self._scheduler is not None
+            try:
+                layout = _layout(link)
+                if isinstance(self._scheduler, PrefillScheduler):
+                    self._scheduler.sender.rejoin(layout)
+                else:
+                    self._scheduler.receiver.rejoin(layout)
+            except LayoutMismatch as error:
+                self._say("refused", {"peer": link.peer, "why": str(error)})
+                link.free()
+                continue
+            self._incarnations[link.peer] = _incarnation(link)
+            self._returns.discard(link.peer)
+            self._fenced.pop(link.peer, None)
+            self.wire.rejoin(link)
+            self._say("rejoined", {"peer": link.peer, "incarnation": _incarnation(link)})
+            over = link.hello.get("over")
+            for request in over if isinstance(over, list) and self._order.end == "prefill" else ():
+                self._scheduler.abort(request)  # nobody asks for it any more
+
+    def _is_awaited(self, peer: str) -> bool:
+        """The peer is gone, will be started again, and is not overdue."""
+        return peer in self._returns and time.monotonic() - self._fenced.get(peer, time.monotonic()) < RETURN_S
 
     def _seconds(self) -> int:
         return int(time.monotonic() - self._started)
@@ -131,16 +223,40 @@ class RankRun:
     def serve(self) -> None:
         """Rounds until every job was fed and nothing is left."""
         assert self._scheduler is not None
-        while self._feed.is_open or not self._scheduler.is_idle:
-            for generation in self._feed.due(is_idle=self._scheduler.is_idle):
+        if self._is_fed_on_demand:
+            self._say("idle", {})
+        while self._is_serving():
+            self._rejoin()
+            for generation in self._due():
                 self._scheduler.submit(generation)
                 self._open.append(generation.request)
-            report = self._scheduler.settle(self._agree(self._scheduler.poll()))
+            report = self._scheduler.settle(self._agree_on(self._scheduler.poll()))
             self._tell(report)
+            for request in self._aborts(report):
+                self._abort(request)
             self._end_what_is_lost()
             if not any((report.admitted, report.joined, report.finished, report.failed, report.resumed)):
                 time.sleep(QUIET_S)
+        self._say("stalled", {"requests": sorted(self._stalls.told)})
         self._say("idle", {})
+
+    def _is_serving(self) -> bool:
+        assert self._scheduler is not None
+        is_fed = self._told.is_over if self._is_fed_on_demand else not self._feed.is_open
+        return not (is_fed and self._scheduler.is_idle)
+
+    def _due(self) -> list[Generation]:
+        assert self._scheduler is not None
+        if self._is_fed_on_demand and isinstance(self._scheduler, PrefillScheduler):
+            return [generation_of(self._jobs[request]) for request in self._scheduler.sender.unopened]
+        return self._feed.due(is_idle=self._scheduler.is_idle)
+
+    def _agree_on(self, known: list[int]) -> list[int]:
+        """All ranks of this end ask for more, or none: one of them may know later than others that a peer is gone."""
+        first, *agreed = self._agree([int(not any(map(self._is_awaited, self.wire.gone()))), *known])
+        if isinstance(self._scheduler, DecodeScheduler):
+            self._scheduler.may_ask = bool(first)
+        return agreed
 
     def _agree(self, known: list[int]) -> list[int]:
         assert self._group is not None
@@ -165,6 +281,22 @@ class RankRun:
         for request, reason in report.failed:
             self._fail(request, reason)
 
+    def _tell_fault(self, event: Faulted) -> None:
+        self._say("faulted", {"request": event.request, "why": event.why, "names": list(event.names)})
+
+    def _abort(self, request: int) -> None:
+        """Even ones are aborted by the prefill end, where it gets to that stage, and odd ones by the decode end.
+
+        Every rank of an end sees the same reports, and so aborts the same requests in the same round.
+        """
+        assert self._scheduler is not None
+        is_for_prefill = request % 2 == 0 and self._aborts.stage in PREFILL_STAGES
+        if is_for_prefill == (self._order.end == "prefill") and self._scheduler.abort(request):
+            self._history.append(Aborted(request))
+            self._say("aborted", {"request": request})
+            if self._order.end == "decode":
+                self._end(request)
+
     def _end(self, request: int) -> None:
         if request in self._open:
             self._open.remove(request)
@@ -177,10 +309,14 @@ class RankRun:
     def _end_what_is_lost(self) -> None:
         """Peers that are gone write nothing any more; without the ranks beside this one nothing can be agreed on."""
         gone = self.wire.gone()
+        for peer in sorted(set(gone) - self._fenced.keys()):
+            self._fenced[peer] = time.monotonic()
+            self._say("fenced", {"peer": peer})
         if isinstance(self._scheduler, DecodeScheduler):
             for peer in gone:
                 self._scheduler.receiver.fence(peer)
-        why = self._alone or (f"{', '.join(gone)} is gone" if gone and self._order.end == "prefill" else "")
+        lost = [peer for peer in gone if not self._is_awaited(peer)]
+        why = self._alone or (f"{', '.join(lost)} is gone" if lost and self._order.end == "prefill" else "")
         for request in list(self._open) if why else ():
             assert self._scheduler is not None
             if self._scheduler.abort(request):
@@ -188,10 +324,11 @@ class RankRun:
 
     # The end
 
-    def rest(self, is_over: Callable[[], bool]) -> None:
+    def rest(self) -> None:
         """Answer peers until the supervisor has heard from all of them."""
         assert self._scheduler is not None
-        while not is_over():
+        while not self._told.is_over:
+            self._rejoin()
             self._scheduler.poll()
             time.sleep(QUIET_S * 4)
 
@@ -214,7 +351,25 @@ class RankRun:
             returned={each.space: (each.free, each.total) for each in returned},
             decisions=self._decisions,
             sealed=self._history.sealed_bytes,
-            findings=tuple(finding for oracle in self._oracles for finding in oracle.findings),
+            quarantined=self._quarantine.judged,
+            findings=(
+                *(finding for oracle in self._oracles for finding in oracle.findings),
+                *self._quarantine.findings,
+            ),
             evidence=self._count.total(events=self._history.count, evictions=0, orderings=0),
         )
         self._say("closed", {"closing": to_plain(closing)})
+
+
+def _layout(link: Link) -> EndLayout:
+    """What the peer says of its memory. Raises LayoutMismatch, also for that of another rank."""
+    layout = layout_from_json(link.hello.get("layout"))
+    if layout.name != link.peer:
+        raise LayoutMismatch(f"{link.peer} brings the layout of {layout.name}; expected its own")
+    return layout
+
+
+def _incarnation(link: Link) -> int:
+    """How often the peer has been started, as it says itself; 0 where it says nothing of the kind."""
+    said = link.hello.get("incarnation")
+    return said if isinstance(said, int) else 0

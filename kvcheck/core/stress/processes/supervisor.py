@@ -8,41 +8,50 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import queue
 import signal
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import IO, ClassVar
+from typing import ClassVar
 
-from kvcheck.core.errors import UnknownVerdict
+from kvcheck.core.errors import InternalError, UnknownVerdict, UsageError
+from kvcheck.core.record import value_from
+from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.processes import worker
+from kvcheck.core.stress.processes.child import Child, Launcher, LocalChild, LocalLauncher
 from kvcheck.core.stress.processes.order import Closing, RankOrder, read_closing
 from kvcheck.core.stress.processes.work import ranks_of
 from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.transfer.link import LOCAL
+from kvcheck.core.transfer.pulse import LEASE_S
 
 SILENCE_S = 120.0
-PATIENCE_S = 30
+PATIENCE_S = 10
 ENDING_S = 10.0
-TAIL = 600
-"""Characters of a dead rank's standard error that are shown."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RankStory:
-    """What a rank said. death: how its process ended before it was told to; "" where it did not."""
+    """What a rank said. death: how its process ended before it was told to; "" where it did not.
+
+    faulted: why a request has to fail, as its reason has to name it. stalled: requests of which a leg was held back.
+    fenced: peers that it has cut off. refused: who was not let in again, and why; rejoined: who was, peer.incarnation.
+    lives: how earlier processes of the rank ended; before: requests that had ended by then.
+    """
 
     name: str
     finished: dict[int, tuple[int, ...]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    aborted: set[int] = field(default_factory=set)
+    faulted: dict[int, Faulted] = field(default_factory=dict)
+    stalled: set[int] = field(default_factory=set)
+    fenced: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    rejoined: list[str] = field(default_factory=list)
+    lives: list[str] = field(default_factory=list)
+    before: set[int] = field(default_factory=set)
     lost: list[str] = field(default_factory=list)
     is_idle: bool = False
     closing: Closing | None = None
@@ -50,17 +59,13 @@ class RankStory:
     death: str = ""
 
 
-@dataclass(slots=True)
-class _Child:
-    order: RankOrder
-    process: subprocess.Popen[str]
-    said: IO[str]
+def _nowhere(order: RankOrder) -> Child:
+    raise InternalError(f"{order.name} is to be started before the run")
 
-    def tell(self, value: Mapping[str, object]) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it is dead, and its end of output says so
-            self.process.stdin.write(json.dumps(value) + "\n")
-            self.process.stdin.flush()
+
+def _numbers(value: object) -> tuple[int, ...]:
+    assert isinstance(value, list)
+    return tuple(value)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -68,7 +73,11 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class Supervisor:
-    """Runs the ranks of one plan. extra: by rank, what its program is told besides."""
+    """Runs the ranks of one plan. extra: by rank, what its program is told besides.
+
+    restarts: ranks that are started again, once, when they die. Only of an end of one rank: those of a larger end have
+    agreed on everything that the dead one knew, and cannot agree with one that knows nothing.
+    """
 
     program: ClassVar[str] = worker.__name__
 
@@ -79,47 +88,61 @@ class Supervisor:
         extra: Mapping[str, dict[str, object]] | None = None,
         silence_s: float = SILENCE_S,
         patience_s: int = PATIENCE_S,
+        lease_s: float = LEASE_S,
+        restarts: Collection[str] = (),
+        launcher: Launcher | None = None,
     ) -> None:
         self._plan = plan
         self._extra = extra or {}
         self._silence_s = silence_s
         self._patience_s = patience_s
+        self._lease_s = lease_s
+        self._launcher = launcher
+        self._restarts = set(restarts)
+        for name in restarts:
+            if ranks_of(plan)[name.startswith("decode")] > 1:
+                raise UsageError(f"{name} cannot be started again: its end has other ranks; got ranks={plan.ranks}")
+        self._spawn: Callable[[RankOrder], Child] = _nowhere
         self._events: queue.Queue[tuple[str, dict[str, object] | None]] = queue.Queue()
-        self._children: dict[str, _Child] = {}
+        self._children: dict[str, Child] = {}
         self._ready: set[str] = set()
         self._is_broken = False
-        self._ports: dict[str, int] = {}
+        self._addresses: dict[str, str] = {}
         self.stories: dict[str, RankStory] = {}
         self.silence = ""
 
     def run(self) -> Mapping[str, RankStory]:
         """Every rank's story, when all have ended. Raises UnknownVerdict where a library is missing."""
-        with tempfile.TemporaryDirectory(prefix="kvcheck-ranks-") as folder:
-            before = signal.signal(signal.SIGTERM, _interrupt)
-            try:
-                self._start(Path(folder))
-                while not self._is_broken and any(not self._is_over(story) for story in self.stories.values()):
-                    try:
-                        name, event = self._events.get(timeout=self._silence_s)
-                    except queue.Empty:
-                        waited = [each.name for each in self.stories.values() if not self._is_over(each)]
-                        self.silence = f"{', '.join(waited)} said nothing for {self._silence_s:.0f} s"
-                        break
-                    self._take(name, event)
-            finally:
-                self._end()
-                signal.signal(signal.SIGTERM, before)
+        launcher = self._launcher or LocalLauncher(self.program, host=LOCAL)
+        before = signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            self._start(launcher)
+            while not self._is_broken and any(not self._is_over(story) for story in self.stories.values()):
+                try:
+                    name, event = self._events.get(timeout=self._silence_s)
+                except queue.Empty:
+                    waited = [each.name for each in self.stories.values() if not self._is_over(each)]
+                    self.silence = f"{', '.join(waited)} said nothing for {self._silence_s:.0f} s"
+                    break
+                self._take(name, event)
+        finally:
+            self._end()
+            launcher.close()
+            signal.signal(signal.SIGTERM, before)
         return self.stories
 
     def pid(self, name: str) -> int:
-        """The process of a rank."""
-        return self._children[name].process.pid
+        """The process of a rank that was started on this machine."""
+        child = self._children[name]
+        assert isinstance(child, LocalChild)
+        return child.process.pid
 
     @staticmethod
     def _is_over(story: RankStory) -> bool:
         return bool(story.closing is not None or story.death)
 
-    def _start(self, folder: Path) -> None:
+    def _start(self, launcher: Launcher) -> None:
+        self._spawn = lambda order: launcher.start(order, lambda name, event: self._events.put((name, event)))
         prefill, decode = ranks_of(self._plan)
         key = os.urandom(16).hex()
         for end, count in (("prefill", prefill), ("decode", decode)):
@@ -132,36 +155,14 @@ class Supervisor:
                     prefill=prefill,
                     decode=decode,
                     key=key,
-                    meeting=str(folder / end),
+                    meeting=launcher.meeting(end),
                     patience_s=self._patience_s,
+                    lease_s=self._lease_s,
+                    returns=tuple(sorted(self._restarts)),
                     extra=dict(self._extra.get(name, {})),
                 )
                 self.stories[name] = RankStory(name=name)
-                self._spawn(order, folder)
-
-    def _spawn(self, order: RankOrder, folder: Path) -> None:
-        said = (folder / f"{order.name}.err").open("w+")
-        process = subprocess.Popen(
-            [sys.executable, "-m", self.program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-            start_new_session=True,
-        )
-        self._children[order.name] = child = _Child(order, process, said)
-        assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(OSError):
-            process.stdin.write(order.to_json() + "\n")
-            process.stdin.flush()
-        threading.Thread(target=self._listen, args=(child, process.stdout), daemon=True).start()
-
-    def _listen(self, child: _Child, stdout: IO[str]) -> None:
-        with stdout:
-            for line in stdout:
-                with contextlib.suppress(ValueError):  # half a line of a process that was killed
-                    self._events.put((child.order.name, json.loads(line)))
-        self._events.put((child.order.name, None))
+                self._children[name] = self._spawn(order)
 
     def _take(self, name: str, event: dict[str, object] | None) -> None:
         story = self.stories[name]
@@ -170,16 +171,27 @@ class Supervisor:
             return
         kind = event["event"]
         if kind == "listening":
-            self._ports[name] = int(str(event["port"]))
-            self._tell_ports()
+            self._addresses[name] = str(event["address"])
+            self._tell_addresses(name)
         elif kind == "ready":
             self._ready.add(name)
         elif kind == "finished":
-            tokens = event["tokens"]
-            assert isinstance(tokens, list)
-            story.finished[int(str(event["request"]))] = tuple(tokens)
+            story.finished[int(str(event["request"]))] = _numbers(event["tokens"])
         elif kind == "failed":
             story.failed[int(str(event["request"]))] = str(event["reason"])
+        elif kind == "aborted":
+            story.aborted.add(int(str(event["request"])))
+        elif kind == "faulted":
+            fault: Faulted = value_from(Faulted, {name: event[name] for name in ("request", "why", "names")}, kind)
+            story.faulted[fault.request] = fault
+        elif kind == "stalled":
+            story.stalled.update(_numbers(event["requests"]))
+        elif kind == "fenced":
+            story.fenced.append(str(event["peer"]))
+        elif kind == "refused":
+            story.refused.append(f"{event['peer']}: {event['why']}")
+        elif kind == "rejoined":
+            story.rejoined.append(f"{event['peer']}.{event['incarnation']}")
         elif kind == "lost":
             story.lost.append(str(event["what"]))
         elif kind == "idle":
@@ -194,12 +206,14 @@ class Supervisor:
             if event["exit_code"] == UnknownVerdict.exit_code:
                 raise UnknownVerdict(str(event["message"]))
 
-    def _tell_ports(self) -> None:
+    def _tell_addresses(self, name: str) -> None:
+        """All addresses to all prefill ranks, when all decode ranks listen; that of one that listens again, alone."""
+        is_again = self._children[name].order.incarnation > 1
         decode = [child for child in self._children.values() if child.order.end == "decode"]
-        if len(self._ports) == len(decode):
+        if len(self._addresses) == len(decode):
             for child in self._children.values():
                 if child.order.end == "prefill":
-                    child.tell({"ports": self._ports})
+                    child.tell({"addresses": {name: self._addresses[name]} if is_again else self._addresses})
 
     def _close_when_idle(self) -> None:
         if all(story.is_idle or story.death for story in self.stories.values()):
@@ -211,25 +225,41 @@ class Supervisor:
         if story.closing is not None:
             return
         child = self._children[story.name]
-        code = child.process.wait()
-        child.said.seek(0)
-        text = story.error or child.said.read()[-TAIL:].strip()
+        ending = child.reap()
+        code, text = ending.code, story.error or ending.text
         how = f"by signal {-code}" if code < 0 else f"with status {code}"
-        story.death = f"{story.name} ended {how}" + (f": {text}" if text else "")
+        death = f"{story.name} ended {how}" + (f": {text}" if text else "")
+        if story.name in self._restarts and len(self._ready) == len(self.stories):
+            self._start_again(story, child, death)
+            return
+        story.death = death
         self._is_broken = self._is_broken or len(self._ready) < len(self.stories)  # the others wait for it in vain
         self._close_when_idle()
+
+    def _start_again(self, story: RankStory, child: Child, death: str) -> None:
+        """A new process for the rank, which is told what the old one has said of requests, and nothing else of it."""
+        self._restarts.remove(story.name)
+        child.forget()
+        story.lives.append(death)
+        story.before |= {*story.finished, *story.failed, *story.aborted}
+        story.is_idle, story.error = False, ""
+        incarnation = child.order.incarnation + 1
+        order = replace(
+            child.order,
+            incarnation=incarnation,
+            over=tuple(sorted(story.before)),
+            meeting=f"{child.order.meeting}.{incarnation}",
+            extra={},
+        )
+        self._children[story.name] = self._spawn(order)
+        if child.order.end == "prefill":
+            self._children[story.name].tell({"addresses": self._addresses})
 
     def _end(self) -> None:
         """Close every rank's input, which ends it; kill what does not end."""
         for child in self._children.values():
-            assert child.process.stdin is not None
-            with contextlib.suppress(OSError):
-                child.process.stdin.close()
+            child.hush()
         for child in self._children.values():
             is_done = self.stories[child.order.name].closing is not None
-            try:
-                child.process.wait(ENDING_S if is_done else 0.2)
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
-            child.said.close()
+            child.reap(within_s=ENDING_S if is_done else 0.2)
+            child.forget()

@@ -3,7 +3,8 @@
 Invariants:
 - A run is green only if every request has the reference's tokens on every decode rank, every receiver has read and
   verified exactly the bytes that were worked out beforehand, and every rank gave everything back.
-- A rank that was killed on purpose excuses failed requests, and nothing else.
+- A request fails for what was done to it, and its reason says so; what was done to it and should have ended it, did.
+- A rank that was killed or frozen on purpose excuses failed requests, and nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.record import Evidence, Finding
+from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.processes.supervisor import RankStory
 from kvcheck.core.stress.processes.work import bytes_for
 from kvcheck.core.stress.scenarios.scenario import Load
@@ -38,20 +40,26 @@ def judge(
     reference: Mapping[int, tuple[int, ...]],
     *,
     silence: str = "",
-    killed: Collection[str] = (),
+    troubled: Collection[str] = (),
 ) -> Judgement:
-    """killed: ranks that were ended on purpose."""
+    """troubled: ranks that were killed or frozen on purpose."""
     decode = [story for name, story in stories.items() if name.startswith("decode")]
     found = [_finding("KV901", "liveness", silence)] if silence else []
     found += [
         _finding("KV902", "liveness", story.death)
         for story in stories.values()
-        if story.death and story.name not in killed
+        if story.death and story.name not in troubled
     ]
     alive = [story for story in decode if not story.death and not silence]
+    done = _Done.of(stories)
+    has_trouble = bool(troubled) or bool(found)
     for story in alive:
-        found += _outputs(story, load, reference, excuses=bool(killed) or bool(found))
-    found += _agreement(stories)
+        found += _outputs(story, load, reference)
+        found += _reasons(story, done, excuses=has_trouble)
+    for story in stories.values():
+        if story not in decode:
+            found += _reasons(story, done, excuses=has_trouble)
+    found += _agreement(stories, has_trouble=bool(troubled))
     for story in stories.values():
         if story.closing is not None:
             found += [_named(each, story.name) for each in story.closing.findings]
@@ -61,15 +69,35 @@ def judge(
         if story.closing is not None:
             found += _bytes(story, shape, load, ranks=len(decode))
             expected += sum(_expected(story, shape, load, ranks=len(decode)).values())
-            verified += sum(size for request, size in _sealed(story).items() if request in story.finished)
+            verified += sum(size for request, size in _sealed(story).items() if request in _judged(story))
     return Judgement(
         findings=tuple(found), expected=expected, verified=verified, evidence=_evidence(alive, load, stories)
     )
 
 
-def _outputs(
-    story: RankStory, load: Load, reference: Mapping[int, tuple[int, ...]], *, excuses: bool
-) -> Sequence[Finding]:
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What was done to requests on purpose. reasons: all that decode ranks gave for a request that failed."""
+
+    aborted: frozenset[int]
+    faulted: Mapping[int, Faulted]
+    reasons: Mapping[int, str]
+
+    @staticmethod
+    def of(stories: Mapping[str, RankStory]) -> _Done:
+        reasons: dict[int, str] = {}
+        for story in stories.values():
+            for request, reason in story.failed.items():
+                reasons[request] = f"{reasons.get(request, '')}; {reason}".removeprefix("; ")
+        return _Done(
+            frozenset(request for story in stories.values() for request in story.aborted),
+            {request: fault for story in stories.values() for request, fault in story.faulted.items()},
+            reasons,
+        )
+
+
+def _outputs(story: RankStory, load: Load, reference: Mapping[int, tuple[int, ...]]) -> Sequence[Finding]:
+    """Every request has ended, and what has finished has the right tokens."""
     found = []
     for job in load.jobs:
         request = job.request
@@ -77,16 +105,37 @@ def _outputs(
             if story.finished[request] != reference[request]:
                 text = f"{story.name}: request {request} has other tokens than the reference run"
                 found.append(_finding("KV501", "output", text, request))
-        elif request not in story.failed:
+        elif request not in story.failed and request not in story.aborted:
             text = f"{story.name}: request {request} neither finished nor failed"
             found.append(_finding("KV901", "liveness", text, request))
-        elif not excuses:
-            text = f"{story.name}: request {request} failed, and nothing was wrong with it: {story.failed[request]}"
-            found.append(_finding("KV901", "protocol", text, request))
     return found[:MOST]
 
 
-def _agreement(stories: Mapping[str, RankStory]) -> Sequence[Finding]:
+def _reasons(story: RankStory, done: _Done, *, excuses: bool) -> Sequence[Finding]:
+    """A request failed because of what was done to it, or finished because nothing was."""
+    found = []
+    for request, reason in story.failed.items():
+        fault = done.faulted.get(request)
+        if request in done.aborted or excuses:
+            continue
+        if fault is None:
+            text = f"{story.name}: request {request} failed, and nothing was wrong with it: {reason}"
+            found.append(_finding("KV901", "protocol", text, request))
+        elif unsaid := [name for name in fault.names if name not in done.reasons[request]]:
+            text = f"{story.name}: request {request} failed because {fault.why}, and its reason does not say"
+            text = f"{text} {' and '.join(map(repr, unsaid))}: {reason}"
+            found.append(_finding("KV301", "protocol", text, request))
+    for request in story.finished:
+        if request in done.aborted:
+            text = f"{story.name}: request {request} finished after it had been aborted"
+            found.append(_finding("KV602", "protocol", text, request))
+        elif request in done.faulted:
+            text = f"{story.name}: request {request} finished though {done.faulted[request].why}; it has to fail"
+            found.append(_finding("KV301", "protocol", text, request))
+    return found[:MOST]
+
+
+def _agreement(stories: Mapping[str, RankStory], *, has_trouble: bool) -> Sequence[Finding]:
     """Ranks of an end that stayed together have decided the same."""
     found = []
     for end in ("prefill", "decode"):
@@ -95,10 +144,10 @@ def _agreement(stories: Mapping[str, RankStory]) -> Sequence[Finding]:
             first = told[0]
             assert first.closing is not None and story.closing is not None
             same = (first.closing.decisions, first.finished) == (story.closing.decisions, story.finished)
-            if any(each.death for each in stories.values()):
+            if has_trouble or any(each.death for each in stories.values()):
                 # Each survivor loses the rooms that it had under way with the dead one, and no two had the same.
                 same = first.finished == story.finished
-            elif first.failed.keys() != story.failed.keys():
+            elif (first.failed.keys(), first.aborted) != (story.failed.keys(), story.aborted):
                 same = False
             if not same:
                 text = (
@@ -134,9 +183,13 @@ def _bytes(story: RankStory, shape: ModelShape, load: Load, *, ranks: int) -> Se
 
 
 def _expected(story: RankStory, shape: ModelShape, load: Load, *, ranks: int) -> dict[int, int]:
-    return {
-        job.request: bytes_for(shape, job.prompt_tokens, ranks) for job in load.jobs if job.request in story.finished
-    }
+    judged = _judged(story)
+    return {job.request: bytes_for(shape, job.prompt_tokens, ranks) for job in load.jobs if job.request in judged}
+
+
+def _judged(story: RankStory) -> set[int]:
+    """Requests whose bytes this process of the rank has read: one that died has told nobody of bytes."""
+    return story.finished.keys() - story.before
 
 
 def _sealed(story: RankStory) -> dict[int, int]:
@@ -145,13 +198,21 @@ def _sealed(story: RankStory) -> dict[int, int]:
 
 
 def _evidence(decode: Sequence[RankStory], load: Load, stories: Mapping[str, RankStory]) -> Evidence:
-    """Events of all processes; words, rooms and retractions of the decode ranks alone."""
+    """Events of all processes; words and rooms of the decode ranks; what they all did together is counted once."""
     total = Evidence(schedules=0)
-    for story in decode:
-        if story.closing is not None:
-            total = total.plus(story.closing.evidence)
-    events = sum(story.closing.evidence.events for story in stories.values() if story.closing is not None)
-    return replace(total, schedules=1, events=events, requests=len(load.jobs))
+    closings = [story.closing.evidence for story in decode if story.closing is not None]
+    for each in closings:
+        total = total.plus(each)
+    return replace(
+        total,
+        schedules=1,
+        events=sum(story.closing.evidence.events for story in stories.values() if story.closing is not None),
+        requests=len(load.jobs),
+        aborts=len({request for story in stories.values() for request in story.aborted}) or None,
+        retractions=max((each.retractions or 0 for each in closings), default=0),
+        resumes=max((each.resumes or 0 for each in closings), default=0),
+        foreign_reuses=max((each.foreign_reuses or 0 for each in closings), default=0),
+    )
 
 
 def _named(finding: Finding, rank: str) -> Finding:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import sys
 import threading
 from collections.abc import Callable
@@ -23,7 +22,9 @@ from kvcheck.core.errors import KvcheckError
 from kvcheck.core.scheduler.process_group import GroupLost
 from kvcheck.core.stress.processes.order import PROCESS_WIRES, RankOrder, read_order
 from kvcheck.core.stress.processes.rank import RankRun
+from kvcheck.core.stress.processes.told import Told
 from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.targets.parts import FIXED, Parts
 from kvcheck.core.transfer.process_wire import ProcessWire
 
 Say = Callable[[str, dict[str, object]], None]
@@ -35,12 +36,12 @@ def wire_of(order: RankOrder) -> type[ProcessWire]:
     return PROCESS_WIRES.load(parse_line(order.line).transport)
 
 
-def main(choose: Choose = wire_of) -> int:
-    """Run one rank; everything is told on standard output."""
+def main(choose: Choose = wire_of, make: Callable[[RankOrder], Parts] = lambda order: FIXED) -> int:
+    """Run one rank; everything is told on standard output. make: what the rank is made of."""
     torch.set_num_threads(1)
-    lines: queue.Queue[str] = queue.Queue()
     first = sys.stdin.readline()
-    threading.Thread(target=_listen, args=(lines,), name="supervisor", daemon=True).start()
+    told = Told()
+    threading.Thread(target=_listen, args=(told,), name="supervisor", daemon=True).start()
     lock = threading.Lock()
 
     def say(event: str, values: dict[str, object]) -> None:
@@ -51,10 +52,10 @@ def main(choose: Choose = wire_of) -> int:
 
     try:
         order = read_order(first)
-        run = RankRun(order, choose(order), say)
-        run.meet(lambda: _ports(lines))
+        run = RankRun(order, choose(order), say, told, parts=make(order))
+        run.meet()
         run.serve()
-        run.rest(lambda: not lines.empty())
+        run.rest()
         run.close()
         threading.Event().wait()  # links stay up until everybody is done; the supervisor ends this
     except (KvcheckError, GroupLost, ValueError) as error:
@@ -64,15 +65,10 @@ def main(choose: Choose = wire_of) -> int:
     return 0
 
 
-def _listen(lines: queue.Queue[str]) -> None:
+def _listen(told: Told) -> None:
     for line in sys.stdin:
-        lines.put(line)
+        told.take(json.loads(line))
     os._exit(0)
-
-
-def _ports(lines: queue.Queue[str]) -> dict[str, int]:
-    said = json.loads(lines.get())
-    return {str(name): int(port) for name, port in said["ports"].items()}
 
 
 if __name__ == "__main__":

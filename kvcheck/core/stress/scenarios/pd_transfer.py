@@ -221,10 +221,10 @@ class Faults:
 
 
 class Aborts:
-    """Chooses whom to abort after a round."""
+    """Chooses whom to abort after a round. stage: when."""
 
     def __init__(self, stage: str, faults: Faults) -> None:
-        self._stage = stage
+        self.stage = stage
         self._faults = faults
         self._due: list[tuple[int, int]] = []
         self._round = 0
@@ -237,12 +237,12 @@ class Aborts:
     def __call__(self, report: StepReport) -> list[int]:
         """Requests to abort now."""
         self._round += 1
-        if self._stage == "late":
+        if self.stage == "late":
             self._due += [(self._round + 1 + request % LATE_ROUNDS, request) for request in report.admitted]
             due = [request for at, request in self._due if at <= self._round]
             self._due = [each for each in self._due if each[0] > self._round]
         else:
-            due = list(getattr(report, self._stage))
+            due = list(getattr(report, self.stage))
         return [
             each for each in due if each % ABORT_EVERY < 2 and not self._faults.has(each) and each not in self._spared
         ]

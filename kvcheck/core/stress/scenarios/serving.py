@@ -109,15 +109,16 @@ class Feed:
         while self.is_open and self._jobs[self._sent].arrival // self._hurry <= self._round:
             self._sent += 1
         self._round += 1
-        return [_generation(job) for job in self._jobs[start : self._sent]]
+        return [generation_of(job) for job in self._jobs[start : self._sent]]
 
     def again(self, request: int) -> Generation:
         """A request that was handed out, for its second attempt."""
         job = next(job for job in self._jobs[: self._sent] if job.request == request)
-        return replace(_generation(job), attempt=1)
+        return replace(generation_of(job), attempt=1)
 
 
-def _generation(job: Job) -> Generation:
+def generation_of(job: Job) -> Generation:
+    """A job as a scheduler takes it."""
     return Generation(job.request, prompt_tokens(job), job.output_tokens, job.request % PRIORITIES)
 
 

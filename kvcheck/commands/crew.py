@@ -1,0 +1,95 @@
+"""The crew of a run on several machines: where this process stands, from the variables that torchrun sets.
+
+Invariants:
+- Without all of the variables, or for a run in one process, there is no crew.
+- Rank 0 judges and writes the record; all others start ranks for it, print nothing, and exit 0 unless they break down.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from kvcheck.core.errors import UsageError
+from kvcheck.core.stress.schedule import Plan, parse_ranks
+
+if TYPE_CHECKING:
+    from kvcheck.core.stress.processes.crew import Place
+    from kvcheck.core.stress.processes.engine import ProcessEngine
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+AUTO = "auto"
+LOOPBACK = "127.0.0.1"
+
+
+def find_place(plan: Plan, bind: str) -> Place | None:
+    """Where this process stands; None where it is alone. Raises UsageError where the crew does not fit the plan."""
+    found = {name: os.environ.get(name, "") for name in VARIABLES}
+    if not plan.is_in_processes or not all(found.values()):
+        if bind != LOOPBACK:
+            raise UsageError(f"--bind {bind}: expected a run under torchrun with --transport tcp or mooncake")
+        return None
+    from kvcheck.core.stress.processes.crew import Place
+
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if not found[name].isascii() or not found[name].isdigit():
+            raise UsageError(f"{name}: expected a number, got {found[name][:40]!r}")
+    rank, world, port = (int(found[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    prefill, decode = parse_ranks(plan.ranks or "1x1")
+    if world != prefill + decode or rank >= world:
+        raise UsageError(
+            f"--ranks {prefill}x{decode} needs {prefill + decode} processes, and this is number {rank} of {world}; "
+            f"next: torchrun --nproc-per-node {prefill + decode}, or as many on several machines together"
+        )
+    host = found["MASTER_ADDR"]
+    return Place(
+        rank=rank,
+        world=world,
+        store_host=host,
+        store_port=port,
+        is_host=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        bind=_own_address(host, port) if bind == AUTO else bind,
+    )
+
+
+def serve_place(place: Place) -> int:
+    """Start ranks for rank 0 until it has no more of them."""
+    from kvcheck.core.stress.processes import worker
+    from kvcheck.core.stress.processes.crew import serve
+
+    serve(place, worker.__name__)
+    return 0
+
+
+@contextmanager
+def crew_of(place: Place | None) -> Iterator[ProcessEngine | None]:
+    """The engine of rank 0, whose own rank has an agent too; None where there is no crew."""
+    if place is None:
+        yield None
+        return
+    from kvcheck.core.stress.processes.crew import ANSWER_S, Crew
+    from kvcheck.core.stress.processes.engine import ProcessEngine
+
+    crew = Crew(place)
+    agent = Thread(target=serve_place, args=(replace(place, is_host=False),), name="agent", daemon=True)
+    agent.start()
+    try:
+        yield ProcessEngine(crew)
+    finally:
+        crew.dismiss()
+        agent.join(ANSWER_S)
+
+
+def _own_address(host: str, port: int) -> str:
+    """The address of this machine on the way to the one where all meet."""
+    try:
+        with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+            probe.connect((host, port))  # nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UsageError(f"--bind auto: no way to {host}: {error}; name an address of this machine") from error

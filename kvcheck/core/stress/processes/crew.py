@@ -1,0 +1,242 @@
+"""Crew: ranks on several machines. One agent a rank, started by somebody else; the first supervises, over a TCPStore.
+
+    supervisor --order, tell, hush, reap, forget, quit--> mailbox of an agent --> its child
+    supervisor <--events, ended--------------------------- mailbox of the supervisor
+
+Invariants:
+- An agent decides nothing: it starts what it is told to start, and passes on both ways.
+- A mailbox has one writer and one reader; lines are JSON, in order, each taken once.
+- Every wait has a bound: an agent that nobody tells anything ends by itself; one that does not answer is a dead rank.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError
+
+from kvcheck.core.errors import UnknownVerdict, UsageError
+from kvcheck.core.stress.processes.child import Child, Ending, LocalChild, LocalLauncher, Put
+from kvcheck.core.stress.processes.order import RankOrder, read_order
+
+CONNECT_S = 120.0
+STEP_S = 1.0
+"""How long one look into a mailbox waits; nothing is lost between two."""
+IDLE_S = 3600.0
+"""An agent that hears nothing for so long has been forgotten."""
+ANSWER_S = 20.0
+LOOK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where this process stands among `world` of them. store: host and port where all find one another.
+
+    is_host: this process has to open the store. bind: the address at which this machine is reached.
+    """
+
+    rank: int
+    world: int
+    store_host: str
+    store_port: int
+    is_host: bool
+    bind: str
+
+    def connect(self) -> TCPStore:
+        """A connection of its own. Raises UsageError where nobody answers."""
+        return self._connect(is_host=False)
+
+    def open(self) -> TCPStore:
+        """The first connection of this process."""
+        return self._connect(is_host=self.is_host)
+
+    def _connect(self, *, is_host: bool) -> TCPStore:
+        try:
+            return TCPStore(
+                self.store_host,
+                self.store_port,
+                is_master=is_host,
+                timeout=timedelta(seconds=CONNECT_S),
+                wait_for_workers=False,
+            )
+        except DistError as error:
+            raise UsageError(f"no store at {self.store_host}:{self.store_port}: {error}") from error
+
+
+class Mailbox:
+    """Lines for one reader. store: a connection that nobody waits on at the same time."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._count = 0
+        self._sending = threading.Lock()
+
+    def send(self, value: Mapping[str, object]) -> None:
+        """One more line."""
+        with self._sending:
+            self._store.set(f"kvcheck/{self._name}/{self._count}", json.dumps(value))
+            self._count += 1
+
+    def take(self, within_s: float = STEP_S) -> dict[str, object] | None:
+        """The next line; None where there is none in time."""
+        key = f"kvcheck/{self._name}/{self._count}"
+        deadline = time.monotonic() + within_s
+        try:
+            while not self._store.check([key]):  # waiting in the store says so on standard error, each time
+                if time.monotonic() > deadline:
+                    return None
+                time.sleep(LOOK_S)
+            value: dict[str, object] = json.loads(self._store.get(key))
+            self._store.delete_key(key)
+        except DistError as error:
+            raise UnknownVerdict(f"{self._name}: the store is gone, and rank 0 with it: {error}") from error
+        self._count += 1
+        return value
+
+
+class RemoteChild:
+    """A rank's process under an agent."""
+
+    def __init__(self, order: RankOrder, box: Mailbox) -> None:
+        self.order = order
+        self._box = box
+        self._ending: Ending | None = None
+        self._has_ended = threading.Event()
+        box.send({"order": order.to_json()})
+
+    def tell(self, value: Mapping[str, object]) -> None:
+        """A line for it."""
+        self._box.send({"tell": dict(value)})
+
+    def hush(self) -> None:
+        """The end of its input."""
+        self._box.send({"hush": True})
+
+    def reap(self, within_s: float | None = None) -> Ending:
+        """How it ended, in its own time or in this."""
+        self._box.send({"reap": within_s})
+        if not self._has_ended.wait((within_s or 0.0) + ANSWER_S) or self._ending is None:
+            return Ending(1, f"the agent of {self.order.name} does not answer")
+        return self._ending
+
+    def forget(self) -> None:
+        """Let go of it."""
+        self._box.send({"forget": True})
+
+    def ended(self, ending: Ending) -> None:
+        """What the agent says of its end."""
+        self._ending = ending
+        self._has_ended.set()
+
+
+class Crew:
+    """Starts ranks under the agents of all places, prefill ranks first. For the first place alone."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._store = place.open()
+        self._boxes = [Mailbox(self._store, f"to-{rank}") for rank in range(place.world)]
+        self._children: dict[int, tuple[RemoteChild, Put]] = {}
+        self._runs = 0
+        self._is_over = False
+        ranks = range(place.world)
+        self._threads = [threading.Thread(target=self._listen, args=(rank,), daemon=True) for rank in ranks]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, order: RankOrder, put: Put) -> Child:
+        """The agent of the rank's place starts it."""
+        rank = order.rank + (order.prefill if order.end == "decode" else 0)
+        child = RemoteChild(order, self._boxes[rank])
+        self._children[rank] = (child, put)
+        return child
+
+    def meeting(self, name: str) -> str:
+        """A prefix in the store, of this run alone."""
+        return f"tcp://{self._place.store_host}:{self._place.store_port}/{self._runs}/{name}"
+
+    def close(self) -> None:
+        """The next run has names of its own."""
+        self._runs += 1
+
+    def dismiss(self) -> None:
+        """All agents end."""
+        for box in self._boxes:
+            box.send({"quit": True})
+        self._is_over = True
+        for thread in self._threads:
+            thread.join(ANSWER_S)
+
+    def _listen(self, rank: int) -> None:
+        box = Mailbox(self._place.connect(), f"from-{rank}")
+        while not self._is_over:
+            value = box.take()
+            if value is None:
+                continue
+            child, put = self._children[rank]
+            if "ended" in value:
+                child.ended(Ending(int(str(value["ended"])), str(value["text"])))
+                put(child.order.name, None)
+            else:
+                put(child.order.name, value)
+
+
+def serve(place: Place, program: str) -> None:
+    """The agent of a place: until it is told to quit, or nobody tells it anything."""
+    box, back = Mailbox(place.open(), f"to-{place.rank}"), Mailbox(place.connect(), f"from-{place.rank}")
+    launcher = LocalLauncher(program, host=place.bind)
+    child: LocalChild | None = None
+    heard = time.monotonic()
+    try:
+        while time.monotonic() - heard < IDLE_S:
+            value = box.take()
+            if value is None:
+                continue
+            heard = time.monotonic()
+            if value.get("quit"):
+                return
+            if "order" in value:
+                child = _start(launcher, read_order(str(value["order"])), back)
+            elif child is not None:
+                _pass_on(child, value)
+    finally:
+        if child is not None:
+            child.reap(within_s=0.0)
+            child.forget()
+        launcher.close()
+
+
+def _start(launcher: LocalLauncher, order: RankOrder, back: Mailbox) -> LocalChild:
+    made: list[LocalChild] = []
+    is_made = threading.Event()
+
+    def put(name: str, value: dict[str, object] | None) -> None:
+        if value is not None:
+            back.send(value)
+            return
+        is_made.wait()
+        ending = made[0].reap()
+        back.send({"ended": ending.code, "text": ending.text})
+
+    made.append(launcher.start(order, put))
+    is_made.set()
+    return made[0]
+
+
+def _pass_on(child: LocalChild, value: Mapping[str, object]) -> None:
+    told, within_s = value.get("tell"), value.get("reap")
+    if isinstance(told, dict):
+        child.tell(told)
+    elif value.get("hush"):
+        child.hush()
+    elif value.get("forget"):
+        child.forget()
+    else:
+        child.reap(float(within_s) if isinstance(within_s, int | float) else None)

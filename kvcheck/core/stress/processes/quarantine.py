@@ -1,0 +1,80 @@
+"""Quarantine: memory that a peer was asked to write is not given back before nobody can write it any more.
+
+    Want sent --> may be written --> Done sent (all is verified), Drained received, or the peer gone --> may be freed
+
+Invariants:
+- Judged from messages and frees alone, beside the receiver that should see to it.
+- A message of an older generation ends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcheck.core.record import Finding
+from kvcheck.core.stress.events import Allocated, Freed
+from kvcheck.core.stress.history import Handler
+from kvcheck.core.transfer.messages import Done, Drained, Message, Want
+
+MOST = 20
+
+
+class Quarantine:
+    """One decode rank. judged: how many pages and slots were freed after a peer had been asked to write them."""
+
+    def __init__(self, rank: str) -> None:
+        self.findings: list[Finding] = []
+        self.judged = 0
+        self._rank = rank
+        self._owners: dict[tuple[str, int], int] = {}
+        self._writers: dict[int, dict[str, tuple[int, int]]] = {}
+        """By request, who may write: peer -> (room, generation)."""
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        """Whose memory is whose."""
+        return ((Allocated, self._allocated), (Freed, self._freed))
+
+    def sent(self, peer: str, message: Message) -> None:
+        """This rank says something."""
+        if isinstance(message, Want):
+            self._writers.setdefault(message.request, {})[peer] = (message.room, message.generation)
+        elif isinstance(message, Done):
+            self._end(peer, message.room, message.generation)
+
+    def received(self, peer: str, message: Message) -> None:
+        """A peer says something."""
+        if isinstance(message, Drained):
+            self._end(peer, message.room, message.generation)
+
+    def gone(self, peer: str) -> None:
+        """The peer was cut off, and its engine with it."""
+        for writers in self._writers.values():
+            writers.pop(peer, None)
+
+    def _end(self, peer: str, room: int, generation: int) -> None:
+        for writers in self._writers.values():
+            if writers.get(peer) == (room, generation):
+                del writers[peer]
+
+    def _allocated(self, event: Allocated) -> None:
+        for unit in event.ids:
+            self._owners[event.space, int(unit)] = event.owner
+
+    def _freed(self, event: Freed) -> None:
+        for unit in event.ids:
+            owner = self._owners.pop((event.space, int(unit)), None)
+            writers = self._writers.get(owner, {}) if owner is not None else {}
+            self.judged += owner in self._writers
+            if writers and len(self.findings) < MOST:
+                peers = ", ".join(sorted(writers))
+                self.findings.append(
+                    Finding(
+                        code="KV202",
+                        oracle="lifetime",
+                        tier="device",
+                        page=int(unit),
+                        request=owner,
+                        message=f"{self._rank}: {event.space} {int(unit)} of request {owner} was freed while {peers} "
+                        "may still write it",
+                    )
+                )

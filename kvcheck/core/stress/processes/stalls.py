@@ -1,0 +1,57 @@
+"""Stalls: which leg of which requests is held back on its way, and for how long.
+
+Invariants:
+- Who is held follows from the number of the schedule and of the request alone.
+- One request of a run, where it has enough of them, is held for longer than a room may take: it has to fail, and does
+  so for that reason. All others that are held have to arrive.
+"""
+
+from __future__ import annotations
+
+import math
+
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.stress.events import Faulted
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.scenarios.pd_transfer import ABORT_EVERY, Faults
+from kvcheck.core.transfer.wire import LEGS, Ticket
+from kvcheck.core.workload.jobs import Job
+
+STALL_EVERY = 3
+HELD_S = 0.25
+FOR_EVER_FROM = 8
+"""The first request that is held for ever, where nothing else is wrong with it, has at least this number."""
+
+
+class Stalls:
+    """Holds of one run. aux: metadata rows travel as writes, not as messages. told: who was held so far."""
+
+    def __init__(
+        self, jobs: tuple[Job, ...], shape: ModelShape, faults: Faults, history: History, variant: int, *, aux: bool
+    ) -> None:
+        self._history = history
+        self.told: set[int] = set()
+        has_state = shape.family in ("nsa", "swa", "mamba")
+        legs = [leg for leg in LEGS if (leg != "state" or has_state) and (leg != "aux" or aux)]
+        self._legs = {
+            job.request: legs[(job.request // STALL_EVERY + variant) % len(legs)]
+            for job in jobs
+            if not faults.has(job.request) and job.request % STALL_EVERY == (variant + 2) % STALL_EVERY
+        }
+        quiet = [job.request for job in jobs if job.request % ABORT_EVERY >= 2 and not faults.has(job.request)]
+        self._endless = next((request for request in quiet if request >= FOR_EVER_FROM), None)
+        if self._endless is not None:
+            self._legs[self._endless] = legs[variant % len(legs)]
+
+    def held_s(self, leg: str, ticket: Ticket) -> float | None:
+        """Seconds for which this write waits; infinite for the one that never goes; None: it goes at once."""
+        if self._legs.get(ticket.request) != leg:
+            return None
+        is_first = ticket.request not in self.told
+        self.told.add(ticket.request)
+        if ticket.request != self._endless:
+            return HELD_S
+        if is_first:
+            why = f"its {leg} was held for longer than a room may take"
+            self._history.append(Faulted(ticket.request, why, ("rounds or seconds",)))
+        return math.inf

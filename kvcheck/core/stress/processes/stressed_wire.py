@@ -1,0 +1,107 @@
+"""StressedWire: a rank's wire that does to some rooms what the plan says, and lets the quarantine listen.
+
+Invariants:
+- A leg that is held holds what comes behind it for the same room and peer, and nothing else: other rooms pass it.
+- What is held is written later or never; never once this rank has told its peer that the room is over.
+- A held write that then fails ends its room, as one that fails at once does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvcheck.core.backend.backend import Signal
+from kvcheck.core.errors import TransferError
+from kvcheck.core.stress.processes.quarantine import Quarantine
+from kvcheck.core.stress.processes.stalls import Stalls
+from kvcheck.core.stress.scenarios.pd_transfer import Faults
+from kvcheck.core.transfer.messages import Abort, AuxData, Drained, Message, Status, Want
+from kvcheck.core.transfer.process_wire import ProcessWire
+from kvcheck.core.transfer.wire import RegionWrite, Ticket
+
+Key = tuple[str, int, int]
+"""Peer, room, generation."""
+
+
+@dataclass(slots=True)
+class _Held:
+    until: float
+    steps: list[Callable[[], object]] = field(default_factory=list)
+
+
+class StressedWire:
+    """A Wire over a ProcessWire."""
+
+    def __init__(self, inner: ProcessWire, faults: Faults, stalls: Stalls, quarantine: Quarantine) -> None:
+        self.name = inner.name
+        self.inner = inner
+        self._faults = faults
+        self._stalls = stalls
+        self._quarantine = quarantine
+        self._held: dict[Key, _Held] = {}
+        self._attempts: dict[Key, int] = {}
+        self._gone: set[str] = set()
+        self.register = inner.register
+        self.flush = inner.flush
+        self.verified = inner.verified
+
+    def write(
+        self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
+    ) -> Signal:
+        """Refuse, hold back, or pass on."""
+        if self._faults.refuses(self.name, peer, leg, ticket):
+            raise TransferError(f"{self.name} to {peer}: the engine refused to write {leg} for room {ticket.room}")
+        if self._faults.vanishes(self.name, peer, leg, ticket):
+            return self.inner.backend.signal()
+        key = (peer, ticket.room, ticket.generation)
+        if key not in self._held:
+            held_s = self._stalls.held_s(leg, ticket)
+            if held_s is None:
+                return self.inner.write(peer, leg, writes, ticket=ticket, after=after)
+            self._held[key] = _Held(time.monotonic() + held_s)
+        self._held[key].steps.append(lambda: self.inner.write(peer, leg, writes, ticket=ticket, after=after))
+        return self.inner.backend.signal()
+
+    def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
+        """A message waits for the held writes that it is about; the end of a room drops them."""
+        message = self._faults.tamper(message)
+        if peer not in self._gone:
+            self._quarantine.sent(peer, message)
+        key = (peer, message.room, message.generation)
+        if key in self._held:
+            if isinstance(message, AuxData) or (isinstance(message, Status) and message.is_ok):
+                self._held[key].steps.append(lambda: self.inner.send(peer, message, after=after))
+                return
+            if isinstance(message, Drained | Status):
+                del self._held[key]
+        for _ in range(self._faults.copies(self.name, peer, message)):
+            self.inner.send(peer, message, after=after)
+
+    def receive(self) -> list[tuple[str, Message]]:
+        """What has arrived, behind the failures of what was held until now."""
+        failures = self._release()
+        messages = self.inner.receive()
+        for peer, message in messages:
+            if isinstance(message, Want):
+                self._attempts[peer, message.room, message.generation] = message.attempt
+            self._quarantine.received(peer, message)
+        gone = set(self.inner.gone())
+        for peer in gone - self._gone:
+            self._quarantine.gone(peer)
+        self._gone = gone  # who was started again can go again
+        return failures + messages
+
+    def _release(self) -> list[tuple[str, Message]]:
+        failures: list[tuple[str, Message]] = []
+        now = time.monotonic()
+        for key in [key for key, held in self._held.items() if held.until <= now]:
+            try:
+                for step in self._held.pop(key).steps:
+                    step()
+            except TransferError as error:
+                peer, room, generation = key
+                attempt = self._attempts[key]
+                failures.append((peer, Abort(room=room, attempt=attempt, generation=generation, reason=str(error))))
+        return failures

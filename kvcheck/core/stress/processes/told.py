@@ -1,0 +1,32 @@
+"""Told: what the supervisor tells a rank while it runs.
+
+Invariants:
+- Written by the thread that reads the rank's input, read by the one that runs its rounds.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Mapping
+from threading import Event
+
+
+class Told:
+    """addresses: of decode ranks, as they become known. is_over: everybody is idle."""
+
+    def __init__(self) -> None:
+        self.addresses: queue.Queue[dict[str, str]] = queue.Queue()
+        self._over = Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Everybody has said that he is idle."""
+        return self._over.is_set()
+
+    def take(self, said: Mapping[str, object]) -> None:
+        """One line of the supervisor."""
+        addresses = said.get("addresses")
+        if isinstance(addresses, dict):
+            self.addresses.put({str(name): str(address) for name, address in addresses.items()})
+        if said.get("close"):
+            self._over.set()

@@ -1,0 +1,219 @@
+"""What is made of the ranks' stories, and what a stressed wire does with a leg: on literal values, without processes.
+
+Invariants:
+- Each story but the good ones is a lie or a bug that the verdict has to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from kvcheck.core.backend.scoped import ScopedBackend
+from kvcheck.core.errors import TransferError
+from kvcheck.core.record import Evidence
+from kvcheck.core.stress.events import Faulted
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.processes.order import Closing
+from kvcheck.core.stress.processes.quarantine import Quarantine
+from kvcheck.core.stress.processes.stalls import HELD_S, Stalls
+from kvcheck.core.stress.processes.stressed_wire import StressedWire
+from kvcheck.core.stress.processes.supervisor import RankStory
+from kvcheck.core.stress.processes.verdict import judge
+from kvcheck.core.stress.processes.work import bytes_for, work_of
+from kvcheck.core.stress.scenarios.pd_transfer import Faults
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.transfer.messages import Abort, Drained, Message, Status
+from kvcheck.core.transfer.process_wire import SocketWire
+from kvcheck.core.transfer.region_backend import RegionBackend
+from kvcheck.core.transfer.wire import Ticket
+
+PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny", transport="tcp", ranks="1x2", seed=5, requests=4)
+SHAPE, LOAD = work_of(PLAN)
+TOKENS = {job.request: (job.request,) for job in LOAD.jobs}
+FAULT = Faulted(3, "a write of its kv was refused", ("refused", "kv"))
+WHY = "the engine refused to write kv"
+
+
+def stories(**changes: Callable[[RankStory], object]) -> dict[str, RankStory]:
+    """Four requests on a prefill and two decode ranks: 1 and 2 are served, 3 is refused, 4 is aborted."""
+    made = {}
+    for name in ("prefill-0", "decode-0", "decode-1"):
+        sealed = {str(job.request): bytes_for(SHAPE, job.prompt_tokens, 2) for job in LOAD.jobs if job.request < 3}
+        made[name] = RankStory(
+            name=name,
+            closing=Closing(
+                counts={"full": (8, 8)},
+                returned={"full": (8, 8)},
+                decisions=1,
+                sealed={} if name == "prefill-0" else sealed,
+                quarantined=1,
+                findings=(),
+                evidence=Evidence(retractions=2),
+            ),
+        )
+        if name != "prefill-0":
+            made[name].finished = {request: TOKENS[request] for request in (1, 2)}
+            made[name].failed = {3: WHY}
+            made[name].aborted = {4}
+    made["prefill-0"].failed = {3: WHY, 4: "aborted"}
+    made["prefill-0"].faulted = {3: FAULT}
+    for name, change in changes.items():
+        change(made[name.replace("_", "-")])
+    return made
+
+
+def test_what_was_done_to_requests_is_no_finding_and_is_counted_once() -> None:
+    judged = judge(stories(), SHAPE, LOAD, TOKENS)
+    assert judged.findings == () and judged.verified == judged.expected > 0
+    assert (judged.evidence.aborts, judged.evidence.retractions, judged.evidence.requests) == (1, 2, 4)
+
+
+def both(change: Callable[[RankStory], object]) -> dict[str, Callable[[RankStory], object]]:
+    """The same lie on both decode ranks, so that they agree."""
+    return {"decode_0": change, "decode_1": change}
+
+
+LIES: dict[str, tuple[dict[str, Callable[[RankStory], object]], str, str]] = {
+    "failed for nothing": (
+        both(lambda story: (story.finished.pop(2), story.failed.update({2: "x"}))),
+        "KV901",
+        "nothing was wrong with it: x",
+    ),
+    "failed for nothing at the prefill end": (
+        {"prefill_0": lambda story: story.failed.update({1: "x"})},
+        "KV901",
+        "prefill-0: request 1 failed, and nothing was wrong with it",
+    ),
+    "its reason hides the fault": (
+        {name: lambda story: story.failed.update({3: "oops"}) for name in ("prefill_0", "decode_0", "decode_1")},
+        "KV301",
+        "its reason does not say 'refused' and 'kv'",
+    ),
+    "finished in spite of the fault": (
+        both(lambda story: (story.failed.pop(3), story.finished.update({3: TOKENS[3]}))),
+        "KV301",
+        "finished though a write of its kv was refused",
+    ),
+    "finished after the abort": (
+        both(lambda story: story.finished.update({4: TOKENS[4]})),
+        "KV602",
+        "request 4 finished after it had been aborted",
+    ),
+    "one rank did not abort": (
+        {"decode_1": lambda story: (story.aborted.clear(), story.failed.update({4: "aborted"}))},
+        "KV601",
+        "decided differently",
+    ),
+    "forgotten": (both(lambda story: story.aborted.clear()), "KV901", "request 4 neither finished nor failed"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_seen(lie: str) -> None:
+    changes, code, text = LIES[lie]
+    found = judge(stories(**changes), SHAPE, LOAD, TOKENS).findings
+    assert any(each.code == code and text in each.message for each in found), found
+
+
+def test_trouble_excuses_failures_and_nothing_else() -> None:
+    failed, _, _ = LIES["failed for nothing"]
+    assert judge(stories(**failed), SHAPE, LOAD, TOKENS, troubled=("prefill-0",)).findings == ()
+    finished, code, _ = LIES["finished in spite of the fault"]
+    found = judge(stories(**finished), SHAPE, LOAD, TOKENS, troubled=("prefill-0",)).findings
+    assert code in {each.code for each in found}
+
+
+# A leg that is held
+
+
+def stressed(*, held: float | None) -> tuple[StressedWire, list[object], SocketWire]:
+    """A wire on which request 2 waits so long with its kv, and what goes through it."""
+    inner = SocketWire(ScopedBackend(RegionBackend(), "prefill-0"))
+    through: list[object] = []
+
+    def write(peer: str, leg: str, writes: object, *, ticket: Ticket, after: object) -> object:
+        through.append((leg, ticket.request))
+        return inner.backend.signal()
+
+    def send(peer: str, message: Message, *, after: object = ()) -> None:
+        through.append((type(message).__name__, message.room))
+
+    inner.write, inner.send = write, send  # type: ignore[method-assign,assignment]
+
+    class Holds(Stalls):
+        def held_s(self, leg: str, ticket: Ticket) -> float | None:
+            return held if (leg, ticket.request) == ("kv", 2) else None
+
+    faults = Faults(LOAD.jobs, SHAPE, History(), 4)
+    stalls = Holds(LOAD.jobs, SHAPE, faults, History(), 0, aux=True)
+    return StressedWire(inner, faults, stalls, Quarantine("prefill-0")), through, inner
+
+
+def legs(wire: StressedWire, request: int) -> None:
+    """A room's whole way, of a room with its request's number."""
+    for leg in ("kv", "aux", "seal"):
+        wire.write("decode-0", leg, (), ticket=Ticket(request, 1, request), after=())
+    wire.send("decode-0", Status(room=request, generation=1, is_ok=True))
+
+
+WAY = ("kv", "aux", "seal")
+
+
+def test_a_held_leg_holds_its_own_room_alone_and_keeps_the_order() -> None:
+    wire, through, _ = stressed(held=0.0)
+    legs(wire, 2)
+    legs(wire, 1)
+    assert through == [*((leg, 1) for leg in WAY), ("Status", 1)]
+    assert wire.receive() == []
+    assert through[4:] == [*((leg, 2) for leg in WAY), ("Status", 2)]
+
+
+@pytest.mark.parametrize("end", [Drained(room=2, generation=1), Status(room=2, generation=1, is_ok=False, reason="x")])
+def test_what_is_held_is_never_written_once_the_room_is_over(end: Message) -> None:
+    wire, through, _ = stressed(held=0.0)
+    legs(wire, 2)
+    wire.send("decode-0", end)
+    assert wire.receive() == [] and through == [(type(end).__name__, 2)]
+
+
+def test_the_end_of_an_older_attempt_drops_nothing() -> None:
+    wire, through, _ = stressed(held=0.0)
+    legs(wire, 2)
+    wire.send("decode-0", Drained(room=2, generation=0))
+    assert wire.receive() == [] and ("kv", 2) in through
+
+
+def test_a_held_write_that_fails_ends_its_room() -> None:
+    wire, _, inner = stressed(held=0.0)
+    legs(wire, 2)
+
+    def breaks(*_: object, **__: object) -> None:
+        raise TransferError("decode-0 is gone")
+
+    inner.write = breaks  # type: ignore[method-assign,assignment]
+    assert wire.receive() == [("decode-0", Abort(room=2, generation=1, reason="decode-0 is gone"))]
+
+
+def test_one_request_is_held_for_ever_and_the_history_knows_why() -> None:
+    plan = replace(PLAN, requests=40)
+    shape, load = work_of(plan)
+    endless = set()
+    for variant in range(20):
+        history = History(keep=True)
+        faults = Faults(load.jobs, shape, history, variant)
+        stalls = Stalls(load.jobs, shape, faults, history, variant, aux=True)
+        held = {
+            job.request: seconds
+            for job in load.jobs
+            for leg in ("kv", "state", "aux", "seal")
+            if (seconds := stalls.held_s(leg, Ticket(job.request, 1, job.request))) is not None
+        }
+        assert set(held) == stalls.told and len(held) > 8 and not any(map(faults.has, held))
+        (forever,) = [request for request, seconds in held.items() if seconds == float("inf")]
+        assert {*held.values()} == {HELD_S, float("inf")} and forever % 4 >= 2
+        assert [event.request for event in history.events if isinstance(event, Faulted)] == [forever]
+        endless.add(forever)
+    assert len(endless) > 1
