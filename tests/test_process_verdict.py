@@ -194,7 +194,7 @@ def test_a_held_write_that_fails_ends_its_room() -> None:
         raise TransferError("decode-0 is gone")
 
     inner.write = breaks  # type: ignore[method-assign,assignment]
-    assert wire.receive() == [("decode-0", Abort(room=2, generation=1, reason="decode-0 is gone"))]
+    assert wire.receive() == [("decode-0", Abort(room=2, attempt=0, generation=1, reason="decode-0 is gone"))]
 
 
 def test_one_request_is_held_for_ever_and_the_history_knows_why() -> None:

@@ -103,7 +103,7 @@ def taken(wire: SocketWire, count: int) -> list[Message]:
     return messages
 
 
-WANT = Want(room=5, generation=9, request=1, tokens=4, slot=1, state_slot=0, runs=(("kv.full", 0, (3,)),))
+WANT = Want(room=5, attempt=0, generation=9, request=1, tokens=4, slot=1, state_slot=0, runs=(("kv.full", 0, (3,)),))
 
 
 def test_what_the_old_process_said_comes_before_the_new_one_and_its_rooms_end() -> None:
@@ -113,7 +113,7 @@ def test_what_the_old_process_said_comes_before_the_new_one_and_its_rooms_end() 
         assert said == WANT
         wire.offer(link)
         say(new, replace(WANT, generation=1 << 32))
-        assert taken(wire, 1) == [Abort(room=5, generation=9, reason="prefill-0 is gone")]
+        assert taken(wire, 1) == [Abort(room=5, attempt=0, generation=9, reason="prefill-0 is gone")]
         assert wire.gone() == ("prefill-0",) and wire.receive() == []
         (newcomer,) = wire.newcomers()
         wire.rejoin(newcomer)

@@ -237,7 +237,7 @@ def test_a_full_buffer_blocks_nobody_for_longer_than_the_lease(pulse: type[Pulse
         assert ("timed out" not in str(lost.value)) is is_bounded
 
 
-WANT = Want(room=5, generation=2, request=7, tokens=8, slot=1, state_slot=0, runs=(("kv.full", 0, (3,)),))
+WANT = Want(room=5, attempt=0, generation=2, request=7, tokens=8, slot=1, state_slot=0, runs=(("kv.full", 0, (3,)),))
 DRAINED = Drained(room=5, generation=2)
 
 

@@ -80,12 +80,8 @@ def stress(
 ) -> int:
     """Stress the KV cache and judge every word it serves."""
     check_choice("--format", format_name, FORMATS)
-    for name, value in (
-        ("--schedules", schedules),
-        ("--max-time", max_time),
-        ("--requests", requests),
-        ("--jobs", jobs),
-    ):
+    limits = {"--schedules": schedules, "--max-time": max_time, "--requests": requests, "--jobs": jobs}
+    for name, value in limits.items():
         check_positive(name, value)
     targets = report_targets(output)
     drawn = draw_seed() if seed is None else seed
@@ -110,11 +106,7 @@ def stress(
     workers = 1 if place is not None else jobs or (1 if base.is_in_processes else min(len(plans), session.cpus()))
     limit = max_time if max_time is not None else (DEFAULT_MAX_TIME_S if bounded else None)
     share = None if limit is None else limit * workers / max(1, len(plans))
-    orders = [
-        Order(plan=plan, schedules=wanted, max_time_s=share, confirms=not plan.is_in_processes)
-        for plan in plans
-        if _cell_id(plan) not in kept
-    ]
+    orders = [_order(plan, wanted, share) for plan in plans if _cell_id(plan) not in kept]
     session.say(
         f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {len(plans)} cells, {workers} processes"
     )
@@ -124,6 +116,10 @@ def stress(
     with crew_of(place) as processes:
         interrupted = _collect(session, orders, workers, processes, is_bounded=limit is not None)
     return close(session, targets, reports=reports, interrupted=interrupted)
+
+
+def _order(plan: Plan, schedules: int, max_time_s: float | None) -> Order:
+    return Order(plan=plan, schedules=schedules, max_time_s=max_time_s, confirms=not plan.is_in_processes)
 
 
 def _base_plan(

@@ -48,7 +48,6 @@ class Receiving:
     """
 
     ticket: Ticket
-    attempt: int
     holding: Holding
     tokens: int
     slot: int
@@ -128,11 +127,10 @@ class Receiver:
         if room in self._rooms:
             raise ForeignAccess(f"room {room}: an earlier attempt is not over, got attempt {attempt}")
         self._attempts += 1
-        ticket = Ticket(room, self._attempts, holding.request)
+        ticket = Ticket(room, self._attempts, holding.request, attempt)
         names = set(self.sources)
         self._rooms[room] = Receiving(
             ticket=ticket,
-            attempt=attempt,
             holding=holding,
             tokens=tokens,
             slot=slot,
@@ -237,8 +235,9 @@ class Receiver:
 
     def _abort(self, peer: str, receiving: Receiving, reason: str) -> None:
         """reason: of whoever ends it; a room that has arrived here has none of its own."""
-        room, generation = receiving.ticket.room, receiving.ticket.generation
-        self._wire.send(peer, Abort(room=room, attempt=receiving.attempt, generation=generation, reason=reason))
+        ticket = receiving.ticket
+        abort = Abort(room=ticket.room, attempt=ticket.attempt, generation=ticket.generation, reason=reason)
+        self._wire.send(peer, abort)
 
     def _take(self, peer: str, message: Message, receiving: Receiving) -> None:
         if isinstance(message, Status):

@@ -27,11 +27,12 @@ LEGS = ("kv", "state", "aux", "seal")
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One attempt to transfer a room. generation: the attempt's number at its decode rank, used once."""
+    """One attempt to transfer a room. generation: its number at its decode rank, used once. attempt: of its request."""
 
     room: int
     generation: int
     request: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,4 +182,4 @@ def part_name(buffer: str, source_rank: int, sources: int) -> str:
 
 
 def _ticket(want: Want) -> Ticket:
-    return Ticket(want.room, want.generation, want.request)
+    return Ticket(want.room, want.generation, want.request, want.attempt)

@@ -17,7 +17,7 @@ from kvcheck.core.errors import TransferError
 from kvcheck.core.stress.processes.quarantine import Quarantine
 from kvcheck.core.stress.processes.stalls import Stalls
 from kvcheck.core.stress.scenarios.pd_transfer import Faults
-from kvcheck.core.transfer.messages import Abort, AuxData, Drained, Message, Status, Want
+from kvcheck.core.transfer.messages import Abort, AuxData, Drained, Message, Status
 from kvcheck.core.transfer.process_wire import ProcessWire
 from kvcheck.core.transfer.wire import RegionWrite, Ticket
 
@@ -28,6 +28,7 @@ Key = tuple[str, int, int]
 @dataclass(slots=True)
 class _Held:
     until: float
+    attempt: int
     steps: list[Callable[[], object]] = field(default_factory=list)
 
 
@@ -41,7 +42,6 @@ class StressedWire:
         self._stalls = stalls
         self._quarantine = quarantine
         self._held: dict[Key, _Held] = {}
-        self._attempts: dict[Key, int] = {}
         self._gone: set[str] = set()
         self.register = inner.register
         self.flush = inner.flush
@@ -60,7 +60,7 @@ class StressedWire:
             held_s = self._stalls.held_s(leg, ticket)
             if held_s is None:
                 return self.inner.write(peer, leg, writes, ticket=ticket, after=after)
-            self._held[key] = _Held(time.monotonic() + held_s)
+            self._held[key] = _Held(time.monotonic() + held_s, ticket.attempt)
         self._held[key].steps.append(lambda: self.inner.write(peer, leg, writes, ticket=ticket, after=after))
         return self.inner.backend.signal()
 
@@ -84,8 +84,6 @@ class StressedWire:
         failures = self._release()
         messages = self.inner.receive()
         for peer, message in messages:
-            if isinstance(message, Want):
-                self._attempts[peer, message.room, message.generation] = message.attempt
             self._quarantine.received(peer, message)
         gone = set(self.inner.gone())
         for peer in gone - self._gone:
@@ -97,11 +95,12 @@ class StressedWire:
         failures: list[tuple[str, Message]] = []
         now = time.monotonic()
         for key in [key for key, held in self._held.items() if held.until <= now]:
+            held = self._held.pop(key)
             try:
-                for step in self._held.pop(key).steps:
+                for step in held.steps:
                     step()
             except TransferError as error:
                 peer, room, generation = key
-                attempt = self._attempts[key]
-                failures.append((peer, Abort(room=room, attempt=attempt, generation=generation, reason=str(error))))
+                abort = Abort(room=room, attempt=held.attempt, generation=generation, reason=str(error))
+                failures.append((peer, abort))
         return failures
