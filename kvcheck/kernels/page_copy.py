@@ -9,10 +9,9 @@ Invariants:
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-
 import torch
+
+from kvcheck.kernels.compilers import asks_triton
 
 
 def gather_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
@@ -50,7 +49,7 @@ def copy_rows(target: torch.Tensor, target_rows: torch.Tensor, source: torch.Ten
 
     On CPU tensors the kernel runs only where triton is loaded and interprets (TRITON_INTERPRET=1).
     """
-    if _has_kernel(target, source):
+    if asks_triton(target, source):
         from kvcheck.kernels import page_copy_triton
 
         if target.is_cuda or source.is_cuda or page_copy_triton.IS_INTERPRETED:
@@ -80,10 +79,3 @@ def copy_bytes_torch(target: torch.Tensor, source: torch.Tensor) -> None:
 def fill_torch(target: torch.Tensor, value: int) -> None:
     """Set every element."""
     target.fill_(value)
-
-
-def _has_kernel(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether to ask for triton: it takes long to import, so CPU copies do not load it."""
-    if target.is_cuda or source.is_cuda:
-        return importlib.util.find_spec("triton") is not None
-    return "triton" in sys.modules
