@@ -1,8 +1,8 @@
 """Content rows as Triton kernels that touch each word once; importing this module needs triton.
 
 Invariants:
-- They mean what `fill_torch` and `verify_torch` mean: programs leave findings and partial digests of their own, and what
-  is made of those does not depend on the order in which programs ran.
+- They mean what `fill_torch` and `verify_torch` mean: programs leave findings and partial digests of their own, and
+  what is made of those does not depend on the order in which programs ran.
 - A verdict and the word it names come from one load: memory that changes meanwhile cannot make them disagree.
 - Addresses are 64-bit and every load and store is masked.
 """
