@@ -27,10 +27,11 @@ needs_numba = pytest.mark.skipif(
 )
 LIMIT_S = 300
 SERVER = """
-import contextlib, io, json, os, signal, sys, traceback
+import contextlib, io, json, os, signal, sys, traceback, warnings
 import torch, triton
 from kvcheck.kernels import digest_triton
 assert digest_triton.IS_INTERPRETED, "triton does not interpret"
+warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)  # idle threads of a BLAS
 for line in sys.stdin:
     child = os.fork()
     if not child:

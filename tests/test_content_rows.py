@@ -120,6 +120,20 @@ def check_damage(
     return 1
 
 
+def check_any_layout(dtype: torch.dtype, device: str) -> None:
+    """Rows of any leading shape and strides: the two that are damaged differ, and nothing beside rows is written."""
+    codes, mask = (each.to(device) for each in codes_and_mask((24, 10)))
+    memory = fresh((24, 12), dtype, device=device)
+    rows = memory[:, 1:11]
+    fill(rows, codes, mask)
+    assert memory[:, 0].eq(-7).all() and memory[:, 11].eq(-7).all()
+    rows[[3, 17], [9, 0]] ^= 1
+    found = differing(rows.view(4, 6, 10), codes.view(4, 6), mask)
+    assert torch.nonzero(found.flatten()).flatten().tolist() == [3, 17]
+    for seen in (rows, rows.contiguous(), rows.t().contiguous().t()):
+        assert differing(seen, codes, mask).equal(differing_torch(seen, codes, mask))
+
+
 COMPARED = 3 * len(SHAPES) + 9 * (len(SHAPES) - 2)
 
 
@@ -131,7 +145,8 @@ def test_rows_are_filled_verified_and_digested_word_by_word(forms: Forms) -> Non
 def test_the_triton_kernel_means_what_the_torch_forms_mean() -> None:
     said = interpreted_check(
         """
-        from test_content_rows import check_rows
+        import torch
+        from test_content_rows import check_any_layout, check_rows
         from kvcheck.kernels import content_rows, content_rows_triton as kernels
 
         calls = []
@@ -141,6 +156,10 @@ def test_the_triton_kernel_means_what_the_torch_forms_mean() -> None:
         kernels.BLOCK_WORDS = 128
         compared = check_rows((content_rows.fill, content_rows.verify), device="cpu")
         assert len(calls) >= 2 * compared / 3, "the kernels did not run"
+        content_rows.BLOCK_BYTES, before = 0, len(calls)
+        check_any_layout(torch.int64, "cpu")
+        check_any_layout(torch.int32, "cpu")
+        assert len(calls) == before + 10, "the kernels did not run"
         print(compared)
         """
     )
@@ -153,6 +172,8 @@ def test_a_device_fills_and_verifies_like_the_host(
     forms: tuple[Callable[..., Any], Callable[..., RowsSeen]],
 ) -> None:
     assert check_rows(forms, device="cuda") == COMPARED
+    check_any_layout(torch.int64, "cuda")
+    check_any_layout(torch.int32, "cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
@@ -161,15 +182,7 @@ def test_rows_of_any_leading_shape_and_stride_are_told_apart(
     dtype: torch.dtype, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(content_rows, "BLOCK_BYTES", block_bytes)
-    codes, mask = codes_and_mask((24, 10))
-    memory = fresh((24, 12), dtype, device="cpu")
-    rows = memory[:, 1:11]
-    fill(rows, codes, mask)
-    assert memory[:, 0].eq(-7).all() and memory[:, 11].eq(-7).all()
-    rows[[3, 17], [9, 0]] ^= 1
-    assert torch.nonzero(differing(rows.view(4, 6, 10), codes.view(4, 6), mask).flatten()).flatten().tolist() == [3, 17]
-    for seen in (rows, rows.contiguous(), rows.t().contiguous().t()):
-        assert differing(seen, codes, mask).equal(differing_torch(seen, codes, mask))
+    check_any_layout(dtype, "cpu")
 
 
 def test_an_owner_is_decoded_by_undoing_the_mix() -> None:

@@ -11,6 +11,9 @@ from typing import Final
 
 # The torch meaning: what chooses the fastest form of it.
 KERNELS: Final[dict[str, str]] = {
+    "kvcheck.kernels.attention:index_scores_torch": "kvcheck.kernels.attention:index_scores",
+    "kvcheck.kernels.attention:sparse_attention_torch": "kvcheck.kernels.attention:sparse_attention",
+    "kvcheck.kernels.attention:top_k_torch": "kvcheck.kernels.attention:top_k",
     "kvcheck.kernels.content:differing_torch": "kvcheck.kernels.content_rows:differing",
     "kvcheck.kernels.content_rows:fill_torch": "kvcheck.kernels.content_rows:fill",
     "kvcheck.kernels.content_rows:verify_torch": "kvcheck.kernels.content_rows:verify",

@@ -12,6 +12,8 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
+from typing import cast
 
 import torch
 
@@ -55,12 +57,9 @@ def fill(
     """fill_torch in one pass."""
     _check(rows, codes, mask, key)
     start = None if key is None else start_of(key, first)
-    if asks_triton(rows):
-        from kvcheck.kernels import content_rows_triton
-
-        if rows.is_cuda or content_rows_triton.IS_INTERPRETED:
-            parts = content_rows_triton.fill_triton(rows, codes, mask, None if start is None else as_signed(start))
-            return None if parts is None else combined(parts)
+    if kernels := _kernels(rows):
+        parts = kernels.fill_triton(rows, codes, mask, None if start is None else as_signed(start))
+        return None if parts is None else combined(parts)
     if rows.device.type != "cpu":
         return fill_torch(rows, codes, mask, key=key, first=first)
     if start is not None and asks_numba(rows):
@@ -92,15 +91,10 @@ def verify(
     """verify_torch in one pass."""
     _check(rows, codes, mask, key)
     start = None if key is None else start_of(key, first)
-    if asks_triton(rows):
-        from kvcheck.kernels import content_rows_triton
-
-        if rows.is_cuda or content_rows_triton.IS_INTERPRETED:
-            signed = None if start is None else as_signed(start)
-            wrong, found, parts = content_rows_triton.verify_triton(rows, codes, mask, signed)
-            return RowsSeen(
-                differing=wrong, first=_first_of(found, rows), digest=None if parts is None else combined(parts)
-            )
+    if kernels := _kernels(rows):
+        wrong, found, parts = kernels.verify_triton(rows, codes, mask, None if start is None else as_signed(start))
+        total = None if parts is None else combined(parts)
+        return RowsSeen(differing=wrong, first=_first_of(found, rows), digest=total)
     if rows.device.type != "cpu":
         return verify_torch(rows, codes, mask, key=key, first=first)
     if asks_numba(rows):
@@ -117,7 +111,21 @@ def differing(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor) -> to
     """differing_torch, rows: [..., W], codes: [...], in one pass over much memory."""
     if rows.device.type == "cpu" and rows.numel() * rows.element_size() <= BLOCK_BYTES:
         return differing_torch(rows, codes, mask)  # one block of its own
-    return verify(rows.reshape(-1, rows.shape[-1]), codes.reshape(-1), mask).differing.view(codes.shape)
+    flat, per_row = rows.reshape(-1, rows.shape[-1]), codes.reshape(-1)
+    if kernels := _kernels(rows):
+        return cast(torch.Tensor, kernels.verify_triton(flat, per_row, mask, None)[0]).view(codes.shape)
+    if rows.device.type != "cpu":
+        return differing_torch(rows, codes, mask)
+    return verify(flat, per_row, mask).differing.view(codes.shape)
+
+
+def _kernels(rows: torch.Tensor) -> ModuleType | None:
+    """The module of the kernels where they run: on a device, and on the CPU where triton is loaded and interprets."""
+    if not asks_triton(rows):
+        return None
+    from kvcheck.kernels import content_rows_triton
+
+    return content_rows_triton if rows.is_cuda or content_rows_triton.IS_INTERPRETED else None
 
 
 def _first_torch(wrong: torch.Tensor, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

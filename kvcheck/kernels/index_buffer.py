@@ -158,13 +158,13 @@ def _places(reads: IndexReads, layout: IndexLayout) -> tuple[torch.Tensor, torch
 
 def _keys_of(rows: torch.Tensor, layout: IndexLayout) -> torch.Tensor:
     """[N, P, K] int64, a view."""
-    return rows[:, : layout.page_size * layout.key_words].unflatten(1, (layout.page_size, layout.key_words))
+    return rows[:, : layout.page_size * layout.key_words].view(-1, layout.page_size, layout.key_words)
 
 
 def _scales_of(rows: torch.Tensor, layout: IndexLayout) -> torch.Tensor:
     """[N, P, H] int32, a view."""
     halves = rows[:, layout.page_size * layout.key_words :].view(torch.int32)
-    return halves.unflatten(1, (layout.page_size, layout.scale_halves))
+    return halves.view(-1, layout.page_size, layout.scale_halves)
 
 
 def _check(rows: torch.Tensor, layout: IndexLayout) -> None:
