@@ -94,6 +94,7 @@ ADAPTERS = {  # optional or slow library: the only modules that import it
     "mooncake": ("core.transfer.engine_child", "core.hicache.mooncake_store"),
     "sglang": ("core.targets",),
     "triton": ("kernels",),
+    "numba": ("kernels",),
     "pandas": ("core.report",),
     "matplotlib": ("core.report",),
     "jinja2": ("core.report",),

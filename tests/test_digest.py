@@ -7,21 +7,17 @@ Invariants:
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import combinations, pairwise
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreted import interpreted_check, needs_numba, needs_triton
 
 from kvcheck.kernels.content import as_unsigned
-from kvcheck.kernels.digest import combined, digest, digest_int, digest_torch
+from kvcheck.kernels.digest import combined, digest, digest_blocks, digest_int, digest_torch, start_of
 
 U64 = (1 << 64) - 1
 KEYS = (0, 1, 2, 1 << 63, U64)
@@ -45,6 +41,13 @@ def by_formula(words: list[int], key: int, first: int = 0) -> int:
     return total % 2**64
 
 
+def by_numba(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
+    """The compiled form, whatever the size."""
+    from kvcheck.kernels.digest_numba import digest_numba
+
+    return digest_numba(words, start_of(key, first))
+
+
 def seen(words: list[int], key: int = 3, first: int = 0) -> int:
     """The digest of words on this machine, unsigned."""
     return as_unsigned(int(digest_torch(torch.tensor(words, dtype=torch.int64), key=key, first=first)))
@@ -56,7 +59,7 @@ def test_all_forms_mean_the_formula(words: list[int], key: int, first: int) -> N
     expected = by_formula(words, key, first)
     assert digest_int(words, key=key, first=first) == expected
     assert digest_int([word & U64 for word in words], key=key, first=first) == expected
-    for form in (digest_torch, digest):
+    for form in (digest_torch, digest_blocks, digest):
         found = form(tensor, key=key, first=first)
         assert (found.shape, found.dtype) == ((), torch.int64)
         assert as_unsigned(int(found)) == expected
@@ -151,38 +154,31 @@ def check_digest(form: Digest, *, device: str) -> int:
     return compared
 
 
-KERNEL_CHECK = """
-import triton
-from test_digest import check_digest
-from kvcheck.kernels import digest, digest_triton
-
-assert digest_triton.IS_INTERPRETED
-calls = []
-interpreted = digest_triton.partial_digests_triton
-digest_triton.partial_digests_triton = lambda *args: (calls.append(args), interpreted(*args))[1]
-compared = check_digest(digest.digest, device="cpu")
-assert len(calls) == compared, "digest did not run the kernel"
-print("compared", compared)
-"""
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton: pip install 'kvcheck[triton]'")
+@needs_triton
 def test_the_triton_kernel_means_the_formula() -> None:
-    tests = Path(__file__).parent
-    paths = [str(tests.parent), str(tests), *filter(None, [os.environ.get("PYTHONPATH")])]
-    run = subprocess.run(
-        [sys.executable, "-c", KERNEL_CHECK],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    said = interpreted_check(
+        """
+        from test_digest import check_digest
+        from kvcheck.kernels import digest, digest_triton
+
+        calls = []
+        interpreted = digest_triton.partial_digests_triton
+        digest_triton.partial_digests_triton = lambda *args: (calls.append(args), interpreted(*args))[1]
+        compared = check_digest(digest.digest, device="cpu")
+        assert len(calls) == compared, "digest did not run the kernel"
+        print(compared)
+        """
     )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["compared", "42"]
+    assert said == ["42"]
 
 
-def test_the_torch_form_agrees_round_the_blocks_of_a_kernel() -> None:
-    assert check_digest(digest_torch, device="cpu") == 42
+@pytest.mark.parametrize("block_words", [64, 32768])
+@pytest.mark.parametrize("form", [digest_torch, digest_blocks, pytest.param(by_numba, marks=needs_numba)])
+def test_the_forms_of_the_host_agree_round_their_blocks(
+    form: Digest, block_words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvcheck.kernels.digest.BLOCK_WORDS", block_words)
+    assert check_digest(form, device="cpu") == 42
 
 
 @pytest.mark.gpu

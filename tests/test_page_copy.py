@@ -7,16 +7,12 @@ Invariants:
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from interpreted import interpreted_check, needs_triton
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvcheck.kernels.page_copy import (
@@ -74,48 +70,36 @@ def test_named_rows_are_copied_on_every_layer_and_nothing_else_is(
     check_row_copy(copy, shape, (target_order, source_order), devices=("cpu", "cpu"))
 
 
-KERNEL_CHECK = """
-import triton
-from test_page_copy import ORDERS, SHAPES, check_row_copy, paged, rows_to_copy
-from kvcheck.kernels import page_copy, page_copy_triton
-
-assert page_copy_triton.IS_INTERPRETED
-calls = []
-interpreted = page_copy_triton.copy_rows_triton
-page_copy_triton.copy_rows_triton = lambda *args: (calls.append(args), interpreted(*args))
-compared = 0
-for shape in SHAPES:
-    for target_order in ORDERS:
-        for source_order in ORDERS:
-            check_row_copy(page_copy.copy_rows, shape, (target_order, source_order), devices=("cpu", "cpu"))
-            by_torch = paged(shape, ORDERS[target_order], 7)
-            by_kernel = by_torch.clone()
-            into, out_of = rows_to_copy(shape)
-            source = paged(shape, ORDERS[source_order], 99)
-            page_copy.copy_rows_torch(by_torch, into, source, out_of)
-            interpreted(by_kernel, into, source, out_of)
-            assert by_kernel.equal(by_torch), (shape, target_order, source_order)
-            compared += 1
-assert len(calls) == compared, "copy_rows did not run the kernel"
-interpreted(by_kernel, into[:0], source, out_of[:0])
-assert by_kernel.equal(by_torch), "no rows, no change"
-print("compared", compared)
-"""
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton: pip install 'kvcheck[triton]'")
+@needs_triton
 def test_the_triton_kernel_means_what_the_torch_form_means() -> None:
-    tests = Path(__file__).parent
-    paths = [str(tests.parent), str(tests), *filter(None, [os.environ.get("PYTHONPATH")])]
-    run = subprocess.run(
-        [sys.executable, "-c", KERNEL_CHECK],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    said = interpreted_check(
+        """
+        from test_page_copy import ORDERS, SHAPES, check_row_copy, paged, rows_to_copy
+        from kvcheck.kernels import page_copy, page_copy_triton
+
+        calls = []
+        interpreted = page_copy_triton.copy_rows_triton
+        page_copy_triton.copy_rows_triton = lambda *args: (calls.append(args), interpreted(*args))
+        compared = 0
+        for shape in SHAPES:
+            for target_order in ORDERS:
+                for source_order in ORDERS:
+                    check_row_copy(page_copy.copy_rows, shape, (target_order, source_order), devices=("cpu", "cpu"))
+                    by_torch = paged(shape, ORDERS[target_order], 7)
+                    by_kernel = by_torch.clone()
+                    into, out_of = rows_to_copy(shape)
+                    source = paged(shape, ORDERS[source_order], 99)
+                    page_copy.copy_rows_torch(by_torch, into, source, out_of)
+                    interpreted(by_kernel, into, source, out_of)
+                    assert by_kernel.equal(by_torch), (shape, target_order, source_order)
+                    compared += 1
+        assert len(calls) == compared, "copy_rows did not run the kernel"
+        interpreted(by_kernel, into[:0], source, out_of[:0])
+        assert by_kernel.equal(by_torch), "no rows, no change"
+        print(compared)
+        """
     )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["compared", str(len(SHAPES) * len(ORDERS) ** 2)]
+    assert said == [str(len(SHAPES) * len(ORDERS) ** 2)]
 
 
 @pytest.mark.gpu

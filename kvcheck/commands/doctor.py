@@ -48,6 +48,7 @@ REQUIRED = {
 # Distribution: the command that installs it, and what it is for.
 OPTIONAL = {
     "triton": ("pip install triton", "CUDA kernels"),
+    "numba": ("pip install 'kvcheck[fast]'", "digests and compares large host memory as fast as one core reads it"),
     "mooncake-transfer-engine": ("pip install 'kvcheck[mooncake]'", "the mooncake transport"),
 }
 

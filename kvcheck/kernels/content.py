@@ -51,6 +51,13 @@ def mix64_torch(values: torch.Tensor) -> torch.Tensor:
     return values ^ _shift(values, 31)
 
 
+def unmix64_torch(values: torch.Tensor) -> torch.Tensor:
+    """unmix64_int over an int64 tensor of any shape."""
+    values = (values ^ _shift(values, 31) ^ _shift(values, 62)) * as_signed(_M2_INVERSE)
+    values = (values ^ _shift(values, 27) ^ _shift(values, 54)) * as_signed(_M1_INVERSE)
+    return values ^ _shift(values, 30) ^ _shift(values, 60)
+
+
 def rows_torch(codes: torch.Tensor, mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rows of words. codes: [..., T] int64; mask: [W] int64. Returns [..., T, W] of dtype int64 or int32."""
     words = codes.unsqueeze(-1) ^ mask

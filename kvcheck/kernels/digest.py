@@ -12,17 +12,22 @@ Invariants:
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from kvcheck.kernels.compilers import asks_numba, asks_triton
 from kvcheck.kernels.content import as_signed, mix64_int, mix64_torch
 
 GOLDEN = 0x9E3779B97F4A7C15
 _KEYED = 0xD1B54A32D192ED03
 _U64 = (1 << 64) - 1
+_STEPS = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
+_LAST_SHIFT = np.uint64(31)
+BLOCK_WORDS = 32768
+"""Words that digest_blocks works on at a time: two blocks and the words themselves fit the second-level cache."""
 
 
 def digest_torch(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
@@ -36,13 +41,37 @@ def digest_torch(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tens
 
 
 def digest(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
-    """digest_torch by one pass over the words, where triton is installed; on CPU tensors where it is loaded."""
-    if _has_kernel(words):
+    """digest_torch by one pass over the words: by triton, by numba for much host memory, by blocks otherwise."""
+    if asks_triton(words):
         from kvcheck.kernels import digest_triton
 
         if words.is_cuda or digest_triton.IS_INTERPRETED:
             return combined(digest_triton.partial_digests_triton(words, as_signed(start_of(key, first))))
-    return digest_torch(words, key=key, first=first)
+    if words.device.type != "cpu":
+        return digest_torch(words, key=key, first=first)
+    if asks_numba(words):
+        from kvcheck.kernels.digest_numba import digest_numba
+
+        return digest_numba(words, start_of(key, first))
+    return digest_blocks(words, key=key, first=first)
+
+
+def digest_blocks(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
+    """digest_torch of CPU words, block by block in two blocks of memory that stay in the cache."""
+    assert words.dtype == torch.int64 and words.ndim == 1, f"words are int64 [n], got {words.dtype}{[*words.shape]}"
+    seen, start, total = words.numpy().view(np.uint64), start_of(key, first), 0
+    block = min(len(seen), BLOCK_WORDS)
+    ramp = np.arange(block, dtype=np.uint64) * np.uint64(GOLDEN)
+    sums, scratch = np.empty_like(ramp), np.empty_like(ramp)
+    for at in range(0, len(seen), BLOCK_WORDS):
+        part = seen[at : at + BLOCK_WORDS]
+        into, spare = sums[: len(part)], scratch[: len(part)]
+        np.add(ramp[: len(part)], np.uint64((start + at * GOLDEN) & _U64), out=into)
+        _mix64_in_place(into, spare)
+        np.add(into, part, out=into)
+        _mix64_in_place(into, spare)
+        total += int(np.add.reduce(into))
+    return torch.tensor(as_signed(total & _U64))
 
 
 def digest_int(words: Sequence[int], *, key: int, first: int = 0) -> int:
@@ -63,8 +92,11 @@ def start_of(key: int, first: int) -> int:
     return (mix64_int(key ^ _KEYED) + first * GOLDEN) & _U64
 
 
-def _has_kernel(words: torch.Tensor) -> bool:
-    """Whether to ask for triton: it takes long to import, so words on the CPU do not load it."""
-    if words.is_cuda:
-        return importlib.util.find_spec("triton") is not None
-    return "triton" in sys.modules
+def _mix64_in_place(values: npt.NDArray[np.uint64], spare: npt.NDArray[np.uint64]) -> None:
+    """mix64_int of each value; spare: memory of the same size."""
+    for shift, factor in _STEPS:
+        np.right_shift(values, shift, out=spare)
+        np.bitwise_xor(values, spare, out=values)
+        np.multiply(values, factor, out=values)
+    np.right_shift(values, _LAST_SHIFT, out=spare)
+    np.bitwise_xor(values, spare, out=values)

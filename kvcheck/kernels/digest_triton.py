@@ -40,15 +40,16 @@ def _mix64(values):  # type: ignore[no-untyped-def]  # triton reads annotations 
     return values ^ ((values >> 31) & 0x1FFFFFFFF)
 
 
-_MIX64 = triton.jit(_mix64)
+mix64 = triton.jit(_mix64)
+"""mix64_torch, for other kernels."""
 
 
 def _fold_block(words, parts, start, count, stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     program = tl.program_id(0).to(tl.int64)
     at = program * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    places = _MIX64(at * -0x61C8864680B583EB + start)
-    folded = _MIX64(tl.load(words + at * stride, mask=inside, other=0) + places)
+    places = mix64(at * -0x61C8864680B583EB + start)
+    folded = mix64(tl.load(words + at * stride, mask=inside, other=0) + places)
     tl.store(parts + program, tl.sum(tl.where(inside, folded, 0), axis=0))
 
 

@@ -1,5 +1,8 @@
 """Row copies between pool buffers, packed memory and host pages.
 
+A row is what one id names: a token, a page with all its tokens, or a slot. Whoever has more than one way to cut memory
+into rows takes the widest.
+
 Invariants:
 - Bytes are moved, never converted; both sides have the same trailing shape and dtype.
 - Index tensors are read when the copy runs.
@@ -9,10 +12,11 @@ Invariants:
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+from types import ModuleType
 
 import torch
+
+from kvcheck.kernels.compilers import asks_triton
 
 
 def gather_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
@@ -28,6 +32,22 @@ def scatter_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.T
         copy_block_torch(arrived, source)
         source = arrived
     target.index_copy_(1, rows, source)
+
+
+def gather_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
+    """gather_rows_torch by one kernel for all layers, which writes pinned memory of the host without a copy between."""
+    if kernels := _kernels(target, source):
+        kernels.gather_rows_triton(target, source, rows)
+        return
+    gather_rows_torch(target, source, rows)
+
+
+def scatter_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
+    """scatter_rows_torch by one kernel for all layers, which reads pinned memory of the host without a copy between."""
+    if kernels := _kernels(target, source):
+        kernels.scatter_rows_triton(target, source, rows)
+        return
+    scatter_rows_torch(target, source, rows)
 
 
 def copy_rows_torch(
@@ -46,17 +66,28 @@ def copy_rows_torch(
 
 
 def copy_rows(target: torch.Tensor, target_rows: torch.Tensor, source: torch.Tensor, source_rows: torch.Tensor) -> None:
-    """copy_rows_torch by one kernel, which reaches pinned host memory from the device and joins nobody.
-
-    On CPU tensors the kernel runs only where triton is loaded and interprets (TRITON_INTERPRET=1).
-    """
-    if _has_kernel(target, source):
-        from kvcheck.kernels import page_copy_triton
-
-        if target.is_cuda or source.is_cuda or page_copy_triton.IS_INTERPRETED:
-            page_copy_triton.copy_rows_triton(target, target_rows, source, source_rows)
-            return
+    """copy_rows_torch by one kernel, which reaches pinned host memory from the device and joins nobody."""
+    if kernels := _kernels(target, source):
+        kernels.copy_rows_triton(target, target_rows, source, source_rows)
+        return
     copy_rows_torch(target, target_rows, source, source_rows)
+
+
+def move_rows_torch(buffer: torch.Tensor, target_rows: torch.Tensor, source_rows: torch.Tensor) -> None:
+    """buffer[l, target_rows[i]] = buffer[l, source_rows[i]] for all rows at once: the lists may name the same rows.
+
+    buffer: [L, U, r, W], a row being u * r + o; target_rows: [n], no duplicates; source_rows: [n]. What is written is
+    what was there before: swaps, rotations and chains come out right in any order of the lists.
+    """
+    copy_rows_torch(buffer, target_rows, buffer, source_rows)  # it reads all rows into memory of its own first
+
+
+def move_rows(buffer: torch.Tensor, target_rows: torch.Tensor, source_rows: torch.Tensor) -> None:
+    """move_rows_torch by one kernel, or two where the lists are too long for one to hold what it has read."""
+    if kernels := _kernels(buffer):
+        kernels.move_rows_triton(buffer, target_rows, source_rows)
+        return
+    move_rows_torch(buffer, target_rows, source_rows)
 
 
 def copy_block_torch(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -82,8 +113,10 @@ def fill_torch(target: torch.Tensor, value: int) -> None:
     target.fill_(value)
 
 
-def _has_kernel(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether to ask for triton: it takes long to import, so CPU copies do not load it."""
-    if target.is_cuda or source.is_cuda:
-        return importlib.util.find_spec("triton") is not None
-    return "triton" in sys.modules
+def _kernels(*sides: torch.Tensor) -> ModuleType | None:
+    """The module of the kernels where they run: on a device, and on the CPU where triton is loaded and interprets."""
+    if not asks_triton(*sides):
+        return None
+    from kvcheck.kernels import page_copy_triton
+
+    return page_copy_triton if page_copy_triton.IS_INTERPRETED or any(side.is_cuda for side in sides) else None

@@ -29,7 +29,8 @@ from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.core.workload.observation import Observation, ReadSink
 from kvcheck.core.workload.passes import PassPlan, Rows, plan_pass
 from kvcheck.core.workload.readers import INDEX_READERS, Readers
-from kvcheck.kernels.content import as_signed, differing_torch, mix64_int, rows_torch
+from kvcheck.kernels.content import as_signed, mix64_int, rows_torch
+from kvcheck.kernels.content_rows import differing
 
 MAX_ROWS_REPORTED = 4
 """Deviating rows of one read that are described word by word; the rest are counted."""
@@ -235,7 +236,7 @@ class ContentDecoder:
             slots = self._state_slots(plan)
             site = self._site(space, buffer, layer)
             rows = words[local].index_select(0, slots)
-            bad = differing_torch(rows, plan.state_read, self._mask(site, rows.shape[-1]))
+            bad = differing(rows, plan.state_read, self._mask(site, rows.shape[-1]))
             if any(chunk.start == 0 for chunk in plan.chunks):  # a slot is empty when a request first reads it
                 bad = torch.where(plan.fresh, (rows != 0).any(-1), bad)
             positions = np.array([chunk.start - 1 for chunk in plan.chunks])
@@ -245,7 +246,7 @@ class ContentDecoder:
             locs = self._locs(space, wanted)
             site = self._site(space, buffer, layer)
             rows = words[local].index_select(0, locs)
-            bad = differing_torch(rows, wanted.codes, self._mask(site, rows.shape[-1]))
+            bad = differing(rows, wanted.codes, self._mask(site, rows.shape[-1]))
             self._observe(plan, site, bad, rows, locs, True, wanted.chunk, wanted.positions)
         else:
             table = self._pool.tables["req_to_token"].read_view().view(-1)
@@ -254,7 +255,7 @@ class ContentDecoder:
             for each in (each for each in buffer.pieces if piece in ("", each.name)):
                 site = self._site(space, buffer, layer, each.name)
                 view = self._tokens_of(words[local][:, self._span(each)].index_select(0, pages), each)
-                bad = differing_torch(view, plan.page_codes, self._mask(site, view.shape[-1])) & plan.page_valid
+                bad = differing(view, plan.page_codes, self._mask(site, view.shape[-1])) & plan.page_valid
                 self._observe(plan, site, bad, view, pages, False, plan.page_chunk, starts, tokens=size)
 
     def _observe(

@@ -22,7 +22,7 @@ from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.workload import content
 from kvcheck.core.workload.content import Site
 from kvcheck.core.workload.mismatch import Mismatch
-from kvcheck.kernels.content import differing_torch
+from kvcheck.kernels.content_rows import differing
 
 
 class UnitReader(Protocol):
@@ -117,9 +117,7 @@ class HostInspector:
         """The first deviating row of each piece and layer of a page or slot: [L, r, W] words."""
         for local, layer in enumerate(spec.layers):
             for name, rows in self._pieces(buffer, words[local]):
-                bad = differing_torch(
-                    rows, codes, content.mask(Site(spec.name, buffer.name, name, layer), rows.shape[-1])
-                )
+                bad = differing(rows, codes, content.mask(Site(spec.name, buffer.name, name, layer), rows.shape[-1]))
                 if bool(bad.any()):
                     first = int(torch.nonzero(bad)[0])
                     seen = tuple(int(word) for word in np.asarray(rows[first])[:64])

@@ -1,0 +1,46 @@
+"""The hold as a Triton kernel of one warp; importing this module needs triton.
+
+Invariants:
+- It means what `hold_torch` means, and ends after `looks` looks whatever the flag and the clock do.
+- The flag is read anew at every look: loads are volatile, and nothing is written to it, so no release is lost.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+
+def hold_triton(flag: torch.Tensor, outcome: torch.Tensor, until: int, looks: int, limit_ns: int | None) -> None:
+    """hold_torch. Where kernels are interpreted there is no clock of a device, and looks alone end a hold."""
+    _KERNEL[(1,)](
+        flag,
+        outcome,
+        until,
+        looks,
+        limit_ns or 0,
+        HAS_CLOCK=limit_ns is not None and outcome.is_cuda,
+        num_warps=1,
+        enable_fp_fusion=False,  # no floats here; a release that changes the default warns whoever does not say
+    )
+
+
+def _wait_for_flag(flag, outcome, until, looks, limit_ns, HAS_CLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    begun = cuda.globaltimer() if HAS_CLOCK else 0
+    look = tl.full((), 1, tl.int64)
+    is_raised = tl.load(flag, volatile=True) >= until
+    is_late = False
+    while (look < looks) & (is_raised == 0) & (is_late == 0):
+        look += 1
+        is_raised = tl.load(flag, volatile=True) >= until
+        if HAS_CLOCK:
+            is_late = cuda.globaltimer() - begun > limit_ns
+    tl.store(outcome, is_raised.to(tl.int64))
+    tl.store(outcome + 1, look)
+
+
+_KERNEL = triton.jit(_wait_for_flag)
+IS_INTERPRETED = not isinstance(_KERNEL, triton.JITFunction)
+"""Whether triton was told (TRITON_INTERPRET=1) to run kernels on the CPU."""
