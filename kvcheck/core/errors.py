@@ -11,6 +11,7 @@
     |   +-- FreeInFlight          an id was freed while an operation still uses it
     |   +-- ForeignAccess         an id was used by somebody who does not own it
     |   +-- TransferError         one request's transfer failed; the others go on
+    |   +-- WrongOutput           an arm of a benchmark left other bytes than it has to
     |   +-- Hang                  a wait that nothing can satisfy, or a step budget spent
     +-- InternalError         70  kvcheck itself is wrong
 
@@ -76,6 +77,10 @@ class ForeignAccess(TargetError):
 
 class TransferError(TargetError):
     """A transfer of one request failed: the engine refused or broke, a peer is gone, a wait was over. Others go on."""
+
+
+class WrongOutput(TargetError):
+    """An arm of a benchmark left other bytes than it has to; it has no price."""
 
 
 class Hang(TargetError):

@@ -1,0 +1,106 @@
+"""What is measured: arms over memory of their own, points of one size that compare them, and what they are built for.
+
+    case "metadata-read"  ->  point "glm-5.1 row"  ->  arms   ten-views (A), ten-views again (A'), ten-clones, packed-copy
+                                                       comparisons   packed-copy to ten-views, packed-copy to ten-clones
+
+Invariants:
+- A maker gives an arm fresh memory whenever it is called; two arms never share a buffer.
+- An arm says how its output is checked; there is none without.
+- The first arm of a point is its baseline A, and the only one that is run a second time as A'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+
+from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.errors import InternalError, WrongOutput
+from kvcheck.core.pools.shape import ModelShape
+
+CONTROL = "A'"
+"""The baseline again, from memory of its own: what it differs from the baseline by is noise."""
+
+
+def nothing() -> None:
+    """Nothing is to be done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One way to do the work. call: once. check: raises WrongOutput unless what the last call left is right.
+
+    clock: how a device times it: "wall" (the host waits for it), "events" or "graph"; a CPU knows wall time alone.
+    close: gives back what is more than memory.
+    """
+
+    call: Callable[[], object]
+    check: Callable[[], None]
+    clock: str = "wall"
+    close: Callable[[], None] = nothing
+
+
+Maker = Callable[[FreshMemory], Arm]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One row of the record: an arm beside a baseline. limit: the arm that measures what the machine can do at most.
+
+    name: what the row calls the arm where one arm has several baselines; "" for its own name.
+    """
+
+    arm: str
+    baseline: str
+    limit: str | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A case at one size. bytes: that one call moves; None where that says nothing. note: what a reader must know."""
+
+    case: str
+    size: str
+    shape: str | None
+    bytes: int | None
+    makers: Mapping[str, Maker]
+    comparisons: tuple[Comparison, ...]
+    note: str | None = None
+
+    def __post_init__(self) -> None:
+        named = {name for row in self.comparisons for name in (row.arm, row.baseline, row.limit) if name is not None}
+        if not self.comparisons or named - set(self.makers) or CONTROL in self.makers:
+            raise InternalError(f"{self.case}/{self.size}: compares {sorted(named)} and makes {list(self.makers)}")
+
+    @property
+    def baseline(self) -> str:
+        """The arm that is run twice."""
+        return next(iter(self.makers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What points are built for. stack: closes, when the run ends, what a case has opened for all its rounds."""
+
+    shape: ModelShape
+    device: torch.device
+    stack: ExitStack = field(default_factory=ExitStack)
+
+
+Case = Callable[[Setting], tuple[Point, ...]]
+"""The points of a case. Raises UnknownVerdict, with what would change it, where this machine or shape has none."""
+
+
+def same(what: str, got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Raise WrongOutput unless two tensors are equal in shape, type and every bit."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        raise WrongOutput(
+            f"{what}: expected {expected.dtype}{[*expected.shape]}, got {got.dtype}{[*got.shape]}; it has no price"
+        )
+    if not torch.equal(got, expected.to(got.device)):
+        wrong = int((got != expected.to(got.device)).sum())
+        raise WrongOutput(f"{what}: {wrong} of {expected.numel()} values are wrong; a wrong output has no price")

@@ -1,0 +1,140 @@
+"""Clocks: what times a batch of calls, on a CPU and on a CUDA device.
+
+On a device: "graph" captures the batch and replays it between two events, so that launching a small operation does not
+drown it; "events" times work of one stream as it is launched; "wall" waits for the device before and after and reads
+the host's clock, which is the only way to see what a wait costs the host. Batches go round several buffer sets, as many
+as the second-level cache cannot hold, so that each call finds it cold.
+
+Invariants:
+- Between two readings of a clock there are calls of one arm and nothing else.
+- Clocks of the device are never set.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from kvcheck.core.errors import InternalError, UnknownVerdict
+
+Batch = Callable[[], int]
+"""Runs its calls and returns nanoseconds of all of them together."""
+
+COLD_SHARE = 3
+"""Buffer sets together are so many times the second-level cache."""
+
+SETS_MOST = 16
+
+
+class Clock(Protocol):
+    """Times batches on one device."""
+
+    device: torch.device
+
+    def sets(self, size: int | None) -> int:
+        """Buffer sets that the batches of an arm go round, for calls that move so many bytes."""
+
+    def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Batch:
+        """`count` calls, one after the other, round the given ones."""
+
+
+class CpuClock:
+    """The host's clock."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def sets(self, size: int | None) -> int:
+        """One."""
+        return 1
+
+    def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Batch:
+        """Calls in a loop that does nothing else."""
+        (call,) = calls
+        if count == 1:
+
+            def once() -> int:
+                start = time.perf_counter_ns()
+                call()
+                return time.perf_counter_ns() - start
+
+            return once
+
+        def run() -> int:
+            start = time.perf_counter_ns()
+            for _ in itertools.repeat(None, count):
+                call()
+            return time.perf_counter_ns() - start
+
+        return run
+
+
+class CudaClock:
+    """Events, graphs and the host's clock around a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def sets(self, size: int | None) -> int:
+        """As many as the cache cannot hold; one where a call says not how much it moves."""
+        if not size:
+            return 1
+        cache = int(torch.cuda.get_device_properties(self.device).L2_cache_size)
+        return max(1, min(SETS_MOST, -(-COLD_SHARE * cache // size)))
+
+    def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Batch:
+        """Calls by the clock that the arm asks for."""
+        chosen = [call for _, call in zip(range(count), itertools.cycle(calls), strict=False)]
+        if kind == "wall":
+            return lambda: self._wall(chosen)
+        if kind == "events":
+            return lambda: self._events(lambda: [call() for call in chosen])
+        if kind == "graph":
+            graph = self._captured(chosen)
+            return lambda: self._events(graph.replay)
+        raise InternalError(f"expected a clock of wall, events or graph, got {kind!r}")
+
+    def _wall(self, calls: list[Callable[[], object]]) -> int:
+        torch.cuda.synchronize(self.device)
+        start = time.perf_counter_ns()
+        for call in calls:
+            call()
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter_ns() - start
+
+    def _events(self, work: Callable[[], object]) -> int:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        return int(begin.elapsed_time(end) * 1e6)
+
+    def _captured(self, calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+        side = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(side):
+            for call in calls:  # kernels are compiled and memory is taken before the capture
+                call()
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+        return graph
+
+
+def clock_for(device: str) -> Clock:
+    """The clock of a device. Raises UnknownVerdict where this machine has no such device."""
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return CpuClock()
+    if not torch.cuda.is_available() or int(number or 0) >= torch.cuda.device_count():
+        raise UnknownVerdict(
+            f"--device {device}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; "
+            "see `kvcheck doctor`"
+        )
+    return CudaClock(torch.device("cuda", int(number or 0)))

@@ -1,0 +1,170 @@
+"""One round of a point, and the rows that its rounds add up to.
+
+A round: fresh memory for every arm, in a random order; a few batches that are not counted; then blocks, each a random
+order of the arms and that order backwards (with two arms: ABBA or BAAB). A batch is as many calls as take 100 to 500
+microseconds. The round's value of an arm is the median over its batches; its ratio is made within the round.
+
+Invariants:
+- No garbage is collected between the first batch and the last, and one thread on one core does the work on a CPU.
+- Each arm's output is checked after its last batch, outside the timed region; a wrong one raises and has no price.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from kvcheck.core.bench.arms import CONTROL, Arm, Comparison, Point
+from kvcheck.core.bench.clock import Batch, Clock
+from kvcheck.core.bench.intervals import floor_of, half_width, interval, ratio_interval
+from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.record import BenchRow
+
+BATCH_NS = 250_000
+BATCH_NS_LEAST = 100_000
+CALLS_MOST = 1 << 16
+BLOCKS = 10
+BLOCKS_LEAST = 4
+ROUND_NS = 100_000_000
+"""What an arm may take of a round before its blocks become fewer."""
+
+WARM_BATCHES = 3
+NOISY_FLOOR = 0.05
+
+
+class Samples:
+    """The rounds of one point. is_told: its rows have been handed out."""
+
+    def __init__(self, point: Point, clock: Clock) -> None:
+        self.point = point
+        self.is_told = False
+        self._clock = clock
+        self._calls: dict[str, int] = {}
+        self._ns: dict[str, list[float]] = {name: [] for name in (*point.makers, CONTROL)}
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that are complete."""
+        return len(self._ns[CONTROL])
+
+    def add_round(self, random: np.random.Generator) -> None:
+        """One more round. Raises WrongOutput where an arm's output is wrong."""
+        makers = {**self.point.makers, CONTROL: self.point.makers[self.point.baseline]}
+        arms: dict[str, list[Arm]] = {}
+        try:
+            sets = self._clock.sets(self.point.bytes)
+            for name in random.permutation(list(makers)).tolist():
+                arms[name] = [makers[name](FreshMemory(random, self._clock.device)) for _ in range(sets)]
+            with _undisturbed(self._clock.device):
+                batches = {name: self._batch(name, arms[name]) for name in makers}
+                medians = _blocks(batches, random)
+            for made in arms.values():
+                for arm in made:
+                    arm.check()
+        finally:
+            for made in arms.values():
+                for arm in made:
+                    arm.close()
+        for name, value in medians.items():
+            self._ns[name].append(value / self._calls[name])
+
+    def is_precise(self, precision: float) -> bool:
+        """Whether every ratio's interval is that narrow."""
+        widths = [half_width(ratio_interval(self._logs(row.arm, row.baseline))) for row in self.point.comparisons]
+        return all(width is not None and width <= precision for width in widths)
+
+    def rows(self) -> list[BenchRow]:
+        """One row a comparison, over the rounds so far."""
+        floor = floor_of(self._logs(CONTROL, self.point.baseline))
+        return [self._row(row, floor) for row in self.point.comparisons]
+
+    def _row(self, row: Comparison, floor: float) -> BenchRow:
+        logs = self._logs(row.arm, row.baseline)
+        return BenchRow(
+            case=self.point.case,
+            arm=row.name or row.arm,
+            baseline=row.baseline,
+            size=self.point.size,
+            shape=self.point.shape,
+            device=str(self._clock.device),
+            bytes=self.point.bytes,
+            us=interval([value / 1e3 for value in self._ns[row.arm]]),
+            baseline_us=interval([value / 1e3 for value in self._ns[row.baseline]]),
+            ratio=ratio_interval(logs),
+            floor=floor,
+            ratios=tuple(math.exp(each) for each in logs),
+            limit=row.limit,
+            limit_ratio=None if row.limit is None else ratio_interval(self._logs(row.limit, row.arm)),
+            status="noisy" if floor > NOISY_FLOOR else "ok",
+            note=self.point.note,
+        )
+
+    def _logs(self, arm: str, baseline: str) -> list[float]:
+        return [math.log(mine / theirs) for mine, theirs in zip(self._ns[arm], self._ns[baseline], strict=True)]
+
+    def _batch(self, name: str, arms: list[Arm]) -> Batch:
+        """A warm batch of the arm; how many calls it has is found out in the first round."""
+        calls = [arm.call for arm in arms]
+        kind = arms[0].clock
+        if name not in self._calls:
+            # Both runs of the baseline have equally many calls, or they would not be the same work.
+            twin = self.point.baseline if name == CONTROL else CONTROL if name == self.point.baseline else name
+            self._calls[name] = self._calls.get(twin) or _calibrated(self._clock, calls, kind)
+        batch = self._clock.batch(calls, self._calls[name], kind)
+        for _ in range(WARM_BATCHES if batch() < ROUND_NS // BLOCKS else 0):
+            batch()
+        return batch
+
+
+def _calibrated(clock: Clock, calls: list[Callable[[], object]], kind: str) -> int:
+    """Calls that take about BATCH_NS."""
+    count = 1
+    while True:
+        batch = clock.batch(calls, count, kind)
+        taken = min(batch() for _ in range(3)) if count > 1 else batch()
+        if taken >= BATCH_NS_LEAST or count >= CALLS_MOST:
+            return max(1, min(CALLS_MOST, round(count * BATCH_NS / max(1, taken)))) if count > 1 else _again(batch)
+        count = min(CALLS_MOST, max(count * 2, math.ceil(count * BATCH_NS / max(1, taken))))
+
+
+def _again(batch: Batch) -> int:
+    """One call took long enough; but the first call of anything does. 1 if it still does, else calls for BATCH_NS."""
+    taken = max(1, min(batch() for _ in range(2)))
+    return 1 if taken >= BATCH_NS_LEAST else max(1, round(BATCH_NS / taken))
+
+
+def _blocks(batches: dict[str, Batch], random: np.random.Generator) -> dict[str, float]:
+    """Median nanoseconds of each arm's batches."""
+    taken: dict[str, list[int]] = {name: [] for name in batches}
+    most = max(min(batch() for _ in range(1)) for batch in batches.values())
+    count = min(BLOCKS, max(BLOCKS_LEAST, ROUND_NS // max(1, most)))
+    for _ in range(count // 2):
+        order = random.permutation(list(batches)).tolist()
+        for name in (*order, *reversed(order)):
+            taken[name].append(batches[name]())
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+@contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """No garbage collection; on a CPU, this thread stays on the core it is on."""
+    was_enabled = gc.isenabled()
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    gc.collect()
+    gc.disable()
+    try:
+        if cores is not None and device.type == "cpu":
+            os.sched_setaffinity(0, {min(cores)})
+        yield
+    finally:
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
+        if was_enabled:
+            gc.enable()

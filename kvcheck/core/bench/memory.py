@@ -1,0 +1,127 @@
+"""Fresh memory for every arm of every round, at an offset drawn anew, and a backend that allocates from it.
+
+Where buffers happen to lie moves a ratio by more than most changes do, and it does so for as long as they lie there:
+many rounds over one layout are one sample.
+
+Invariants:
+- Memory is filled with random bytes, never zeros, and starts at a random multiple of 64 bytes into its allocation.
+- The backend hands pinned memory that was released out again, as serving does; it poisons nothing, which only a
+  checker wants to pay for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from kvcheck.core.backend.backend import Backend, Place
+from kvcheck.core.backend.cuda import CudaBackend
+from kvcheck.core.backend.eager import EagerBackend
+from kvcheck.core.errors import DoubleFree, InternalError
+
+ALIGN_BYTES = 64
+PADDING_BYTES = 16384
+PATTERN_BYTES = 1 << 20
+
+
+class FreshMemory:
+    """Allocates for one arm of one round."""
+
+    def __init__(self, random: np.random.Generator, device: torch.device) -> None:
+        self.random = random
+        self.device = device
+        self._pattern = torch.from_numpy(np.frombuffer(random.bytes(PATTERN_BYTES + 8), dtype=np.uint8).copy())
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, *, is_host: bool = False) -> torch.Tensor:
+        """A tensor of random bytes on the device, or on the host, pinned where there is a device to copy from."""
+        size = math.prod(shape) * dtype.itemsize
+        start = int(self.random.integers(PADDING_BYTES // ALIGN_BYTES)) * ALIGN_BYTES
+        is_cpu = is_host or self.device.type == "cpu"
+        whole = torch.empty(
+            size + PADDING_BYTES,
+            dtype=torch.uint8,
+            device="cpu" if is_cpu else self.device,
+            pin_memory=is_host and self.device.type != "cpu",
+        )
+        block = whole[start : start + size]
+        self._fill(block)
+        return block.view(dtype).view(tuple(shape))
+
+    def words(self, *shape: int, is_host: bool = False) -> torch.Tensor:
+        """Random int64 words."""
+        return self.empty(shape, torch.int64, is_host=is_host)
+
+    def permutation(self, first: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The ids first .. first + count - 1 in a random order."""
+        return first + self.random.permutation(count).astype(np.int64)
+
+    def backend(self) -> Backend:
+        """A backend whose memory is fresh too."""
+        return LeanCudaBackend(self) if self.device.type == "cuda" else LeanBackend(self)
+
+    def _fill(self, block: torch.Tensor) -> None:
+        """One random pattern, shifted and repeated: as cheap as a copy, and no value of a buffer tells where it is."""
+        shift = int(self.random.integers(8))
+        pattern = self._pattern[shift : shift + PATTERN_BYTES]
+        for start in range(0, len(block), PATTERN_BYTES):
+            part = block[start : start + PATTERN_BYTES]
+            part.copy_(pattern[: len(part)])
+
+
+class LeanBackend(EagerBackend):
+    """The eager backend over fresh memory."""
+
+    def __init__(self, memory: FreshMemory) -> None:
+        super().__init__()
+        self._memory = memory
+        self._places: dict[str, Place] = {}
+        self._spare: dict[int, list[torch.Tensor]] = {}
+
+    def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
+        """Memory of that name, recycled where it is pinned."""
+        if name in self._tensors:
+            raise InternalError(f"memory {name!r} is allocated already; release it first")
+        spare = self._spare.get(math.prod(shape) * dtype.itemsize) if place is Place.PINNED else None
+        whole = spare.pop() if spare else self._memory.empty((math.prod(shape),), dtype).view(torch.uint8)
+        self._tensors[name], self._places[name] = whole, place
+        return whole.view(dtype).view(tuple(shape))
+
+    def release(self, name: str) -> None:
+        """Forget the name; pinned memory waits to be handed out again."""
+        if name not in self._tensors:
+            raise DoubleFree(f"memory {name!r} is not allocated")
+        whole, place = self._tensors.pop(name), self._places.pop(name)
+        if place is Place.PINNED:
+            self._spare.setdefault(whole.numel(), []).append(whole)
+
+
+class LeanCudaBackend(CudaBackend):
+    """The CUDA backend over fresh memory."""
+
+    def __init__(self, memory: FreshMemory) -> None:
+        super().__init__(memory.device.index or 0)
+        self._memory = memory
+        self._held: dict[str, torch.Tensor] = {}
+        self._spare: dict[int, list[torch.Tensor]] = {}
+
+    def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
+        """Memory of that name, recycled where it is pinned."""
+        if name in self._bytes:
+            raise InternalError(f"memory {name!r} is allocated already; release it first")
+        size = math.prod(shape) * dtype.itemsize
+        spare = self._spare.get(size) if place is Place.PINNED else None
+        fresh = spare.pop() if spare else self._memory.empty((size,), torch.uint8, is_host=place is not Place.DEVICE)
+        self._bytes[name] = size
+        if place is Place.PINNED:
+            self._held[name] = fresh
+        return fresh.view(dtype).view(tuple(shape))
+
+    def release(self, name: str) -> None:
+        """Forget the name; pinned memory waits to be handed out again."""
+        super().release(name)
+        if name in self._held:
+            whole = self._held.pop(name)
+            self._spare.setdefault(whole.numel(), []).append(whole)

@@ -1,0 +1,52 @@
+"""BenchPlan: what a run of benchmarks measures, and how closely.
+
+Invariants:
+- A plan that was made names only cases and shapes that exist and numbers that can be met; nothing else reads argv.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvcheck.core.bench import CASES
+from kvcheck.core.errors import UsageError
+from kvcheck.core.workload.shapes import shape as shape_named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPlan:
+    """cases: rows of CASES. shape: a model preset. device: cpu, cuda or cuda:N.
+
+    precision: half width of a ratio's interval at which its rounds may stop. max_time_s: after it no round begins.
+    rounds_min, rounds_max: of each size; fewer than rounds_min where the time is up.
+    """
+
+    cases: tuple[str, ...]
+    shape: str
+    device: str
+    seed: int
+    precision: float = 0.03
+    max_time_s: float
+    rounds_min: int = 15
+    rounds_max: int
+
+    def __post_init__(self) -> None:
+        if not self.cases:
+            raise UsageError(f"bench: expected at least one case, got none; known: {', '.join(CASES.names())}")
+        for name in self.cases:
+            CASES.require(name)
+        shape_named(self.shape)
+        kind, colon, number = self.device.partition(":")
+        if kind not in ("cpu", "cuda") or (colon and not (kind == "cuda" and number.isascii() and number.isdigit())):
+            raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {self.device!r}")
+        if not 0 < self.precision < math.inf:
+            raise UsageError(f"--precision: expected a number above 0, such as 0.03, got {self.precision}")
+        if not 0 < self.max_time_s < math.inf:
+            raise UsageError(f"--max-time: expected seconds above 0, got {self.max_time_s}")
+        if not 1 <= self.rounds_min <= self.rounds_max:
+            raise UsageError(
+                f"--rounds: expected at least 1 and no more than the most, got {self.rounds_min} to {self.rounds_max}"
+            )
+        if self.seed < 0:
+            raise UsageError(f"--seed: expected an integer of at least 0, got {self.seed}")
