@@ -61,13 +61,12 @@ KINDS: dict[str, tuple[str, ...]] = {
     "strategies": ("kvcheck.core.stress.strategies:STRATEGIES",),
     "targets": ("kvcheck.core.targets:TARGETS",),
     "transports": ("kvcheck.core.transfer:TRANSPORTS",),
-    "cases": (),
+    "cases": ("kvcheck.core.bench:CASES",),
     "formats": ("kvcheck.core.report:WRITERS",),
     "codes": ("kvcheck.core.codes:CODES",),
     "invariants": ("kvcheck.core.stress.invariants:INVARIANTS",),
 }
 NOTES = {
-    "cases": "benchmarks are not part of this version, so there are no cases",
     "invariants": "what the host tier must keep true; `kvcheck list invariants --json` names what checks each of them",
 }
 EXPLAINED_KINDS = ("oracles", "mutants", "scenarios", "invariants")

@@ -19,7 +19,16 @@ from pathlib import Path
 
 from kvcheck.commands.options import environment, new_run_id, tool
 from kvcheck.commands.terminal import say
-from kvcheck.core.record import Evidence, Finding, MutantResult, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.record import (
+    BenchRow,
+    Evidence,
+    Finding,
+    MutantResult,
+    RunRecord,
+    ScenarioResult,
+    Verdict,
+    to_plain,
+)
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import RunStore
 
@@ -60,7 +69,10 @@ class Cell:
 
 
 class Session:
-    """Builds one RunRecord and saves it as it grows."""
+    """Builds one RunRecord and saves it as it grows.
+
+    results: of what has no cells, beside those of the cells. facts: what a command adds to the environment.
+    """
 
     def __init__(
         self, *, argv: list[str], repro: str, seed: int | None, plan: Mapping[str, object], out: Path, quiet: bool
@@ -68,6 +80,9 @@ class Session:
         self.cells: dict[str, Cell] = {}
         self.findings: list[Finding] = []
         self.mutants: list[MutantResult] = []
+        self.bench: list[BenchRow] = []
+        self.results: list[ScenarioResult] = []
+        self.facts: dict[str, object] = {}
         self.warnings: list[str] = []
         self._started = time.monotonic()
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -109,7 +124,7 @@ class Session:
 
     def record(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
         """The record as of now."""
-        results = tuple(cell.result() for cell in self.cells.values())
+        results = (*(cell.result() for cell in self.cells.values()), *self.results)
         verdict = Verdict.worst([*(row.verdict for row in results), *(row.verdict for row in self.mutants)])
         evidence = Evidence(schedules=0)
         for row in results:
@@ -125,11 +140,12 @@ class Session:
             verdict=verdict,
             exit_code=verdict.exit_code if exit_code is None else exit_code,
             complete=complete,
-            environment=self._environment,
+            environment={**self._environment, **self.facts},
             plan=self.plan,
             evidence=evidence,
             scenarios=results,
             findings=tuple(self.findings),
+            bench=tuple(self.bench),
             mutants=tuple(self.mutants),
             warnings=tuple(self.warnings),
         )

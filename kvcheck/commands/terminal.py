@@ -137,9 +137,12 @@ def verdict_lines(record: RunRecord) -> list[str]:
         if verdict in counts
     ]
     state = "" if record.complete else "   (interrupted: partial)"
+    work = f"{record.evidence.schedules} schedules, {record.evidence.events:,} events"
+    if record.bench:
+        work = f"{len(record.bench)} prices, {min(len(row.ratios) for row in record.bench)} rounds or more"
     return [
         f" {record.verdict.value.upper()}  {', '.join(parts) or 'nothing was judged'}   "
-        f"{record.evidence.schedules} schedules, {record.evidence.events:,} events   {record.duration_s:.1f}s{state}"
+        f"{work}   {record.duration_s:.1f}s{state}"
     ]
 
 

@@ -14,3 +14,11 @@ CASES: Registry[Callable[..., Any]] = Registry(
         "metadata-read": "kvcheck.core.bench.case_metadata:points",
     },
 )
+
+# Cases that not every model has a part for: the pool families that do.
+FAMILIES: dict[str, tuple[str, ...]] = {"index-read": ("nsa",)}
+
+
+def applies(case: str, family: str) -> bool:
+    """Whether models of that pool family have what the case measures."""
+    return family in FAMILIES.get(case, (family,))

@@ -1,7 +1,7 @@
 """What is measured: arms over memory of their own, points of one size that compare them, and what they are built for.
 
-    case "metadata-read"  ->  point "glm-5.1 row"  ->  arms   ten-views (A), ten-views again (A'), ten-clones, packed-copy
-                                                       comparisons   packed-copy to ten-views, packed-copy to ten-clones
+    case "metadata-read"  ->  point "row"  ->  arms         ten-views (A), ten-views again (A'), ten-clones, packed-get
+                                               comparisons  packed-get to ten-views, packed-get to ten-clones
 
 Invariants:
 - A maker gives an arm fresh memory whenever it is called; two arms never share a buffer.

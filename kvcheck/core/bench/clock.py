@@ -107,7 +107,7 @@ class CudaClock:
         return time.perf_counter_ns() - start
 
     def _events(self, work: Callable[[], object]) -> int:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = _timing_event(), _timing_event()
         begin.record()
         work()
         end.record()
@@ -115,7 +115,7 @@ class CudaClock:
         return int(begin.elapsed_time(end) * 1e6)
 
     def _captured(self, calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-        side = torch.cuda.Stream(self.device)
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(side):
             for call in calls:  # kernels are compiled and memory is taken before the capture
                 call()
@@ -125,6 +125,10 @@ class CudaClock:
             for call in calls:
                 call()
         return graph
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def clock_for(device: str) -> Clock:

@@ -25,6 +25,7 @@ from kvcheck.core.bench.arms import CONTROL, Arm, Comparison, Point
 from kvcheck.core.bench.clock import Batch, Clock
 from kvcheck.core.bench.intervals import floor_of, half_width, interval, ratio_interval
 from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.errors import WrongOutput
 from kvcheck.core.record import BenchRow
 
 BATCH_NS = 250_000
@@ -65,9 +66,9 @@ class Samples:
             with _undisturbed(self._clock.device):
                 batches = {name: self._batch(name, arms[name]) for name in makers}
                 medians = _blocks(batches, random)
-            for made in arms.values():
+            for name, made in arms.items():
                 for arm in made:
-                    arm.check()
+                    self._check(name, arm)
         finally:
             for made in arms.values():
                 for arm in made:
@@ -84,6 +85,14 @@ class Samples:
         """One row a comparison, over the rounds so far."""
         floor = floor_of(self._logs(CONTROL, self.point.baseline))
         return [self._row(row, floor) for row in self.point.comparisons]
+
+    def _check(self, name: str, arm: Arm) -> None:
+        """Refuse the whole point where one of its arms is wrong: its rounds so far are not told either."""
+        try:
+            arm.check()
+        except WrongOutput as error:
+            self.is_told = True
+            raise WrongOutput(f"{self.point.case}/{self.point.size} arm {name}: {error}") from error
 
     def _row(self, row: Comparison, floor: float) -> BenchRow:
         logs = self._logs(row.arm, row.baseline)

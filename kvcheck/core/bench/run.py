@@ -35,7 +35,7 @@ def run_bench(
     """Measure what the plan names; each row is told once, when its last round is done.
 
     skip: told the case and the reason where a case cannot be measured here; without it that raises UnknownVerdict.
-    progress: told what happens, between rounds. Raises WrongOutput where an arm does something else than its point says.
+    progress: told what happens, between rounds. Raises WrongOutput where an arm did other work.
     """
     clock = clock_for(plan.device)
     random = np.random.default_rng(plan.seed)
@@ -48,10 +48,8 @@ def run_bench(
             samples = [Samples(point, clock) for point in _points(plan, setting, skip)]
             try:
                 _rounds(plan, samples, random, rows, tell, progress)
-            except KeyboardInterrupt:
+            finally:  # what was measured is kept, also where it ends by an interruption or by an arm that is wrong
                 _tell(samples, rows, tell)
-                raise
-            _tell(samples, rows, tell)
     finally:
         torch.set_num_threads(threads)
     return tuple(rows)

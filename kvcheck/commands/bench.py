@@ -1,0 +1,130 @@
+"""`kvcheck bench`: what clones, waits, checks and seals cost on a device, beside the plainest thing that does the same.
+
+Invariants:
+- Slowness never fails: exit 0 when everything named was measured and right, 4 where something could not be measured
+  here, 1 where an arm's output was wrong, 130 when interrupted, with what was measured saved.
+- Everything the user named is checked before anything is timed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcheck.commands.closing import close
+from kvcheck.commands.options import DEFAULT_OUT, FORMATS, check_choice, check_positive, draw_seed
+from kvcheck.commands.price_lines import case_heading, price_line
+from kvcheck.commands.report import check_targets, report_targets
+from kvcheck.commands.session import Session
+from kvcheck.core.errors import UsageError, WrongOutput
+from kvcheck.core.record import BenchRow, Finding, ScenarioResult, Verdict
+
+DEFAULT_SHAPE = "glm-5.1"
+DEFAULT_MAX_TIME_S = 300.0
+DEFAULT_ROUNDS = 40
+ROUNDS_LEAST = 15
+"""Rounds of a size before its precision is asked, unless fewer are allowed."""
+
+
+def bench(
+    ctx: typer.Context,
+    cases: Annotated[list[str] | None, typer.Argument(help="Cases; all that the shape has when none is named.")] = None,
+    shape: Annotated[str, typer.Option(help="Shape preset; see kvcheck list shapes.")] = DEFAULT_SHAPE,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    seed: Annotated[int | None, typer.Option(help="Integer; one is drawn and printed when absent.")] = None,
+    precision: Annotated[float, typer.Option(help="Half width of a ratio's interval that is close enough.")] = 0.03,
+    max_time: Annotated[float, typer.Option(help="Seconds for the whole run.")] = DEFAULT_MAX_TIME_S,
+    rounds: Annotated[int, typer.Option(help="Most rounds of each size.")] = DEFAULT_ROUNDS,
+    out: Annotated[Path, typer.Option(help="Folder for runs.")] = DEFAULT_OUT,
+    output: Annotated[
+        list[str] | None, typer.Option("--output", "-o", metavar="FORMAT=PATH", help="html, csv or json; repeatable.")
+    ] = None,
+    format_name: Annotated[str, typer.Option("--format", help="text or json on stdout.")] = "text",
+    reports: Annotated[bool, typer.Option(help="Write report.html and CSV beside run.json.")] = True,
+) -> int:
+    """Price clones, waits, checks and seals on this device."""
+    check_choice("--format", format_name, FORMATS)
+    check_positive("--max-time", max_time)
+    check_positive("--rounds", rounds)
+    targets = report_targets(output)
+    check_targets(targets)
+    drawn = draw_seed() if seed is None else seed
+
+    from kvcheck.core.bench import CASES, applies
+    from kvcheck.core.bench.clock import clock_for
+    from kvcheck.core.bench.plan import BenchPlan
+    from kvcheck.core.workload.shapes import shape as shape_named
+
+    family = shape_named(shape).family
+    plan = BenchPlan(
+        cases=tuple(dict.fromkeys(cases or [name for name in CASES.names() if applies(name, family)])),
+        shape=shape,
+        device=device,
+        seed=drawn,
+        precision=precision,
+        max_time_s=max_time,
+        rounds_min=min(ROUNDS_LEAST, rounds),
+        rounds_max=rounds,
+    )
+    clock_for(device)
+    session = Session(
+        argv=[*ctx.obj],
+        repro=shlex.join(["kvcheck", *ctx.obj, *([] if seed is not None else ["--seed", str(drawn)])]),
+        seed=drawn,
+        plan={name: getattr(plan, name) for name in plan.__slots__},
+        out=out,
+        quiet=format_name == "json",
+    )
+    session.say(f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {len(plan.cases)} cases on {device}")
+    interrupted = _measure(session, plan)
+    return close(session, targets, reports=reports, interrupted=interrupted)
+
+
+def _measure(session: Session, plan: object) -> bool:
+    """Run the plan and keep what it finds; True when interrupted."""
+    from kvcheck.core.bench.noise import machine, noise
+    from kvcheck.core.bench.plan import BenchPlan
+    from kvcheck.core.bench.run import run_bench
+
+    if not isinstance(plan, BenchPlan):
+        raise UsageError(f"expected a plan of benchmarks, got {type(plan).__name__}")
+    verdicts: dict[str, ScenarioResult] = {
+        name: _result(name, plan.shape, Verdict.UNKNOWN, "stopped before it was measured") for name in plan.cases
+    }
+
+    def tell(row: BenchRow) -> None:
+        if row.case not in {each.case for each in session.bench}:
+            session.say()
+            session.say(case_heading(row))
+        session.bench.append(row)
+        session.say(price_line(row))
+        verdicts[row.case] = _result(row.case, plan.shape, Verdict.PASS, None, rounds=len(row.ratios))
+        session.results = list(verdicts.values())
+        session.save(complete=False)
+
+    def skip(case: str, reason: str) -> None:
+        verdicts[case] = _result(case, plan.shape, Verdict.UNKNOWN, reason)
+        session.say(f" ????  {case}: {reason}")
+
+    session.facts = {"device": plan.device, "machine": machine(), "noise_before": noise()}
+    interrupted = False
+    try:
+        run_bench(plan, tell, skip=skip, progress=session.progress)
+    except KeyboardInterrupt:
+        interrupted = True
+    except WrongOutput as error:
+        case = str(error).partition("/")[0]
+        verdicts[case] = _result(case, plan.shape, Verdict.FAIL, str(error))
+        finding = Finding(code="KV105", oracle="bench", scenario=case, shape=plan.shape, message=str(error))
+        session.keep((finding,))
+    session.facts["noise_after"] = noise()
+    session.results = list(verdicts.values())
+    return interrupted
+
+
+def _result(case: str, shape: str, verdict: Verdict, reason: str | None, *, rounds: int = 0) -> ScenarioResult:
+    code = {Verdict.PASS: None, Verdict.UNKNOWN: "KV990", Verdict.FAIL: "KV105"}[verdict]
+    return ScenarioResult(id=case, shape=shape, verdict=verdict, code=code, reason=reason, schedules=rounds)

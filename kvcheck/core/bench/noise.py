@@ -1,0 +1,66 @@
+"""How busy the machine is: what was read before and after a run, and goes into its record.
+
+Time stolen by a hypervisor does not show it, and load averages lag; the pressure file says for what share of time some
+task had to wait for a core.
+
+Invariants:
+- What this system does not tell is None, never 0.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+PRESSURE_FILE = Path("/proc/pressure/cpu")
+CPU_FILE = Path("/proc/cpuinfo")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def noise() -> dict[str, object]:
+    """Pressure, load and involuntary switches so far."""
+    return {
+        "pressure_some_avg10_percent": _pressure(),
+        "load_average": list(os.getloadavg()),
+        "involuntary_switches": resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw,
+    }
+
+
+def machine() -> dict[str, object]:
+    """What prices depend on and does not change during a run."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return {"cpu_model": _cpu_model(), "cores_allowed": cores, "caches": _caches(), "threads": 1}
+
+
+def _pressure() -> float | None:
+    """The share of the last ten seconds in which some task waited for a core."""
+    text = _text(PRESSURE_FILE)
+    for part in text.split() if text is not None else ():
+        if part.startswith("avg10="):
+            return float(part.removeprefix("avg10="))
+    return None
+
+
+def _cpu_model() -> str | None:
+    for line in (_text(CPU_FILE) or "").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return None
+
+
+def _caches() -> dict[str, str] | None:
+    """Sizes of the first core's caches by level and type."""
+    found = {}
+    for folder in sorted(CACHES.glob("index*")):
+        level, kind, size = (_text(folder / name) for name in ("level", "type", "size"))
+        if level and kind and size:
+            found[f"L{level.strip()} {kind.strip().lower()}"] = size.strip()
+    return found or None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return None
