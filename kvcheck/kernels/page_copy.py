@@ -12,6 +12,8 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -106,6 +108,17 @@ def copy_block_torch(target: torch.Tensor, source: torch.Tensor) -> None:
 def copy_bytes_torch(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy a block of bytes of one shape."""
     target.copy_(source, non_blocking=True)
+
+
+def copies_to_host(source: torch.Tensor) -> Callable[[], torch.Tensor | bytearray]:
+    """A function that copies the bytes `source` [n] uint8 holds when it runs to memory of their own on the host.
+
+    From a device they are complete once the stream has come that far. On a CPU they are no tensor yet: for a small row,
+    making one takes as long as copying it.
+    """
+    if source.is_cuda:
+        return lambda: torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source, non_blocking=True)
+    return partial(bytearray, source.numpy().data)
 
 
 def fill_torch(target: torch.Tensor, value: int) -> None:

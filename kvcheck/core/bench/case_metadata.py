@@ -73,7 +73,6 @@ def _product(memory: FreshMemory, hidden: int, kind: type[MetadataBuffers], *, e
     assert slot is not None, "there are as many slots as were leased"
     written = memory.empty((metadata.packed_bytes,), torch.uint8)
     metadata.put(slot, REQUEST, written)
-    names = [field.name for field in metadata.fields]
     got: list[MetadataRow] = []
 
     def read() -> None:
@@ -82,8 +81,7 @@ def _product(memory: FreshMemory, hidden: int, kind: type[MetadataBuffers], *, e
     def unpack() -> None:
         row = metadata.get(slot, REQUEST)
         got[:] = [row]
-        for name in names:
-            row.field(name)
+        row.fields()
 
     return Arm(
         call=unpack if every_field else read,

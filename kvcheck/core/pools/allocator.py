@@ -115,6 +115,11 @@ class IdAllocator:
                 f"{self.space}: {unit} was used for request {owner} and belongs to request {self._owners[unit]}"
             )
 
+    def check_owner(self, unit: int, owner: int) -> None:
+        """check_owned of a single id, without making arrays of it."""
+        if not (0 <= unit < len(self._live) and self._live.item(unit) and self._owners.item(unit) == owner):
+            self.check_owned(np.array([unit], dtype=np.int64), owner)
+
     def pin(self, ids: IndexArray) -> None:
         """Keep ids from being freed until `unpin`, while a copy uses them. An id named twice is pinned twice."""
         if not self._are_live(ids):

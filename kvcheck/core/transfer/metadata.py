@@ -20,7 +20,7 @@ from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Pl
 from kvcheck.core.errors import ForeignAccess, LayoutMismatch, LengthMismatch
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.allocator import AllocationListener, SlotAllocator
-from kvcheck.kernels.page_copy import copy_bytes_torch, fill_torch
+from kvcheck.kernels.page_copy import copies_to_host, copy_bytes_torch, fill_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,62 @@ def metadata_fields(hidden_size: int) -> tuple[MetadataField, ...]:
 
 
 class MetadataRow:
-    """One request's metadata: a packed row of bytes that nobody else can change."""
+    """One request's metadata: a packed row of bytes that nobody else can change.
 
-    __slots__ = ("_fields", "packed")
+    A tensor of bytes that came as a bytearray is made when it is first asked for: that costs as much as the copy.
+    """
 
-    def __init__(self, packed: torch.Tensor, fields: tuple[MetadataField, ...]) -> None:
-        self.packed = packed
-        self._fields = {field.name: field for field in fields}
+    __slots__ = ("_fields", "_packed")
+
+    def __init__(self, packed: torch.Tensor | bytearray, fields: tuple[MetadataField, ...]) -> None:
+        self._packed = packed
+        self._fields = fields
+
+    @property
+    def packed(self) -> torch.Tensor:
+        """The whole row, [packed_bytes] uint8."""
+        if isinstance(self._packed, bytearray):
+            self._packed = torch.frombuffer(self._packed, dtype=torch.uint8)
+        return self._packed
 
     def field(self, name: str) -> torch.Tensor:
         """A field's values, [width]; memory of this row."""
-        field = self._fields[name]
-        return self.packed[field.offset : field.offset + field.size_bytes].view(field.dtype)
+        (field,) = (each for each in self._fields if each.name == name)
+        return self._values(field)
+
+    def fields(self) -> tuple[torch.Tensor, ...]:
+        """The values of all fields, in the table's order; memory of this row."""
+        return tuple(map(self._values, self._fields))
+
+    def _values(self, field: MetadataField) -> torch.Tensor:
+        if isinstance(self._packed, bytearray):
+            return torch.frombuffer(self._packed, dtype=field.dtype, count=field.width, offset=field.offset)
+        return self._packed[field.offset : field.offset + field.size_bytes].view(field.dtype)
+
+
+class _Reading:
+    """The read of one slot for the request that leases it, made once and submitted as often as the slot is read.
+
+    A read ends before `get` returns, so one can be under way, and its copy is fetched before the next one starts.
+    """
+
+    __slots__ = ("_copied", "_packed", "operation", "reads", "request")
+
+    def __init__(self, source: torch.Tensor, touched: Footprint, request: int) -> None:
+        self.request = request
+        self.reads = (touched,)
+        self.operation = Operation("metadata.get", (self._run,), request)
+        self._copied = copies_to_host(source)
+        self._packed: torch.Tensor | bytearray | None = None
+
+    def taken(self) -> torch.Tensor | bytearray:
+        """What the last run read; the caller's own from now on."""
+        packed, self._packed = self._packed, None
+        assert packed is not None, "a read that was waited for has run"
+        return packed
+
+    def _run(self) -> None:
+        self._packed = self._copied()
 
 
 class MetadataBuffers:
@@ -101,6 +145,8 @@ class MetadataBuffers:
         self._lane = lane
         self._slots = SlotAllocator(self.space, count=slots, first=0, listener=listener)
         self._rows = backend.empty(self.space, (slots, self.row_bytes), torch.uint8, Place.DEVICE)
+        self._row_views = tuple(self._rows[slot, : self.packed_bytes] for slot in range(slots))
+        self._readings: dict[int, _Reading] = {}
         rows = self._rows
         backend.wait(
             backend.submit(
@@ -125,7 +171,7 @@ class MetadataBuffers:
 
         values: name to [n <= width], unchanged until the returned signal is reached.
         """
-        self._check_leased(slot, request)
+        self._slots.check_owner(slot, request)
         if unknown := values.keys() - {field.name for field in self.fields}:
             raise LayoutMismatch(
                 f"metadata: no field {', '.join(sorted(unknown))}; the row has ten, see metadata_fields"
@@ -155,7 +201,7 @@ class MetadataBuffers:
 
     def put(self, slot: int, request: int, row: torch.Tensor) -> None:
         """Write a whole packed row, [packed_bytes] uint8, that came by another way; complete when this returns."""
-        self._check_leased(slot, request)
+        self._slots.check_owner(slot, request)
         if row.dtype != torch.uint8 or row.shape != (self.packed_bytes,):
             raise LengthMismatch(f"metadata: expected {self.packed_bytes} bytes, got {tuple(row.shape)} of {row.dtype}")
         target = self.row_view(slot)
@@ -169,22 +215,19 @@ class MetadataBuffers:
 
     def get(self, slot: int, request: int) -> MetadataRow:
         """The slot's row as an owned copy; blocks until it is complete."""
-        self._check_leased(slot, request)
-        packed = torch.empty(self.packed_bytes, dtype=torch.uint8)
-        source = self.row_view(slot)
-        done = self._backend.submit(
-            Operation("metadata.get", (lambda: copy_bytes_torch(packed, source),), request),
-            lane=self._lane,
-            reads=(self._footprint(np.array([slot]), request),),
-        )
-        self._backend.wait(done)
-        return MetadataRow(packed, self.fields)
+        self._slots.check_owner(slot, request)
+        reading = self._readings.get(slot)
+        if reading is None or reading.request != request:
+            touched = self._footprint(np.array([slot]), request)
+            reading = self._readings[slot] = _Reading(self.row_view(slot), touched, request)
+        self._backend.wait(self._backend.submit(reading.operation, lane=self._lane, reads=reading.reads))
+        return MetadataRow(reading.taken(), self.fields)
 
     def row_view(self, slot: int) -> torch.Tensor:
         """The packed row of a slot, [packed_bytes]; holds until the slot is freed. For transports, not for requests."""
         if not 0 <= slot < self._slots.count:
             raise ForeignAccess(f"{self.space}: expected a slot of 0 to {self._slots.count - 1}, got {slot}")
-        return self._rows[slot, : self.packed_bytes]
+        return self._row_views[slot]
 
     def memory(self) -> torch.Tensor:
         """All rows as bytes, [slots * row_bytes], for an engine that registers whole memory."""
@@ -216,9 +259,6 @@ class MetadataBuffers:
     def free(self) -> None:
         """Give the memory back."""
         self._backend.release(self.space)
-
-    def _check_leased(self, slot: int, request: int) -> None:
-        self._slots.check_owned(np.array([slot], dtype=np.int64), request)
 
     def _footprint(self, slots: IndexArray, request: int | None) -> Footprint:
         owners = None if request is None else np.full(len(slots), request, dtype=np.int64)
