@@ -23,7 +23,7 @@ from kvcheck.core.paging import IndexArray, pages_for
 from kvcheck.core.pools.allocator import Use
 from kvcheck.core.pools.buffers import BufferSpec, Granularity, SpaceSpec
 from kvcheck.core.pools.pool import Holding, KVPool
-from kvcheck.kernels.page_copy import gather_rows_torch, scatter_rows_torch
+from kvcheck.kernels.page_copy import gather_rows, scatter_rows
 
 CHUNK_ROWS = 8192
 """Rows copied by one part; the order of the parts of a copy is free."""
@@ -102,9 +102,7 @@ class Offload:
             target = self._backend.empty(
                 memory, (source.shape[0], len(rows), source.shape[2]), torch.int64, Place.PINNED
             )
-            parts = tuple(
-                partial(gather_rows_torch, target[:, a:b], source, index) for a, b, index in self._chunks(rows)
-            )
+            parts = tuple(partial(gather_rows, target[:, a:b], source, index) for a, b, index in self._chunks(rows))
             self._backend.submit(
                 Operation("offload.save", parts, holding.request),
                 lane=self._d2h,
@@ -126,7 +124,7 @@ class Offload:
             rows = self._restored_rows(holding, kept, offloaded.tokens)
             target = self.pool.sets[kept.space].write_view(kept.name)
             parts = tuple(
-                partial(scatter_rows_torch, target, kept.words[:, a:b], index) for a, b, index in self._chunks(rows)
+                partial(scatter_rows, target, kept.words[:, a:b], index) for a, b, index in self._chunks(rows)
             )
             buffer = self.pool.sets[kept.space].buffer(kept.name)
             whole = buffer.rows is Granularity.PAGE  # a page row is written to its end, beyond the last token

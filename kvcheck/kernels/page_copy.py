@@ -19,6 +19,7 @@ from types import ModuleType
 import torch
 
 from kvcheck.kernels.compilers import asks_triton
+from kvcheck.kernels.page_copy_host import gather_blocks, scatter_blocks
 
 
 def gather_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
@@ -37,19 +38,19 @@ def scatter_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.T
 
 
 def gather_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """gather_rows_torch by one kernel for all layers, which writes pinned memory of the host without a copy between."""
+    """gather_rows_torch by one kernel for all layers, or on the host by blocks: no copy lies in between."""
     if kernels := _kernels(target, source):
         kernels.gather_rows_triton(target, source, rows)
-        return
-    gather_rows_torch(target, source, rows)
+    elif not gather_blocks(target, source, rows):
+        gather_rows_torch(target, source, rows)
 
 
 def scatter_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """scatter_rows_torch by one kernel for all layers, which reads pinned memory of the host without a copy between."""
+    """scatter_rows_torch by one kernel for all layers, or on the host by blocks: no copy lies in between."""
     if kernels := _kernels(target, source):
         kernels.scatter_rows_triton(target, source, rows)
-        return
-    scatter_rows_torch(target, source, rows)
+    elif not scatter_blocks(target, source, rows):
+        scatter_rows_torch(target, source, rows)
 
 
 def copy_rows_torch(

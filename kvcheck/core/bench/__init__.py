@@ -12,6 +12,7 @@ CASES: Registry[Callable[..., Any]] = Registry(
     "case",
     {
         "metadata-read": "kvcheck.core.bench.case_metadata:points",
+        "offload-restore": "kvcheck.core.bench.case_offload:points",
     },
 )
 

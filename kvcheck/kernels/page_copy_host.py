@@ -1,0 +1,107 @@
+"""Row copies between memories of the host, by the largest blocks of rows that lie side by side.
+
+Torch gathers row by row into memory of its own and copies that; here a block goes straight to where it belongs.
+
+Invariants:
+- It means what `gather_rows_torch` and `scatter_rows_torch` mean, and refuses a row that there is not.
+- Where that does not pay, or rows do not lie side by side, the caller is told, and nothing has been written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+LEAST_BLOCK_BYTES = 1024
+"""Bytes of one layer below which a block of rows is not worth being told from single rows."""
+
+FEW_BLOCKS = 4
+
+
+def gather_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> bool:
+    """gather_rows_torch by blocks; False, and nothing done, where there are none."""
+    if (blocks := _blocks(target, source, rows)) is None:
+        return False
+    into, out_of = target.numpy(), source.numpy()
+    for at, row, count in blocks.spans():
+        into[:, at : at + count] = out_of[:, row : row + count]
+    if blocks.are_many:
+        for to, layer in zip(into, out_of, strict=True):
+            # No row is out of range, so nothing is clipped; it spares numpy a second copy of all that it takes.
+            _by(layer, blocks.size).take(blocks.ids, 0, _by(to[: blocks.whole], blocks.size), "clip")
+    return True
+
+
+def scatter_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> bool:
+    """scatter_rows_torch by blocks; False, and nothing done, where there are none."""
+    if (blocks := _blocks(source, target, rows)) is None:
+        return False
+    into, out_of = target.numpy(), source.numpy()
+    for at, row, count in blocks.spans():
+        into[:, row : row + count] = out_of[:, at : at + count]
+    if blocks.are_many:
+        for to, layer in zip(into, out_of, strict=True):
+            _by(to, blocks.size)[blocks.ids] = _by(layer[: blocks.whole], blocks.size)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Rows as blocks of `size` neighbours, and a shorter tail. ids: of the blocks. tail: (first row, count) or None.
+
+    rows   [ 128 .. 191 | 64 .. 127 | 320 .. 350 ]      blocks 2, 1 of 64 rows, a tail of 31 from row 320
+    """
+
+    ids: npt.NDArray[np.int64]
+    size: int
+    tail: tuple[int, int] | None
+
+    @property
+    def whole(self) -> int:
+        """Rows before the tail."""
+        return len(self.ids) * self.size
+
+    @property
+    def are_many(self) -> bool:
+        """It pays to go layer by layer, which reads and writes in order, and not block by block, in fewer calls."""
+        return len(self.ids) > FEW_BLOCKS
+
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """(place, first row, count) of what is copied for all layers at once: the tail, and blocks that are few."""
+        if not self.are_many:
+            for number, block in enumerate(self.ids.tolist()):
+                yield number * self.size, block * self.size, self.size
+        if self.tail is not None:
+            yield self.whole, *self.tail
+
+
+def _blocks(packed: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor) -> _Blocks | None:
+    """The largest blocks that `rows` of `pool` are made of; None where they are not on the host or too small to pay."""
+    if any(each.device.type != "cpu" for each in (packed, pool, rows)) or not len(rows):
+        return None
+    if any(each.stride(2) != 1 or each.stride(1) != each.shape[2] for each in (packed, pool)):
+        return None
+    ids = rows.numpy()
+    if ids.min() < 0 or ids.max() >= pool.shape[1] or len(ids) != packed.shape[1]:
+        raise IndexError(
+            f"expected {packed.shape[1]} rows of 0 to {pool.shape[1] - 1}, got {len(ids)}, {ids.max()} most"
+        )
+    starts = np.flatnonzero(ids[1:] - ids[:-1] != 1) + 1  # where a row does not follow the one before
+    counts = np.diff(starts, prepend=0)
+    size = math.gcd(int(np.gcd.reduce(ids[starts], initial=int(ids[0]))), int(np.gcd.reduce(counts, initial=0)))
+    size = math.gcd(size, pool.shape[1])
+    if min(size, len(ids)) * pool.shape[2] * pool.element_size() < LEAST_BLOCK_BYTES:
+        return None
+    whole = len(ids) // size * size
+    tail = (int(ids[whole]), len(ids) - whole) if whole < len(ids) else None
+    return _Blocks(ids[:whole:size] // size, size, tail)
+
+
+def _by(rows: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    """[R, W] as [R / size, size * W], the same memory."""
+    return rows.reshape(len(rows) // size, size * rows.shape[1])
