@@ -13,6 +13,10 @@ CASES: Registry[Callable[..., Any]] = Registry(
     {
         "metadata-read": "kvcheck.core.bench.case_metadata:points",
         "offload-restore": "kvcheck.core.bench.case_offload:points",
+        "guarded-read": "kvcheck.core.bench.case_guarded:points",
+        "content-fill": "kvcheck.core.bench.case_content:fill_points",
+        "content-verify": "kvcheck.core.bench.case_content:verify_points",
+        "seal": "kvcheck.core.bench.case_seal:points",
     },
 )
 

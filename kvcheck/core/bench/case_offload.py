@@ -11,24 +11,20 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.holdings import TwoHoldings
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.offload import Offload
-from kvcheck.core.pools import POOLS
-from kvcheck.core.pools.buffers import BufferSpec, Granularity
-from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
 
 CHUNK_ROWS = 8192
 INDEX = "index_k_with_scale"
 TARGET_BYTES = (4 << 20, 16 << 20, 64 << 20)
 """What a save moves at each size, about."""
-
-REQUEST = 1
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
@@ -38,7 +34,7 @@ def points(setting: Setting) -> tuple[Point, ...]:
 
 def sizes(shape: ModelShape) -> tuple[int, ...]:
     """Token counts that move about TARGET_BYTES; the last page is partial."""
-    one, two = (_Moved.bytes_of(shape, pages * shape.page_size) for pages in (1, 2))
+    one, two = (TwoHoldings.bytes_of(shape, pages * shape.page_size) for pages in (1, 2))
     a_page = max(1, two - one)
     return tuple(
         dict.fromkeys(
@@ -49,13 +45,13 @@ def sizes(shape: ModelShape) -> tuple[int, ...]:
 
 def _point(shape: ModelShape, tokens: int) -> Point:
     makers: dict[str, Callable[[FreshMemory], Arm]] = {
-        "chunked-index": lambda memory: _upstream(_Moved(memory, shape, tokens), is_partial=False),
-        "offload": lambda memory: _offload(_Moved(memory, shape, tokens)),
-        "memcpy": lambda memory: _memcpy(memory, _Moved.bytes_of(shape, tokens)),
+        "chunked-index": lambda memory: _upstream(TwoHoldings(memory, shape, tokens), is_partial=False),
+        "offload": lambda memory: _offload(TwoHoldings(memory, shape, tokens)),
+        "memcpy": lambda memory: _memcpy(memory, TwoHoldings.bytes_of(shape, tokens)),
     }
     comparisons = [Comparison(arm="offload", baseline="chunked-index", limit="memcpy")]
     if shape.family == "nsa":
-        makers["chunked-partial"] = lambda memory: _upstream(_Moved(memory, shape, tokens), is_partial=True)
+        makers["chunked-partial"] = lambda memory: _upstream(TwoHoldings(memory, shape, tokens), is_partial=True)
         comparisons.append(
             Comparison(arm="offload", baseline="chunked-partial", limit="memcpy", name="offload-to-partial")
         )
@@ -63,66 +59,14 @@ def _point(shape: ModelShape, tokens: int) -> Point:
         case="offload-restore",
         size=f"{tokens} tokens",
         shape=shape.name,
-        bytes=2 * _Moved.bytes_of(shape, tokens),
+        bytes=2 * TwoHoldings.bytes_of(shape, tokens),
         makers=makers,
         comparisons=tuple(comparisons),
         note="bytes count both ways; limit: as many bytes copied out and back by memcpy",
     )
 
 
-class _Moved:
-    """A pool with two holdings of the request in random pages: it is saved from one and restored into the other."""
-
-    def __init__(self, memory: FreshMemory, shape: ModelShape, tokens: int) -> None:
-        pages = -(-tokens // shape.page_size)
-        self.tokens = tokens
-        self.backend = memory.backend()
-        self.pool = KVPool(
-            shape,
-            PoolSizes(pages=2 * pages, requests=2, max_tokens=tokens, window_pages=2 * pages, state_slots=2),
-            backend=self.backend,
-        )
-        for space in self.pool.paged:  # freed pages are handed out first: after this, in a random order
-            allocator = self.pool.allocators[space]
-            ids = allocator.allocate(2 * pages, REQUEST)
-            assert ids is not None, "the pool is empty"
-            allocator.free(memory.random.permutation(ids))
-        self.source, self.target = self._opened(), self._opened()
-
-    @staticmethod
-    def bytes_of(shape: ModelShape, tokens: int) -> int:
-        """Bytes of one save."""
-        rows = {Granularity.TOKEN: tokens, Granularity.PAGE: -(-tokens // shape.page_size), Granularity.SLOT: 1}
-        return sum(
-            len(spec.layers) * buffer.row_bytes * rows[buffer.rows]
-            for spec in POOLS.load(shape.family)(shape)
-            for buffer in spec.buffers
-        )
-
-    def rows(self, holding: Holding, space: str, buffer: BufferSpec) -> torch.Tensor:
-        """The holding's rows of a buffer."""
-        return self.backend.index(self.pool.row_ids(holding, space, buffer, self.tokens))
-
-    def buffers(self) -> Iterator[tuple[str, BufferSpec, torch.Tensor]]:
-        """(space, buffer, words [L, R, W]) of the whole table."""
-        for space, buffer in self.pool.buffers():
-            yield space, buffer, self.pool.sets[space].write_view(buffer.name)
-
-    def check(self, *, but: str = "") -> None:
-        """The target holds what the source does, in every buffer `but` one."""
-        for space, buffer, words in self.buffers():
-            if buffer.name != but:
-                mine, theirs = (words[:, self.rows(each, space, buffer)] for each in (self.target, self.source))
-                same(f"{space}.{buffer.name}", mine, theirs)
-
-    def _opened(self) -> Holding:
-        holding = self.pool.open(REQUEST)
-        assert holding is not None and self.pool.grow(holding, self.tokens, query=0), "the pool holds it twice"
-        holding.committed = self.tokens
-        return holding
-
-
-def _offload(moved: _Moved) -> Arm:
+def _offload(moved: TwoHoldings) -> Arm:
     offload = Offload(moved.pool, moved.backend)
 
     def call() -> None:
@@ -134,7 +78,7 @@ def _offload(moved: _Moved) -> Arm:
     return Arm(call=call, check=moved.check)
 
 
-def _upstream(moved: _Moved, *, is_partial: bool) -> Arm:
+def _upstream(moved: TwoHoldings, *, is_partial: bool) -> Arm:
     left_out = INDEX if is_partial else ""
     device = moved.backend.device
     table: list[tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]] = []

@@ -23,6 +23,7 @@ from kvcheck.core.transfer.seal import Seal
 from kvcheck.core.transfer.wire import Ticket
 from kvcheck.kernels.content import as_unsigned, mix64_int
 from kvcheck.kernels.digest import combined, digest
+from kvcheck.kernels.page_copy import gather_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,9 @@ class Sealer:
         """[L * rows * words] of the shards [first, first + count) of each row."""
         first, count = (each * buffer.rows.shard_bytes // 8 for each in shards)
         view = self._pool.sets[buffer.space].write_view(buffer.name)
-        return view[:, :, first : first + count].index_select(1, rows).reshape(-1)
+        words = torch.empty((view.shape[0], len(rows), count), dtype=torch.int64, device=view.device)
+        gather_rows(words, view[:, :, first : first + count], rows)
+        return words.view(-1)
 
     def _key(self, content: Content) -> int:
         ticket = content.ticket

@@ -1,0 +1,98 @@
+"""Reading rows of a pool through the gate that waits for a layer's load, and straight from the tensor.
+
+Invariants:
+- All arms gather the same rows of every layer they name, from pools in the same state; what they gather is compared.
+- "behind-load" consumes a load that the host has not seen finish, so that every read asks for its events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from kvcheck.core.backend.backend import Lane
+from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.hicache.layer_gate import LayerGate
+from kvcheck.core.pools import POOLS
+from kvcheck.core.pools.pool import KVPool, PoolSizes
+from kvcheck.core.pools.shape import ModelShape
+
+ROWS = 1024
+"""Token rows that one layer's read gathers: 8 requests of 128 tokens."""
+
+
+def points(setting: Setting) -> tuple[Point, ...]:
+    """Guarded reads of one layer and of all layers of a decode step, against the same reads without a guard."""
+    return tuple(_point(setting.shape, name, layers) for name, layers in (("one layer", 1), ("all layers", None)))
+
+
+def _point(shape: ModelShape, size: str, layers: int | None) -> Point:
+    count = min(layers or shape.num_layers, len(shape.full_layers))
+    makers: dict[str, Callable[[FreshMemory], Arm]] = {
+        "unguarded": lambda memory: _arm(memory, shape, count, guard=""),
+        "guarded": lambda memory: _arm(memory, shape, count, guard="idle"),
+        "guarded-behind-load": lambda memory: _arm(memory, shape, count, guard="loading"),
+    }
+    return Point(
+        case="guarded-read",
+        size=size,
+        shape=shape.name,
+        bytes=count * ROWS * _pool_row_bytes(shape),
+        makers=makers,
+        comparisons=tuple(Comparison(arm=arm, baseline="unguarded") for arm in ("guarded", "guarded-behind-load")),
+        note=f"{ROWS} token rows a layer",
+    )
+
+
+def _pool_row_bytes(shape: ModelShape) -> int:
+    full = next(spec for spec in POOLS.load(shape.family)(shape) if spec.name == "full")
+    return full.buffers[0].row_bytes
+
+
+def _arm(memory: FreshMemory, shape: ModelShape, layers: int, *, guard: str) -> Arm:
+    backend = memory.backend()
+    pages = -(-ROWS // shape.page_size)
+    pool = KVPool(
+        shape,
+        PoolSizes(pages=pages, requests=1, max_tokens=ROWS, window_pages=1, state_slots=1),
+        backend=backend,
+    )
+    lane, owner = pool.forward, pool.sets["full"]
+    name = owner.spec.buffers[0].name
+    gate = LayerGate(backend, lanes=2, layers=shape.num_layers)
+    pool.connect(gate)
+    if guard == "loading":
+        _load(gate, shape, (backend.lane("load"), backend.lane("load.side")))
+    rows = backend.index(memory.permutation(shape.page_size, ROWS))
+    words = owner.write_view(name)
+    out = memory.words(ROWS, words.shape[2])
+
+    def bare(layer: int) -> torch.Tensor:
+        return torch.index_select(words[layer], 0, rows, out=out)
+
+    def guarded(layer: int) -> torch.Tensor:
+        return torch.index_select(owner.read_view(name, (layer,), lane)[layer], 0, rows, out=out)
+
+    read = guarded if guard else bare
+
+    def call() -> None:
+        for layer in range(layers):
+            read(layer)
+
+    def check() -> None:
+        same("rows of the last layer", out, words[layers - 1].index_select(0, rows))
+        for layer in range(layers):
+            same(f"rows of layer {layer}", read(layer), words[layer].index_select(0, rows))
+
+    return Arm(call=call, check=check, clock="events")
+
+
+def _load(gate: LayerGate, shape: ModelShape, lanes: tuple[Lane, ...]) -> None:
+    """A load whose layers have all been queued, and which the host has not seen finish."""
+    producer = gate.begin()
+    assert producer is not None, "the ring is empty"
+    for layer in range(shape.num_layers):
+        gate.layer_done(producer, layer, lanes)
+    gate.consume([producer])

@@ -1,0 +1,120 @@
+"""Sealing a transferred request: the digest of all its bytes at both ends, beside moving those bytes.
+
+What it is beside is the cheapest transfer there is: out of the source's pages into one block, and out of that into the
+target's pages, in one memory. Over a network the same seal is a smaller share.
+
+Invariants:
+- Both ends' seals are compared with each other, and the target's bytes with the source's.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.case_offload import sizes
+from kvcheck.core.bench.holdings import REQUEST, TwoHoldings
+from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.errors import WrongOutput
+from kvcheck.core.pools.pool import Holding
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.transfer.layout import EndLayout, end_layout
+from kvcheck.core.transfer.metadata import MetadataBuffers
+from kvcheck.core.transfer.room_memory import room_units
+from kvcheck.core.transfer.seal import Seal
+from kvcheck.core.transfer.sealing import Content, Sealer
+from kvcheck.core.transfer.wire import Ticket
+from kvcheck.kernels.page_copy import gather_rows, scatter_rows
+
+
+def points(setting: Setting) -> tuple[Point, ...]:
+    """The seal of a request as a share of moving its bytes, at one end and at both."""
+    shape = setting.shape
+    return tuple(
+        Point(
+            case="seal",
+            size=f"{tokens} tokens",
+            shape=shape.name,
+            bytes=TwoHoldings.bytes_of(shape, tokens),
+            makers={
+                "move": partial(_arm, shape=shape, tokens=tokens, moves=True, ends=0),
+                "move-sealed": partial(_arm, shape=shape, tokens=tokens, moves=True, ends=2),
+                "seal": partial(_arm, shape=shape, tokens=tokens, moves=False, ends=1),
+                "read": partial(_read, size=TwoHoldings.bytes_of(shape, tokens)),
+            },
+            comparisons=(
+                Comparison(arm="move-sealed", baseline="move"),
+                Comparison(arm="seal", baseline="move", limit="read"),
+            ),
+            note="beside a move within one memory, the cheapest transfer there is; limit: reading the bytes once",
+        )
+        for tokens in sizes(shape)
+    )
+
+
+class _End:
+    """What seals one holding of the pool."""
+
+    def __init__(self, held: TwoHoldings, holding: Holding, layout: EndLayout, row: torch.Tensor) -> None:
+        self._sealer = Sealer(held.pool, layout, held.backend)
+        self._content = Content(
+            ticket=Ticket(room=3, generation=1, request=REQUEST),
+            source_rank=0,
+            units=room_units(layout, holding, held.tokens),
+            pieces={(each.space, each.name): (0, each.total_shards) for each in layout.buffers},
+            row=row,
+        )
+
+    def seal(self) -> Seal:
+        """The seal of what the memory holds."""
+        return self._sealer.seal(self._content, self._sealer.plan(self._content))
+
+
+def _arm(memory: FreshMemory, shape: ModelShape, tokens: int, *, moves: bool, ends: int) -> Arm:
+    held = TwoHoldings(memory, shape, tokens)
+    metadata = MetadataBuffers(
+        "decode", slots=1, hidden_size=shape.hidden_size, backend=held.backend, lane=held.pool.forward
+    )
+    layout = end_layout(held.pool, metadata, whole=shape, rank=0, ranks=1)
+    source, target = (_End(held, each, layout, metadata.row_view(0)) for each in (held.source, held.target))
+    pairs = []
+    for space, buffer, words in held.buffers():
+        # Whole pages travel, as they do between ranks: a seal covers them to their end.
+        rows = [held.whole_rows(each, space, buffer) for each in (held.source, held.target)]
+        pairs.append((words, rows[0], rows[1], memory.words(len(words), len(rows[0]), words.shape[2])))
+    seals: list[Seal] = []
+
+    def move() -> None:
+        for words, mine, theirs, block in pairs:
+            gather_rows(block, words, mine)
+            scatter_rows(words, block, theirs)
+
+    def call() -> None:
+        if moves:
+            move()
+        seals[:] = [end.seal() for end in (source, target)[:ends]]
+
+    def check() -> None:
+        if not moves:
+            move()
+        held.check()
+        found = {*seals, source.seal(), target.seal()}
+        if len(found) != 1:
+            raise WrongOutput(f"seal: expected one seal at both ends, got {len(found)} different ones")
+
+    return Arm(call=call, check=check)
+
+
+def _read(memory: FreshMemory, size: int) -> Arm:
+    words = memory.words(size // 8)
+    found: list[torch.Tensor] = []
+
+    def call() -> None:
+        found[:] = [words.sum()]
+
+    def check() -> None:
+        same("sum", found[0].cpu(), torch.tensor(int(words.cpu().numpy().sum())))
+
+    return Arm(call=call, check=check)
