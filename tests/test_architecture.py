@@ -71,6 +71,10 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "core.stress": (JUDGED_PARTS, "runs targets under workloads; knows no benchmark"),
     "core.bench": (JUDGED_PARTS, "times targets under workloads; knows no schedule search"),
+    "core.bench.case_recorder": (
+        (*JUDGED_PARTS, "core.bench", "core.stress.history"),
+        "the recorder is what it times",
+    ),
     "core.report": ((), "a record is all it needs, so that any stored run can be shown again"),
     "commands": (("core",), "argv to exit code; nothing imports a command"),
     "__main__": (("commands.main",), "python -m kvcheck"),
@@ -78,7 +82,8 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
 }
 ROOT_NAMES = frozenset({"kvcheck", "__version__"})  # the root package and what it defines
 NAMESPACES = frozenset({"core"})  # no row: a row would let everything below import everything
-ONLY_COMMANDS = "core.targets.mutants"  # broken on purpose: nothing below a command may reach it
+ONLY_COMMANDS = "core.targets.mutants"  # broken on purpose: nothing below a command may reach it,
+KNOW_MUTANTS = ("commands", "core.bench")  # but for the price of a fix, which is measured beside its mutant
 
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 70
@@ -219,8 +224,8 @@ def check_imports(module: str, tree: ast.Module) -> Iterator[str]:
         if not any(is_under(name, package) for package in allowed):
             yield f"line {line}: {row} may not import {name}; {row}: {MAY_IMPORT[row][1]}"
     for line, name in within_package(tree):
-        if is_under(name, ONLY_COMMANDS) and not (is_under(module, ONLY_COMMANDS) or is_under(module, "commands")):
-            yield f"line {line}: mutants are broken on purpose: only commands may import them"
+        if is_under(name, ONLY_COMMANDS) and not any(is_under(module, ok) for ok in (ONLY_COMMANDS, *KNOW_MUTANTS)):
+            yield f"line {line}: mutants are broken on purpose: only commands and benchmarks may import them"
 
 
 def check_bans(module: str, tree: ast.Module) -> Iterator[str]:

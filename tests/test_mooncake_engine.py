@@ -24,12 +24,16 @@ import pytest
 import torch
 from live_processes import is_alive, poll
 
-from kvcheck.core.bench.transport import RunShape, measure
+from kvcheck.core.bench.arms import Setting
+from kvcheck.core.bench.clock import CpuClock
+from kvcheck.core.bench.measure import Samples
+from kvcheck.core.bench.transport import RunShape, points_of
 from kvcheck.core.errors import TransferError, UnknownVerdict
 from kvcheck.core.transfer.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.transfer.engine_library import EngineSettings
 from kvcheck.core.transfer.engine_plan import Batch
 from kvcheck.core.transfer.shared_memory import RegionHandle, SharedRegion
+from kvcheck.core.workload.shapes import shape as shape_named
 
 pytestmark = pytest.mark.mooncake
 
@@ -301,9 +305,17 @@ def test_a_protocol_without_its_hardware_is_refused() -> None:
         MooncakeEngine.start({"kv": region}, "rdma")
 
 
-def test_the_benchmark_checks_what_it_times() -> None:
-    shape = RunShape(64 << 10, 4, 2)
-    rounds, prices = measure(shapes=(shape,), rounds=2)
-    assert len(rounds) == 2 and [price.way for price in prices] == ["write", "submit"]
-    for price in prices:
-        assert price.rounds == 2 and 0 < price.least_ratio <= price.median_ratio <= price.most_ratio
+def test_the_benchmark_of_the_transport_times_all_ways_and_checks_their_bytes() -> None:
+    clock = CpuClock()
+    with ExitStack() as stack:
+        setting = Setting(shape=shape_named("llama-3-tiny"), device=clock.device, stack=stack)
+        (point,) = points_of(setting, (RunShape(64 << 10, 4, 2),))
+        samples = Samples(point, clock)
+        for _ in range(2):
+            samples.add_round(np.random.default_rng(1))
+        rows = samples.rows()
+    assert [(row.arm, row.baseline, row.bytes) for row in rows] == [
+        ("write", "bare-loop", 512 << 10),
+        ("submit", "bare-loop", 512 << 10),
+    ]
+    assert all(len(row.ratios) == 2 and row.us.est > 0 for row in rows)

@@ -1,4 +1,8 @@
-"""Prices: what a part costs beside the plainest thing that does the same."""
+"""Prices: what a part costs beside the plainest thing that does the same.
+
+Invariants:
+- A case is a row of CASES, and what it does not apply to is a row of FAMILIES; nothing else lists cases.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,13 @@ CASES: Registry[Callable[..., Any]] = Registry(
     {
         "metadata-read": "kvcheck.core.bench.case_metadata:points",
         "offload-restore": "kvcheck.core.bench.case_offload:points",
+        "decode-step": "kvcheck.core.bench.case_decode:points",
         "guarded-read": "kvcheck.core.bench.case_guarded:points",
         "content-fill": "kvcheck.core.bench.case_content:fill_points",
         "content-verify": "kvcheck.core.bench.case_content:verify_points",
         "seal": "kvcheck.core.bench.case_seal:points",
+        "recorder": "kvcheck.core.bench.case_recorder:points",
+        "transport": "kvcheck.core.bench.transport:points",
     },
 )
 

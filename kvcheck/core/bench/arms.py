@@ -34,6 +34,7 @@ class Arm:
     """One way to do the work. call: once. check: raises WrongOutput unless what the last call left is right.
 
     clock: how a device times it: "wall" (the host waits for it), "events" or "graph"; a CPU knows wall time alone.
+    "own": the call returns nanoseconds that were taken in another process.
     close: gives back what is more than memory.
     """
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend, Place
+from kvcheck.core.backend.backend import Backend, OperationObserver, Place
 from kvcheck.core.backend.cuda import CudaBackend
 from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.errors import DoubleFree, InternalError
@@ -58,9 +58,9 @@ class FreshMemory:
         """The ids first .. first + count - 1 in a random order."""
         return first + self.random.permutation(count).astype(np.int64)
 
-    def backend(self) -> Backend:
+    def backend(self, observer: OperationObserver | None = None) -> Backend:
         """A backend whose memory is fresh too."""
-        return LeanCudaBackend(self) if self.device.type == "cuda" else LeanBackend(self)
+        return LeanCudaBackend(self, observer) if self.device.type == "cuda" else LeanBackend(self, observer)
 
     def _fill(self, block: torch.Tensor) -> None:
         """One random pattern, shifted and repeated: as cheap as a copy, and no value of a buffer tells where it is."""
@@ -74,8 +74,8 @@ class FreshMemory:
 class LeanBackend(EagerBackend):
     """The eager backend over fresh memory."""
 
-    def __init__(self, memory: FreshMemory) -> None:
-        super().__init__()
+    def __init__(self, memory: FreshMemory, observer: OperationObserver | None = None) -> None:
+        super().__init__(observer)
         self._memory = memory
         self._places: dict[str, Place] = {}
         self._spare: dict[int, list[torch.Tensor]] = {}
@@ -101,8 +101,8 @@ class LeanBackend(EagerBackend):
 class LeanCudaBackend(CudaBackend):
     """The CUDA backend over fresh memory."""
 
-    def __init__(self, memory: FreshMemory) -> None:
-        super().__init__(memory.device.index or 0)
+    def __init__(self, memory: FreshMemory, observer: OperationObserver | None = None) -> None:
+        super().__init__(memory.device.index or 0, observer)
         self._memory = memory
         self._held: dict[str, torch.Tensor] = {}
         self._spare: dict[int, list[torch.Tensor]] = {}

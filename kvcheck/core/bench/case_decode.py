@@ -1,0 +1,55 @@
+"""A whole decode step with every protection on and off, and with somebody writing down what happens.
+
+Invariants:
+- All arms compute the same numbers from equal rows; they are compared bit for bit with what bare() computes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.decode_work import CONTEXT, REQUESTS, DecodeStep
+from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.pools.shape import ModelShape
+
+SIZE = f"{REQUESTS}x{CONTEXT} tokens"
+
+
+def points(setting: Setting) -> tuple[Point, ...]:
+    """A decode step with guarded reads, owned metadata and checked holdings, against the same step without."""
+    shape = setting.shape
+    return (
+        Point(
+            case="decode-step",
+            size=SIZE,
+            shape=shape.name,
+            bytes=None,
+            makers={
+                "bare": lambda memory: _arm(memory, shape, "bare"),
+                "guarded": lambda memory: _arm(memory, shape, "guarded"),
+                "protected": lambda memory: _arm(memory, shape, "protected"),
+            },
+            comparisons=(
+                Comparison(arm="guarded", baseline="bare"),
+                Comparison(arm="protected", baseline="bare"),
+            ),
+            note="attention in float32 over gathered rows; one request joins in every step",
+        ),
+    )
+
+
+def _arm(memory: FreshMemory, shape: ModelShape, name: str) -> Arm:
+    step = DecodeStep(memory, shape, memory.backend())
+    return arm_of(step, name)
+
+
+def arm_of(step: DecodeStep, name: str) -> Arm:
+    """A step in one degree of protection, checked against bare()."""
+
+    def check() -> None:
+        got = torch.stack(step.out)
+        step.bare()
+        same("attention of all layers", got, torch.stack(step.out))
+
+    return Arm(call=getattr(step, name), check=check)

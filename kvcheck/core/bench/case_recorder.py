@@ -1,0 +1,49 @@
+"""The recorder: a decode step whose operations are written down as a history, and the same step unobserved.
+
+Invariants:
+- Both arms submit the same operations with the same footprints; the observed one has to have seen them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting
+from kvcheck.core.bench.case_decode import SIZE, arm_of
+from kvcheck.core.bench.decode_work import DecodeStep
+from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.errors import WrongOutput
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.stress.history import History
+
+
+def points(setting: Setting) -> tuple[Point, ...]:
+    """A decode step with the recorder on, against the same step with nobody looking on."""
+    shape = setting.shape
+    return (
+        Point(
+            case="recorder",
+            size=SIZE,
+            shape=shape.name,
+            bytes=None,
+            makers={
+                "unobserved": lambda memory: _arm(memory, shape, is_observed=False),
+                "recorded": lambda memory: _arm(memory, shape, is_observed=True),
+            },
+            comparisons=(Comparison(arm="recorded", baseline="unobserved"),),
+        ),
+    )
+
+
+def _arm(memory: FreshMemory, shape: ModelShape, *, is_observed: bool) -> Arm:
+    history = History()
+    step = DecodeStep(memory, shape, memory.backend(history if is_observed else None))
+    arm = arm_of(step, "submitted")
+    before = history.count
+
+    def check() -> None:
+        arm.check()
+        if is_observed and history.count < before + 2 * len(step.out):
+            raise WrongOutput(f"recorder: expected an event for each operation's start and end, got {history.count}")
+
+    return replace(arm, check=check)

@@ -1,0 +1,190 @@
+"""One decode step as work: every layer gathers the rows of a few requests, attends over them and writes a token.
+
+    requests  [ctx 0 ... 63 | new]  x 4      per layer: rows -> float32 -> scores -> softmax -> mix -> out[layer]
+
+Invariants:
+- With and without protections the same rows are read, the same products are computed and the same rows are written.
+- Values are proper numbers of the model's type, so that no product meets a NaN or a denormal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kvcheck.core.backend.backend import Backend, Footprint, Operation
+from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.hicache.layer_gate import LayerGate
+from kvcheck.core.paging import IndexArray, locs_of
+from kvcheck.core.pools.buffers import Granularity
+from kvcheck.core.pools.pool import KVPool, PoolSizes
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.transfer.metadata import MetadataBuffers
+
+REQUESTS = 4
+CONTEXT = 64
+HEADS = 8
+SLOTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A layer that attends: its place, and the buffers that its keys and values lie in."""
+
+    space: str
+    local: int
+    keys: str
+    values: str
+    words: torch.Tensor
+    value_words: torch.Tensor
+
+
+class DecodeStep:
+    """A pool with four requests in it, and a step over it in several degrees of protection."""
+
+    def __init__(self, memory: FreshMemory, shape: ModelShape, backend: Backend) -> None:
+        self._backend = backend
+        pages = REQUESTS * (-(-(CONTEXT + 1) // shape.page_size))
+        self.pool = KVPool(
+            shape,
+            PoolSizes(pages=pages, requests=REQUESTS, max_tokens=CONTEXT + 1, window_pages=pages),
+            backend=backend,
+        )
+        self.gate = LayerGate(backend, lanes=2, layers=shape.num_layers)
+        self.pool.connect(self.gate)
+        self.metadata = MetadataBuffers(
+            "decode", slots=SLOTS, hidden_size=shape.hidden_size, backend=backend, lane=self.pool.forward
+        )
+        self._views = [memory.empty((SLOTS, field.width), field.dtype) for field in self.metadata.fields]
+        slot = self.metadata.lease(1)
+        assert slot is not None, "no slot is taken"
+        self._slot = slot
+        self._holdings = []
+        for request in range(1, REQUESTS + 1):
+            holding = self.pool.open(request)
+            assert holding is not None and self.pool.grow(holding, CONTEXT + 1, query=0), "the pool holds them all"
+            holding.committed = CONTEXT
+            self._holdings.append(holding)
+        self._layers = self._attending(memory)
+        self._context = {name: self._locs(name, 0, CONTEXT) for name in self.pool.paged}
+        self._new = {name: self._locs(name, CONTEXT, CONTEXT + 1) for name in self.pool.paged}
+        self._touched = {name: self._units(name) for name in self.pool.paged}
+        widths = {each.words.shape[2] for each in self._layers}
+        random = torch.Generator().manual_seed(int(memory.random.integers(1 << 31)))
+        made = {wide: torch.randn((REQUESTS, HEADS, wide * 4), generator=random) for wide in widths}
+        self._queries = {wide: query.to(memory.device) for wide, query in made.items()}
+        self._rows = {wide: self._numbers(memory, (REQUESTS, wide)) for wide in {*widths, *self._value_widths()}}
+        self.out: list[torch.Tensor] = []
+
+    def bare(self) -> None:
+        """Tensors, views and counters, and nobody who asks."""
+        self._read_metadata_views()
+        self.out = [self._layer(each, each.words[each.local], each.value_words[each.local]) for each in self._layers]
+
+    def guarded(self) -> None:
+        """Every read waits for its layer; nothing else is protected."""
+        self._read_metadata_views()
+        self.out = [self._guarded(each) for each in self._layers]
+
+    def protected(self) -> None:
+        """Guarded reads, an owned metadata row, holdings that are checked before they grow."""
+        self._grow()
+        self._joined = self.metadata.get(self._slot, 1)
+        self.out = [self._guarded(each) for each in self._layers]
+
+    def submitted(self) -> None:
+        """protected(), every layer's work an operation with its footprint, as a recorder wants to see it."""
+        self._grow()
+        self._joined = self.metadata.get(self._slot, 1)
+        self.out = []
+        for each in self._layers:
+            layers = (each.local, each.local + 1)
+            reads = Footprint(each.space, (each.keys, each.values), layers, self._touched[each.space][0])
+            writes = Footprint(each.space, (each.keys, each.values), layers, self._touched[each.space][1])
+            self._backend.submit(
+                Operation("bench.layer", (self._part(each),)),
+                lane=self.pool.forward,
+                reads=(reads,),
+                writes=(writes,),
+            )
+
+    def _part(self, each: _Layer) -> Callable[[], None]:
+        def run() -> None:
+            self.out.append(self._guarded(each))
+
+        return run
+
+    def _guarded(self, each: _Layer) -> torch.Tensor:
+        owner, lane = self.pool.sets[each.space], self.pool.forward
+        keys = owner.read_view(each.keys, (each.local,), lane)[each.local]
+        values = owner.read_view(each.values, (each.local,), lane)[each.local]
+        return self._layer(each, keys, values)
+
+    def _grow(self) -> None:
+        for holding in self._holdings:
+            if not self.pool.grow(holding, holding.committed + 1, query=holding.committed):
+                raise AssertionError("the pool holds them all")
+
+    def _read_metadata_views(self) -> None:
+        self._views_read = [view[self._slot] for view in self._views]
+
+    def _layer(self, each: _Layer, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        context, new = self._context[each.space], self._new[each.space]
+        key, value = self._float(keys.index_select(0, context)), self._float(values.index_select(0, context))
+        weights = torch.softmax(torch.bmm(self._queries[keys.shape[1]], key.transpose(1, 2)), dim=-1)
+        keys.index_copy_(0, new, self._rows[keys.shape[1]])
+        if each.values != each.keys:
+            values.index_copy_(0, new, self._rows[values.shape[1]])
+        return torch.bmm(weights, value)
+
+    @staticmethod
+    def _float(rows: torch.Tensor) -> torch.Tensor:
+        """[B * T, W] words as [B, T, 4 W] numbers."""
+        return rows.view(torch.bfloat16).to(torch.float32).view(REQUESTS, CONTEXT, -1)
+
+    def _attending(self, memory: FreshMemory) -> list[_Layer]:
+        layers = []
+        for spec in self.pool.specs:
+            tokens = [buffer for buffer in spec.buffers if buffer.rows is Granularity.TOKEN]
+            if spec.name not in self.pool.paged or not tokens:
+                continue
+            words = {buffer.name: self.pool.sets[spec.name].write_view(buffer.name) for buffer in tokens}
+            for each in words.values():
+                each.copy_(self._numbers(memory, (1, *each.shape[1:])).expand_as(each))
+            # Where rows have scales beside them, the second buffer holds values all the same.
+            names = [tokens[0].name, tokens[1].name if len(tokens) > 1 and spec.name != "state" else tokens[0].name]
+            if words[names[0]].shape[2] != words[names[1]].shape[2]:
+                names[1] = names[0]
+            layers += [
+                _Layer(spec.name, local, names[0], names[1], words[names[0]], words[names[1]])
+                for local in range(len(spec.layers))
+            ]
+        return layers
+
+    def _value_widths(self) -> set[int]:
+        return {each.value_words.shape[2] for each in self._layers}
+
+    @staticmethod
+    def _numbers(memory: FreshMemory, shape: tuple[int, ...]) -> torch.Tensor:
+        """Words that are four bfloat16 numbers around zero each."""
+        random = torch.Generator().manual_seed(int(memory.random.integers(1 << 31)))
+        numbers = torch.randn((*shape[:-1], shape[-1] * 4), generator=random).to(torch.bfloat16)
+        return numbers.view(torch.int64).to(memory.device)
+
+    def _locs(self, space: str, start: int, stop: int) -> torch.Tensor:
+        rows = [locs_of(self._pages(space, at), start, stop, self.pool.page_size) for at in range(REQUESTS)]
+        return self._backend.index(np.concatenate(rows))
+
+    def _pages(self, space: str, at: int) -> IndexArray:
+        holding = self._holdings[at]
+        return holding.window_pages if space == "window" else holding.pages
+
+    def _units(self, space: str) -> tuple[IndexArray, IndexArray]:
+        """Pages that a step reads, and pages that it writes."""
+        size = self.pool.page_size
+        pages = [self._pages(space, at) for at in range(REQUESTS)]
+        read = np.concatenate([each[: -(-CONTEXT // size)] for each in pages])
+        return read, np.concatenate([each[CONTEXT // size :] for each in pages])
