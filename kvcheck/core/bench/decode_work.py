@@ -19,7 +19,7 @@ from kvcheck.core.backend.backend import Backend, Footprint, Operation
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.hicache.layer_gate import LayerGate
 from kvcheck.core.paging import IndexArray, locs_of
-from kvcheck.core.pools.buffers import Granularity
+from kvcheck.core.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.pools.pool import KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.transfer.metadata import MetadataBuffers
@@ -110,6 +110,17 @@ class DecodeStep:
                 reads=(reads,),
                 writes=(writes,),
             )
+
+    def context_pages(self, space: str) -> IndexArray:
+        """The pages that a step reads and does not write: those of each context's whole pages."""
+        size = self.pool.page_size
+        return np.concatenate([self._pages(space, at)[: CONTEXT // size] for at in range(REQUESTS)])
+
+    def context_rows(self, space: str, buffer: BufferSpec) -> torch.Tensor:
+        """The rows of a buffer that lie in those pages."""
+        pages, size = self.context_pages(space), self.pool.page_size
+        is_token = buffer.rows is Granularity.TOKEN
+        return self._backend.index(locs_of(pages, 0, len(pages) * size, size) if is_token else pages)
 
     def _part(self, each: _Layer) -> Callable[[], None]:
         def run() -> None:

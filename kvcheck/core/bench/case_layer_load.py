@@ -1,0 +1,95 @@
+"""Bringing a prefix back from the host beside a decode step: waited for layer by layer, as a whole, or not at all.
+
+Invariants:
+- All arms load the same pages and then take the same step; when they are checked the loaded pages were wiped before, so
+  an arm that reads without a load behind it is seen.
+- Not waiting is right on one thread alone, where a copy runs when it is submitted; it is what waiting is priced by.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.case_decode import SIZE
+from kvcheck.core.bench.decode_work import DecodeStep
+from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.hicache.controller import Leg, Transfer, TransferController, make_leg
+from kvcheck.core.hicache.host_pool import HostPool
+from kvcheck.core.hicache.node import Node
+from kvcheck.core.hicache.radix_tree import PrefixTree
+from kvcheck.core.pools.shape import ModelShape
+
+
+def points(setting: Setting) -> tuple[Point, ...]:
+    """A load from the host with a decode step behind it: layer-wise waits, one whole wait, no wait."""
+    ways = ("no-wait", "layer-wise", "whole-wait")
+    shape = setting.shape
+    return (
+        Point(
+            case="layer-load",
+            size=SIZE,
+            shape=shape.name,
+            bytes=None,
+            makers={way: partial(_arm, shape=shape, way=way) for way in ways},
+            comparisons=tuple(Comparison(arm=way, baseline="no-wait") for way in ways[1:]),
+            note=None
+            if setting.device.type == "cuda"
+            else "one core copies and computes: waits cost, nothing overlaps",
+        ),
+    )
+
+
+def _arm(memory: FreshMemory, *, shape: ModelShape, way: str) -> Arm:
+    backend = memory.backend()
+    step = DecodeStep(memory, shape, backend)
+    pool = step.pool
+    spaces = [name for name in pool.paged if name in pool.sets]
+    pages = {name: step.context_pages(name) for name in spaces}
+    units = {spec.name: len(pages.get(spec.name, np.zeros(1))) for spec in pool.specs}
+    host = HostPool(
+        pool.specs, units=units, page_size=pool.page_size, layout="layer-first", method="direct", backend=backend
+    )
+    controller = TransferController(pool, host, backend)
+    root = PrefixTree(pool.page_size).root
+    legs = tuple(
+        make_leg(name, np.arange(len(pages[name]), dtype=np.int64), pages[name], [b""] * len(pages[name]))
+        for name in spaces
+    )
+    backup = _transfer(0, "backup", legs, root)
+    controller.backup(backup)
+    controller.wait(backup)
+    take = step.guarded if way == "layer-wise" else step.bare
+
+    def call() -> None:
+        load = _transfer(1, "load", legs, root)
+        controller.queue_load(load)
+        controller.start_loads()
+        assert load.producer is not None, "every earlier load has been taken"
+        controller.gate.consume([load.producer] if way == "layer-wise" else [])
+        if way == "whole-wait":
+            controller.wait(load)
+        take()
+        controller.wait(load)
+        controller.finished_loads()
+        controller.take_load()
+
+    def check() -> None:
+        step.bare()
+        expected = torch.stack(step.out)
+        for name in spaces:
+            for buffer in pool.sets[name].spec.buffers:
+                words = pool.sets[name].write_view(buffer.name)
+                words[:, step.context_rows(name, buffer)] = 0
+        call()
+        backend.drain()
+        same("attention over loaded pages", torch.stack(step.out), expected)
+
+    return Arm(call=call, check=check)
+
+
+def _transfer(number: int, kind: str, legs: tuple[Leg, ...], lock: Node) -> Transfer:
+    return Transfer(number=number, kind=kind, request=1, nodes=[], legs=legs, lock=lock)

@@ -1,0 +1,121 @@
+"""The three ways of a metadata row to a decode rank: peer memory with a seal, host and a socket, peer memory unproved.
+
+    unproved  row -> peer's slot, status at once                  fast, and wrong where bytes are late
+    sealed    row -> peer's slot, seal -> peer, peer verifies     what this project does
+    socket    row -> host -> TCP -> host -> slot                  what was fallen back to
+
+Invariants:
+- Each way ends with the row in the peer's slot; its bytes are compared.
+- Without two devices the peer's memory is memory of this host, and the note says so; the socket is a real one.
+"""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+
+import torch
+
+from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.errors import WrongOutput
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.transfer.metadata import metadata_fields
+from kvcheck.core.transfer.seal import Seal, parse
+from kvcheck.kernels.content import as_unsigned
+from kvcheck.kernels.digest import digest
+
+KEY = 0xA0C5
+ROOM, GENERATION = 5, 1
+
+
+def points(setting: Setting) -> tuple[Point, ...]:
+    """A metadata row to a peer: sealed in its memory, over host and socket, and unproved."""
+    shape = setting.shape
+    return (
+        Point(
+            case="nvlink-aux",
+            size="row",
+            shape=shape.name,
+            bytes=_row_bytes(shape),
+            makers={
+                "unproved": partial(_sealed, shape=shape, is_sealed=False),
+                "sealed": partial(_sealed, shape=shape, is_sealed=True),
+                "socket": partial(_socket, shape=shape),
+            },
+            comparisons=(
+                Comparison(arm="sealed", baseline="unproved"),
+                Comparison(arm="sealed", baseline="socket", name="sealed-to-socket"),
+                Comparison(arm="socket", baseline="unproved"),
+            ),
+            note=None if torch.cuda.device_count() > 1 else "simulated: the peer's memory is memory of this machine",
+        ),
+    )
+
+
+def _row_bytes(shape: ModelShape) -> int:
+    last = metadata_fields(shape.hidden_size)[-1]
+    return last.offset + last.size_bytes
+
+
+def _peer(memory: FreshMemory) -> torch.device:
+    has_peer = memory.device.type == "cuda" and torch.cuda.device_count() > 1
+    return torch.device("cuda", 1 - (memory.device.index or 0)) if has_peer else memory.device
+
+
+def _sealed(memory: FreshMemory, *, shape: ModelShape, is_sealed: bool) -> Arm:
+    row = memory.empty((_row_bytes(shape),), torch.uint8)
+    slot = memory.empty((_row_bytes(shape),), torch.uint8).to(_peer(memory))
+    landed = memory.empty((64,), torch.uint8).to(_peer(memory))
+    accepted: list[bool] = []
+
+    def call() -> None:
+        slot.copy_(row)
+        if is_sealed:
+            landed.copy_(_seal(row).packed())
+            accepted[:] = [parse(landed.cpu()) == _seal(slot)]
+
+    def check() -> None:
+        same("metadata row at the peer", slot.cpu(), row.cpu())
+        if is_sealed:
+            slot[3] ^= 1
+            if accepted != [True] or parse(landed.cpu()) == _seal(slot):
+                raise WrongOutput(f"seal: expected it to fit the row and no other, got {accepted}")
+
+    return Arm(call=call, check=check)
+
+
+def _seal(row: torch.Tensor) -> Seal:
+    found = as_unsigned(int(digest(row.view(torch.int64), key=KEY)))
+    return Seal(room=ROOM, generation=GENERATION, bytes=row.numel(), digest=found)
+
+
+def _socket(memory: FreshMemory, *, shape: ModelShape) -> Arm:
+    size = _row_bytes(shape)
+    row = memory.empty((size,), torch.uint8)
+    slot = memory.empty((size,), torch.uint8).to(_peer(memory))
+    host = memory.empty((size,), torch.uint8, is_host=True)
+    arrived = memory.empty((size,), torch.uint8, is_host=True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        out = socket.create_connection(server.getsockname())
+        into, _ = server.accept()
+    for each in (out, into):
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        each.settimeout(20.0)
+    sent, taken = host.numpy().data, arrived.numpy().data
+
+    def call() -> None:
+        host.copy_(row)
+        done = 0
+        begun = out.send(sent)
+        while done < size:
+            done += into.recv_into(taken[done:])
+            if begun < size:
+                begun += out.send(sent[begun:])
+        slot.copy_(arrived)
+
+    def close() -> None:
+        out.close()
+        into.close()
+
+    return Arm(call=call, check=lambda: same("metadata row at the peer", slot.cpu(), row.cpu()), close=close)
