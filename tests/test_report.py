@@ -229,7 +229,15 @@ def test_every_writer_accepts_a_folder(tmp_path: Path) -> None:
     for name in WRITERS.names():
         WRITERS.load(name)(PASSED, tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"run.json", "report.html", "findings.csv", "scenarios.csv", "words.csv", "mutants.csv"}
+    assert names == {
+        "run.json",
+        "report.html",
+        "findings.csv",
+        "scenarios.csv",
+        "words.csv",
+        "mutants.csv",
+        "bench.csv",
+    }
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES], ids=["read-only", "full", "denied"])

@@ -20,7 +20,7 @@ from kvcheck.core.pools.shape import ModelShape
 from kvcheck.kernels.content import rows_torch
 from kvcheck.kernels.content_rows import fill, fill_torch, verify, verify_torch
 
-SIZES_BYTES = (256 << 10, 4 << 20, 64 << 20)
+SIZES_BYTES = (256 << 10, 4 << 20, 32 << 20)
 KEY = 0x5EED
 
 

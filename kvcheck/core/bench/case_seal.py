@@ -50,7 +50,7 @@ def points(setting: Setting) -> tuple[Point, ...]:
             ),
             note="beside a move within one memory, the cheapest transfer there is; limit: reading the bytes once",
         )
-        for tokens in sizes(shape)
+        for tokens in sizes(shape)[:2]
     )
 
 

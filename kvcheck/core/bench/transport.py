@@ -62,12 +62,8 @@ class RunShape:
 
 SHAPES = (
     RunShape(64 * KIB, 16, 8),
-    RunShape(64 * KIB, 64, 4),
-    RunShape(256 * KIB, 4, 8),
     RunShape(256 * KIB, 16, 4),
-    RunShape(MIB, 1, 8),
     RunShape(MIB, 16, 1),
-    RunShape(4 * MIB, 1, 4),
     RunShape(4 * MIB, 8, 1),
 )
 

@@ -27,7 +27,7 @@ WRITERS: Registry[Writer] = Registry(
 # What a writer puts into a folder. Kept here, so that a path can be checked without loading a writer.
 FILES = {
     "json": ("run.json",),
-    "csv": ("findings.csv", "scenarios.csv", "words.csv", "mutants.csv"),
+    "csv": ("findings.csv", "scenarios.csv", "words.csv", "mutants.csv", "bench.csv"),
     "html": ("report.html",),
 }
 

@@ -1,7 +1,7 @@
-"""The record as CSV tables: findings, scenarios, words verified per buffer, mutants.
+"""The record as CSV tables: findings, scenarios, words verified per buffer, mutants, prices.
 
-A path that ends in .csv gets one table, whose `kind` column tells scenario rows from finding rows; any other path is a
-folder that gets findings.csv, scenarios.csv, words.csv and mutants.csv.
+A path that ends in .csv gets one table, whose `kind` column tells scenario, finding and price rows apart; any other
+path is a folder that gets findings.csv, scenarios.csv, words.csv, mutants.csv and bench.csv.
 
 Invariants:
 - A text that a spreadsheet would run as a formula gets a leading apostrophe; numbers stay numbers.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas
 
-from kvcheck.core.record import Evidence, Finding, MutantResult, RunRecord, ScenarioResult, to_plain
+from kvcheck.core.record import BenchRow, Evidence, Finding, MutantResult, RunRecord, ScenarioResult, to_plain
 from kvcheck.core.report.store import make_folder, write_text
 
 Row = Mapping[str, object]
@@ -31,10 +31,16 @@ SCENARIO_COLUMNS = (
 )
 WORD_COLUMNS = ("scenario", "shape", "buffer", "words_verified")
 MUTANT_COLUMNS = tuple(row.name for row in dataclasses.fields(MutantResult))
+INTERVALS = ("us", "baseline_us", "ratio", "limit_ratio")
+BENCH_COLUMNS = (
+    *("case", "arm", "baseline", "size", "shape", "device", "bytes"),
+    *(f"{name}{end}" for name in INTERVALS for end in ("", "_lo", "_hi")),
+    *("floor", "limit", "rounds", "status", "note"),
+)
 
 
 def write(record: RunRecord, path: Path) -> None:
-    """One table into a .csv file, or the four tables into a folder."""
+    """One table into a .csv file, or the five tables into a folder."""
     if path.suffix.lower() == ".csv" and not path.is_dir():
         write_text(path, combined(record))
         return
@@ -50,15 +56,17 @@ def tables(record: RunRecord) -> dict[str, str]:
         "scenarios.csv": _csv(record, SCENARIO_COLUMNS, [_scenario_row(result) for result in record.scenarios]),
         "words.csv": _csv(record, WORD_COLUMNS, _word_rows(record)),
         "mutants.csv": _csv(record, MUTANT_COLUMNS, [_plain_row(result) for result in record.mutants]),
+        "bench.csv": _csv(record, BENCH_COLUMNS, [_bench_row(row) for row in record.bench]),
     }
 
 
 def combined(record: RunRecord) -> str:
-    """Scenarios with their verdicts and counts, then findings, in one table with a `kind` column."""
-    columns = dict.fromkeys(("kind", *SCENARIO_COLUMNS, *FINDING_COLUMNS))
+    """Scenarios with their verdicts and counts, then findings, then prices, in one table with a `kind` column."""
+    columns = dict.fromkeys(("kind", *SCENARIO_COLUMNS, *FINDING_COLUMNS, *BENCH_COLUMNS))
     scenarios = [{"kind": "scenario", **_scenario_row(result)} for result in record.scenarios]
     findings = [{"kind": "finding", **_finding_row(finding)} for finding in record.findings]
-    return _csv(record, tuple(columns), [*scenarios, *findings])
+    prices = [{"kind": "price", **_bench_row(row)} for row in record.bench]
+    return _csv(record, tuple(columns), [*scenarios, *findings, *prices])
 
 
 def _csv(record: RunRecord, columns: Sequence[str], rows: Sequence[Row]) -> str:
@@ -95,6 +103,15 @@ def _scenario_row(result: ScenarioResult) -> dict[str, object]:
     for name in EVIDENCE_COUNTS:
         row[f"evidence_{name}"] = getattr(result.evidence, name)
     return row
+
+
+def _bench_row(row: BenchRow) -> dict[str, object]:
+    plain: dict[str, object] = {name: getattr(row, name, None) for name in BENCH_COLUMNS}
+    for name in INTERVALS:
+        found = getattr(row, name)
+        for end, value in (("", "est"), ("_lo", "lo"), ("_hi", "hi")):
+            plain[name + end] = None if found is None else getattr(found, value)
+    return {**plain, "rounds": len(row.ratios)}
 
 
 def _word_rows(record: RunRecord) -> list[Row]:

@@ -25,6 +25,7 @@ from markupsafe import Markup
 
 from kvcheck.core.codes import CODES
 from kvcheck.core.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.prices import all_prices, curves, in_short, price_list, step_us, time_text
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.words_chart import words_svg
@@ -87,6 +88,7 @@ def render(record: RunRecord) -> str:
         words=[{"label": name, "value": f"{count:,}"} for name, count in words],
         chart=Markup(words_svg(record.evidence.words_verified)),
         mutants=_mutants(record),
+        prices=_price_list(record),
         facts=[
             {"id": "environment", "title": "Environment", "rows": _facts({**record.tool, **record.environment})},
             {"id": "plan", "title": "Plan", "rows": _facts({**_run_facts(record), **record.plan})},
@@ -147,6 +149,8 @@ def _banner(record: RunRecord, ordered: tuple[Finding, ...]) -> dict[str, str]:
         summary = f"{len(failing)} of {_count(len(record.mutants), 'mutant')} not found as expected"
         return {"summary": summary, "message": _clip(message, 400), "command": row.replay or record.repro}
     judged = _evidence(record.evidence) or "nothing counted"
+    if record.bench and record.verdict is Verdict.PASS:
+        return {"summary": "price list", "message": _clip(in_short(record.bench), 600), "command": record.repro}
     if record.verdict is Verdict.PASS:
         return {"summary": "no finding", "message": f"Judged: {judged}.", "command": record.repro}
     return {"summary": "not judged", "message": _clip(_why_not(record), 400), "command": record.repro}
@@ -313,6 +317,24 @@ def _mutants(record: RunRecord) -> dict[str, object]:
         plain = {"name": row.name, "bug": row.bug, "outcome": row.outcome, "message": row.message, "replay": row.replay}
         rows.append({**plain, "verdict": row.verdict.value, "cells": cells, "schedules": f"{row.schedules:,}"})
     return {"oracles": oracles, "rows": rows}
+
+
+def _price_list(record: RunRecord) -> dict[str, object]:
+    """What a run of benchmarks found, the answer first; empty tables for other runs."""
+    steps = {
+        f"{row.shape} on {row.device}": time_text(found)
+        for row in record.bench
+        if (found := step_us(record.bench, row.shape, row.device)) is not None and row.shape is not None
+    }
+    return {
+        "steps": [{"where": where, "time": text} for where, text in steps.items()],
+        "rows": price_list(record.bench),
+        "all": all_prices(record.bench),
+        "curves": curves(record.bench),
+        "notes": [
+            {"case": case, "note": note} for case, note in {row.case: row.note for row in record.bench}.items() if note
+        ],
+    }
 
 
 def _run_facts(record: RunRecord) -> dict[str, object]:

@@ -1,0 +1,187 @@
+"""The price list: what each clone, wait and seal adds, in microseconds and as a share of a decode step.
+
+Invariants:
+- What is added is the ratio's excess over 1 times the baseline's time, so that it has the ratio's interval.
+- "free" and "faster" are said only where the whole interval allows it beside the noise floor; a noisy row says so.
+- A share of a decode step is given only where the same run measured one on the same shape and device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvcheck.core.record import BenchRow, Interval
+
+KINDS = {
+    "metadata-read": "clone",
+    "offload-restore": "clone",
+    "index-read": "clone",
+    "guarded-read": "wait",
+    "layer-load": "wait",
+    "decode-step": "all of them",
+    "seal": "seal",
+    "nvlink-aux": "seal",
+    "content-fill": "check",
+    "content-verify": "check",
+    "recorder": "check",
+    "transport": "transport",
+    "tree": "bookkeeping",
+}
+ORDER = ("all of them", "clone", "wait", "seal", "check", "transport", "bookkeeping", "other")
+FREE_SHARE = 0.001
+"""An addition that is certainly below this share of a decode step is free, however its ratio looks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """One row as it is shown; texts only, "n/a" where something does not apply."""
+
+    kind: str
+    what: str
+    instead: str
+    size: str
+    cost: str
+    added: str
+    share: str
+    ratio: str
+    floor: str
+    limit: str
+    verdict: str
+    rounds: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """What an arm costs over its sizes: so much a call, and so much a byte."""
+
+    what: str
+    fixed: str
+    rate: str
+    sizes: str
+
+
+def price_list(rows: Sequence[BenchRow]) -> list[Price]:
+    """Each comparison at its largest size, by kind."""
+    last: dict[tuple[str, str], BenchRow] = {}
+    for row in rows:
+        last[row.case, row.arm] = row
+    return _prices(last.values(), rows)
+
+
+def all_prices(rows: Sequence[BenchRow]) -> list[Price]:
+    """Every row."""
+    return _prices(rows, rows)
+
+
+def step_us(rows: Iterable[BenchRow], shape: str | None, device: str) -> float | None:
+    """A decode step without protections on that shape and device, or None where none was measured."""
+    for row in rows:
+        if row.case == "decode-step" and row.device == device and (shape is None or row.shape == shape):
+            return row.baseline_us.est
+    return None
+
+
+def added_us(row: BenchRow) -> Interval:
+    """What the arm adds to its baseline; negative where it is faster."""
+    base, ratio = row.baseline_us.est, row.ratio
+    lo, hi = (None if each is None else (each - 1) * base for each in (ratio.lo, ratio.hi))
+    return Interval((ratio.est - 1) * base, lo, hi)
+
+
+def verdict(row: BenchRow, step: float | None) -> str:
+    """faster, free, costs, or why none of them can be said."""
+    if row.ratio.lo is None or row.ratio.hi is None:
+        return "n/a: too few rounds"
+    most = added_us(row).hi
+    if row.ratio.hi < 1 - row.floor:
+        return "faster"
+    if row.ratio.lo > 1 + row.floor:
+        is_free = step is not None and most is not None and most < FREE_SHARE * step
+        return "free" if is_free else "costs"
+    if row.status == "noisy":
+        return "within noise"
+    return "free" if row.ratio.hi <= 1 + 2 * row.floor else "within noise"
+
+
+def in_short(rows: Sequence[BenchRow]) -> str:
+    """The answer in one line: what is free, and what costs most of a decode step."""
+    step = next((found for row in rows if (found := step_us(rows, row.shape, row.device)) is not None), None)
+    last = {(row.case, row.arm): row for row in rows}
+    free = [f"{case} {arm}" for (case, arm), row in last.items() if verdict(row, step) in ("free", "faster")]
+    costs = [row for row in last.values() if verdict(row, step) == "costs"]
+    parts = [f"Free or faster than without: {', '.join(free) or 'none'}."]
+    if costs:
+        parts.append(f"Costs something: {', '.join(f'{row.case} {row.arm}' for row in costs)}.")
+    return " ".join(parts)
+
+
+def curves(rows: Sequence[BenchRow]) -> list[Curve]:
+    """Least squares over the sizes of each arm that was measured at three or more."""
+    by_arm: dict[tuple[str, str], list[BenchRow]] = {}
+    for row in rows:
+        if row.bytes is not None:
+            by_arm.setdefault((row.case, row.arm), []).append(row)
+    found = []
+    for (case, arm), each in by_arm.items():
+        if len(each) < 3:
+            continue
+        fixed, slope = fitted([(float(row.bytes or 0), row.us.est) for row in each])
+        rate = f"{1 / slope / 1e3:.3g} GB/s" if slope > 0 else "n/a (no slope)"
+        found.append(
+            Curve(
+                what=f"{case} {arm}",
+                fixed=time_text(max(0.0, fixed)),
+                rate=rate,
+                sizes=", ".join(row.size for row in each),
+            )
+        )
+    return found
+
+
+def fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(a, b) of y = a + b x, each point weighted by 1 / y**2, so that small sizes count as much as large ones."""
+    weights = [1 / y**2 for _, y in points]
+    total = sum(weights)
+    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
+    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
+    spread = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
+    slope = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True)) / (spread or 1)
+    return mean_y - slope * mean_x, slope
+
+
+def time_text(value: float) -> str:
+    """Microseconds with three digits, in the unit that fits."""
+    sign, size = ("-" if value < 0 else ""), abs(value)
+    for unit, scale in (("s", 1e6), ("ms", 1e3)):
+        if size >= scale:
+            return f"{sign}{size / scale:.3g} {unit}"
+    return f"{sign}{size:.3g} µs"
+
+
+def _prices(chosen: Iterable[BenchRow], rows: Sequence[BenchRow]) -> list[Price]:
+    made = [_price(row, step_us(rows, row.shape, row.device)) for row in chosen]
+    return sorted(made, key=lambda price: ORDER.index(price.kind))
+
+
+def _price(row: BenchRow, step: float | None) -> Price:
+    added = added_us(row)
+    interval = "n/a" if row.ratio.lo is None or row.ratio.hi is None else f"{row.ratio.lo:.3g}–{row.ratio.hi:.3g}"
+    limit = "n/a"
+    if row.limit is not None and row.limit_ratio is not None:
+        limit = f"{100 * row.limit_ratio.est:.0f} % of {row.limit}"
+    rate = f" · {row.bytes / row.us.est / 1e3:.3g} GB/s" if row.bytes and row.us.est > 0 else ""
+    return Price(
+        kind=KINDS.get(row.case, "other"),
+        what=f"{row.case}: {row.arm}",
+        instead=row.baseline,
+        size=row.size,
+        cost=time_text(row.us.est) + rate,
+        added=("" if added.est < 0 else "+") + time_text(added.est),
+        share="n/a" if step is None else f"{100 * added.est / step:+.2g} %",
+        ratio=f"{row.ratio.est:.3g} ({interval})",
+        floor=f"±{100 * row.floor:.1f} %",
+        limit=limit,
+        verdict=verdict(row, step),
+        rounds=str(len(row.ratios)),
+    )
