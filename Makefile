@@ -13,7 +13,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stress test check format-check lint types format clean
+.PHONY: help setup stress bench test check format-check lint types format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -22,6 +22,9 @@ setup: $(STAMP) ## make .venv and install kvcheck with its tools into it
 
 stress: $(STAMP) ## the main job: every scenario over every pool family, results under reports/runs
 	@$(VENV)/bin/kvcheck stress --out reports/runs
+
+bench: $(STAMP) ## every arm of the price list, timed alone with pytest-benchmark; prices come from kvcheck bench
+	@$(VENV)/bin/python -m pytest benchmarks --benchmark-enable --benchmark-max-time=0.2 --benchmark-columns=median,iqr,rounds
 
 test: $(STAMP) ## all tests that this machine can run
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal

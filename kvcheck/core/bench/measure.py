@@ -65,7 +65,7 @@ class Samples:
                 arms[name] = [makers[name](FreshMemory(random, self._clock.device)) for _ in range(sets)]
             with _undisturbed(self._clock.device):
                 batches = {name: self._batch(name, arms[name]) for name in makers}
-                medians = _blocks(batches, random)
+                medians = run_blocks(batches, random)
             for name, made in arms.items():
                 for arm in made:
                     self._check(name, arm)
@@ -149,10 +149,10 @@ def _again(batch: Batch) -> int:
     return 1 if taken >= BATCH_NS_LEAST else max(1, round(BATCH_NS / taken))
 
 
-def _blocks(batches: dict[str, Batch], random: np.random.Generator) -> dict[str, float]:
+def run_blocks(batches: dict[str, Batch], random: np.random.Generator) -> dict[str, float]:
     """Median nanoseconds of each arm's batches."""
     taken: dict[str, list[int]] = {name: [] for name in batches}
-    most = max(min(batch() for _ in range(1)) for batch in batches.values())
+    most = max(batch() for batch in batches.values())
     count = min(BLOCKS, max(BLOCKS_LEAST, ROUND_NS // max(1, most)))
     for _ in range(count // 2):
         order = random.permutation(list(batches)).tolist()
@@ -166,7 +166,6 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
     """No garbage collection; on a CPU, this thread stays on the core it is on."""
     was_enabled = gc.isenabled()
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    gc.collect()
     gc.disable()
     try:
         if cores is not None and device.type == "cpu":

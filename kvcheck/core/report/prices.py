@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvcheck.core.record import BenchRow, Interval
 
@@ -42,6 +42,7 @@ class Price:
     instead: str
     size: str
     cost: str
+    rate: str
     added: str
     share: str
     ratio: str
@@ -62,10 +63,11 @@ class Curve:
 
 
 def price_list(rows: Sequence[BenchRow]) -> list[Price]:
-    """Each comparison at its largest size, by kind."""
+    """Each comparison at its largest size, by kind; what is only there to be compared with is left out."""
     last: dict[tuple[str, str], BenchRow] = {}
     for row in rows:
-        last[row.case, row.arm] = row
+        if not row.arm.endswith("torch"):
+            last[row.case, row.arm] = row
     return _prices(last.values(), rows)
 
 
@@ -159,9 +161,20 @@ def time_text(value: float) -> str:
     return f"{sign}{size:.3g} µs"
 
 
+def _percent(value: float) -> str:
+    """Two digits, and never an exponent."""
+    return f"{value:+.0f} %" if abs(value) >= 10 else f"{value:+.2f} %" if abs(value) >= 0.01 else f"{value:+.4f} %"
+
+
 def _prices(chosen: Iterable[BenchRow], rows: Sequence[BenchRow]) -> list[Price]:
     made = [_price(row, step_us(rows, row.shape, row.device)) for row in chosen]
-    return sorted(made, key=lambda price: ORDER.index(price.kind))
+    ordered = sorted(made, key=lambda price: ORDER.index(price.kind))
+    # A kind is named where it begins.
+    kinds = [None, *(price.kind for price in ordered)]
+    return [
+        replace(price, kind="" if price.kind == before else price.kind)
+        for price, before in zip(ordered, kinds, strict=False)
+    ]
 
 
 def _price(row: BenchRow, step: float | None) -> Price:
@@ -170,15 +183,16 @@ def _price(row: BenchRow, step: float | None) -> Price:
     limit = "n/a"
     if row.limit is not None and row.limit_ratio is not None:
         limit = f"{100 * row.limit_ratio.est:.0f} % of {row.limit}"
-    rate = f" · {row.bytes / row.us.est / 1e3:.3g} GB/s" if row.bytes and row.us.est > 0 else ""
+    rate = f"{row.bytes / row.us.est / 1e3:.3g} GB/s" if row.bytes and row.us.est > 0 else "n/a"
     return Price(
         kind=KINDS.get(row.case, "other"),
-        what=f"{row.case}: {row.arm}",
+        what=f"{row.case} {row.arm}",
         instead=row.baseline,
         size=row.size,
-        cost=time_text(row.us.est) + rate,
+        cost=time_text(row.us.est),
+        rate=rate,
         added=("" if added.est < 0 else "+") + time_text(added.est),
-        share="n/a" if step is None else f"{100 * added.est / step:+.2g} %",
+        share="n/a" if step is None else _percent(100 * added.est / step),
         ratio=f"{row.ratio.est:.3g} ({interval})",
         floor=f"±{100 * row.floor:.1f} %",
         limit=limit,

@@ -1,0 +1,264 @@
+"""Benchmarks: rounds, refusals, interruptions, the command, and one round of every case with its outputs checked.
+
+Invariants:
+- No test asserts a time: a clock of the test's own says what things took, or nobody asks.
+- Every row of CASES is run, on shapes and sizes that are small.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+from kvcheck.commands.main import run
+from kvcheck.core.bench import CASES, applies, case_content, case_offload
+from kvcheck.core.bench import run as running
+from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.clock import CpuClock
+from kvcheck.core.bench.measure import Samples
+from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.bench.plan import BenchPlan
+from kvcheck.core.bench.run import run_bench
+from kvcheck.core.errors import InternalError, UnknownVerdict, UsageError, WrongOutput
+from kvcheck.core.record import BenchRow, read_record
+from kvcheck.core.workload.shapes import shape as shape_named
+
+SCHEMA = json.loads((Path(__file__).parent.parent / "reports" / "run.schema.json").read_text(encoding="utf-8"))
+MIB = 1 << 20
+
+
+class ToldClock(CpuClock):
+    """A clock that believes what calls return: nanoseconds."""
+
+    def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Callable[[], int]:
+        """Calls that say what they took."""
+        return super().batch(calls, count, "own")
+
+
+def told(memory: FreshMemory, ns: int) -> Arm:
+    buffer = memory.words(8)
+    return Arm(call=lambda: ns + int(memory.random.integers(100)), check=lambda: same("buffer", buffer, buffer))
+
+
+def point(**makers: Callable[[FreshMemory], Arm]) -> Point:
+    names = list(makers)
+    rows = tuple(Comparison(arm=name, baseline=names[0]) for name in names[1:])
+    return Point(case="made-up", size="one", shape=None, bytes=None, makers=makers, comparisons=rows)
+
+
+def plan(**changed: object) -> BenchPlan:
+    values: dict[str, object] = {"cases": ("tree",), "shape": "llama-3-tiny", "device": "cpu", "seed": 1}
+    return BenchPlan(**{**values, "max_time_s": 60.0, "rounds_max": 3, "rounds_min": 1, **changed})  # type: ignore[arg-type]
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, *points: Point) -> None:
+    monkeypatch.setattr(running.CASES, "load", lambda name: lambda setting: points)
+    monkeypatch.setattr(running, "clock_for", lambda device: ToldClock())
+
+
+def test_rows_come_from_the_ratios_of_rounds() -> None:
+    samples = Samples(point(slow=lambda m: told(m, 300_000), fast=lambda m: told(m, 150_000)), ToldClock())
+    random = np.random.default_rng(1)
+    for _ in range(15):
+        samples.add_round(random)
+    (row,) = samples.rows()
+    assert (row.arm, row.baseline, len(row.ratios), row.status) == ("fast", "slow", 15, "ok")
+    assert row.ratio.est == pytest.approx(0.5, rel=0.01) and row.us.est == pytest.approx(150, rel=0.01)
+    assert row.ratio.lo is not None and row.ratio.hi is not None and row.ratio.lo <= row.ratio.est <= row.ratio.hi
+    assert row.floor < 0.01 and samples.is_precise(0.03) and not samples.is_precise(1e-9)
+
+
+def test_every_arm_of_every_round_has_memory_of_its_own() -> None:
+    seen: list[tuple[int, bytes]] = []
+    kept = []
+
+    def maker(memory: FreshMemory) -> Arm:
+        words = memory.words(1000)
+        kept.append(words)
+        seen.append((words.data_ptr(), words.numpy().tobytes()))
+        return Arm(call=lambda: 200_000, check=lambda: None)
+
+    samples = Samples(point(a=maker, b=maker), ToldClock())
+    random = np.random.default_rng(1)
+    for _ in range(4):
+        samples.add_round(random)
+    assert len(seen) == 12 and len({address for address, _ in seen}) == 12  # A, A' and B, four times
+    assert len({address % 4096 for address, _ in seen}) > 3 and all(any(text) for _, text in seen)
+
+
+def test_nothing_is_collected_while_arms_are_timed() -> None:
+    states = []
+
+    def maker(memory: FreshMemory) -> Arm:
+        return Arm(call=lambda: states.append(gc.isenabled()) or 200_000, check=lambda: None)
+
+    Samples(point(a=maker, b=maker), ToldClock()).add_round(np.random.default_rng(1))
+    assert states and not any(states) and gc.isenabled()
+
+
+def test_a_wrong_arm_is_refused_and_the_others_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(memory: FreshMemory) -> Arm:
+        source, target = memory.words(64), memory.words(64)
+        return Arm(call=lambda: 200_000, check=lambda: same("copy", target, source))
+
+    good = point(a=lambda m: told(m, 200_000), b=lambda m: told(m, 200_000))
+    serve(monkeypatch, good, point(a=lambda m: told(m, 200_000), b=wrong))
+    rows: list[BenchRow] = []
+    with pytest.raises(WrongOutput, match=r"^made-up/one arm b: copy: 64 of 64 values are wrong"):
+        run_bench(plan(), rows.append)
+    assert [row.arm for row in rows] == ["b"] and len(rows[0].ratios) == 1
+
+
+def test_rounds_go_on_until_they_are_precise_or_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def noisy(memory: FreshMemory) -> Arm:
+        ns = int(memory.random.integers(100_000, 400_000))
+        return Arm(call=lambda: ns, check=lambda: None)
+
+    calm = point(a=lambda m: told(m, 200_000), b=lambda m: told(m, 210_000))
+    serve(monkeypatch, calm, point(a=noisy, b=noisy))
+    found = run_bench(plan(rounds_min=6, rounds_max=9), lambda row: None)
+    assert [len(row.ratios) for row in found] == [6, 9] and [row.status for row in found] == ["ok", "noisy"]
+
+
+def test_time_that_is_up_leaves_one_round_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, *[point(a=lambda m: told(m, 200_000), b=lambda m: told(m, 200_000)) for _ in range(2)])
+    rows = run_bench(plan(max_time_s=1e-9, rounds_max=5), lambda row: None)
+    assert [len(row.ratios) for row in rows] == [1, 1]
+    assert all(row.ratio.lo is None and row.us.lo is None for row in rows)
+
+
+def test_a_case_without_its_library_is_told_or_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(setting: Setting) -> tuple[Point, ...]:
+        raise UnknownVerdict("made-up needs a library; next: pip install it")
+
+    monkeypatch.setattr(running.CASES, "load", lambda name: missing)
+    told_of: list[tuple[str, str]] = []
+    assert run_bench(plan(), lambda row: None, skip=lambda case, why: told_of.append((case, why))) == ()
+    assert told_of == [("tree", "made-up needs a library; next: pip install it")]
+    with pytest.raises(UnknownVerdict, match="pip install it"):
+        run_bench(plan(), lambda row: None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"cases": ()}, "at least one case"),
+        ({"cases": ("nope",)}, "unknown case 'nope'"),
+        ({"shape": "nope"}, "unknown shape 'nope'"),
+        ({"device": "tpu"}, "expected cpu, cuda or cuda:N, got 'tpu'"),
+        ({"precision": float("nan")}, "--precision"),
+        ({"max_time_s": 0.0}, "--max-time"),
+        ({"rounds_min": 4}, "--rounds"),
+        ({"seed": -1}, "--seed"),
+    ],
+)
+def test_a_plan_refuses_what_cannot_be_met(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(**changed)
+
+
+def test_a_point_compares_only_what_it_makes() -> None:
+    with pytest.raises(InternalError, match="compares"):
+        Point(case="x", size="y", shape=None, bytes=None, makers={}, comparisons=(Comparison(arm="a", baseline="b"),))
+
+
+@pytest.mark.parametrize("case", [name for name in CASES.names() if name != "transport"])
+@pytest.mark.parametrize("shape", ["glm-5.1-tiny", "qwen3-next-tiny"])
+def test_every_case_checks_its_arms(case: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not applies(case, shape_named(shape).family):
+        with pytest.raises(UsageError, match="expected a shape with"):
+            CASES.load(case)(Setting(shape=shape_named(shape), device=torch.device("cpu")))
+        return
+    monkeypatch.setattr(case_offload, "TARGET_BYTES", (MIB // 16, MIB // 4))
+    monkeypatch.setattr(case_content, "SIZES_BYTES", (4096, MIB // 4))
+    points = CASES.load(case)(Setting(shape=shape_named(shape), device=torch.device("cpu")))
+    assert points and len({each.size for each in points}) == len(points)
+    ids = []
+    for each in points:
+        samples = Samples(each, QuickClock())
+        samples.add_round(np.random.default_rng(3))
+        ids += [row.id for row in samples.rows()]
+    assert len(set(ids)) == len(ids)
+
+
+class QuickClock(CpuClock):
+    """A clock by which every call takes long enough, so that none is repeated."""
+
+    def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Callable[[], int]:
+        """One call."""
+
+        def once() -> int:
+            calls[0]()
+            return 200_000_000
+
+        return once
+
+
+def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["bench", "tree", "--shape", "llama-3-tiny", "--rounds", "2", "--seed", "1", "--out", str(tmp_path)]
+    assert run(line) == 0
+    (folder,) = tmp_path.iterdir()
+    record = read_record(folder)
+    jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
+    assert record.complete and [row.case for row in record.bench] == ["tree"] * 4
+    assert record.environment["noise_before"] and record.environment["noise_after"]
+    shown = capsys.readouterr().out
+    assert "match-and-lock" in shown and "n/a (rounds<6)" in shown and "4 prices" in shown
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert page.count("<td>tree match-and-lock</td>") == 3  # once in short, and at every size
+    assert len((folder / "bench.csv").read_text(encoding="utf-8").splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nope"], 2, "unknown case 'nope'; known: metadata-read"),
+        (["tree", "--shape", "nope"], 2, "unknown shape 'nope'"),
+        (["tree", "--device", "tpu"], 2, "expected cpu, cuda or cuda:N"),
+        (["tree", "--max-time", "0"], 2, "--max-time"),
+        (["index-read", "--shape", "llama-3-tiny"], 2, "expected a shape with an index buffer"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    arguments: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", *arguments, "--out", str(tmp_path)]) == code
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and message in lines[0]
+
+
+def test_a_device_that_is_not_there_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    number = torch.cuda.device_count()
+    assert run(["bench", "tree", "--device", f"cuda:{number}", "--out", str(tmp_path)]) == 4
+    assert "CUDA devices; see `kvcheck doctor`" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Samples, random: np.random.Generator) -> None:
+        if self.rounds == 1:
+            raise KeyboardInterrupt
+        measure(self, random)
+
+    measure = Samples.add_round
+    monkeypatch.setattr(Samples, "add_round", interrupted)
+    assert run(["bench", "tree", "--shape", "llama-3-tiny", "--seed", "1", "--out", str(tmp_path)]) == 130
+    (folder,) = tmp_path.iterdir()
+    record = read_record(folder)
+    assert not record.complete and record.exit_code == 130 and len(record.bench) == 4
+    jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
+
+
+def test_a_wrong_output_is_a_finding_and_never_a_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcheck.core.hicache.radix_tree.PrefixTree._servable", lambda self, path, device_only: 0)
+    assert run(["bench", "tree", "--shape", "llama-3-tiny", "--seed", "1", "--out", str(tmp_path)]) == 1
+    (folder,) = tmp_path.iterdir()
+    record = read_record(folder)
+    assert not record.bench and [finding.code for finding in record.findings] == ["KV105"]
+    assert "expected all 4 pages of a cached prompt, got [0]" in record.findings[0].message

@@ -1,0 +1,105 @@
+"""The statistics of rounds on hand-written series, on noise whose truth is known, and under drift.
+
+Invariants:
+- Orders and bounds are those of the binomial distribution, worked out by hand; noise is seeded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from kvcheck.core.bench.intervals import floor_of, half_width, interval, order_of, ratio_interval
+from kvcheck.core.bench.measure import run_blocks
+from kvcheck.core.record import Interval
+
+
+@pytest.mark.parametrize(
+    ("rounds", "order"), [(0, None), (5, None), (6, 1), (8, 1), (9, 2), (11, 2), (12, 3), (15, 4), (20, 6), (25, 8)]
+)
+def test_order_of_the_interval(rounds: int, order: int | None) -> None:
+    assert order_of(rounds) == order
+
+
+@pytest.mark.parametrize("rounds", [6, 9, 15, 40])
+def test_the_order_is_the_largest_that_keeps_95_percent(rounds: int) -> None:
+    order = order_of(rounds)
+    assert order is not None
+
+    def outside(k: int) -> float:
+        return 2 * sum(math.comb(rounds, below) for below in range(k)) / 2**rounds
+
+    assert outside(order) <= 0.05 < outside(order + 1)
+
+
+def test_interval_of_a_hand_written_series() -> None:
+    series = [9.0, 1.0, 5.0, 3.0, 7.0, 2.0, 8.0, 4.0, 6.0, 11.0, 15.0, 13.0, 10.0, 14.0, 12.0]
+    assert interval(series) == Interval(8.0, 4.0, 12.0)
+    assert interval([2.0, 1.0, 4.0, 3.0]) == Interval(2.5)
+    assert interval([6.0, 5.0, 4.0, 3.0, 2.0, 1.0]) == Interval(3.5, 1.0, 6.0)
+
+
+def test_ratios_are_worked_with_as_logarithms() -> None:
+    logs = [math.log(value) for value in (0.5, 0.5, 1.0, 1.0, 2.0, 2.0)]
+    ratio = ratio_interval(logs)
+    assert ratio.est == pytest.approx(1.0)
+    assert (ratio.lo, ratio.hi) == pytest.approx((0.5, 2.0))
+    assert half_width(ratio) == pytest.approx(math.log(2.0))
+    assert half_width(ratio_interval(logs[:5])) is None
+
+
+def test_the_floor_is_the_upper_end_of_the_distance_from_one() -> None:
+    logs = [math.log(1.01), -math.log(1.01), math.log(1.02), -math.log(1.02), math.log(1.03), -math.log(1.03)]
+    assert floor_of(logs) == pytest.approx(0.03)
+    assert floor_of([-math.log(1.10), math.log(1.02)]) == pytest.approx(0.10)  # too few for an interval: the farthest
+
+
+@pytest.mark.parametrize("rounds", [6, 15, 30])
+def test_coverage_on_skewed_noise(rounds: int) -> None:
+    random = np.random.default_rng(rounds)
+    inside = 0
+    for _ in range(2000):
+        found = interval([float(value) for value in random.exponential(size=rounds)])
+        assert found.lo is not None and found.hi is not None
+        inside += found.lo <= math.log(2.0) <= found.hi  # the median of that distribution
+    assert 0.94 <= inside / 2000 <= 0.99
+
+
+def test_equal_arms_stay_equal_on_a_machine_that_slows_down_and_stalls() -> None:
+    """Up to 60 % of drift within a round, and stalls of eight batches: an order that does not alternate sees them."""
+    random = np.random.default_rng(5)
+    alarms = 0
+    for _ in range(200):
+        logs = []
+        for _ in range(15):
+            ticks = itertools.count()
+            slope = random.uniform(-0.6, 0.6)
+
+            def batch(ticks: itertools.count[int] = ticks, slope: float = slope) -> int:
+                stall = 8.0 if random.random() < 0.05 else 1.0
+                return round(250_000 * (1 + slope * next(ticks) / 40) * stall * random.normal(1, 0.01))
+
+            taken = run_blocks({"a": batch, "b": batch, "a'": batch}, random)
+            logs.append(math.log(taken["b"] / taken["a"]))
+        ratio = ratio_interval(logs)
+        assert ratio.lo is not None and ratio.hi is not None
+        alarms += not ratio.lo / 1.01 <= 1 <= ratio.hi * 1.01
+    assert alarms == 0
+
+
+def test_a_slower_arm_is_seen_under_the_same_drift() -> None:
+    random = np.random.default_rng(6)
+    logs = []
+    for _ in range(15):
+        ticks, slope = itertools.count(), random.uniform(-0.6, 0.6)
+
+        def batch(cost: float, ticks: itertools.count[int] = ticks, slope: float = slope) -> int:
+            return round(cost * (1 + slope * next(ticks) / 40) * random.normal(1, 0.01))
+
+        taken = run_blocks({"a": lambda: batch(250_000), "b": lambda: batch(300_000)}, random)
+        logs.append(math.log(taken["b"] / taken["a"]))
+    ratio = ratio_interval(logs)
+    assert ratio.lo is not None and ratio.lo > 1.1 and ratio.est == pytest.approx(1.2, abs=0.05)
