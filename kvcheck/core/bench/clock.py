@@ -3,7 +3,8 @@
 On a device: "graph" captures the batch and replays it between two events, so that launching a small operation does not
 drown it; "events" times work of one stream as it is launched; "wall" waits for the device before and after and reads
 the host's clock, which is the only way to see what a wait costs the host. Batches go round several buffer sets, as many
-as the second-level cache cannot hold, so that each call finds it cold.
+as the second-level cache cannot hold, so that each call finds it cold. On a CPU the host's clock is all there is, less
+the time for which the measuring thread was ready and another had its core.
 
 Invariants:
 - Between two readings of a clock there are calls of one arm and nothing else.
@@ -13,8 +14,10 @@ Invariants:
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -28,6 +31,7 @@ COLD_SHARE = 3
 """Buffer sets together are so many times the second-level cache."""
 
 SETS_MOST = 16
+SCHEDULING = Path("/proc/thread-self/schedstat")
 
 
 class Clock(Protocol):
@@ -43,10 +47,14 @@ class Clock(Protocol):
 
 
 class CpuClock:
-    """The host's clock."""
+    """The host's clock, less the time for which this thread was ready and had no core.
+
+    On a shared machine that time is most of the noise, and none of the work; waits that the work itself makes stay in.
+    """
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
+        self._delay = _run_delay()
 
     def sets(self, size: int | None) -> int:
         """One."""
@@ -60,17 +68,21 @@ class CpuClock:
         if count == 1:
 
             def once() -> int:
+                delay = self._delay()
                 start = time.perf_counter_ns()
                 call()
-                return time.perf_counter_ns() - start
+                taken = time.perf_counter_ns() - start
+                return max(1, taken - (self._delay() - delay))
 
             return once
 
         def run() -> int:
+            delay = self._delay()
             start = time.perf_counter_ns()
             for _ in itertools.repeat(None, count):
                 call()
-            return time.perf_counter_ns() - start
+            taken = time.perf_counter_ns() - start
+            return max(1, taken - (self._delay() - delay))
 
         return run
 
@@ -127,6 +139,16 @@ class CudaClock:
             for call in calls:
                 call()
         return graph
+
+
+def _run_delay() -> Callable[[], int]:
+    """Nanoseconds for which the calling thread has waited for a core so far; 0 where the system does not tell."""
+    try:
+        file = SCHEDULING.open("rb", buffering=0)
+    except OSError:
+        return lambda: 0
+    # The file stays open as long as the function lives: opening it anew takes as long as some batches.
+    return lambda: int(os.pread(file.fileno(), 96, 0).split()[1])
 
 
 def _told(value: object) -> int:

@@ -1,0 +1,76 @@
+"""Host rows by blocks of neighbours: the same bytes as row by row, whatever the ids, and nothing else touched.
+
+Invariants:
+- Targets hold other bytes beforehand, so a row that was left out or written too far is seen.
+"""
+
+from __future__ import annotations
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from kvcheck.kernels.page_copy import gather_rows, gather_rows_torch, scatter_rows, scatter_rows_torch
+from kvcheck.kernels.page_copy_host import gather_blocks, scatter_blocks
+
+PAGE, WORDS, PAGES = 4, 64, 12
+
+
+def tokens_of(pages: list[int], tokens: int) -> torch.Tensor:
+    """Token rows of pages in order, the last page cut."""
+    rows = (np.array(pages)[:, None] * PAGE + np.arange(PAGE)).reshape(-1)
+    return torch.from_numpy(rows[:tokens].astype(np.int64))
+
+
+def numbers(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randint(1 << 62, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@hypothesis.given(
+    pages=st.lists(st.integers(0, PAGES - 1), min_size=1, max_size=PAGES, unique=True),
+    cut=st.integers(0, PAGE - 1),
+    layers=st.integers(1, 3),
+)
+def test_blocks_move_what_rows_move(pages: list[int], cut: int, layers: int) -> None:
+    rows = tokens_of(pages, len(pages) * PAGE - cut)
+    pool, packed = numbers(layers, PAGES * PAGE, WORDS, seed=1), numbers(layers, len(rows), WORDS, seed=2)
+    by_rows, by_blocks = packed.clone(), packed.clone()
+    gather_rows_torch(by_rows, pool, rows)
+    gather_rows(by_blocks, pool, rows)
+    assert torch.equal(by_blocks, by_rows) and not torch.equal(by_rows, packed)
+    by_rows, by_blocks = pool.clone(), pool.clone()
+    scatter_rows_torch(by_rows, packed, rows)
+    scatter_rows(by_blocks, packed, rows)
+    assert torch.equal(by_blocks, by_rows) and not torch.equal(by_rows, pool)
+
+
+@pytest.mark.parametrize("pages", [[7, 2, 9, 5, 1, 11], [3]])  # many blocks go layer by layer, few all at once
+def test_pages_are_moved_as_blocks(pages: list[int]) -> None:
+    pool, packed = numbers(2, PAGES * PAGE, WORDS, seed=3), numbers(2, len(pages) * PAGE, WORDS, seed=4)
+    assert gather_blocks(packed, pool, tokens_of(pages, len(pages) * PAGE))
+    assert torch.equal(packed[:, :PAGE], pool[:, pages[0] * PAGE : (pages[0] + 1) * PAGE])
+
+
+def test_a_part_of_every_row_is_left_to_the_row_by_row_form() -> None:
+    pool, packed = numbers(2, PAGES * PAGE, WORDS, seed=5), numbers(2, PAGE, WORDS // 2, seed=6)
+    half, rows = pool[:, :, WORDS // 2 :], tokens_of([2], PAGE)
+    assert not gather_blocks(packed, half, rows) and not scatter_blocks(half, packed, rows)
+    gather_rows(packed, half, rows)
+    assert torch.equal(packed, half[:, 2 * PAGE : 3 * PAGE])
+
+
+def test_small_scattered_rows_are_left_to_the_row_by_row_form() -> None:
+    pool, rows = numbers(1, 40, 2, seed=7), torch.tensor([3, 9, 1])
+    assert not gather_blocks(torch.empty((1, 3, 2), dtype=torch.int64), pool, rows)
+
+
+@pytest.mark.parametrize("row", [-1, PAGES * PAGE])
+def test_a_row_that_there_is_not_is_refused(row: int) -> None:
+    pool, packed = numbers(1, PAGES * PAGE, WORDS, seed=8), numbers(1, 2, WORDS, seed=9)
+    before = pool.clone()
+    for copy, pair in ((gather_rows, (packed, pool)), (scatter_rows, (pool, packed))):
+        with pytest.raises(IndexError, match="expected 2 rows of 0 to 47"):
+            copy(*pair, torch.tensor([0, row]))
+    assert torch.equal(pool, before)
