@@ -16,8 +16,8 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -31,7 +31,7 @@ COLD_SHARE = 3
 """Buffer sets together are so many times the second-level cache."""
 
 SETS_MOST = 16
-SCHEDULING = Path("/proc/thread-self/schedstat")
+SCHEDULING = "/proc/thread-self/schedstat"
 
 
 class Clock(Protocol):
@@ -54,7 +54,7 @@ class CpuClock:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self._delay = _run_delay()
+        self._delay = _run_delay(self)
 
     def sets(self, size: int | None) -> int:
         """One."""
@@ -141,14 +141,14 @@ class CudaClock:
         return graph
 
 
-def _run_delay() -> Callable[[], int]:
+def _run_delay(owner: object) -> Callable[[], int]:
     """Nanoseconds for which the calling thread has waited for a core so far; 0 where the system does not tell."""
     try:
-        file = SCHEDULING.open("rb", buffering=0)
+        file = os.open(SCHEDULING, os.O_RDONLY)
     except OSError:
         return lambda: 0
-    # The file stays open as long as the function lives: opening it anew takes as long as some batches.
-    return lambda: int(os.pread(file.fileno(), 96, 0).split()[1])
+    weakref.finalize(owner, os.close, file)  # kept open until then: opening it takes as long as some batches
+    return lambda: int(os.pread(file, 96, 0).split()[1])
 
 
 def _told(value: object) -> int:
