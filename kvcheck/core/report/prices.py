@@ -2,7 +2,8 @@
 
 Invariants:
 - What is added is the ratio's excess over 1 times the baseline's time, so that it has the ratio's interval.
-- "free" and "faster" are said only where the whole interval allows it beside the noise floor; a noisy row says so.
+- "free" is said of the interval's upper end alone, "faster" and "costs" only where the whole interval lies beyond the
+  noise floor; all else is within noise.
 - A share of a decode step is given only where the same run measured one on the same shape and device.
 """
 
@@ -31,6 +32,10 @@ KINDS = {
 ORDER = ("all of them", "clone", "wait", "seal", "check", "transport", "bookkeeping", "other")
 FREE_SHARE = 0.001
 """An addition that is certainly below this share of a decode step is free, however its ratio looks."""
+
+
+FREE_RATIO = 1.01
+"""So is what is certainly at most a hundredth slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,24 +103,22 @@ def verdict(row: BenchRow, step: float | None) -> str:
     most = added_us(row).hi
     if row.ratio.hi < 1 - row.floor:
         return "faster"
-    if row.ratio.lo > 1 + row.floor:
-        is_free = step is not None and most is not None and most < FREE_SHARE * step
-        return "free" if is_free else "costs"
-    if row.status == "noisy":
-        return "within noise"
-    return "free" if row.ratio.hi <= 1 + 2 * row.floor else "within noise"
+    if row.ratio.hi <= FREE_RATIO or (step is not None and most is not None and most < FREE_SHARE * step):
+        return "free"
+    return "costs" if row.ratio.lo > 1 + row.floor else "within noise"
 
 
 def in_short(rows: Sequence[BenchRow]) -> str:
-    """The answer in one line: what is free, and what costs most of a decode step."""
+    """The answer in one line: the cases all of whose parts are free, and those that have one that costs."""
     step = next((found for row in rows if (found := step_us(rows, row.shape, row.device)) is not None), None)
-    last = {(row.case, row.arm): row for row in rows}
-    free = [f"{case} {arm}" for (case, arm), row in last.items() if verdict(row, step) in ("free", "faster")]
-    costs = [row for row in last.values() if verdict(row, step) == "costs"]
-    parts = [f"Free or faster than without: {', '.join(free) or 'none'}."]
-    if costs:
-        parts.append(f"Costs something: {', '.join(f'{row.case} {row.arm}' for row in costs)}.")
-    return " ".join(parts)
+    found: dict[str, set[str]] = {}
+    for row in {(row.case, row.arm): row for row in rows if not row.arm.endswith("torch")}.values():
+        found.setdefault(row.case, set()).add(verdict(row, step))
+    free = [case for case, said in found.items() if said <= {"free", "faster"}]
+    costs = [case for case, said in found.items() if "costs" in said]
+    unclear = [case for case in found if case not in (*free, *costs)]
+    parts = (("Free or faster than without", free), ("Costs something", costs), ("Not told from noise", unclear))
+    return " ".join(f"{what}: {', '.join(cases)}." for what, cases in parts if cases)
 
 
 def curves(rows: Sequence[BenchRow]) -> list[Curve]:
