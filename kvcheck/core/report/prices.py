@@ -111,12 +111,12 @@ def verdict(row: BenchRow, step: float | None) -> str:
 def in_short(rows: Sequence[BenchRow]) -> str:
     """The answer in one line: the cases all of whose parts are free, and those that have one that costs."""
     step = next((found for row in rows if (found := step_us(rows, row.shape, row.device)) is not None), None)
-    found: dict[str, set[str]] = {}
+    verdicts: dict[str, set[str]] = {}
     for row in {(row.case, row.arm): row for row in rows if not row.arm.endswith("torch")}.values():
-        found.setdefault(row.case, set()).add(verdict(row, step))
-    free = [case for case, said in found.items() if said <= {"free", "faster"}]
-    costs = [case for case, said in found.items() if "costs" in said]
-    unclear = [case for case in found if case not in (*free, *costs)]
+        verdicts.setdefault(row.case, set()).add(verdict(row, step))
+    free = [case for case, said in verdicts.items() if said <= {"free", "faster"}]
+    costs = [case for case, said in verdicts.items() if "costs" in said]
+    unclear = [case for case in verdicts if case not in (*free, *costs)]
     parts = (("Free or faster than without", free), ("Costs something", costs), ("Not told from noise", unclear))
     return " ".join(f"{what}: {', '.join(cases)}." for what, cases in parts if cases)
 
