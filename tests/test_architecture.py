@@ -23,7 +23,7 @@ import pytest
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "kvcheck"
 
-BASE = frozenset({"core.errors", "core.paging", "core.registry", "core.record", "core.codes"})
+BASE = frozenset({"core.errors", "core.paging", "core.registry", "core.record", "core.codes", "core.rounds"})
 RUN_PARTS = ("kernels", "core.backend", "core.pools", "core.offload", "core.hicache", "core.transfer", "core.scheduler")
 JUDGED_PARTS = (*RUN_PARTS, "core.targets", "core.workload")
 
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.registry": ((), "BASE"),
     "core.codes": ((), "BASE"),
     "core.record": ((), "BASE: reports read it without loading what was measured"),
+    "core.rounds": ((), "BASE: what a benchmark measures and what a gate says of it count alike"),
     "core.backend": (("kernels",), "runs operations, knows nothing of pools"),
     "core.pools.shape": ((), "a value of plain numbers that workloads share with pools"),
     "core.pools": (("core.backend", "kernels"), "own the tensors, reach them through a backend"),

@@ -109,7 +109,7 @@ def _measure(session: Session, plan: object) -> bool:
         verdicts[case] = _result(case, plan.shape, Verdict.UNKNOWN, reason)
         session.say(f" ????  {case}: {reason}")
 
-    session.facts = {"device": plan.device, "machine": machine(), "noise_before": noise()}
+    session.facts = {"device": plan.device, "hardware": machine(), "noise_before": noise()}
     interrupted = False
     try:
         run_bench(plan, tell, skip=skip, progress=session.progress)

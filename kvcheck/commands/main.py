@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("kvcheck.commands.replay:replay", "Run a printed schedule, or the findings of a run, again."),
     "selftest": ("kvcheck.commands.selftest:selftest", "Check that every mutant is killed, the fixed build first."),
     "bench": ("kvcheck.commands.bench:bench", "Price clones, waits, checks and seals on this device."),
+    "gate": ("kvcheck.commands.gate:gate", "Judge integrity, evidence and overhead of runs, for a merge gate."),
     "report": ("kvcheck.commands.report:report", "Make HTML, CSV and JSON from a run."),
     "list": ("kvcheck.commands.doctor:list_kind", "List scenarios, shapes, oracles, mutants, codes and more."),
     "explain": ("kvcheck.commands.doctor:explain", "Say what a code, oracle, mutant or scenario means."),
@@ -49,9 +50,12 @@ EXAMPLES: dict[str, str] = {
     "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --trace conversation.jsonl --requests 1000",
     "replay": "Examples: kvcheck replay 20260102-030405-0c4e.1 --times 100 | "
     "kvcheck replay retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3",
-    "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token",
+    "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token | "
+    "kvcheck selftest --aa 200 | kvcheck selftest --aa 100 --planted 20",
     "bench": "Examples: kvcheck bench | kvcheck bench metadata-read --shape glm-5.1 --seed 1 | "
     "kvcheck bench offload-restore --max-time 60 -o html=prices.html",
+    "gate": "Examples: kvcheck gate 20260102-030405-0c4e --budget reports/baselines/cpu.toml | "
+    "kvcheck gate STRESS_RUN BENCH_RUN --budget budgets.toml --on-inconclusive warn -o md=gate.md",
     "report": "Examples: kvcheck report 20260102-030405-0c4e | kvcheck report 20260102 -o html=report.html",
     "list": "Examples: kvcheck list mutants | kvcheck list shapes --json",
     "doctor": "Example: kvcheck doctor --out runs",

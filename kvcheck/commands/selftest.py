@@ -15,9 +15,11 @@ import typer
 
 from kvcheck.commands.cells import Order, run_cell
 from kvcheck.commands.closing import close
+from kvcheck.commands.gate_trials import try_gate
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, check_choice, check_positive, draw_seed
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Session
+from kvcheck.core.errors import UsageError
 from kvcheck.core.record import Evidence, Finding, MutantResult, Verdict
 from kvcheck.core.stress.schedule import Plan
 
@@ -25,6 +27,13 @@ from kvcheck.core.stress.schedule import Plan
 def selftest(
     ctx: typer.Context,
     mutants: Annotated[list[str] | None, typer.Argument(help="Mutants; all when none is named.")] = None,
+    aa: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Instead: gate N runs of an arm beside itself; count what it says."),
+    ] = None,
+    planted: Annotated[
+        float, typer.Option(metavar="PERCENT", help="With --aa: slow the arm down by this much, to be caught.")
+    ] = 0.0,
     schedules: Annotated[int, typer.Option(help="Schedules before a mutant counts as survived.")] = 32,
     seed: Annotated[int | None, typer.Option(help="Integer; one is drawn and printed when absent.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs.")] = DEFAULT_OUT,
@@ -35,9 +44,13 @@ def selftest(
     reports: Annotated[bool, typer.Option(help="Write report.html and CSV beside run.json.")] = True,
 ) -> int:
     """Check that every mutant is killed, the fixed build first."""
+    check_choice("--format", format_name, FORMATS)
+    if aa is not None or planted:
+        if mutants:
+            raise UsageError(f"--aa tries the gate and no mutants; expected no {mutants[0]!r} beside it")
+        return try_gate(aa, planted, seed=seed, is_quiet=format_name == "json")
     from kvcheck.core.targets.mutants import MUTANTS, mutant
 
-    check_choice("--format", format_name, FORMATS)
     check_positive("--schedules", schedules)
     targets = report_targets(output)
     chosen = [mutant(name) for name in mutants or MUTANTS]

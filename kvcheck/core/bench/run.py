@@ -27,14 +27,26 @@ from kvcheck.core.workload.shapes import shape as shape_named
 Tell = Callable[[BenchRow], None]
 Skip = Callable[[str, str], None]
 Progress = Callable[[str], None]
+Choose = Callable[[list[Point]], list[Point]]
+
+
+def all_of(points: list[Point]) -> list[Point]:
+    """Measure what the plan names."""
+    return points
 
 
 def run_bench(
-    plan: BenchPlan, tell: Tell, *, skip: Skip | None = None, progress: Progress | None = None
+    plan: BenchPlan,
+    tell: Tell,
+    *,
+    skip: Skip | None = None,
+    progress: Progress | None = None,
+    choose: Choose = all_of,
 ) -> tuple[BenchRow, ...]:
     """Measure what the plan names; each row is told once, when its last round is done.
 
     skip: told the case and the reason where a case cannot be measured here; without it that raises UnknownVerdict.
+    choose: what of the plan's points is measured, or what in their place.
     progress: told what happens, between rounds. Raises WrongOutput where an arm did other work.
     """
     clock = clock_for(plan.device)
@@ -45,7 +57,7 @@ def run_bench(
     try:
         with ExitStack() as stack:
             setting = Setting(shape=shape_named(plan.shape), device=clock.device, stack=stack)
-            samples = [Samples(point, clock) for point in _points(plan, setting, skip)]
+            samples = [Samples(point, clock) for point in choose(_points(plan, setting, skip))]
             try:
                 _rounds(plan, samples, random, rows, tell, progress)
             finally:  # what was measured is kept, also where it ends by an interruption or by an arm that is wrong

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kvcheck.core.record import RunRecord
 from kvcheck.core.registry import Registry
+from kvcheck.core.report.gate_result import GateResult
 
 Writer = Callable[[RunRecord, Path], None]
 
@@ -21,6 +22,17 @@ WRITERS: Registry[Writer] = Registry(
         "json": "kvcheck.core.report.store:write_json",
         "csv": "kvcheck.core.report.to_csv:write",
         "html": "kvcheck.core.report.to_html:write",
+    },
+)
+
+GateWriter = Callable[[GateResult, Path], None]
+
+GATE_WRITERS: Registry[GateWriter] = Registry(
+    "format of the gate",
+    {
+        "json": "kvcheck.core.report.gate_result:write_json",
+        "md": "kvcheck.core.report.gate_to_md:write",
+        "html": "kvcheck.core.report.gate_to_html:write",
     },
 )
 

@@ -1,0 +1,127 @@
+"""Rounds that the gate measures itself: of the rows it is not sure of, in the build and on the machine they are from.
+
+Invariants:
+- More rounds than a benchmark needs at least, with a seed of their own: nothing of the recorded rounds is used again.
+- A row that cannot be measured here says why; a wrong output is kept as an integrity problem.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from kvcheck.commands.options import environment, tool
+from kvcheck.core.errors import UnknownVerdict, UsageError, WrongOutput
+from kvcheck.core.record import BenchRow, RunRecord
+from kvcheck.core.report.gate import MEASURED_AGAIN, Recorded
+
+if TYPE_CHECKING:  # torch is imported when something is measured
+    from kvcheck.core.bench.run import Choose
+
+ROUNDS_MIN, ROUNDS_MAX = 25, 50
+PRECISION = 0.03
+
+
+class FreshRounds:
+    """Measures recorded rows again; at most MEASURED_AGAIN times within max_time_s together.
+
+    choose: what of the cases' points to measure; without it, the rows that are asked for.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[RunRecord],
+        *,
+        seed: int,
+        max_time_s: float,
+        is_quiet: bool,
+        choose: Choose | None = None,
+    ) -> None:
+        self.wrong_outputs: list[str] = []
+        self._choose = choose
+        self._records = {record.run_id: record for record in records}
+        self._seed, self._is_quiet = seed, is_quiet
+        self._left_s, self._calls = max_time_s, 0
+
+    def __call__(self, wanted: Sequence[Recorded]) -> list[BenchRow | str]:
+        """A fresh row for each, or why there is none."""
+        started = time.monotonic()
+        limit_s = self._left_s / max(1, MEASURED_AGAIN - self._calls)
+        self._calls += 1
+        rows = f"{len(wanted)} row{'' if len(wanted) == 1 else 's'}"
+        self._say(f"measuring {rows} again, for {limit_s:.0f} s or less")
+        answers: dict[int, BenchRow | str] = {}
+        groups: dict[tuple[str, str], list[int]] = {}
+        for at, each in enumerate(wanted):
+            if reason := _elsewhere(self._records[each.run_id]):
+                answers[at] = reason
+            else:
+                groups.setdefault((_shape(self._records[each.run_id], each.row), each.row.device), []).append(at)
+        for (shape, device), members in groups.items():
+            found = self._measured(shape, device, [wanted[at].row for at in members], limit_s / len(groups))
+            answers.update(zip(members, found, strict=True))
+        self._left_s = max(1.0, self._left_s - (time.monotonic() - started))
+        return [answers[at] for at in range(len(wanted))]
+
+    def _measured(self, shape: str, device: str, rows: list[BenchRow], limit_s: float) -> list[BenchRow | str]:
+        from kvcheck.core.bench.parts import key, only
+        from kvcheck.core.bench.plan import BenchPlan
+        from kvcheck.core.bench.run import run_bench
+
+        keys = [key(row) for row in rows]
+        choose = self._choose or (lambda points: only(points, keys))
+        try:
+            plan = BenchPlan(
+                cases=tuple(dict.fromkeys(row.case for row in rows)),
+                shape=shape,
+                device=device,
+                seed=self._seed + self._calls,
+                precision=PRECISION,
+                max_time_s=limit_s,
+                rounds_min=ROUNDS_MIN,
+                rounds_max=ROUNDS_MAX,
+            )
+            fresh = run_bench(plan, _nothing, choose=choose, progress=self._progress())
+        except WrongOutput as error:
+            self.wrong_outputs.append(f"measured again: {error}")
+            return [f"wrong output: {error}" for _ in rows]
+        except (UsageError, UnknownVerdict) as error:
+            return [str(error) for _ in rows]
+        found = {key(row): row for row in fresh}
+        return [found.get(each, "this version measures no such row") for each in keys]
+
+    def _progress(self) -> Callable[[str], None] | None:
+        return self._show if sys.stderr.isatty() and not self._is_quiet else None
+
+    def _show(self, text: str) -> None:
+        typer.echo(f"\r\x1b[K {text[:100]}\r", err=True, nl=False)
+
+    def _say(self, text: str) -> None:
+        if not self._is_quiet:
+            typer.echo(f" {text}", err=True)
+
+
+def _nothing(row: BenchRow) -> None:
+    """Nobody is told of single rows."""
+
+
+def _shape(record: RunRecord, row: BenchRow) -> str:
+    """The shape the run was asked for, which rows without one do not name."""
+    asked = record.plan.get("shape")
+    return asked if isinstance(asked, str) else row.shape or ""
+
+
+def _elsewhere(record: RunRecord) -> str | None:
+    """Why fresh rounds here would say nothing about that run; None if they do."""
+    from kvcheck.core.bench.noise import machine
+
+    here: dict[str, object] = {**environment(), **tool(), "hardware": machine()}
+    there: dict[str, object] = {**record.environment, **record.tool}
+    for name, value in here.items():
+        if there.get(name) != value:
+            return f"it was recorded elsewhere (another {name}): run kvcheck bench here"
+    return None

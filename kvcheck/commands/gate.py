@@ -1,0 +1,122 @@
+"""`kvcheck gate`: may this be merged? Integrity, evidence and overhead of stored runs, as one exit code.
+
+Invariants:
+- Exit 0 pass, 1 integrity, 2 usage, 3 slower and confirmed, 4 no evidence or inconclusive, 130 interrupted.
+- Runs, budgets and report paths are checked before anything is measured; a report that fails changes no verdict.
+- Rows are measured again only by the kvcheck, libraries and machine that they were recorded with.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcheck.commands.fresh_rounds import FreshRounds
+from kvcheck.commands.gate_lines import result_lines
+from kvcheck.commands.options import DEFAULT_OUT, FORMATS, check_choice, check_positive, draw_seed, tool
+from kvcheck.commands.terminal import say, warn
+from kvcheck.core.errors import UnknownVerdict, UsageError
+from kvcheck.core.record import read_record
+from kvcheck.core.report import GATE_WRITERS, GateWriter
+from kvcheck.core.report.budgets import read_budgets
+from kvcheck.core.report.gate import Rules, decide
+from kvcheck.core.report.gate_result import (
+    ON_INCONCLUSIVE,
+    GateResult,
+    Problem,
+    evidence_problems,
+    gated_rows,
+    integrity_problems,
+    tally,
+)
+from kvcheck.core.report.store import check_writable, find_run
+
+DEFAULT_MAX_TIME_S = 60.0
+
+
+def gate(
+    ctx: typer.Context,
+    runs: Annotated[list[str], typer.Argument(help="Run id, unique start of one, folder, or run.json; repeatable.")],
+    budget: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TOML file of [[budget]] tables. None: overhead is not judged.")
+    ] = None,
+    tol: Annotated[float, typer.Option(help="Share above a budget that is never called slower.")] = 0.03,
+    fail_over: Annotated[float, typer.Option(help="Share above a budget from which on a row fails.")] = 0.10,
+    on_inconclusive: Annotated[
+        str, typer.Option(help="pass, warn or fail (exit 4), where noise hides the answer.")
+    ] = "fail",
+    max_time: Annotated[float, typer.Option(help="Seconds for rounds that the gate measures.")] = DEFAULT_MAX_TIME_S,
+    seed: Annotated[int | None, typer.Option(help="Integer, of the gate's own rounds; drawn when absent.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = DEFAULT_OUT,
+    output: Annotated[
+        list[str] | None, typer.Option("--output", "-o", metavar="FORMAT=PATH", help="json, md or html; repeatable.")
+    ] = None,
+    format_name: Annotated[str, typer.Option("--format", help="text or json on stdout.")] = "text",
+) -> int:
+    """Judge integrity, evidence and overhead of runs.
+
+    A slow-down is confirmed with fresh rounds before the gate says SLOWER.
+    """
+    started = time.monotonic()
+    check_choice("--format", format_name, FORMATS)
+    check_choice("--on-inconclusive", on_inconclusive, ON_INCONCLUSIVE)
+    check_positive("--max-time", max_time)
+    rules = Rules(tol=tol, fail_over=fail_over)
+    targets = _targets(output or [])
+    budgets = () if budget is None else read_budgets(budget)
+    records = [read_record(path) for path in dict.fromkeys(find_run(name, out) for name in runs)]
+    gated, missing, warnings = gated_rows(records, budgets)
+    is_quiet = format_name == "json"
+    fresh = FreshRounds(records, seed=draw_seed() if seed is None else seed, max_time_s=max_time, is_quiet=is_quiet)
+    rows, is_complete = decide(gated, rules, fresh)
+    result = GateResult(
+        tool=tool(),
+        argv=tuple(ctx.obj),
+        runs=tuple(record.run_id for record in records),
+        budget_file=None if budget is None else str(budget),
+        tol=tol,
+        fail_over=fail_over,
+        on_inconclusive=on_inconclusive,
+        tally=tally(records),
+        integrity=(*integrity_problems(records), *(Problem(None, text) for text in fresh.wrong_outputs)),
+        evidence=(*evidence_problems(records), *missing),
+        rows=rows,
+        warnings=warnings,
+        complete=is_complete,
+        duration_s=round(time.monotonic() - started, 3),
+    )
+    _tell(result, targets, is_quiet=is_quiet)
+    return result.exit_code
+
+
+def _targets(output: list[str]) -> list[tuple[str, GateWriter, Path]]:
+    """The -o options, each with its writer. Raises UsageError for one that cannot be done as asked."""
+    targets: list[tuple[str, GateWriter, Path]] = []
+    for text in output:
+        format_name, equals, path = text.partition("=")
+        if not equals or not path:
+            raise UsageError(f"-o {text!r}: expected FORMAT=PATH, for example -o md=gate.md")
+        writer = GATE_WRITERS.load(format_name)
+        if Path(path).resolve() in (other.resolve() for _, _, other in targets):
+            raise UsageError(f"two reports would be written to {path}; expected a path for each")
+        check_writable(Path(path))
+        targets.append((format_name, writer, Path(path)))
+    return targets
+
+
+def _tell(result: GateResult, targets: list[tuple[str, GateWriter, Path]], *, is_quiet: bool) -> None:
+    lines = result_lines(result)
+    for format_name, write, path in targets:
+        try:
+            write(result, path)
+            lines.append(f" report {path}")
+        except (UsageError, UnknownVerdict) as error:
+            warn(f"no {format_name} report at {path}: {error}")
+    for row in result.rows:
+        if row.verdict.name == "INCONCLUSIVE" and result.on_inconclusive == "warn":
+            warn(f"{row.id} is INCONCLUSIVE and passes by --on-inconclusive warn")
+    for line in [result.to_json().rstrip("\n")] if is_quiet else [*lines, f" exit {result.exit_code}"]:
+        say(line)

@@ -1,0 +1,76 @@
+"""Parts of what a case measures: only the comparisons that somebody asked for, or one arm beside itself.
+
+Invariants:
+- The first arm of a point stays in it: it is the baseline whose second run gives the noise floor.
+- An arm beside itself is the very same maker, unless a slow-down is planted; then both arms carry the clock that plants
+  it, so that the ratio is at most what was planted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection
+
+from kvcheck.core.bench.arms import Arm, Comparison, Maker, Point
+from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.errors import UsageError
+from kvcheck.core.record import BenchRow
+
+Key = tuple[str, str, str, str, str | None]
+AGAIN = "again"
+
+
+def key(row: BenchRow) -> Key:
+    """What a row compares, whatever it found."""
+    return row.case, row.size, row.arm, row.baseline, row.shape
+
+
+def only(points: list[Point], wanted: Collection[Key]) -> list[Point]:
+    """The comparisons that are wanted, each point with the arms these need; a point that none is wanted of goes."""
+    kept = []
+    for point in points:
+        rows = tuple(
+            row
+            for row in point.comparisons
+            if (point.case, point.size, row.name or row.arm, row.baseline, point.shape) in wanted
+        )
+        if rows:
+            named = {point.baseline, *(name for row in rows for name in (row.arm, row.baseline, row.limit) if name)}
+            makers = {name: make for name, make in point.makers.items() if name in named}
+            kept.append(dataclasses.replace(point, makers=makers, comparisons=rows))
+    return kept
+
+
+def beside_itself(points: list[Point], arm: str, percent: float) -> list[Point]:
+    """The first point that has this arm: the arm beside itself, slowed down by so many percent."""
+    for point in points:
+        if make := point.makers.get(arm):
+            makers = {arm: make, AGAIN: make} if percent == 0 else {arm: slowed(make, 0), AGAIN: slowed(make, percent)}
+            return [dataclasses.replace(point, makers=makers, comparisons=(Comparison(arm=AGAIN, baseline=arm),))]
+    known = sorted({name for point in points for name in point.makers})
+    raise UsageError(f"unknown arm {arm!r}; known: {', '.join(known)}")
+
+
+def slowed(make: Maker, percent: float) -> Maker:
+    """The arm, which after each call does nothing for so many percent of the time the call took."""
+
+    def made(memory: FreshMemory) -> Arm:
+        arm = make(memory)
+        return dataclasses.replace(arm, call=_slowed_call(arm.call, percent / 100))
+
+    return made
+
+
+def _slowed_call(call: Callable[[], object], share: float) -> Callable[[], None]:
+    clock = time.perf_counter_ns
+
+    def slow() -> None:
+        start = clock()
+        call()
+        end = clock()
+        until = end + (end - start) * share
+        while clock() < until:
+            pass
+
+    return slow

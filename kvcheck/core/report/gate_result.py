@@ -1,0 +1,196 @@
+"""What one run of the gate found, as a value: integrity and evidence of the runs, overhead rows, exit code, JSON.
+
+Invariants:
+- Worst wins: 1 integrity, 3 slower, 4 no evidence or inconclusive, 0; 130 where it was interrupted.
+- Nothing turns red to green: every problem of every run is kept, and none can be measured away. What is INCONCLUSIVE
+  can be let pass, by being told to, and then still says so.
+- Where a key does not apply it is None, never 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvcheck.core.record import BenchRow, Evidence, RunRecord, Verdict, to_plain
+from kvcheck.core.report.budgets import BOUNDS, Budget
+from kvcheck.core.report.gate import ADVISED_ROWS, Gated, GatedRow, Overhead, Recorded, fault
+from kvcheck.core.report.store import write_text
+
+SCHEMA_VERSION = "1"
+ON_INCONCLUSIVE = ("pass", "warn", "fail")
+INTERRUPTED = 130
+NAMED_ROWS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with a run, in a sentence; run_id is None where it is about the budgets."""
+
+    run_id: str | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How much of the runs was looked at: what a pass of the gate is worth."""
+
+    runs: int
+    verdicts: int
+    words_verified: int
+    bench_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateResult:
+    """Everything the gate says; its reports are made from this and nothing else."""
+
+    schema_version: str = SCHEMA_VERSION
+    tool: dict[str, str]
+    argv: tuple[str, ...]
+    runs: tuple[str, ...]
+    budget_file: str | None
+    tol: float
+    fail_over: float
+    on_inconclusive: str
+    tally: Tally
+    integrity: tuple[Problem, ...]
+    evidence: tuple[Problem, ...]
+    rows: tuple[GatedRow, ...]
+    warnings: tuple[str, ...]
+    complete: bool
+    duration_s: float
+
+    @property
+    def exit_code(self) -> int:
+        """What the command exits with."""
+        if not self.complete:
+            return INTERRUPTED
+        if self.integrity:
+            return 1
+        said = {row.verdict for row in self.rows}
+        if Overhead.SLOWER in said:
+            return 3
+        if self.evidence or (Overhead.INCONCLUSIVE in said and self.on_inconclusive == "fail"):
+            return 4
+        return 0
+
+    @property
+    def verdict(self) -> str:
+        """One word for the exit code."""
+        return {0: "PASS", 1: "FAIL", 3: "SLOWER"}.get(self.exit_code, "UNKNOWN")
+
+    def to_json(self) -> str:
+        """The gate's JSON, with verdict and exit code written out."""
+        plain = to_plain(self)
+        assert isinstance(plain, dict), "a dataclass becomes a dict"
+        plain |= {"verdict": self.verdict.lower(), "exit_code": self.exit_code}
+        return json.dumps(plain, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def write_json(result: GateResult, path: Path) -> None:
+    """The gate's JSON at `path`, or as gate.json in an existing folder."""
+    write_text(path / "gate.json" if path.is_dir() else path, result.to_json())
+
+
+def integrity_problems(records: Sequence[RunRecord]) -> tuple[Problem, ...]:
+    """Findings and failures of the runs, each of them red for good."""
+    return tuple(Problem(record.run_id, message) for record in records for message in _failures(record))
+
+
+def evidence_problems(records: Sequence[RunRecord]) -> tuple[Problem, ...]:
+    """Why the runs would be no pass even without a failure."""
+    return tuple(Problem(record.run_id, message) for record in records for message in _gaps(record))
+
+
+def tally(records: Sequence[RunRecord]) -> Tally:
+    """Counts over the runs."""
+    return Tally(
+        runs=len(records),
+        verdicts=sum(len(record.scenarios) + len(record.mutants) for record in records),
+        words_verified=sum(sum(record.evidence.words_verified.values()) for record in records),
+        bench_rows=sum(len(record.bench) for record in records),
+    )
+
+
+def gated_rows(
+    records: Sequence[RunRecord], budgets: Sequence[Budget]
+) -> tuple[tuple[Gated, ...], tuple[Problem, ...], tuple[str, ...]]:
+    """Rows with a bound they have to keep; budgets and rows that cannot be judged, and why; and warnings."""
+    rows = [Recorded(record.run_id, row) for record in records for row in record.bench]
+    gated: list[Gated] = []
+    problems: list[Problem] = []
+    for budget in budgets:
+        covered = [each for each in rows if budget.covers(each.row)]
+        if not covered:
+            problems.append(Problem(None, f"budget {budget}: not measured in these runs; {_nearest(budget, rows)}"))
+        for each in covered:
+            for bound in BOUNDS:
+                if (value := getattr(budget, bound)) is None:
+                    continue
+                if reason := fault(each.row, bound):
+                    problems.append(Problem(each.run_id, f"{each.row.id}, {bound}: {reason}"))
+                else:
+                    gated.append(Gated(each, bound, value))
+    warnings = []
+    if len(gated) > ADVISED_ROWS:
+        warnings.append(
+            f"{len(gated)} rows are gated; over more than {ADVISED_ROWS}, Holm's correction hides what is slower"
+        )
+    return tuple(gated), tuple(problems), tuple(warnings)
+
+
+def _failures(record: RunRecord) -> list[str]:
+    """What failed, each once: findings first, then what has a verdict of its own, then the run's."""
+    told = [f"{finding.code} {finding.scenario}/{finding.shape}: {finding.message}" for finding in record.findings]
+    told += [f"{row.name}: {row.outcome}" for row in record.mutants if row.verdict is Verdict.FAIL]
+    if not told:
+        told = [
+            f"{row.id} failed: {row.reason or row.code or 'no reason was recorded'}"
+            for row in record.scenarios
+            if row.verdict is Verdict.FAIL
+        ]
+    if not told and (record.verdict is Verdict.FAIL or record.exit_code == 1):
+        told = [f"the run failed, with exit {record.exit_code}"]
+    return told
+
+
+def _gaps(record: RunRecord) -> list[str]:
+    measured = {row.case for row in record.bench if row.ratios}
+    told = [
+        f"{row.id} is unknown: {row.reason or row.code or 'no reason was recorded'}"
+        for row in record.scenarios
+        if row.verdict is Verdict.UNKNOWN
+    ]
+    told += [f"{row.name} is unknown: {row.outcome}" for row in record.mutants if row.verdict is Verdict.UNKNOWN]
+    told += [
+        f"{row.id} passed without having judged anything"
+        for row in record.scenarios
+        if row.verdict is Verdict.PASS and not _has_judged(row.evidence) and row.id not in measured
+    ]
+    if not record.complete:
+        told.append("the run is not complete: it was cut short")
+    if not (record.scenarios or record.mutants or record.bench):
+        told.append("the run judged and measured nothing")
+    elif not told and (record.verdict is Verdict.UNKNOWN or record.exit_code not in (0, 1)):
+        told.append(f"the run is no pass: verdict {record.verdict.value}, exit {record.exit_code}")
+    return told
+
+
+def _has_judged(evidence: Evidence) -> bool:
+    return evidence.schedules > 0 and (any(evidence.words_verified.values()) or bool(evidence.orderings_checked))
+
+
+def _nearest(budget: Budget, rows: Sequence[Recorded]) -> str:
+    """What the runs hold that is most like what the budget asks for, and the command that measures it."""
+    measured = [each.row for each in rows]
+    like = [row for row in measured if row.case == budget.case] or measured
+    named = [_named(row) for row in like[:NAMED_ROWS]]
+    more = f" and {len(like) - NAMED_ROWS} more" if len(like) > NAMED_ROWS else ""
+    return f"they hold {'; '.join(named) or 'no benchmark'}{more}; next: kvcheck bench {budget.case}"
+
+
+def _named(row: BenchRow) -> str:
+    return f"{row.case}: {row.arm} over {row.baseline}, size {row.size}, shape {row.shape}, device {row.device}"

@@ -1,0 +1,100 @@
+"""Words and table cells for what the gate says; terminal, markdown and page show the same ones.
+
+Invariants:
+- Cells hold text of the record as it is: whoever shows them escapes them for where they are shown.
+- What there is not is "n/a (why)", never 0.
+"""
+
+from __future__ import annotations
+
+from kvcheck.core.record import Interval
+from kvcheck.core.report.gate import GatedRow
+from kvcheck.core.report.gate_result import GateResult, Problem
+
+HEADINGS = ("verdict", "row", "budget", "measured (95 %)", "noise floor", "slower from", "rounds")
+
+
+def cells(row: GatedRow) -> tuple[str, ...]:
+    """One row of the table, under HEADINGS."""
+    sign = "at most" if row.bound == "max_ratio" else "at least"
+    unit = "" if row.bound == "max_ratio" else " of the limit"
+    return (
+        row.verdict.name,
+        f"{row.case}: {row.arm} over {row.baseline}, {', '.join(part for part in (row.size, row.shape) if part)}",
+        f"{sign} {row.budget:.3g}{unit}",
+        interval_text(row.last.measured),
+        f"{row.last.floor:.1%}",
+        sees_text(row),
+        "+".join(str(look.rounds) for look in row.looks),
+    )
+
+
+def interval_text(interval: Interval) -> str:
+    """The estimate and its interval."""
+    if interval.lo is None or interval.hi is None:
+        return f"{interval.est:.3g} (n/a: rounds<6)"
+    return f"{interval.est:.3g} ({interval.lo:.3g} to {interval.hi:.3g})"
+
+
+def sees_text(row: GatedRow) -> str:
+    """From where on it would have been called slower, and how much more time that is than was measured."""
+    if row.sees is None or row.sees_change is None:
+        return "n/a (rounds<6)"
+    change = f", {row.sees_change:+.0%} time" if row.sees_change > 0 else ""
+    return f"{row.sees:.3g}{change}"
+
+
+def sections(result: GateResult) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """Name, words and details of each part, in the order in which they are judged."""
+    notes = tuple(f"{row.id}: {note}" for row in result.rows for note in row.notes)
+    return (
+        ("integrity", _integrity(result), tuple(_problem(each) for each in result.integrity)),
+        ("evidence", _evidence(result), tuple(_problem(each) for each in result.evidence)),
+        ("overhead", _overhead(result), (*notes, *(f"warning: {warning}" for warning in result.warnings))),
+    )
+
+
+def _integrity(result: GateResult) -> str:
+    """What was looked at, and how many problems there are."""
+    tally = result.tally
+    if not tally.verdicts:
+        return f"{_many(tally.runs, 'run')} without a verdict; name a run of kvcheck stress to have integrity judged"
+    judged = f"{_many(tally.runs, 'run')}, {_many(tally.verdicts, 'verdict')}, {tally.words_verified:,} words verified"
+    return f"{judged}: {_many(len(result.integrity), 'problem') if result.integrity else 'no finding'}"
+
+
+def _evidence(result: GateResult) -> str:
+    """Whether the runs are worth a pass."""
+    return _many(len(result.evidence), "gap") if result.evidence else "complete"
+
+
+def _overhead(result: GateResult) -> str:
+    """What was gated by which rules."""
+    if result.budget_file is None:
+        return f"not judged: no --budget; {_many(result.tally.bench_rows, 'row')} of benchmarks in these runs"
+    rules = f"tol {result.tol:.1%}, fail-over {result.fail_over:.1%}"
+    return f"{_many(len(result.rows), 'gated row')}, budgets in {result.budget_file}, {rules}"
+
+
+def _problem(problem: Problem) -> str:
+    """A problem with the run it is in."""
+    return problem.message if problem.run_id is None else f"{problem.run_id}: {problem.message}"
+
+
+def summary_text(result: GateResult) -> str:
+    """Why the verdict is what it is."""
+    counts = dict.fromkeys(("SLOWER", "INCONCLUSIVE", "OK"), 0)
+    for row in result.rows:
+        counts[row.verdict.name] += 1
+    parts = [_many(len(result.integrity), "integrity problem")] if result.integrity else []
+    parts += [_many(len(result.evidence), "gap") + " in the evidence"] if result.evidence else []
+    parts += [f"{count} {name}" for name, count in counts.items() if count]
+    if counts["INCONCLUSIVE"] and result.on_inconclusive != "fail":
+        parts.append(f"INCONCLUSIVE let pass by --on-inconclusive {result.on_inconclusive}")
+    if not result.complete:
+        parts.append("interrupted: partial")
+    return ", ".join(parts) or "no problem, nothing gated"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,51 @@
+"""The gate's result as one HTML page that needs no network, no script and no other file.
+
+Invariants:
+- Text of a record reaches the page only through autoescape, with its control characters escaped.
+- The page's own policy forbids it to load or run anything.
+"""
+
+from __future__ import annotations
+
+import shlex
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from kvcheck.core.report.gate_result import GateResult
+from kvcheck.core.report.gate_text import HEADINGS, cells, sections, summary_text
+from kvcheck.core.report.printable import printable
+from kvcheck.core.report.store import write_text
+
+COLOURS = {"PASS": ("pass", "✔"), "UNKNOWN": ("unknown", "?")}
+
+
+def write(result: GateResult, path: Path) -> None:
+    """The page at `path`."""
+    write_text(path, render(result))
+
+
+def render(result: GateResult) -> str:
+    """The text of the page."""
+    template, style = (
+        files("kvcheck.core.report").joinpath(name).read_text(encoding="utf-8") for name in ("gate.html.j2", "page.css")
+    )
+    colour, mark = COLOURS.get(result.verdict, ("fail", "✘"))
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_visible)
+    return environment.from_string(template).render(
+        result=result,
+        colour=colour,
+        mark=mark,
+        style=Markup(style),
+        summary=summary_text(result),
+        command=shlex.join(["kvcheck", *result.argv]),
+        sections=[{"name": name, "text": text, "details": details} for name, text, details in sections(result)],
+        headings=HEADINGS,
+        rows=[cells(row) for row in result.rows],
+    )
+
+
+def _visible(value: object) -> object:
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,0 +1,115 @@
+"""The statistics of rounds: medians, intervals and tests that assume no distribution, the noise floor, exact limits.
+
+A round is one number, measured with memory and an order of its own; rounds are what is repeated, so nothing below them
+is counted. The interval of n rounds goes from the k-th smallest value to the k-th largest, with the largest k for which
+the median lies outside at most once in twenty times: whether a round falls on one side of the median is the toss of a
+coin, whatever the distribution. 15 rounds: from the 4th to the 12th value, 96.5 %. Busy machines give long tails and no
+bell curve, so nothing here knows a mean or a variance. Order statistics and sign tests: Conover, Practical
+Nonparametric Statistics; several claims at once: Holm, Scand. J. Statist. 6 (1979); limits of a share: Clopper and
+Pearson, Biometrika 26 (1934).
+
+Invariants:
+- Fewer than LEAST_ROUNDS values have no interval: even from the smallest to the largest they would not reach 95 %.
+- What is equal to a threshold is not above it.
+- Ratios are worked with as logarithms, so that twice as fast and twice as slow lie equally far from 1.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from kvcheck.core.record import Interval
+
+LEAST_ROUNDS = 6
+CONFIDENCE = 0.95
+TAIL = (1.0 - CONFIDENCE) / 2.0
+"""What lies beyond one end of an interval, at most."""
+
+
+def order_of(rounds: int) -> int | None:
+    """k: the interval is from the k-th smallest to the k-th largest value; None where there is none."""
+    if rounds < LEAST_ROUNDS:
+        return None
+    k, below = 0, 0.0
+    while below + _binomial(rounds, k, 0.5) <= TAIL:
+        below += _binomial(rounds, k, 0.5)
+        k += 1
+    return k
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The median and its interval of at least 95 %."""
+    ordered = sorted(values)
+    k = order_of(len(ordered))
+    middle = statistics.median(ordered)
+    return Interval(middle) if k is None else Interval(middle, ordered[k - 1], ordered[-k])
+
+
+def ratio_interval(logs: Sequence[float]) -> Interval:
+    """The interval of a ratio from the logarithms of it, one a round."""
+    found = interval(logs)
+    return Interval(
+        math.exp(found.est),
+        None if found.lo is None else math.exp(found.lo),
+        None if found.hi is None else math.exp(found.hi),
+    )
+
+
+def half_width(ratio: Interval) -> float | None:
+    """How far the ratio's interval reaches to either side, as a share; None where there is no interval."""
+    if ratio.lo is None or ratio.hi is None:
+        return None
+    return (math.log(ratio.hi) - math.log(ratio.lo)) / 2.0
+
+
+def floor_of(logs: Sequence[float]) -> float:
+    """How far from 1 the baseline's ratio to itself may lie: the upper end of its distance's interval."""
+    found = interval([abs(each) for each in logs])
+    upper = found.hi if found.hi is not None else max(abs(each) for each in logs)
+    return math.expm1(upper)
+
+
+def sign_p(rounds: Sequence[float], threshold: float) -> float:
+    """How likely that many rounds above `threshold` were, if the true median were not above it."""
+    above = sum(value > threshold for value in rounds)
+    return min(1.0, math.fsum(_binomial(len(rounds), number, 0.5) for number in range(above, len(rounds) + 1)))
+
+
+def holm(values: Sequence[float]) -> tuple[float, ...]:
+    """p-values corrected for their number, in the order given: any at most `a` is wrong in at most `a` of families."""
+    adjusted, worst = [0.0] * len(values), 0.0
+    for rank, at in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        worst = max(worst, min(1.0, (len(values) - rank) * values[at]))
+        adjusted[at] = worst
+    return tuple(adjusted)
+
+
+def share_above(hits: int, runs: int, *, tail: float = 0.05) -> float:
+    """The largest share of hits that still gives this few in so many runs with a chance of `tail`."""
+    if not 0 <= hits <= runs or not runs:
+        raise ValueError(f"expected at least one run and no more hits than runs, got {hits} of {runs}")
+    if hits == runs:
+        return 1.0
+    low, high = hits / runs, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if math.fsum(_binomial(runs, number, middle) for number in range(hits + 1)) > tail:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def share_below(hits: int, runs: int, *, tail: float = 0.05) -> float:
+    """The smallest share of hits that still gives this many in so many runs with a chance of `tail`."""
+    return 1.0 - share_above(runs - hits, runs, tail=tail)
+
+
+def _binomial(count: int, number: int, share: float) -> float:
+    """Chance of exactly `number` hits; in logarithms, since a thousand tosses have no float."""
+    if share in (0.0, 1.0):
+        return float(number == count * share)
+    ways = math.lgamma(count + 1) - math.lgamma(number + 1) - math.lgamma(count - number + 1)
+    return math.exp(ways + number * math.log(share) + (count - number) * math.log1p(-share))
