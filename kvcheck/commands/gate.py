@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -118,5 +119,9 @@ def _tell(result: GateResult, targets: list[tuple[str, GateWriter, Path]], *, is
     for row in result.rows:
         if row.verdict.name == "INCONCLUSIVE" and result.on_inconclusive == "warn":
             warn(f"{row.id} is INCONCLUSIVE and passes by --on-inconclusive warn")
-    for line in [result.to_json().rstrip("\n")] if is_quiet else [*lines, f" exit {result.exit_code}"]:
+    if is_quiet:
+        sys.stdout.write(result.to_json())  # ASCII: nothing in it that a terminal obeys
+        sys.stdout.flush()
+        return
+    for line in [*lines, f" exit {result.exit_code}"]:
         say(line)

@@ -102,10 +102,10 @@ def _in_processes(count: int, planted: float, seed: int) -> Iterator[Trial]:
         )
         try:
             text, _ = child.communicate()
-        except BaseException:
-            child.terminate()
-            child.wait()
-            raise
+        finally:
+            if child.poll() is None:  # interrupted
+                child.terminate()
+                child.wait()
         if child.returncode not in (0, 4):
             raise InternalError(f"trials {start + 1} and on: their process ended with status {child.returncode}")
         answer: dict[str, Any] = json.loads(text)

@@ -1,0 +1,66 @@
+"""Statistics of rounds, against published values and exact counts.
+
+Invariants:
+- Expected values come from tables or from counting, not from the code under test.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from kvcheck.core.record import Interval
+from kvcheck.core.rounds import holm, interval, ratio_interval, share_above, share_below, sign_p
+
+
+@pytest.mark.parametrize(("rounds", "first"), [(6, 1), (8, 1), (9, 2), (15, 4), (20, 6), (25, 8), (50, 18)])
+def test_the_interval_is_between_the_tabled_order_statistics(rounds: int, first: int) -> None:
+    values = [float(value) for value in np.random.default_rng(rounds).permutation(rounds) + 1]
+    assert (interval(values).lo, interval(values).hi) == (first, rounds + 1 - first)
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_below_six_rounds_there_is_an_estimate_and_no_interval(rounds: int) -> None:
+    assert interval([2.0] * rounds) == Interval(2.0)
+
+
+def test_an_interval_of_many_rounds_misses_at_most_one_in_forty_on_each_side() -> None:
+    values = [float(value) for value in range(1, 2001)]
+    found = interval(values)
+    assert found.lo is not None
+    beyond = sum(math.comb(2000, number) for number in range(int(found.lo))) / 2**2000
+    assert 0.02 < beyond <= 0.025
+
+
+def test_twice_as_fast_and_twice_as_slow_are_equally_far() -> None:
+    found = ratio_interval([math.log(value) for value in (0.5, 0.5, 0.5, 2.0, 2.0, 2.0)])
+    assert (found.est, found.lo, found.hi) == pytest.approx((1.0, 0.5, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("above", "rounds", "p"), [(12, 15, 576 / 32768), (15, 15, 1 / 32768), (0, 15, 1.0), (8, 10, 56 / 1024)]
+)
+def test_the_sign_test_counts_tosses(above: int, rounds: int, p: float) -> None:
+    values = [1.2] * above + [1.0] * (rounds - above)  # what is equal to the threshold is not above it
+    assert sign_p(values, 1.0) == pytest.approx(p)
+
+
+def test_holm_gives_the_published_correction() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx((0.03, 0.06, 0.06, 0.02))
+    assert holm([0.5, 0.9]) == (1.0, 1.0)
+    assert holm([]) == ()
+
+
+def test_limits_of_a_share_are_those_of_clopper_and_pearson() -> None:
+    assert share_above(10, 100, tail=0.025) == pytest.approx(0.17622, abs=1e-5)
+    assert share_below(10, 100, tail=0.025) == pytest.approx(0.04900, abs=1e-5)
+    assert share_above(0, 200) == pytest.approx(1 - 0.05 ** (1 / 200))
+    assert (share_above(5, 5), share_below(0, 5)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(("hits", "runs"), [(0, 0), (3, 2), (-1, 2)])
+def test_a_share_of_nothing_has_no_limit(hits: int, runs: int) -> None:
+    with pytest.raises(ValueError, match="at least one run"):
+        share_above(hits, runs)
