@@ -3,6 +3,10 @@
 PYTHON  ?= python3
 WORKERS ?= 2
 
+# Benchmarks that reports/baselines/cpu.toml has budgets for; each takes seconds.
+GATE_CASES := metadata-read
+GATE_RUNS  := build/gate
+
 VENV  := .venv
 STAMP := $(VENV)/.installed
 # Written with its quotes so that a recipe can hand it to any interpreter.
@@ -13,7 +17,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stress bench test check format-check lint types format clean
+.PHONY: help setup stress bench test gate check format-check lint types format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -29,7 +33,13 @@ bench: $(STAMP) ## every arm of the price list, timed alone with pytest-benchmar
 test: $(STAMP) ## all tests that this machine can run
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
 
-check: format-check lint types test ## everything CI runs
+gate: $(STAMP) ## prices of the fast parts and a few schedules, judged by reports/baselines/cpu.toml
+	@rm -rf $(GATE_RUNS)
+	@$(VENV)/bin/kvcheck stress retract-resume --schedules 1 --seed 1 --no-reports --out $(GATE_RUNS)
+	@$(VENV)/bin/kvcheck bench $(GATE_CASES) --max-time 15 --no-reports --out $(GATE_RUNS)
+	@$(VENV)/bin/kvcheck gate $(GATE_RUNS)/* --budget reports/baselines/cpu.toml --max-time 20 --on-inconclusive warn
+
+check: format-check lint types test ## everything CI runs but the gate
 
 format-check: $(STAMP)
 	@$(VENV)/bin/ruff format --check .

@@ -11,7 +11,7 @@ from kvcheck.core.report.gate_result import GateResult
 from kvcheck.core.report.gate_text import HEADINGS, cells, sections, summary_text
 
 MOST_DETAILS = 10
-WIDE = 60
+WIDE = 90
 """A cell that is longer than this, as only names from a record are, does not push the others aside."""
 
 

@@ -283,6 +283,6 @@ def _notes(case: _Case, rules: Rules) -> list[str]:
         notes.append(f"{over:.1%} over its budget{let}")
     if verdict is Overhead.INCONCLUSIVE and len(case.looks) > 1:
         notes.append(f"measured {len(case.looks)} times: {', '.join(each.verdict.name for each in case.looks)}")
-    if last.floor > rules.tol:
+    if verdict is not Overhead.OK and last.floor > rules.tol:
         notes.append(f"noise floor {last.floor:.1%}: smaller differences say nothing")
     return notes
