@@ -64,7 +64,8 @@ def read_budgets(path: Path) -> tuple[Budget, ...]:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # not there, not text, or not TOML
-        raise UsageError(f"budget file {path}: {error}; expected a TOML file with [[{TABLE}]] tables") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"budget file {path}: {reason}; expected a TOML file with [[{TABLE}]] tables") from error
     for key in raw:
         if key != TABLE:
             raise UsageError(f"budget file {path}: unknown key {key!r}; known: [[{TABLE}]] tables and nothing else")
