@@ -20,6 +20,7 @@ import pytest
 from gate_rig import bench_row, bench_run
 from literal_record import FAILED, PASSED, UNJUDGED
 
+from kvcheck.commands.gate_trials import PARTS
 from kvcheck.commands.main import run
 from kvcheck.core.bench.arms import Arm, Comparison, Point
 from kvcheck.core.bench.parts import AGAIN, beside_itself, key, only
@@ -177,6 +178,8 @@ UNUSABLE = {
     "output twice": (["gate", "RUN", "-o", "md=x", "-o", "html=x"], "two reports would be written to x"),
     "output nowhere": (["gate", "RUN", "-o", "md=/dev/null/x"], "cannot write"),
     "max time": (["gate", "RUN", "--max-time", "0"], "--max-time: expected at least"),
+    "seed": (["gate", "RUN", "--seed", "-1"], "--seed: expected an integer of at least 0, got -1"),
+    "trial seed": (["selftest", "--aa", "1", "--seed", "-1"], "--seed: expected an integer of at least 0, got -1"),
     "aa": (["selftest", "--aa", "0"], "--aa: expected at least 1, got 0"),
     "planted alone": (["selftest", "--planted", "20"], "--planted: expected --aa N beside it"),
     "planted": (["selftest", "--aa", "1", "--planted", "-1"], "expected a percentage from 0 to 1000"),
@@ -207,22 +210,12 @@ def test_a_folder_that_cannot_be_written_is_enough_to_judge(tmp_path: Path, caps
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [PASSED.run_id]
 
 
-class _Made:
-    """An arm that counts its calls and passes its check."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def arm(self) -> Arm:
-        def call() -> None:
-            self.calls += 1
-            time.sleep(0.002)
-
-        return Arm(call=call, check=lambda: None)
+def _arm(memory: object) -> Arm:
+    return Arm(call=lambda: None, check=lambda: None)
 
 
 def _points() -> list[Point]:
-    made = {name: (lambda memory: _Made().arm()) for name in ("a", "b", "c", "d")}
+    made = dict.fromkeys(("a", "b", "c", "d"), _arm)
     rows = (Comparison(arm="b", baseline="a"), Comparison(arm="c", baseline="b", limit="d", name="c-to-b"))
     return [Point(case="x", size=size, shape=None, bytes=None, makers=made, comparisons=rows) for size in ("1", "2")]
 
@@ -238,36 +231,50 @@ def test_only_what_is_wanted_is_measured_again() -> None:
 
 def test_an_arm_beside_itself_is_the_same_maker() -> None:
     (point,) = beside_itself(_points(), "b", 0)
-    assert point.makers["b"] is point.makers[AGAIN] is _same(point)
+    assert point.makers["b"] is point.makers[AGAIN] is _arm
     assert (point.baseline, point.comparisons) == ("b", (Comparison(arm=AGAIN, baseline="b"),))
     with pytest.raises(UsageError, match="unknown arm 'z'; known: a, b, c, d"):
         beside_itself(_points(), "z", 0)
 
 
-def _same(point: Point) -> object:
-    return point.makers["b"]
+@pytest.mark.parametrize(
+    ("call_ns", "calls", "waits"),
+    [(1_000_000, 3, [200_000, 200_000, 200_000]), (10_000, 6, [0, 0, 6_000, 0, 0, 6_000]), (0, 3, [0, 0, 0])],
+)
+def test_a_planted_slow_down_waits_for_a_part_of_what_the_calls_took(
+    call_ns: int, calls: int, waits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0]
 
+    def reading() -> int:
+        now[0] += 1  # time goes by while somebody waits
+        return now[0]
 
-def test_a_planted_slow_down_waits_for_a_part_of_what_the_call_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([0, 1000, 1000, 1100, 1150, 1200, 1300])
-    monkeypatch.setattr("kvcheck.core.bench.parts.time.perf_counter_ns", lambda: next(now))
-    made = _Made()
-    point = replace(
-        _points()[0], makers={"a": lambda memory: made.arm()}, comparisons=(Comparison(arm="a", baseline="a"),)
-    )
-    (slowed,) = beside_itself([point], "a", 20)
-    slowed.makers[AGAIN](None).call()  # type: ignore[arg-type]
-    assert (made.calls, next(now)) == (1, 1300)  # the first reading that is not before 1200 ended it
+    def work() -> None:
+        now[0] += call_ns
+
+    monkeypatch.setattr("kvcheck.core.bench.parts.time.perf_counter_ns", reading)
+    itself = (Comparison(arm="a", baseline="a"),)
+    arm = Arm(call=work, check=lambda: None)
+    point = replace(_points()[0], makers={"a": lambda memory: arm}, comparisons=itself)
+    for name, expected in ((AGAIN, waits), ("a", [0] * calls)):
+        call = beside_itself([point], "a", 20)[0].makers[name](None).call  # type: ignore[arg-type]
+        took = []
+        for _ in range(calls):
+            before = now[0]
+            call()
+            took.append(now[0] - before - call_ns)
+        assert took == pytest.approx(expected, abs=10)
 
 
 def test_a_trial_goes_the_way_of_the_gate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    again = {"case": "metadata-read", "arm": AGAIN, "baseline": "packed-get"}
-    fast, slow = bench_row(1.0, **again), bench_row(1.2, **again)
+    fast, slow = bench_row(1.0, case="metadata-read"), SLOW
     plans = measured(monkeypatch, fast, slow, fast, slow, slow)
     assert run(["selftest", "--aa", "3", "--seed", "4", "--format", "json"]) == 4
     answer = json.loads(capsys.readouterr().out)
     assert [trial["verdict"] for trial in answer["trials"]] == ["ok", "inconclusive", "slower"]
     assert len({plan.seed for plan in plans}) == len(plans)
+    assert [plan.cases for plan in plans[:2]] == [(case,) for case, _, _ in PARTS]
 
 
 @pytest.mark.parametrize(
@@ -292,8 +299,7 @@ def test_trials_are_counted_with_their_limit(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    again = {"case": "metadata-read", "arm": AGAIN, "baseline": "packed-get"}
-    measured(monkeypatch, *(bench_row(ratio, **again) for ratio in answers))
+    measured(monkeypatch, *(bench_row(ratio, case="metadata-read") for ratio in answers))
     assert run(["selftest", *options, "--seed", "1"]) == exit_code
     printed = capsys.readouterr().out
     assert line in printed and printed.endswith(f" exit {exit_code}\n")

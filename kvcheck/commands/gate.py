@@ -65,6 +65,8 @@ def gate(
     check_choice("--format", format_name, FORMATS)
     check_choice("--on-inconclusive", on_inconclusive, ON_INCONCLUSIVE)
     check_positive("--max-time", max_time)
+    if seed is not None and seed < 0:
+        raise UsageError(f"--seed: expected an integer of at least 0, got {seed}")
     rules = Rules(tol=tol, fail_over=fail_over)
     targets = _targets(output or [])
     budgets = () if budget is None else read_budgets(budget)

@@ -35,9 +35,8 @@ MOST_FALSE = 0.01
 LEAST_CAUGHT = 0.90
 RECORDED_ROUNDS = 15
 MAX_TIME_S = 60.0
-SHAPE = "glm-5.1"
-PARTS = (("metadata-read", "packed-get"),)
-"""Case and arm; trials take turns on them."""
+PARTS = (("metadata-read", "packed-get", "glm-5.1"), ("guarded-read", "guarded", "glm-5.1-tiny"))
+"""Case, arm and shape; trials take turns on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +86,7 @@ def try_gate(count: int | None, planted: float, *, seed: int | None, is_quiet: b
 def _here(count: int, planted: float, seed: int) -> Iterator[Trial]:
     """Trials in this process."""
     for number in range(count):
-        yield _trial(*PARTS[number % len(PARTS)], planted, (seed + number) * 100)  # room for the seeds of fresh rounds
+        yield _trial(*PARTS[number % len(PARTS)], planted=planted, seed=(seed + number) * 100)  # room for fresh seeds
 
 
 def _in_processes(count: int, planted: float, seed: int) -> Iterator[Trial]:
@@ -112,7 +111,7 @@ def _in_processes(count: int, planted: float, seed: int) -> Iterator[Trial]:
         yield from value_from(tuple[Trial, ...], answer["trials"], "trials")
 
 
-def _trial(case: str, arm: str, planted: float, seed: int) -> Trial:
+def _trial(case: str, arm: str, shape: str, *, planted: float, seed: int) -> Trial:
     from kvcheck.core.bench.noise import machine
     from kvcheck.core.bench.parts import beside_itself
     from kvcheck.core.bench.plan import BenchPlan
@@ -120,7 +119,7 @@ def _trial(case: str, arm: str, planted: float, seed: int) -> Trial:
 
     plan = BenchPlan(
         cases=(case,),
-        shape=SHAPE,
+        shape=shape,
         device="cpu",
         seed=seed,
         precision=PRECISION,
@@ -145,7 +144,7 @@ def _trial(case: str, arm: str, planted: float, seed: int) -> Trial:
         exit_code=0,
         complete=True,
         environment={**environment(), "hardware": machine()},
-        plan={"shape": SHAPE},
+        plan={"shape": shape},
         evidence=Evidence(),
         bench=rows,
     )

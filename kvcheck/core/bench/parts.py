@@ -19,6 +19,7 @@ from kvcheck.core.record import BenchRow
 
 Key = tuple[str, str, str, str, str | None]
 AGAIN = "again"
+LEAST_WAIT_NS = 5_000
 
 
 def key(row: BenchRow) -> Key:
@@ -53,7 +54,7 @@ def beside_itself(points: list[Point], arm: str, percent: float) -> list[Point]:
 
 
 def slowed(make: Maker, percent: float) -> Maker:
-    """The arm, which after each call does nothing for so many percent of the time the call took."""
+    """The arm, which does nothing for so many percent of the time that its calls took."""
 
     def made(memory: FreshMemory) -> Arm:
         arm = make(memory)
@@ -63,14 +64,20 @@ def slowed(make: Maker, percent: float) -> Maker:
 
 
 def _slowed_call(call: Callable[[], object], share: float) -> Callable[[], None]:
+    """Waits add up to LEAST_WAIT_NS first: a shorter one would be mostly the reading of the clock."""
     clock = time.perf_counter_ns
+    owed = 0.0
 
     def slow() -> None:
+        nonlocal owed
         start = clock()
         call()
         end = clock()
-        until = end + (end - start) * share
-        while clock() < until:
-            pass
+        owed += (end - start) * share
+        if owed >= LEAST_WAIT_NS:
+            until = end + owed
+            while end < until:
+                end = clock()
+            owed = until - end
 
     return slow
