@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from literal_record import FAILED, PASSED, UNJUDGED
 from kvcheck.commands.gate_trials import PARTS
 from kvcheck.commands.main import run
 from kvcheck.core.bench.arms import Arm, Comparison, Point
-from kvcheck.core.bench.parts import AGAIN, beside_itself, key, only
+from kvcheck.core.bench.parts import AGAIN, beside_itself, key, only, slowed
 from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.errors import UsageError, WrongOutput
 from kvcheck.core.record import BenchRow, RunRecord
@@ -233,38 +232,54 @@ def test_an_arm_beside_itself_is_the_same_maker() -> None:
     (point,) = beside_itself(_points(), "b", 0)
     assert point.makers["b"] is point.makers[AGAIN] is _arm
     assert (point.baseline, point.comparisons) == ("b", (Comparison(arm=AGAIN, baseline="b"),))
+    (point,) = beside_itself(_points(), "b", 20)
+    assert _arm not in point.makers.values()  # both carry the clock
     with pytest.raises(UsageError, match="unknown arm 'z'; known: a, b, c, d"):
         beside_itself(_points(), "z", 0)
 
 
-@pytest.mark.parametrize(
-    ("call_ns", "calls", "waits"),
-    [(1_000_000, 3, [200_000, 200_000, 200_000]), (10_000, 6, [0, 0, 6_000, 0, 0, 6_000]), (0, 3, [0, 0, 0])],
-)
-def test_a_planted_slow_down_waits_for_a_part_of_what_the_calls_took(
-    call_ns: int, calls: int, waits: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def slowed_waits(
+    monkeypatch: pytest.MonkeyPatch, percent: float, *, call_ns: int, calls: int, step_ns: int
+) -> list[int]:
+    """What each call of a slowed arm waits, by a clock that goes on by a step whenever it is read."""
     now = [0]
 
     def reading() -> int:
-        now[0] += 1  # time goes by while somebody waits
+        now[0] += step_ns
         return now[0]
 
     def work() -> None:
         now[0] += call_ns
 
     monkeypatch.setattr("kvcheck.core.bench.parts.time.perf_counter_ns", reading)
-    itself = (Comparison(arm="a", baseline="a"),)
-    arm = Arm(call=work, check=lambda: None)
-    point = replace(_points()[0], makers={"a": lambda memory: arm}, comparisons=itself)
-    for name, expected in ((AGAIN, waits), ("a", [0] * calls)):
-        call = beside_itself([point], "a", 20)[0].makers[name](None).call  # type: ignore[arg-type]
-        took = []
-        for _ in range(calls):
-            before = now[0]
-            call()
-            took.append(now[0] - before - call_ns)
-        assert took == pytest.approx(expected, abs=10)
+    call = slowed(lambda memory: Arm(call=work, check=lambda: None), percent)(None).call  # type: ignore[arg-type]
+    waits = []
+    for _ in range(calls):
+        before = now[0]
+        call()
+        waits.append(now[0] - before - call_ns - 2 * step_ns)
+    return waits
+
+
+@pytest.mark.parametrize(
+    ("percent", "call_ns", "waits"),
+    [
+        (20, 1_000_000, [200_000, 200_000, 200_000]),
+        (20, 10_000, [0, 0, 6_000, 0, 0, 6_000]),
+        (20, 0, [0, 0, 0]),
+        (0, 1_000_000, [0, 0]),
+    ],
+)
+def test_a_planted_slow_down_waits_for_a_part_of_what_the_calls_took(
+    percent: float, call_ns: int, waits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = slowed_waits(monkeypatch, percent, call_ns=call_ns, calls=len(waits), step_ns=1)
+    assert found == pytest.approx(waits, abs=5)
+
+
+def test_a_slow_down_by_a_coarse_clock_is_not_more_than_was_planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = sum(slowed_waits(monkeypatch, 20, call_ns=10_000, calls=60, step_ns=4_000))
+    assert waited == pytest.approx(60 * 14_000 * 0.2, abs=5_000)
 
 
 def test_a_trial_goes_the_way_of_the_gate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
