@@ -121,7 +121,7 @@ def test_notes_say_how_a_verdict_came_about() -> None:
         assert isinstance(looks[0], BenchRow)
         return "; ".join(decide([gated(looks[0])], Rules(), lambda rows: [answers.pop(0)])[0][0].notes)
 
-    assert notes(SLOW, SLOW) == "20% over its budget, confirmed: 2 of 2 measurements"
+    assert notes(SLOW, SLOW) == "20% over its budget, confirmed: 2 of 2 measurements; next: kvcheck bench read"
     assert notes(SLOW, FAST) == "measured 2 times: SLOWER, OK"
     assert "not measured again: gone" in notes(SLOW, "gone")
     assert "5 rounds: an interval needs 6" in notes(bench_row(1.0, rounds=STEPS[:5]), bench_row(rounds=STEPS[:5]))

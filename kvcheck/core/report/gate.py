@@ -277,12 +277,13 @@ def _notes(case: _Case, rules: Rules) -> list[str]:
         notes.append(f"{last.rounds} rounds: an interval needs {LEAST_ROUNDS}")
     if verdict is Overhead.SLOWER:
         said = sum(each.verdict is Overhead.SLOWER for each in case.looks)
-        notes.append(f"{over:.0%} over its budget, confirmed: {said} of {len(case.looks)} measurements")
+        confirmed = f"{over:.0%} over its budget, confirmed: {said} of {len(case.looks)} measurements"
+        notes.append(f"{confirmed}; next: kvcheck bench {case.gated.recorded.row.case}")
     elif over > 0:
         let = ", within --fail-over" if over < rules.fail_over else ""
         notes.append(f"{over:.1%} over its budget{let}")
     if verdict is Overhead.INCONCLUSIVE and len(case.looks) > 1:
         notes.append(f"measured {len(case.looks)} times: {', '.join(each.verdict.name for each in case.looks)}")
-    if verdict is not Overhead.OK and last.floor > rules.tol:
+    if verdict is Overhead.INCONCLUSIVE and last.floor > rules.tol:
         notes.append(f"noise floor {last.floor:.1%}: smaller differences say nothing")
     return notes
