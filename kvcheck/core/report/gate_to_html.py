@@ -20,6 +20,7 @@ from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import write_text
 
 COLOURS = {"PASS": ("pass", "✔"), "UNKNOWN": ("unknown", "?")}
+BADGES = {"OK": "pass", "INCONCLUSIVE": "unknown", "SLOWER": "fail"}
 
 
 def write(result: GateResult, path: Path) -> None:
@@ -43,6 +44,7 @@ def render(result: GateResult) -> str:
         command=shlex.join(["kvcheck", *result.argv]),
         sections=[{"name": name, "text": text, "details": details} for name, text, details in sections(result)],
         headings=HEADINGS,
+        badges=BADGES,
         rows=[cells(row) for row in result.rows],
     )
 
