@@ -1,4 +1,4 @@
-"""Statistics of rounds, against published values and exact counts.
+"""Tests and limits over rounds, against published values and exact counts; intervals are in test_intervals.py.
 
 Invariants:
 - Expected values come from tables or from counting, not from the code under test.
@@ -8,22 +8,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
-from kvcheck.core.record import Interval
-from kvcheck.core.rounds import holm, interval, ratio_interval, share_above, share_below, sign_p
-
-
-@pytest.mark.parametrize(("rounds", "first"), [(6, 1), (8, 1), (9, 2), (15, 4), (20, 6), (25, 8), (50, 18)])
-def test_the_interval_is_between_the_tabled_order_statistics(rounds: int, first: int) -> None:
-    values = [float(value) for value in np.random.default_rng(rounds).permutation(rounds) + 1]
-    assert (interval(values).lo, interval(values).hi) == (first, rounds + 1 - first)
-
-
-@pytest.mark.parametrize("rounds", [1, 5])
-def test_below_six_rounds_there_is_an_estimate_and_no_interval(rounds: int) -> None:
-    assert interval([2.0] * rounds) == Interval(2.0)
+from kvcheck.core.rounds import holm, interval, share_above, share_below, sign_p
 
 
 def test_an_interval_of_many_rounds_misses_at_most_one_in_forty_on_each_side() -> None:
@@ -32,11 +19,6 @@ def test_an_interval_of_many_rounds_misses_at_most_one_in_forty_on_each_side() -
     assert found.lo is not None
     beyond = sum(math.comb(2000, number) for number in range(int(found.lo))) / 2**2000
     assert 0.02 < beyond <= 0.025
-
-
-def test_twice_as_fast_and_twice_as_slow_are_equally_far() -> None:
-    found = ratio_interval([math.log(value) for value in (0.5, 0.5, 0.5, 2.0, 2.0, 2.0)])
-    assert (found.est, found.lo, found.hi) == pytest.approx((1.0, 0.5, 2.0))
 
 
 @pytest.mark.parametrize(
