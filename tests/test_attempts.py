@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from pair_rig import Rig
+from pair_rig import PATIENCE, SENDER_PATIENCE, Rig
 from test_sender import ROOM, ask, want
 
 from kvcheck.core.errors import ForeignAccess
@@ -19,11 +19,11 @@ from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.contract import ContractOracle
 from kvcheck.core.stress.oracles.liveness import LivenessOracle
 from kvcheck.core.stress.oracles.protocol import ProtocolOracle
-from kvcheck.core.transfer import sender
-from kvcheck.core.transfer.messages import Abort, Done, Drained, Status
+from kvcheck.core.transfer import wants
+from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status
 from kvcheck.core.transfer.receiver import SUCCESS
+from kvcheck.core.transfer.sender import DONE, PENDING, REFUSED, UNWANTED, WANTED
 from kvcheck.core.transfer.sender import FAILED as SENDER_FAILED
-from kvcheck.core.transfer.sender import PENDING, REFUSED, UNWANTED, WANTED
 
 
 def test_a_room_that_has_arrived_here_and_failed_elsewhere_is_ended_with_the_reason() -> None:
@@ -75,7 +75,7 @@ def test_attempts_of_one_room_know_nothing_of_each_other() -> None:
     assert (rig.sender.readiness(ROOM), rig.sender.state(ROOM)) == (WANTED, PENDING)
     late = want(generation=6, slot=3)
     assert [type(each) for each in ask(rig, late)] == [Status, Drained], "the first attempt is over for good"
-    assert rig.sender._wants[ROOM][1]["decode-0"] == want(attempt=1, generation=5)
+    assert rig.sender._wants.of(ROOM, 1)["decode-0"] == want(attempt=1, generation=5)
 
 
 def test_a_copy_of_an_old_want_makes_nobody_write() -> None:
@@ -97,13 +97,13 @@ def test_a_copy_of_an_old_want_makes_nobody_write() -> None:
 
 
 def test_what_failed_first_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "ENDED_MAX", 2)
+    monkeypatch.setattr(wants, "ENDED_MAX", 2)
     rig = Rig()
     for room in (1, 2, 3):
         rig.sender.open(room, room, 7)
         rig.sender.fail(room, "broken")
         rig.sender.close(room)
-    assert list(rig.sender._ended) == [2, 3]
+    assert list(rig.sender._wants._ended) == [2, 3]
     assert ask(rig, want(room=1)) == [] and len(ask(rig, want(room=2, generation=5))) == 2
 
 
@@ -163,3 +163,32 @@ def test_a_request_that_is_sent_again_has_to_end_again(events: tuple[Event, ...]
 def test_an_attempt_starts_where_the_first_one_did(steps: Sequence[tuple[int, int] | str], found: list[str]) -> None:
     events = [Retried(1) if isinstance(each, str) else Forward(1, *each) for each in steps]
     assert codes(ContractOracle, events) == found
+
+
+@pytest.mark.parametrize("lost", [Done, Drained, Abort])
+def test_an_answer_that_is_lost_is_given_again(lost: type[Message]) -> None:
+    rig, dropped = Rig(), list[Message]()
+
+    def copies(sender: str, peer: str, message: Message) -> int:
+        if isinstance(message, lost) and len(dropped) < (2 if lost is Drained else 1):  # it is said twice
+            dropped.append(message)
+            return 0
+        return 1
+
+    rig.fabric.copies = copies
+    rig.expect(ROOM, 9)
+    rig.prefill_room(ROOM, 9)
+    rig.poll()
+    assert rig.receiver.status(ROOM) == SUCCESS
+    if lost is Done:
+        rig.receiver.take(ROOM)
+        rig.poll()
+        assert rig.sender.state(ROOM) == PENDING and dropped
+        rig.poll(SENDER_PATIENCE // 3 + 1)
+        assert rig.sender.state(ROOM) == DONE
+        return
+    rig.receiver.fail(ROOM, "elsewhere")
+    rig.poll(2)
+    assert not rig.receiver.is_drained(ROOM) and dropped, "a room that has arrived here is held like any other"
+    rig.poll(PATIENCE + 2)
+    assert rig.receiver.is_drained(ROOM) and rig.sender.state(ROOM) == SENDER_FAILED

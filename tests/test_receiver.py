@@ -100,7 +100,7 @@ def test_success_never_comes_before_the_bytes(legs: dict[str, str], over_message
     assert set(legs.values()) <= set(PATHS)
     rig = Rig(backend=SimulatedBackend(LazyStrategy()), paths=legs, aux_over_messages=over_messages)
     got = rig.expect(ROOM, 9)
-    while rig.sender._wants == {}:
+    while rig.sender._wants._rooms == {}:
         rig.poll()
         rig.backend.idle()
     sent = rig.prefill_room(ROOM, 9)
@@ -317,7 +317,7 @@ def test_a_failed_room_is_not_forgotten_while_somebody_may_write_it() -> None:
 def test_drained_is_said_behind_everything_that_was_written() -> None:
     rig = Rig(backend=SimulatedBackend(LazyStrategy()), paths=dict.fromkeys(LEGS, "async"))
     rig.expect(ROOM, 9)
-    while rig.sender._wants == {}:
+    while rig.sender._wants._rooms == {}:
         rig.poll()
         rig.backend.idle()
     rig.prefill_room(ROOM, 9)

@@ -179,7 +179,7 @@ def test_what_the_old_process_wanted_is_forgotten(sender: type[Sender]) -> None:
     is_fixed = sender is Sender
     assert rig.sender.readiness(ROOM) == (UNWANTED if is_fixed else WANTED)
     ask(rig, want(generation=2, slot=2))
-    assert rig.sender._wants[ROOM]["decode-0"].slot == (2 if is_fixed else 0)
+    assert rig.sender._wants.of(ROOM, 0)["decode-0"].slot == (2 if is_fixed else 0)
 
 
 @pytest.mark.parametrize("change", [{"page_size": 32}, {"ranks": 2}, {"model": "other"}])
@@ -212,7 +212,7 @@ def test_a_room_that_was_served_is_not_served_again() -> None:
     rig = Rig()
     rig.sender.open(ROOM, 1, 7)
     ask(rig, want())
-    sent = rig.begin(ROOM, 7)
+    sent = rig.begin_opened(ROOM, 7)
     rig.sender.send_pages(ROOM, 7, rig.done())
     rig.finish(sent)
     ask(rig, Done(room=ROOM, generation=4, is_ok=True))
@@ -223,7 +223,7 @@ def test_a_room_that_was_served_is_not_served_again() -> None:
         Drained(room=ROOM, generation=1 << 32),
     ]
     assert rig.sender.unopened == []
-    ask(rig, want(room=6, request=8))
+    ask(rig, want(room=6, request=8, generation=(1 << 32) + 1))
     assert rig.sender.unopened == [8]
     rig.sender.open(6, 8, 7)
     assert rig.sender.unopened == [] and rig.sender.readiness(6) == WANTED != REFUSED

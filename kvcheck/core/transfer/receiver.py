@@ -44,6 +44,7 @@ MARK = 0x6D61726B65642121
 class Receiving:
     """An attempt that is being received. waits: peers that have not reported. writers: peers that may still write.
 
+    reason: why it failed here. ended: why it was ended here; it may have arrived, and failed elsewhere.
     verified: peers whose seal fits; size: bytes of what they wrote.
     """
 
@@ -56,6 +57,7 @@ class Receiving:
     writers: set[str]
     status: int = TRANSFERRING
     reason: str = ""
+    ended: str = ""
     verified: set[str] = field(default_factory=set)
     size: int = 0
 
@@ -126,8 +128,7 @@ class Receiver:
         """
         if room in self._rooms:
             raise ForeignAccess(f"room {room}: an earlier attempt is not over, got attempt {attempt}")
-        self._attempts += 1
-        ticket = Ticket(room, self._attempts, holding.request, attempt)
+        ticket = Ticket(room, self._next_generation(room), holding.request, attempt)
         names = set(self.sources)
         self._rooms[room] = Receiving(
             ticket=ticket,
@@ -181,8 +182,8 @@ class Receiver:
         """End a room on this rank: sources are asked to stop, and its memory waits for their answer."""
         receiving = self._rooms[room]
         self._set(receiving, FAILED, reason)
-        for peer in sorted(receiving.writers):
-            self._abort(peer, receiving, reason)
+        receiving.ended = reason
+        self._ask_to_stop(receiving)
 
     def is_drained(self, room: int) -> bool:
         """Nobody can write the room's memory any more. (mutants: pages-freed-before-drain, slot-freed-before-drain)"""
@@ -224,7 +225,11 @@ class Receiver:
             is_source = peer in self.sources and peer not in self._gone
             if is_source and receiving is not None and message.generation == receiving.ticket.generation:
                 self._take(peer, message, receiving)
+            elif is_source and isinstance(message, Status) and message.is_ok:  # the answer to the first one was lost
+                self._wire.send(peer, Done(room=message.room, generation=message.generation, is_ok=True))
         for room, receiving in self._rooms.items():
+            if receiving.ended and receiving.writers and self._clock() >= receiving.deadline:
+                self._ask_again(receiving)
             if self._is_open(receiving) and not receiving.waits:
                 self._look(receiving)
             if self._is_open(receiving) and self._clock() >= receiving.deadline:
@@ -233,11 +238,21 @@ class Receiver:
                     room, f"room {room}: nothing complete from {', '.join(late)} in {self._patience} rounds or seconds"
                 )
 
-    def _abort(self, peer: str, receiving: Receiving, reason: str) -> None:
-        """reason: of whoever ends it; a room that has arrived here has none of its own."""
-        ticket = receiving.ticket
-        abort = Abort(room=ticket.room, attempt=ticket.attempt, generation=ticket.generation, reason=reason)
-        self._wire.send(peer, abort)
+    def _ask_again(self, receiving: Receiving) -> None:
+        """What was said before, or its answer, was lost. (mutant: abort-said-once)"""
+        self._ask_to_stop(receiving)
+
+    def _ask_to_stop(self, receiving: Receiving) -> None:
+        ticket, reason = receiving.ticket, receiving.ended
+        receiving.deadline = self._clock() + self._patience
+        for peer in sorted(receiving.writers):
+            abort = Abort(room=ticket.room, attempt=ticket.attempt, generation=ticket.generation, reason=reason)
+            self._wire.send(peer, abort)
+
+    def _next_generation(self, room: int) -> int:
+        """A number that nothing else has or had here. (mutant: generation-kept)"""
+        self._attempts += 1
+        return self._attempts
 
     def _take(self, peer: str, message: Message, receiving: Receiving) -> None:
         if isinstance(message, Status):

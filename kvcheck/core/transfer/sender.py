@@ -31,6 +31,7 @@ from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status
 from kvcheck.core.transfer.metadata import MetadataBuffers
 from kvcheck.core.transfer.room_memory import held_run, needed_pages
 from kvcheck.core.transfer.sealing import Sealer
+from kvcheck.core.transfer.wants import Wants
 from kvcheck.core.transfer.wire import Wire
 from kvcheck.core.transfer.writer import Writer
 
@@ -38,8 +39,8 @@ PENDING, DONE, FAILED = 0, 1, 2
 REFUSED, UNWANTED, WANTED = 0, 1, 2
 """In both rows the least value of all ranks is what counts."""
 
-ENDED_MAX = 4096
-"""Failed rooms whose reason is kept for ranks that ask late; one that asks later still runs into its deadline."""
+REPEATS = 3
+"""How often within its patience a room that nobody took is reported again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,6 +59,7 @@ class Sending:
     slot: int | None = None
     page: int = 0
     deadline: int | None = None
+    repeat_at: int = 0
     is_reported: bool = False
     reason: str = ""
     done: set[str] = field(default_factory=set)
@@ -105,9 +107,7 @@ class Sender:
         )
         self._peers = self._writer.peers
         self._rooms: dict[int, Sending] = {}
-        self._wants: dict[int, dict[int, dict[str, Want]]] = {}  # room -> attempt -> peer
-        self._heard: dict[str, int] = {}  # peer -> generation of the last Want
-        self._ended: dict[int, tuple[int, str]] = {}  # room -> last attempt that failed, and why
+        self._wants = Wants()
 
     # A room's life
 
@@ -119,10 +119,9 @@ class Sender:
         if room in self._rooms:
             raise ForeignAccess(f"room {room}: attempt {self._rooms[room].attempt} is not over, got attempt {attempt}")
         self._rooms[room] = Sending(room=room, attempt=attempt, request=request, tokens=tokens)
-        ended, reason = self._ended.get(room, (-1, ""))
-        if attempt <= ended:
+        if reason := self._wants.ended(room, attempt):
             self.fail(room, reason)
-        elif self._wants.get(room, {}).get(attempt):
+        elif self._wants.of(room, attempt):
             self._rooms[room].deadline = self._clock() + self._patience
 
     def is_open(self, room: int) -> bool:
@@ -156,6 +155,7 @@ class Sender:
         self._each_peer(sending, partial(self._send_rest, sending, after))
         if not sending.reason:
             sending.is_reported = True
+            sending.repeat_at = self._clock() + self._patience // REPEATS
 
     def fail(self, room: int, reason: str) -> None:
         """End the room on this side, and tell every peer."""
@@ -168,9 +168,8 @@ class Sender:
 
     def refuse(self, room: int, attempt: int, reason: str) -> None:
         """End an attempt that was never opened: who asks for it, or has asked, is told so."""
-        for peer, want in self._wants.get(room, {}).pop(attempt, {}).items():
+        for peer, want in self._wants.end(room, attempt, reason).items():
             self._refuse(peer, want, reason)
-        self._remember(room, attempt, reason)
 
     def state(self, room: int) -> int:
         """PENDING, or DONE or FAILED, when nobody reads or writes the room's memory any more."""
@@ -188,11 +187,7 @@ class Sender:
     def close(self, room: int) -> None:
         """Forget a room whose memory is given back; who asks for it later learns how it ended."""
         sending = self._rooms.pop(room)
-        wants = self._wants.get(room, {})
-        wants.pop(sending.attempt, None)
-        if not wants:
-            self._wants.pop(room, None)
-        self._remember(room, sending.attempt, sending.reason or "it was served before")
+        self._wants.end(room, sending.attempt, sending.reason or "it was served before")
 
     def free(self) -> None:
         """Give the seals' memory back."""
@@ -203,21 +198,12 @@ class Sender:
         check_rejoin(self._layout, self._peers.get(layout.name), layout)
         if layout.name in self._peers:
             self._peers[layout.name] = layout
-        for wants in (each for attempts in self._wants.values() for each in attempts.values()):
-            wants.pop(layout.name, None)
+        self._wants.forget(layout.name)
 
     @property
     def unopened(self) -> list[int]:
         """Requests that somebody asks for, and that were not opened or ended here."""
-        return sorted(
-            {
-                want.request
-                for room, attempts in self._wants.items()
-                if room not in self._rooms and room not in self._ended
-                for wants in attempts.values()
-                for want in wants.values()
-            }
-        )
+        return self._wants.unopened(self._rooms)
 
     # Messages
 
@@ -230,6 +216,15 @@ class Sender:
             if sending.deadline is not None and self._clock() >= sending.deadline:
                 sending.deadline = None
                 self._give_up(sending)
+            elif sending.is_reported and not sending.reason and self._clock() >= sending.repeat_at:
+                self._report(sending, sorted(self._peers.keys() - sending.done))
+
+    def _report(self, sending: Sending, peers: Sequence[str]) -> None:
+        """Say again that everything was written: whoever took it answers, also where its first answer was lost."""
+        sending.repeat_at = self._clock() + self._patience // REPEATS
+        for peer in peers:
+            want = self._wants_of(sending)[peer]
+            self._wire.send(peer, Status(room=want.room, generation=want.generation, is_ok=True))
 
     def _give_up(self, sending: Sending) -> None:
         silent = ", ".join(sorted(self._peers.keys() - sending.done))
@@ -242,11 +237,10 @@ class Sender:
 
     def _take(self, peer: str, message: Message) -> None:
         if isinstance(message, Want):
-            if message.generation > self._heard.get(peer, -1):  # else a copy
-                self._heard[peer] = message.generation
+            if not self._wants.is_copy(peer, message):
                 self._hear(peer, message)
             return
-        want = self._want(peer, message)
+        want = self._wants.find(peer, message)
         sending = self._rooms.get(message.room)
         if isinstance(message, Abort):
             self._abort(peer, message, want, sending)
@@ -259,34 +253,21 @@ class Sender:
     def _hear(self, peer: str, want: Want) -> None:
         """Keep what a peer asks for, unless that attempt has failed already: then it is told so."""
         sending = self._rooms.get(want.room)
-        attempt, reason = self._ended.get(want.room, (-1, ""))
-        if sending is not None and want.attempt == sending.attempt:
+        if sending is not None and want.attempt < sending.attempt:
+            self._refuse(peer, want, f"room {want.room}: attempt {want.attempt} is over here")
+        elif sending is not None and want.attempt == sending.attempt:
             self._wants_of(sending)[peer] = want
             if sending.deadline is None:
                 sending.deadline = self._clock() + self._patience
             if sending.reason:
                 self._refuse(peer, want, sending.reason)
-        elif want.attempt <= attempt or (sending is not None and want.attempt < sending.attempt):
-            self._refuse(peer, want, reason or f"room {want.room}: attempt {want.attempt} is over here")
+        elif reason := self._wants.ended(want.room, want.attempt):
+            self._refuse(peer, want, reason)
         else:
-            self._wants.setdefault(want.room, {}).setdefault(want.attempt, {})[peer] = want
-
-    def _want(self, peer: str, message: Message) -> Want | None:
-        """What the peer asked for with that room and generation."""
-        for wants in self._wants.get(message.room, {}).values():
-            want = wants.get(peer)
-            if want is not None and want.generation == message.generation:
-                return want
-        return None
-
-    def _remember(self, room: int, attempt: int, reason: str) -> None:
-        self._ended.pop(room, None)
-        self._ended[room] = (attempt, reason)
-        if len(self._ended) > ENDED_MAX:
-            del self._ended[next(iter(self._ended))]
+            self._wants.of(want.room, want.attempt)[peer] = want
 
     def _wants_of(self, sending: Sending) -> dict[str, Want]:
-        return self._wants.setdefault(sending.room, {}).setdefault(sending.attempt, {})
+        return self._wants.of(sending.room, sending.attempt)
 
     def _abort(self, peer: str, message: Abort, want: Want | None, sending: Sending | None) -> None:
         """The attempt ends here too, whatever of it was heard; who says so learns when nothing is written any more."""
@@ -298,9 +279,9 @@ class Sender:
             if not sending.reason:
                 sending.is_reported = False
                 self.fail(message.room, message.reason)
-        elif self._ended.get(message.room, (-1, ""))[0] < message.attempt and (
-            sending is None or sending.attempt < message.attempt
-        ):
+        elif sending is not None and message.attempt < sending.attempt:
+            return
+        elif not self._wants.ended(message.room, message.attempt):
             self.refuse(message.room, message.attempt, message.reason)
 
     def _refuse(self, peer: str, want: Want, reason: str) -> Signal:

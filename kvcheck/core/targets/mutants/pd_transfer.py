@@ -1,4 +1,4 @@
-"""Bugs c and e put back, piece by piece: lists trimmed or broadcast, success before the bytes, ranks on their own.
+"""Bug e put back, piece by piece: success before the bytes, memory given back too early, ranks on their own.
 
 Invariants:
 - Each subclass removes one line of the fix and restates nothing else.
@@ -6,90 +6,19 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from kvcheck.core.backend.backend import Signal
-from kvcheck.core.errors import TargetError
 from kvcheck.core.paging import IndexArray
 from kvcheck.core.scheduler.agreement import RankGroup
 from kvcheck.core.scheduler.decode import Arrivals, DecodeScheduler
 from kvcheck.core.scheduler.request import Active
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED
-from kvcheck.core.transfer.blocks import PageRun
-from kvcheck.core.transfer.messages import Want
 from kvcheck.core.transfer.receiver import SUCCESS, Receiver, Receiving
 from kvcheck.core.transfer.sealing import Sealer
-from kvcheck.core.transfer.sender import Sender, Sending
+from kvcheck.core.transfer.sender import Sender
 from kvcheck.core.transfer.writer import Writer
-
-
-def _by_place(source: PageRun, target: PageRun, needed: range) -> tuple[IndexArray, IndexArray]:
-    """Both lists from their own beginnings, as far as they go."""
-    return source.pages[max(0, needed.start - source.first) :][: len(needed)], target.pages[: len(needed) + 1]
-
-
-class TrimsOneSide(Sender):
-    """A shorter source list is cut to the target's length, which changes nothing; a longer one is left alone."""
-
-    def _pair(self, source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
-        if "state" not in what:
-            return super()._pair(source, target, needed=needed, what=what)
-        mine, theirs = _by_place(source, target, needed)
-        if len(mine) < len(theirs):
-            mine = mine[: len(theirs)]
-            theirs = theirs[: len(mine)]
-        elif len(theirs) and len(mine) > len(theirs):  # the run is written whole, over what lies behind
-            theirs = theirs[0] + np.arange(len(mine), dtype=np.int64)
-        return np.stack((mine[: len(theirs)], theirs), axis=1)
-
-
-class TrimsTail(Sender):
-    """The longer list loses its tail."""
-
-    def _pair(self, source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
-        if "state" not in what:
-            return super()._pair(source, target, needed=needed, what=what)
-        mine, theirs = _by_place(source, target, needed)
-        shorter = min(len(mine), len(theirs))
-        return np.stack((mine[:shorter], theirs[:shorter]), axis=1)
-
-
-class Broadcasts(Sender):
-    """Unequal lists are broadcast against each other, as array arithmetic does with a list of one."""
-
-    def _pair(self, source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
-        if "state" not in what:
-            return super()._pair(source, target, needed=needed, what=what)
-        mine, theirs = _by_place(source, target, needed)
-        longer = max(len(mine), len(theirs)) if len(mine) and len(theirs) else 0
-        return np.stack((np.resize(mine, longer), np.resize(theirs, longer)), axis=1)
-
-
-class TrimChangesRequest(Sender):
-    """The longer list is cut in place: the request forgets pages that it holds."""
-
-    def _state_pairs(self, sending: Sending, want: Want) -> dict[str, IndexArray]:
-        assert sending.holding is not None
-        length = len(self._run(want, "state", "full").pages)
-        if 0 < length < len(sending.holding.pages):
-            sending.holding.pages = sending.holding.pages[:length]
-        return super()._state_pairs(sending, want)
-
-
-class StateResultIgnored(Sender):
-    """What the engine says about the state write is not looked at."""
-
-    def _send_state(
-        self, sending: Sending, want: Want, peer: str, pairs: Mapping[str, IndexArray], after: Sequence[Signal]
-    ) -> None:
-        try:
-            super()._send_state(sending, want, peer, pairs, after)
-        except TargetError:
-            return
 
 
 class OwnStrideWriter(Writer):
@@ -148,6 +77,24 @@ class FailedOverwritten(Receiver):
         return receiving.status != SUCCESS
 
 
+class GenerationKept(Receiver):
+    """A room has the same number in every attempt."""
+
+    def _next_generation(self, room: int) -> int:
+        if not hasattr(self, "_kept"):
+            self._kept: dict[int, int] = {}
+        if room not in self._kept:
+            self._kept[room] = super()._next_generation(room)
+        return self._kept[room]
+
+
+class AbortSaidOnce(Receiver):
+    """A sender is asked to stop once."""
+
+    def _ask_again(self, receiving: Receiving) -> None:
+        return
+
+
 class DrainedAtOnce(Receiver):
     """Memory of a failed room is given back without waiting for who may still write it."""
 
@@ -187,70 +134,9 @@ class DecidesAlone(RankGroup):
         return [list(values) for values in known]
 
 
-_C = "SGLang #18727 and #23323 (state index lists of different lengths)"
 _E = "SGLang #23252 and #26394 (intra-node NVLink)"
 
 PD_TRANSFER: tuple[Mutant, ...] = (
-    Mutant(
-        name="align-trims-one-side",
-        bug="c",
-        parts=replace(FIXED, sender=TrimsOneSide),
-        scenario="pd-transfer",
-        shape="glm-5.1-tiny",
-        killed_by="protocol",
-        code="KV301",
-        shows="A source list shorter than the target's is 'trimmed' to the target's length; a longer one is not.",
-        matters="The run is written whole: it ends in the next page of the decode pool, which is another request's.",
-        example=f"{_C}: the trim that changed nothing.",
-    ),
-    Mutant(
-        name="align-trims-tail",
-        bug="c",
-        parts=replace(FIXED, sender=TrimsTail),
-        scenario="pd-transfer",
-        shape="glm-5.1-tiny",
-        killed_by="protocol",
-        code="KV301",
-        shows="The longer of two state lists loses its tail, with a warning.",
-        matters="The last index pages are never written, and windows that start on different pages are paired wrongly.",
-        example=f"{_C}: the fix that was merged.",
-    ),
-    Mutant(
-        name="align-broadcasts",
-        bug="c",
-        parts=replace(FIXED, sender=Broadcasts),
-        scenario="pd-transfer",
-        shape="gpt-oss-tiny",
-        killed_by="protocol",
-        code="KV301",
-        shows="Two lists of unequal lengths are broadcast against each other.",
-        matters="One page is written over several, or several over one; nothing says so.",
-        example=f"{_C}: array arithmetic on lists of 1 and n pages.",
-    ),
-    Mutant(
-        name="trim-changes-request",
-        bug="c",
-        parts=replace(FIXED, sender=TrimChangesRequest),
-        scenario="pd-transfer",
-        shape="glm-5.1-tiny",
-        killed_by="accounting",
-        code="KV401",
-        shows="The trim cuts the request's own list of pages.",
-        matters="What was cut off is never freed, and the request's later chunks miss it.",
-        example="SGLang's transfer worker shortened the chunk's indices in place, for the destinations after it too.",
-    ),
-    Mutant(
-        name="state-result-ignored",
-        bug="c",
-        parts=replace(FIXED, sender=StateResultIgnored),
-        scenario="pd-transfer",
-        shape="glm-5.1-tiny",
-        killed_by="protocol",
-        code="KV301",
-        shows="A state write fails, and the sender reports success.",
-        matters="Without a seal the request decodes with somebody else's state; with one it waits till it is late.",
-        example="SGLang before 0.5.17 ignored what the extra transfer returned.",
-    ),
     Mutant(
         name="aux-stride-of-the-sender",
         bug="e",
@@ -334,6 +220,30 @@ PD_TRANSFER: tuple[Mutant, ...] = (
         shows="A room that failed can become anything again.",
         matters="Its pages may have been given away by then.",
         example="SGLang's status table kept the larger number, and Failed is 0.",
+    ),
+    Mutant(
+        name="generation-kept",
+        bug="e",
+        parts=replace(FIXED, receiver=GenerationKept),
+        scenario="pd-transfer",
+        shape="llama-3-tiny",
+        killed_by="protocol",
+        code="KV901",
+        shows="A request that is sent again in its room has the number of its first attempt.",
+        matters="What was said of the first attempt counts for the second, and what the second asks for is a copy.",
+        example="A room number alone names both attempts; SGLang's decode end has no other number.",
+    ),
+    Mutant(
+        name="abort-said-once",
+        bug="e",
+        parts=replace(FIXED, receiver=AbortSaidOnce),
+        scenario="pd-transfer",
+        shape="llama-3-tiny",
+        killed_by="liveness",
+        code="KV901",
+        shows="A sender is asked once to stop writing a failed room; the request or its answer is lost.",
+        matters="The room's pages and slot stay in quarantine for ever, one lost message after another.",
+        example="Control messages over sockets that reconnect are lost now and then, and nothing says which.",
     ),
     Mutant(
         name="slot-freed-before-drain",
