@@ -19,7 +19,7 @@ REQUEST = 7
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """One point: the shape's own row."""
+    """A metadata row as one owned copy, against ten views of it and ten clones."""
     hidden = setting.shape.hidden_size
     fields = metadata_fields(hidden)
     return (
