@@ -4,7 +4,8 @@ Torch gathers row by row into memory of its own and copies that; here a block go
 
 Invariants:
 - It means what `gather_rows_torch` and `scatter_rows_torch` mean, and refuses a row that there is not.
-- Where that does not pay, or rows do not lie side by side, the caller is told, and nothing has been written.
+- Where that does not pay, or rows do not lie side by side, the caller is told, and nothing has been written. So it is
+  where a dispatch mode is active: whoever watches tensor calls, such as the audit of footprints, sees no numpy.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class _Blocks:
 def _blocks(packed: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor) -> _Blocks | None:
     """The largest blocks that `rows` of `pool` are made of; None where they are not on the host or too small to pay."""
     if any(each.device.type != "cpu" for each in (packed, pool, rows)) or not len(rows):
+        return None
+    if torch._C._len_torch_dispatch_stack():  # type: ignore[attr-defined,no-untyped-call,unused-ignore]
         return None
     if any(each.stride(2) != 1 or each.stride(1) != each.shape[2] for each in (packed, pool)):
         return None
