@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 from pair_rig import PATIENCE, SENDER_PATIENCE, Rig
-from test_sender import ROOM, ask, want
+from test_sender import ROOM, ask, hand_over, want
 
 from kvcheck.core.errors import ForeignAccess
 from kvcheck.core.stress.events import Aborted, Event, Expected, Failed, Faulted, Finished, Forward, Retried
@@ -81,11 +81,7 @@ def test_attempts_of_one_room_know_nothing_of_each_other() -> None:
 def test_a_copy_of_an_old_want_makes_nobody_write() -> None:
     """It names pages that are somebody else's by now."""
     rig = Rig()
-    rig.sender.open(ROOM, 1, 7)
-    ask(rig, want())
-    sent = rig.begin_opened(ROOM, 7)
-    rig.sender.send_pages(ROOM, 7, rig.done())
-    rig.finish(sent)
+    hand_over(rig)
     ask(rig, Done(room=ROOM, generation=4, is_ok=True))
     rig.sender.close(ROOM)
     rig.sender.open(ROOM, 1, 7)

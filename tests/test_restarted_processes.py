@@ -18,7 +18,7 @@ import torch
 from live_processes import poll
 from pair_rig import Rig
 from test_real_processes import PLAN, TroubledSupervisor, importable, outcome
-from test_sender import ROOM, ask, want
+from test_sender import ROOM, ask, hand_over, want
 from test_troubled_processes import late_bytes
 
 from kvcheck.core.backend.scoped import ScopedBackend
@@ -210,11 +210,7 @@ def test_a_source_that_came_back_is_asked_under_a_number_that_nobody_used() -> N
 
 def test_a_room_that_was_served_is_not_served_again() -> None:
     rig = Rig()
-    rig.sender.open(ROOM, 1, 7)
-    ask(rig, want())
-    sent = rig.begin_opened(ROOM, 7)
-    rig.sender.send_pages(ROOM, 7, rig.done())
-    rig.finish(sent)
+    hand_over(rig)
     ask(rig, Done(room=ROOM, generation=4, is_ok=True))
     rig.sender.close(ROOM)
     again = want(generation=1 << 32)

@@ -44,6 +44,15 @@ def ask(rig: Rig, *messages: Message, sender: str = "decode-0") -> list[Message]
     return heard
 
 
+def hand_over(rig: Rig) -> None:
+    """The room is opened, asked for, computed and reported."""
+    rig.sender.open(ROOM, 1, 7)
+    ask(rig, want())
+    sent = rig.begin_opened(ROOM, 7)
+    rig.sender.send_pages(ROOM, 7, rig.done())
+    rig.finish(sent)
+
+
 def test_a_want_may_come_before_its_request() -> None:
     rig = Rig()
     assert ask(rig, want()) == []
@@ -122,11 +131,7 @@ def test_a_room_that_is_asked_for_and_never_taken_is_given_up(is_opened_first: b
 
 def test_a_room_that_was_taken_in_time_is_not_given_up() -> None:
     rig = Rig()
-    rig.sender.open(ROOM, 1, 7)
-    ask(rig, want())
-    sent = rig.begin_opened(ROOM, 7)
-    rig.sender.send_pages(ROOM, 7, rig.done())
-    rig.finish(sent)
+    hand_over(rig)
     ask(rig, Done(room=ROOM, generation=4, is_ok=True))
     rig.now += SENDER_PATIENCE
     assert ask(rig) == [] and rig.sender.state(ROOM) == DONE
@@ -143,11 +148,7 @@ def test_an_older_want_does_not_replace_a_newer_one_and_strangers_are_not_served
 
 def test_memory_is_the_rooms_until_done_of_its_own_attempt() -> None:
     rig = Rig()
-    rig.sender.open(ROOM, 1, 7)
-    ask(rig, want())
-    sent = rig.begin_opened(ROOM, 7)
-    rig.sender.send_pages(ROOM, 7, rig.done())
-    rig.finish(sent)
+    hand_over(rig)
     for message in (Done(room=ROOM, generation=3, is_ok=True), Done(room=6, generation=4, is_ok=True)):
         ask(rig, message)
         assert rig.sender.state(ROOM) == PENDING
