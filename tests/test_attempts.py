@@ -78,6 +78,17 @@ def test_attempts_of_one_room_know_nothing_of_each_other() -> None:
     assert rig.sender._wants.of(ROOM, 1)["decode-0"] == want(attempt=1, generation=5)
 
 
+def test_an_attempt_that_ends_before_the_one_ahead_of_it_stays_over() -> None:
+    """Its peer has asked, given up and been answered: it says nothing more, and nothing else would end it."""
+    rig = Rig()
+    rig.sender.open(ROOM, 1, 7)
+    ask(rig, want(), Abort(room=ROOM, attempt=0, generation=4, reason="first"))
+    ask(rig, want(attempt=1, generation=5), Abort(room=ROOM, attempt=1, generation=5, reason="second"))
+    rig.sender.close(ROOM)
+    rig.sender.open(ROOM, 1, 7, attempt=1)
+    assert (rig.sender.readiness(ROOM), rig.sender.reason(ROOM)) == (REFUSED, "second")
+
+
 def test_a_copy_of_an_old_want_makes_nobody_write() -> None:
     """It names pages that are somebody else's by now."""
     rig = Rig()

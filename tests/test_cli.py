@@ -45,7 +45,7 @@ UNUSABLE = {
     "strategy": (["stress", "--strategy", "nope"], "unknown strategy 'nope'"),
     "strategy replay": (["stress", "--strategy", "replay"], "use kvcheck replay"),
     "target": (["stress", "--target", "nope"], "unknown target 'nope'"),
-    "transport": (["stress", "--transport", "nope"], "unknown transport 'nope'"),
+    "transport": (["stress", "--transport", "nope"], "unknown transport 'nope'; known: loopback, tcp, mooncake"),
     "backend": (["stress", "--backend", "nope"], "unknown backend 'nope'"),
     "backend and device": (["stress", "--backend", "cuda"], "--backend cuda does not run on --device cpu"),
     "device": (["stress", "--device", "tpu"], "--device: expected cpu, cuda or cuda:N, got 'tpu'"),

@@ -113,6 +113,7 @@ def test_the_place_comes_from_the_variables(monkeypatch: pytest.MonkeyPatch) -> 
         (TORCHRUN | {"WORLD_SIZE": "3"}, "127.0.0.1", "needs 4 processes, and this is number 1 of 3"),
         (TORCHRUN | {"RANK": "4"}, "127.0.0.1", "number 4 of 4"),
         (TORCHRUN | {"MASTER_PORT": "x"}, "127.0.0.1", "MASTER_PORT: expected a number, got 'x'"),
+        (TORCHRUN | {"MASTER_PORT": "65536"}, "127.0.0.1", "MASTER_PORT: expected a port from 1 to 65535, got 65536"),
         ({}, "10.0.0.7", "expected a run under torchrun"),
         ({}, "auto", "expected a run under torchrun"),
         (TORCHRUN | {"MASTER_ADDR": "no-such-host.invalid"}, "auto", "name an address of this machine"),

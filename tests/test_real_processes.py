@@ -30,7 +30,7 @@ from kvcheck.core.stress.processes.verdict import Judgement, judge
 from kvcheck.core.stress.processes.work import bytes_for, work_of
 from kvcheck.core.stress.scenarios.serving import reference_outputs
 from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.transfer.link import FrameKind, Link, Listener, connect
+from kvcheck.core.transfer.link import HEADER, FrameKind, Link, Listener, connect
 
 PROJECT = Path(__file__).parents[1]
 TRANSPORTS = ["tcp", pytest.param("mooncake", marks=pytest.mark.mooncake)]
@@ -270,6 +270,8 @@ def test_a_stranger_is_not_listened_to() -> None:
         connect(listener.address, "another key", {"name": "peer"})
     with socket.create_connection((host, int(port))) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(HEADER.pack(FrameKind.HELLO, 1 << 16) + b"[" * (1 << 16))
     link = connect(listener.address, "key", {"name": "peer"})
     waiting.join(10)
     assert [each.peer for each in found] == ["peer"] and link.peer == "here"

@@ -106,6 +106,25 @@ def taken(wire: SocketWire, count: int) -> list[Message]:
 WANT = Want(room=5, attempt=0, generation=9, request=1, tokens=4, slot=1, state_slot=0, runs=(("kv.full", 0, (3,)),))
 
 
+@pytest.mark.parametrize("data", [b"x", b"\2\0\0\0\0\0\xff\xff", b"\0\0\5\0\0\0abc"], ids=["short", "name", "places"])
+def test_a_peer_whose_bytes_nobody_can_read_is_gone(data: bytes) -> None:
+    with two_lives() as (wire, old, _, _, memory):
+        old.sendall(bytes([FrameKind.DATA]) + len(data).to_bytes(4, "little") + data)
+        assert poll(lambda: wire.receive() == [] and wire.gone() == ("prefill-0",))
+        assert not memory.any()
+
+
+def test_a_room_that_was_refused_is_not_aborted_again_when_its_peer_goes() -> None:
+    with two_lives() as (wire, old, *_):
+        say(old, WANT)
+        say(old, replace(WANT, room=6, generation=10))
+        taken(wire, 2)
+        wire.send("prefill-0", Drained(room=5, generation=8))  # of an attempt before
+        wire.send("prefill-0", Drained(room=6, generation=10))
+        old.close()
+        assert taken(wire, 1) == [Abort(room=5, attempt=0, generation=9, reason="prefill-0 is gone")]
+
+
 def test_what_the_old_process_said_comes_before_the_new_one_and_its_rooms_end() -> None:
     with two_lives() as (wire, old, new, link, _):
         say(old, WANT)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 AUTO = "auto"
 LOOPBACK = "127.0.0.1"
+MOST_PORT = (1 << 16) - 1
 
 
 def find_place(plan: Plan, bind: str) -> Place | None:
@@ -40,6 +41,8 @@ def find_place(plan: Plan, bind: str) -> Place | None:
         if not found[name].isascii() or not found[name].isdigit():
             raise UsageError(f"{name}: expected a number, got {found[name][:40]!r}")
     rank, world, port = (int(found[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    if not 1 <= port <= MOST_PORT:
+        raise UsageError(f"MASTER_PORT: expected a port from 1 to {MOST_PORT}, got {found['MASTER_PORT'][:40]}")
     prefill, decode = parse_ranks(plan.ranks or "1x1")
     if world != prefill + decode or rank >= world:
         raise UsageError(

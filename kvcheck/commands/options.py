@@ -19,7 +19,7 @@ from pathlib import Path
 from kvcheck import __version__
 from kvcheck.core.codes import CODES
 from kvcheck.core.errors import UsageError
-from kvcheck.core.stress.schedule import MAX_DIGITS, Plan, parse_ranks
+from kvcheck.core.stress.schedule import MAX_DIGITS, PROCESS_TRANSPORTS, Plan, parse_ranks
 
 DEFAULT_OUT = Path("reports/runs")
 FORMATS = ("text", "json")
@@ -89,8 +89,8 @@ def check_plan(plan: Plan) -> None:
     if (plan.backend == "cuda") != (kind == "cuda"):
         raise UsageError(f"--backend {plan.backend} does not run on --device {plan.device}")
     STRATEGIES.require(plan.strategy)
-    if not plan.is_in_processes:
-        TRANSPORTS.require(plan.transport)
+    if plan.transport not in (known := (*TRANSPORTS.names(), *PROCESS_TRANSPORTS)):
+        raise UsageError(f"unknown transport {plan.transport!r}; known: {', '.join(known)}")
     _check_processes(plan)
     TARGETS.require(plan.target)
     if plan.mutant is not None:

@@ -117,9 +117,11 @@ class Link:
                 kind, payload = _receive(self._connection, deadline=None, heard=self._hear)
                 if kind is not FrameKind.BEAT:
                     handler(self.peer, kind, payload)
-        except (LinkLost, OSError, TransferError):
+        except (LinkLost, OSError, TransferError, ValueError, struct.error):  # gone, or it sent what nobody can read
+            return
+        finally:
             self.close()
-        handler(self.peer, FrameKind.GONE, bytearray())
+            handler(self.peer, FrameKind.GONE, bytearray())
 
     def _hear(self) -> None:
         self.heard += 1
@@ -202,7 +204,7 @@ def _greet(connection: socket.socket, key: str, hello: dict[str, object], deadli
         if not is_first:
             _send(connection, FrameKind.HELLO, text)
         return Link(connection, said)
-    except (LinkLost, OSError, ValueError, TypeError, KeyError) as error:
+    except (LinkLost, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         connection.close()
         raise LinkLost(f"no hello: {error}") from error
 

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -28,6 +29,9 @@ from kvcheck.kernels.page_copy import copy_bytes_torch
 PATHS = ("ordered", "async")
 PIECES = 4
 """Parts that a write lands in; more make no new kind of torn row and cost time."""
+
+LATE = 6
+"""Copies of messages to a peer that are on their way when another one joins them."""
 
 Fault = Callable[[str, str, str, Ticket], bool]
 """Whether the engine refuses a write: (writer, peer, leg, ticket)."""
@@ -54,6 +58,9 @@ Copies = Callable[[str, str, Message], int]
 def once(sender: str, peer: str, message: Message) -> int:
     """Every message arrives, and nothing else does."""
     return 1
+
+
+_Sent = tuple[Operation, Lane, list[Signal], Sequence[Signal]]
 
 
 class LoopbackFabric:
@@ -94,6 +101,7 @@ class LoopbackWire:
         self._fabric = fabric
         self.regions: dict[str, torch.Tensor] = {}
         self.inbox: list[tuple[str, Message, list[Signal]]] = []
+        self._copies: dict[str, deque[_Sent]] = {}
         self.landing: dict[tuple[str, Ticket], list[Signal]] = {}
 
     def register(self, region: str, memory: torch.Tensor) -> None:
@@ -146,18 +154,20 @@ class LoopbackWire:
         return inner.submit(Operation("wire.flush", (lambda: None,)), lane=lane, after=ends)
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
-        """An operation for each copy, which puts it into the peer's inbox."""
+        """An operation for each copy, which puts it into the peer's inbox; copies are late by some messages."""
         inbox = self._fabric.ends[peer].inbox
         sent, kind = self._fabric.tamper(message), type(message).__name__.lower()
         for number in range(self._fabric.copies(self.name, peer, message)):
             arrived: list[Signal] = []
-            arrived.append(
-                self.backend.inner.submit(
-                    Operation(f"wire.message.{kind}", (partial(inbox.append, (self.name, sent, arrived)),)),
-                    lane=self._lane(peer, "copies" if number else "message"),
-                    after=after,
-                )
-            )
+            operation = Operation(f"wire.message.{kind}", (partial(inbox.append, (self.name, sent, arrived)),))
+            lane, copies = self._lane(peer, "copies" if number else "message"), self._copies.setdefault(peer, deque())
+            queue = copies if number else deque[_Sent]()
+            queue.append((operation, lane, arrived, after))
+            if not number or len(queue) > LATE:
+                self._put(*queue.popleft())
+
+    def _put(self, operation: Operation, lane: Lane, arrived: list[Signal], after: Sequence[Signal]) -> None:
+        arrived.append(self.backend.inner.submit(operation, lane=lane, after=after))
 
     def receive(self) -> list[tuple[str, Message]]:
         """Empty the inbox; whoever has read a message is behind what its sender knew.

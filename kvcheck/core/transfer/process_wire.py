@@ -22,7 +22,7 @@ from kvcheck.core.backend.backend import Signal
 from kvcheck.core.backend.scoped import ScopedBackend
 from kvcheck.core.errors import TransferError
 from kvcheck.core.transfer.link import LOCAL, MOST_BYTES, FrameKind, Link, LinkLost
-from kvcheck.core.transfer.messages import Abort, Done, Message, Want, decode, encode
+from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Want, decode, encode
 from kvcheck.core.transfer.pulse import LEASE_S, Pulse
 from kvcheck.core.transfer.wire import RegionWrite, Ticket, check_region
 from kvcheck.kernels.page_copy import copy_bytes_torch
@@ -99,9 +99,12 @@ class ProcessWire(ABC):
         return self.backend.signal()
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
-        """A message; to a gone peer it is lost."""
+        """A message; to a gone peer it is lost. What was refused is not the peer's to abort any more."""
         for signal in after:
             self.backend.wait(signal)
+        key = (peer, message.room)
+        if isinstance(message, Drained) and self._asked.get(key, (0, -1))[1] == message.generation:
+            del self._asked[key]
         self._tell(peer, FrameKind.MESSAGE, encode(message))
 
     def receive(self) -> list[tuple[str, Message]]:

@@ -155,7 +155,7 @@ class Sender:
         self._each_peer(sending, partial(self._send_rest, sending, after))
         if not sending.reason:
             sending.is_reported = True
-            sending.repeat_at = self._clock() + self._patience // REPEATS
+            sending.repeat_at = self._clock() + max(1, self._patience // REPEATS)
 
     def fail(self, room: int, reason: str) -> None:
         """End the room on this side, and tell every peer."""
@@ -221,7 +221,7 @@ class Sender:
 
     def _report(self, sending: Sending, peers: Sequence[str]) -> None:
         """Say again that everything was written: whoever took it answers, also where its first answer was lost."""
-        sending.repeat_at = self._clock() + self._patience // REPEATS
+        sending.repeat_at = self._clock() + max(1, self._patience // REPEATS)
         for peer in peers:
             want = self._wants_of(sending)[peer]
             self._wire.send(peer, Status(room=want.room, generation=want.generation, is_ok=True))

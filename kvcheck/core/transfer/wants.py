@@ -48,8 +48,8 @@ class Wants:
         del self._rooms[room][attempt]
         if not self._rooms[room]:
             del self._rooms[room]
-        self._ended.pop(room, None)
-        self._ended[room] = (attempt, reason)
+        last = self._ended.pop(room, (attempt, reason))
+        self._ended[room] = last if last[0] > attempt else (attempt, reason)  # the next one may be over before it
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
         return wants

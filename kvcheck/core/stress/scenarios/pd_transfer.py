@@ -163,7 +163,7 @@ class Faults:
         if self._leg == "state" and shape.family not in ("nsa", "swa", "mamba"):
             self._leg = "kv"
         self._lost = (Want, Status)[variant // 4 % 2]
-        self._is_repeated = variant % 3 == 0
+        self._is_repeated = variant // 3 % 3 == 0  # with and without retries, whatever carries metadata rows
         self._variant = variant
         self._has_losses = variant % 4 == 3
         self._unheard: set[tuple[str, str, int, type]] = set()
