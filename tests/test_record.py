@@ -7,7 +7,6 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import types
 import typing
@@ -195,9 +194,8 @@ def test_whatever_one_place_holds_the_file_is_a_record_or_refused(tmp_path: Path
     whole = json.loads(FAILED.to_json())
     path = tmp_path / "run.json"
     refused = 0
-    damages = itertools.cycle(itertools.combinations(DAMAGE, 3))  # three of twelve a place: another three at the next
     for place in places({key: whole[key] for key in whole if key != "schema_version"}):
-        for damage in next(damages):
+        for damage in DAMAGE:
             raw = changed(whole, place, damage)
             path.write_text(json.dumps(raw), encoding="utf-8")
             try:
@@ -206,7 +204,7 @@ def test_whatever_one_place_holds_the_file_is_a_record_or_refused(tmp_path: Path
                 refused += 1
             else:
                 assert json.loads(record.to_json()) == raw
-    assert refused > 500
+    assert refused > 1000
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,23 @@ Invariants:
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvcheck.commands.closing import close
-from kvcheck.commands.options import DEFAULT_OUT, FORMATS, check_choice, check_positive, draw_seed
+from kvcheck.commands.options import (
+    DEFAULT_OUT,
+    FORMATS,
+    Format,
+    Out,
+    Outputs,
+    Reports,
+    Seed,
+    check_choice,
+    check_positive,
+    draw_seed,
+)
 from kvcheck.commands.price_lines import case_heading, price_line
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Session
@@ -34,16 +44,14 @@ def bench(
     cases: Annotated[list[str] | None, typer.Argument(help="Cases; all that the shape has when none is named.")] = None,
     shape: Annotated[str, typer.Option(help="Shape preset; see kvcheck list shapes.")] = DEFAULT_SHAPE,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    seed: Annotated[int | None, typer.Option(help="Integer; one is drawn and printed when absent.")] = None,
+    seed: Seed = None,
     precision: Annotated[float, typer.Option(help="Half width of a ratio's interval that is close enough.")] = 0.03,
     max_time: Annotated[float, typer.Option(help="Seconds for the whole run.")] = DEFAULT_MAX_TIME_S,
     rounds: Annotated[int, typer.Option(help="Most rounds of each size.")] = DEFAULT_ROUNDS,
-    out: Annotated[Path, typer.Option(help="Folder for runs.")] = DEFAULT_OUT,
-    output: Annotated[
-        list[str] | None, typer.Option("--output", "-o", metavar="FORMAT=PATH", help="html, csv or json; repeatable.")
-    ] = None,
-    format_name: Annotated[str, typer.Option("--format", help="text or json on stdout.")] = "text",
-    reports: Annotated[bool, typer.Option(help="Write report.html and CSV beside run.json.")] = True,
+    out: Out = DEFAULT_OUT,
+    output: Outputs = None,
+    format_name: Format = "text",
+    reports: Reports = True,
 ) -> int:
     """Price clones, waits, checks and seals on this device."""
     check_choice("--format", format_name, FORMATS)

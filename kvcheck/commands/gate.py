@@ -17,7 +17,7 @@ import typer
 
 from kvcheck.commands.fresh_rounds import FreshRounds
 from kvcheck.commands.gate_lines import result_lines
-from kvcheck.commands.options import DEFAULT_OUT, FORMATS, check_choice, check_positive, draw_seed, tool
+from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, check_choice, check_positive, draw_seed, tool
 from kvcheck.commands.terminal import say, warn
 from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.record import read_record
@@ -55,7 +55,7 @@ def gate(
     output: Annotated[
         list[str] | None, typer.Option("--output", "-o", metavar="FORMAT=PATH", help="json, md or html; repeatable.")
     ] = None,
-    format_name: Annotated[str, typer.Option("--format", help="text or json on stdout.")] = "text",
+    format_name: Format = "text",
 ) -> int:
     """Judge integrity, evidence and overhead of runs.
 

@@ -15,6 +15,9 @@ import secrets
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from kvcheck import __version__
 from kvcheck.core.codes import CODES
@@ -23,6 +26,14 @@ from kvcheck.core.stress.schedule import MAX_DIGITS, PROCESS_TRANSPORTS, Plan, p
 
 DEFAULT_OUT = Path("reports/runs")
 FORMATS = ("text", "json")
+
+Seed = Annotated[int | None, typer.Option(help="Integer; one is drawn and printed when absent.")]
+Out = Annotated[Path, typer.Option(help="Folder for runs.")]
+Outputs = Annotated[
+    list[str] | None, typer.Option("--output", "-o", metavar="FORMAT=PATH", help="html, csv or json; repeatable.")
+]
+Format = Annotated[str, typer.Option("--format", help="text or json on stdout.")]
+Reports = Annotated[bool, typer.Option(help="Write report.html and CSV beside run.json.")]
 
 
 def new_run_id() -> str:

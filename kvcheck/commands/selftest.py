@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +15,18 @@ import typer
 from kvcheck.commands.cells import Order, run_cell
 from kvcheck.commands.closing import close
 from kvcheck.commands.gate_trials import try_gate
-from kvcheck.commands.options import DEFAULT_OUT, FORMATS, check_choice, check_positive, draw_seed
+from kvcheck.commands.options import (
+    DEFAULT_OUT,
+    FORMATS,
+    Format,
+    Out,
+    Outputs,
+    Reports,
+    Seed,
+    check_choice,
+    check_positive,
+    draw_seed,
+)
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Session
 from kvcheck.core.errors import UsageError
@@ -35,13 +45,11 @@ def selftest(
         float, typer.Option(metavar="PERCENT", help="With --aa: slow the arm down by this much, to be caught.")
     ] = 0.0,
     schedules: Annotated[int, typer.Option(help="Schedules before a mutant counts as survived.")] = 32,
-    seed: Annotated[int | None, typer.Option(help="Integer; one is drawn and printed when absent.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for runs.")] = DEFAULT_OUT,
-    output: Annotated[
-        list[str] | None, typer.Option("--output", "-o", metavar="FORMAT=PATH", help="html, csv or json; repeatable.")
-    ] = None,
-    format_name: Annotated[str, typer.Option("--format", help="text or json on stdout.")] = "text",
-    reports: Annotated[bool, typer.Option(help="Write report.html and CSV beside run.json.")] = True,
+    seed: Seed = None,
+    out: Out = DEFAULT_OUT,
+    output: Outputs = None,
+    format_name: Format = "text",
+    reports: Reports = True,
 ) -> int:
     """Check that every mutant is killed, the fixed build first."""
     check_choice("--format", format_name, FORMATS)

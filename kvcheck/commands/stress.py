@@ -20,6 +20,11 @@ from kvcheck.commands.crew import crew_of, find_place, serve_place
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     FORMATS,
+    Format,
+    Out,
+    Outputs,
+    Reports,
+    Seed,
     check_choice,
     check_plan,
     check_positive,
@@ -59,7 +64,7 @@ def stress(
     strategy: Annotated[str, typer.Option(help="portfolio, eager, lazy, delay or random.")] = "portfolio",
     schedules: Annotated[int | None, typer.Option(help="Schedules for each scenario and shape.")] = None,
     max_time: Annotated[float | None, typer.Option(help="Seconds for the whole run.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Integer; one is drawn and printed when absent.")] = None,
+    seed: Seed = None,
     trace: Annotated[
         str | None, typer.Option(metavar="FILE", help="Requests in Mooncake's JSONL format; sample: the packaged ones.")
     ] = None,
@@ -70,13 +75,11 @@ def stress(
     bind: Bind = "127.0.0.1",
     jobs: Annotated[int | None, typer.Option(help="Processes. Default: one a core, for several shapes.")] = None,
     target: Annotated[str, typer.Option(help="What is under test.")] = "builtin",
-    out: Annotated[Path, typer.Option(help="Folder for runs.")] = DEFAULT_OUT,
-    output: Annotated[
-        list[str] | None, typer.Option("--output", "-o", metavar="FORMAT=PATH", help="html, csv or json; repeatable.")
-    ] = None,
-    format_name: Annotated[str, typer.Option("--format", help="text or json on stdout.")] = "text",
+    out: Out = DEFAULT_OUT,
+    output: Outputs = None,
+    format_name: Format = "text",
     resume: Annotated[bool, typer.Option(help="Go on with the newest interrupted run of the same plan.")] = False,
-    reports: Annotated[bool, typer.Option(help="Write report.html and CSV beside run.json.")] = True,
+    reports: Reports = True,
 ) -> int:
     """Stress the KV cache and judge every word it serves."""
     check_choice("--format", format_name, FORMATS)

@@ -17,6 +17,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -157,7 +158,7 @@ class BenchRow:
 
     us, baseline_us: microseconds a call. ratio: time of the arm over time of the baseline, in the same rounds; below 1
     is faster. ratios: that of each round, from which `ratio` is made. floor: how far from 1 the baseline's ratio to
-    itself may lie on this machine in the same run (upper end of its interval); a smaller difference says nothing.
+    itself lies in a round of the same run (upper end of that distance's interval); a smaller difference says nothing.
     limit: the physical limit that was measured beside it, and limit_ratio the share of it that the arm reached.
     status: "ok", or "noisy" where the floor is above 5 %, or "unknown" with the reason in `note`.
     """
@@ -269,7 +270,7 @@ def value_from(kind: Any, raw: object, where: str) -> Any:
         pairs = _expect(dict, raw, where)
         return {key: value_from(arguments[1], value, f"{where}.{key[:40]}") for key, value in pairs.items()}
     if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(cast(type[object], kind))
         pairs = _expect(dict, raw, where)
         if odd := sorted(hints.keys() ^ pairs.keys()):
             fault = "missing" if odd[0] in hints else "not known"
@@ -281,6 +282,12 @@ def value_from(kind: Any, raw: object, where: str) -> Any:
     if kind is float and type(raw) is int:
         return _checked(raw, where, MAX_DEPTH)
     return _checked(_expect(kind, raw, where), where, MAX_DEPTH)
+
+
+@cache
+def _hints(kind: type[object]) -> dict[str, Any]:
+    """Working annotations out takes longer than reading a row by them."""
+    return typing.get_type_hints(kind)
 
 
 def _expect(kind: type[T], raw: object, where: str) -> T:

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.arms import Arm, Comparison, Maker, Point, Setting, same
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.errors import WrongOutput
 from kvcheck.core.pools import POOLS
@@ -27,20 +27,15 @@ KEY = 0x5EED
 def fill_points(setting: Setting) -> tuple[Point, ...]:
     """Writing rows of content words, against memcpy of as many bytes."""
     return tuple(
-        Point(
-            case="content-fill",
-            size=_label(size),
-            shape=setting.shape.name,
-            bytes=size,
-            makers={
+        _point(
+            "content-fill",
+            setting,
+            size,
+            {
                 "memcpy": partial(_memcpy, shape=setting.shape, size=size),
                 "fill": partial(_fill, shape=setting.shape, size=size, is_torch=False),
                 "fill-torch": partial(_fill, shape=setting.shape, size=size, is_torch=True),
             },
-            comparisons=(
-                Comparison(arm="fill", baseline="memcpy", limit="memcpy"),
-                Comparison(arm="fill-torch", baseline="memcpy", limit="memcpy"),
-            ),
         )
         for size in SIZES_BYTES
     )
@@ -49,24 +44,31 @@ def fill_points(setting: Setting) -> tuple[Point, ...]:
 def verify_points(setting: Setting) -> tuple[Point, ...]:
     """Verifying every word of rows, against reading as many bytes once."""
     return tuple(
-        Point(
-            case="content-verify",
-            size=_label(size),
-            shape=setting.shape.name,
-            bytes=size,
-            makers={
+        _point(
+            "content-verify",
+            setting,
+            size,
+            {
                 "read": partial(_read, shape=setting.shape, size=size),
                 "verify": partial(_verify, shape=setting.shape, size=size),
                 "verify-digest": partial(_verify, shape=setting.shape, size=size, key=KEY),
                 "verify-torch": partial(_verify, shape=setting.shape, size=size, is_torch=True),
             },
-            comparisons=(
-                Comparison(arm="verify", baseline="read", limit="read"),
-                Comparison(arm="verify-digest", baseline="read", limit="read"),
-                Comparison(arm="verify-torch", baseline="read", limit="read"),
-            ),
         )
         for size in SIZES_BYTES
+    )
+
+
+def _point(case: str, setting: Setting, size: int, makers: dict[str, Maker]) -> Point:
+    """The first arm is what all others are compared with, and the limit of what they can reach."""
+    base, *arms = makers
+    return Point(
+        case=case,
+        size=_label(size),
+        shape=setting.shape.name,
+        bytes=size,
+        makers=makers,
+        comparisons=tuple(Comparison(arm=arm, baseline=base, limit=base) for arm in arms),
     )
 
 

@@ -60,9 +60,6 @@ def once(sender: str, peer: str, message: Message) -> int:
     return 1
 
 
-_Sent = tuple[Operation, Lane, list[Signal], Sequence[Signal]]
-
-
 class LoopbackFabric:
     """Joins the ends of one process. paths: leg -> row of PATHS.
 
@@ -101,7 +98,7 @@ class LoopbackWire:
         self._fabric = fabric
         self.regions: dict[str, torch.Tensor] = {}
         self.inbox: list[tuple[str, Message, list[Signal]]] = []
-        self._copies: dict[str, deque[_Sent]] = {}
+        self._late: dict[str, deque[tuple[Message, Sequence[Signal]]]] = {}
         self.landing: dict[tuple[str, Ticket], list[Signal]] = {}
 
     def register(self, region: str, memory: torch.Tensor) -> None:
@@ -154,20 +151,24 @@ class LoopbackWire:
         return inner.submit(Operation("wire.flush", (lambda: None,)), lane=lane, after=ends)
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
-        """An operation for each copy, which puts it into the peer's inbox; copies are late by some messages."""
-        inbox = self._fabric.ends[peer].inbox
-        sent, kind = self._fabric.tamper(message), type(message).__name__.lower()
+        """Deliver the message; copies of it wait until some more have joined them."""
+        sent = self._fabric.tamper(message)
         for number in range(self._fabric.copies(self.name, peer, message)):
-            arrived: list[Signal] = []
-            operation = Operation(f"wire.message.{kind}", (partial(inbox.append, (self.name, sent, arrived)),))
-            lane, copies = self._lane(peer, "copies" if number else "message"), self._copies.setdefault(peer, deque())
-            queue = copies if number else deque[_Sent]()
-            queue.append((operation, lane, arrived, after))
-            if not number or len(queue) > LATE:
-                self._put(*queue.popleft())
+            if not number:
+                self._deliver(peer, "message", sent, after)
+                continue
+            late = self._late.setdefault(peer, deque())
+            late.append((sent, after))
+            if len(late) > LATE:
+                self._deliver(peer, "copies", *late.popleft())
 
-    def _put(self, operation: Operation, lane: Lane, arrived: list[Signal], after: Sequence[Signal]) -> None:
-        arrived.append(self.backend.inner.submit(operation, lane=lane, after=after))
+    def _deliver(self, peer: str, lane: str, message: Message, after: Sequence[Signal]) -> None:
+        """An operation that puts the message into the peer's inbox."""
+        arrived: list[Signal] = []
+        entry = (self.name, message, arrived)
+        kind = type(message).__name__.lower()
+        operation = Operation(f"wire.message.{kind}", (partial(self._fabric.ends[peer].inbox.append, entry),))
+        arrived.append(self.backend.inner.submit(operation, lane=self._lane(peer, lane), after=after))
 
     def receive(self) -> list[tuple[str, Message]]:
         """Empty the inbox; whoever has read a message is behind what its sender knew.

@@ -90,6 +90,7 @@ class Sender:
             check_layouts(layout, peer)
         self._clock = clock
         self._patience = patience
+        self._repeat_after = max(1, patience // REPEATS)
         self._pool = pool
         self._metadata = metadata
         self._wire = wire
@@ -155,7 +156,7 @@ class Sender:
         self._each_peer(sending, partial(self._send_rest, sending, after))
         if not sending.reason:
             sending.is_reported = True
-            sending.repeat_at = self._clock() + max(1, self._patience // REPEATS)
+            sending.repeat_at = self._clock() + self._repeat_after
 
     def fail(self, room: int, reason: str) -> None:
         """End the room on this side, and tell every peer."""
@@ -221,7 +222,7 @@ class Sender:
 
     def _report(self, sending: Sending, peers: Sequence[str]) -> None:
         """Say again that everything was written: whoever took it answers, also where its first answer was lost."""
-        sending.repeat_at = self._clock() + max(1, self._patience // REPEATS)
+        sending.repeat_at = self._clock() + self._repeat_after
         for peer in peers:
             want = self._wants_of(sending)[peer]
             self._wire.send(peer, Status(room=want.room, generation=want.generation, is_ok=True))

@@ -199,7 +199,8 @@ class Faults:
         request = self._requests.get(message.room, 0)
         if self._is_unheard(sender, peer, request, message):
             return 0
-        if self._kinds.get(request) == "lost" and isinstance(message, self._lost) and f"{sender} {peer}".count("-0"):
+        is_with_a_first_rank = sender.endswith("-0") or peer.endswith("-0")
+        if self._kinds.get(request) == "lost" and isinstance(message, self._lost) and is_with_a_first_rank:
             self._tell(request, f"its {type(message).__name__} from {sender} to {peer} was lost", (TOO_LATE,))
             return 0
         return 2 if self._is_repeated else 1
