@@ -270,7 +270,7 @@ def value_from(kind: Any, raw: object, where: str) -> Any:
         pairs = _expect(dict, raw, where)
         return {key: value_from(arguments[1], value, f"{where}.{key[:40]}") for key, value in pairs.items()}
     if dataclasses.is_dataclass(kind):
-        hints = _hints(cast(type[object], kind))
+        hints = _hints(cast(Any, kind))
         pairs = _expect(dict, raw, where)
         if odd := sorted(hints.keys() ^ pairs.keys()):
             fault = "missing" if odd[0] in hints else "not known"
@@ -285,7 +285,7 @@ def value_from(kind: Any, raw: object, where: str) -> Any:
 
 
 @cache
-def _hints(kind: type[object]) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     """Working annotations out takes longer than reading a row by them."""
     return typing.get_type_hints(kind)
 
