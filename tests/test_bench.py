@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -73,6 +74,22 @@ def test_rows_come_from_the_ratios_of_rounds() -> None:
     assert row.ratio.est == pytest.approx(0.5, rel=0.01) and row.us.est == pytest.approx(150, rel=0.01)
     assert row.ratio.lo is not None and row.ratio.hi is not None and row.ratio.lo <= row.ratio.est <= row.ratio.hi
     assert row.floor < 0.01 and samples.is_precise(0.03) and not samples.is_precise(1e-9)
+
+
+def test_work_on_top_of_the_baseline_is_added_to_it_and_carries_little_of_its_noise() -> None:
+    compared = (
+        Comparison(arm="extra", baseline="base"),
+        Comparison(arm="extra", baseline="base", name="plus-extra", is_extra=True),
+    )
+    made = point(base=lambda m: told(m, 300_000), extra=lambda m: told(m, 3_000))
+    samples = Samples(replace(made, comparisons=compared), ToldClock())
+    random = np.random.default_rng(1)
+    for _ in range(15):
+        samples.add_round(random)
+    instead, plus = samples.rows()
+    assert instead.ratio.est == pytest.approx(0.01, rel=0.05) and plus.ratio.est == pytest.approx(1.01, rel=0.001)
+    assert plus.us == instead.us and 0 < plus.floor < 0.02 * instead.floor
+    assert plus.ratios == pytest.approx([1 + each for each in instead.ratios])
 
 
 def test_every_arm_of_every_round_has_memory_of_its_own() -> None:

@@ -74,3 +74,62 @@ def test_a_row_that_there_is_not_is_refused(row: int) -> None:
         with pytest.raises(IndexError, match="expected 2 rows of 0 to 47"):
             copy(*pair, torch.tensor([0, row]))
     assert torch.equal(pool, before)
+
+
+def at_offset(words: torch.Tensor, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory that holds the words from so many words on, and the words in it."""
+    memory = torch.full((words.numel() + 16,), -1, dtype=torch.int64)
+    return memory, memory[offset : offset + words.numel()].view(words.shape).copy_(words)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    rows=st.lists(st.integers(0, 23), min_size=1, max_size=24, unique=True),
+    wide=st.integers(1, 21),
+    layers=st.integers(1, 3),
+    offsets=st.tuples(st.integers(0, 8), st.integers(0, 8)),
+)
+def test_runs_past_the_caches_move_what_rows_move_and_touch_nothing_else(
+    rows: list[int], wide: int, layers: int, offsets: tuple[int, int]
+) -> None:
+    page_copy_numba = pytest.importorskip("kvcheck.kernels.page_copy_numba")
+    ids, places = np.array(rows), np.arange(len(rows))
+    pool_memory, pool = at_offset(numbers(layers, 24, wide, seed=7), offsets[0])
+    packed_memory, packed = at_offset(numbers(layers, len(rows) + 1, wide, seed=8), offsets[1])
+    packed = packed[:, :-1]  # layers do not touch
+    for memory, target, moves in ((packed_memory, packed, gather_rows_torch), (pool_memory, pool, scatter_rows_torch)):
+        expected = memory.clone()
+        twin = expected.as_strided(target.shape, target.stride(), target.storage_offset())
+        if target is packed:
+            moves(twin, pool, torch.from_numpy(ids))
+            page_copy_numba.copy_runs_numba(packed, places, pool, ids)
+        else:
+            packed.bitwise_not_()
+            moves(twin, packed, torch.from_numpy(ids))
+            page_copy_numba.copy_runs_numba(pool, ids, packed, places)
+        assert torch.equal(memory, expected)
+
+
+def test_much_memory_goes_past_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    page_copy_numba = pytest.importorskip("kvcheck.kernels.page_copy_numba")
+    calls: list[int] = []
+    copy_runs = page_copy_numba.copy_runs_numba
+    monkeypatch.setattr(page_copy_numba, "copy_runs_numba", lambda *sides: (calls.append(1), copy_runs(*sides)))
+    monkeypatch.setattr("kvcheck.kernels.compilers.MANY_BYTES", 2 * PAGE * WORDS * 8)
+    pool, packed = numbers(2, PAGES * PAGE, WORDS, seed=9), numbers(2, PAGE, WORDS, seed=10)
+    rows = tokens_of([5], PAGE)
+    gather_rows(packed, pool, rows)
+    assert torch.equal(packed, pool[:, rows]) and len(calls) == 1
+    packed += 1
+    scatter_rows(pool, packed, rows)
+    assert torch.equal(packed, pool[:, rows]) and len(calls) == 2
+    gather_rows(packed[:, :-1], pool, rows[:-1])  # less than much
+    assert len(calls) == 2
+
+
+def test_rows_that_there_are_not_are_refused_before_any_is_written() -> None:
+    pool, packed = numbers(2, PAGES * PAGE, WORDS, seed=11), numbers(2, 2, WORDS, seed=12)
+    before = packed.clone()
+    with pytest.raises(IndexError, match=f"expected 2 rows of 0 to {PAGES * PAGE - 1}, got 2, {PAGES * PAGE} most"):
+        gather_rows(packed, pool, torch.tensor([0, PAGES * PAGE]))
+    assert torch.equal(packed, before)

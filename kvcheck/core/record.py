@@ -157,8 +157,9 @@ class BenchRow:
     """What one arm of a case costs beside its baseline, at one size.
 
     us, baseline_us: microseconds a call. ratio: time of the arm over time of the baseline, in the same rounds; below 1
-    is faster. ratios: that of each round, from which `ratio` is made. floor: how far from 1 the baseline's ratio to
-    itself lies in a round of the same run (upper end of that distance's interval); a smaller difference says nothing.
+    is faster. An arm "plus-..." is work on top of the baseline's, and its ratio that of both to the baseline.
+    ratios: that of each round, from which `ratio` is made. floor: how far from 1 the baseline's ratio to itself lies in
+    a round of the same run (upper end of that distance's interval); a smaller difference says nothing.
     limit: the physical limit that was measured beside it, and limit_ratio the share of it that the arm reached.
     status: "ok", or "noisy" where the floor is above 5 %, or "unknown" with the reason in `note`.
     """

@@ -31,7 +31,12 @@ def asks_numba(tensor: torch.Tensor) -> bool:
     """Whether to ask for the numba form of a pass over a CPU tensor: once it is loaded, for every size."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         return False
-    return "numba" in sys.modules or (tensor.numel() * tensor.element_size() >= MANY_BYTES and _is_installed("numba"))
+    return "numba" in sys.modules or asks_numba_of(tensor.numel() * tensor.element_size())
+
+
+def asks_numba_of(size: int) -> bool:
+    """Whether a pass over so many bytes of the host asks for the numba form, loaded or not."""
+    return size >= MANY_BYTES and _is_installed("numba")
 
 
 @cache

@@ -153,8 +153,8 @@ def _first_on_host(
     differing: torch.Tensor, rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
     """`first` of RowsSeen from the rows that differ, looking at one of them again."""
-    if not differing.any():
-        return _first_of(torch.empty((0, 3), dtype=torch.int64), rows)
+    if not differing.numpy().any():  # a tenth of the time torch takes for few rows
+        return torch.tensor((-1, -1, 0, 0))
     at = int(differing.to(torch.int8).argmax())
     row = slice(at, at + 1)
     first = _first_torch(rows[row] != rows_torch(codes[row], mask, rows.dtype), rows[row], mask)

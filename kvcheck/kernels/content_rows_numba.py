@@ -52,21 +52,20 @@ def _fill_digest(rows, codes, mask, start):  # type: ignore[no-untyped-def]  # n
 
 
 def _verify(rows, codes, mask, differing):  # type: ignore[no-untyped-def]
-    # Four runs of rows at a time: one core asks memory for more at once than it does along a single run.
+    # Two runs of rows at a time: one core asks memory for more at once than it does along a single run, and with more
+    # than two it loses again what it knows of the next page of each.
     zero = codes.dtype.type(0)
-    run = rows.shape[0] // 4
+    run = rows.shape[0] // 2
     for row in range(run):
-        bits_0 = bits_1 = bits_2 = bits_3 = zero
-        for at in range(rows.shape[1]):
-            bits_0 |= rows[row, at] ^ mask[at] ^ codes[row]
-            bits_1 |= rows[row + run, at] ^ mask[at] ^ codes[row + run]
-            bits_2 |= rows[row + 2 * run, at] ^ mask[at] ^ codes[row + 2 * run]
-            bits_3 |= rows[row + 3 * run, at] ^ mask[at] ^ codes[row + 3 * run]
-        differing[row], differing[row + run] = bits_0 != 0, bits_1 != 0
-        differing[row + 2 * run], differing[row + 3 * run] = bits_2 != 0, bits_3 != 0
-    for row in range(4 * run, rows.shape[0]):
+        near, far, code, far_code = rows[row], rows[row + run], codes[row], codes[row + run]
+        bits, far_bits = zero, zero
+        for at in range(mask.shape[0]):
+            bits |= near[at] ^ mask[at] ^ code
+            far_bits |= far[at] ^ mask[at] ^ far_code
+        differing[row], differing[row + run] = bits != 0, far_bits != 0
+    for row in range(2 * run, rows.shape[0]):
         bits = zero
-        for at in range(rows.shape[1]):
+        for at in range(mask.shape[0]):
             bits |= rows[row, at] ^ mask[at] ^ codes[row]
         differing[row] = bits != 0
 

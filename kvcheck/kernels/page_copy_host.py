@@ -1,6 +1,7 @@
 """Row copies between memories of the host, by the largest blocks of rows that lie side by side.
 
-Torch gathers row by row into memory of its own and copies that; here a block goes straight to where it belongs.
+Torch gathers row by row into memory of its own and copies that; here a block goes straight to where it belongs, and
+much memory past the caches, where numba is installed.
 
 Invariants:
 - It means what `gather_rows_torch` and `scatter_rows_torch` mean, and refuses a row that there is not.
@@ -18,15 +19,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvcheck.kernels.compilers import asks_numba_of
+
 LEAST_BLOCK_BYTES = 1024
 """Bytes of one layer below which a block of rows is not worth being told from single rows."""
 
 FEW_BLOCKS = 4
+LINE_BYTES = 64
 
 
 def gather_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> bool:
     """gather_rows_torch by blocks; False, and nothing done, where there are none."""
-    if (blocks := _blocks(target, source, rows)) is None:
+    if (ids := _ids(target, source, rows)) is None:
+        return False
+    if _is_much(target):
+        from kvcheck.kernels.page_copy_numba import copy_runs_numba
+
+        copy_runs_numba(target, np.arange(len(ids)), source, ids)
+        return True
+    if (blocks := _blocks(source, ids)) is None:
         return False
     into, out_of = target.numpy(), source.numpy()
     for at, row, count in blocks.spans():
@@ -40,7 +51,14 @@ def gather_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor
 
 def scatter_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> bool:
     """scatter_rows_torch by blocks; False, and nothing done, where there are none."""
-    if (blocks := _blocks(source, target, rows)) is None:
+    if (ids := _ids(source, target, rows)) is None:
+        return False
+    if _is_much(source):
+        from kvcheck.kernels.page_copy_numba import copy_runs_numba
+
+        copy_runs_numba(target, ids, source, np.arange(len(ids)))
+        return True
+    if (blocks := _blocks(target, ids)) is None:
         return False
     into, out_of = target.numpy(), source.numpy()
     for at, row, count in blocks.spans():
@@ -81,19 +99,30 @@ class _Blocks:
             yield self.whole, *self.tail
 
 
-def _blocks(packed: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor) -> _Blocks | None:
-    """The largest blocks that `rows` of `pool` are made of; None where they are not on the host or too small to pay."""
+def _ids(packed: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor) -> npt.NDArray[np.int64] | None:
+    """The rows of `pool`, every one of them there; None where they are not for this module to move."""
     if any(each.device.type != "cpu" for each in (packed, pool, rows)) or not len(rows):
         return None
     if torch._C._len_torch_dispatch_stack():  # type: ignore[attr-defined,no-untyped-call,unused-ignore]
         return None
     if any(each.stride(2) != 1 or each.stride(1) != each.shape[2] for each in (packed, pool)):
         return None
-    ids = rows.numpy()
+    ids: npt.NDArray[np.int64] = rows.numpy()
     if ids.min() < 0 or ids.max() >= pool.shape[1] or len(ids) != packed.shape[1]:
         raise IndexError(
             f"expected {packed.shape[1]} rows of 0 to {pool.shape[1] - 1}, got {len(ids)}, {ids.max()} most"
         )
+    return ids
+
+
+def _is_much(packed: torch.Tensor) -> bool:
+    """Whether it pays to move all of it past the caches, in rows of a cache line or more."""
+    row_bytes = packed.shape[2] * packed.element_size()
+    return row_bytes >= LINE_BYTES and row_bytes % 8 == 0 and asks_numba_of(packed.numel() * packed.element_size())
+
+
+def _blocks(pool: torch.Tensor, ids: npt.NDArray[np.int64]) -> _Blocks | None:
+    """The largest blocks that rows of `pool` are made of; None where they are too small to pay."""
     starts = np.flatnonzero(ids[1:] - ids[:-1] != 1) + 1  # where a row does not follow the one before
     counts = np.diff(starts, prepend=0)
     size = math.gcd(int(np.gcd.reduce(ids[starts], initial=int(ids[0]))), int(np.gcd.reduce(counts, initial=0)))

@@ -52,12 +52,14 @@ class Comparison:
     """One row of the record: an arm beside a baseline. limit: the arm that measures what the machine can do at most.
 
     name: what the row calls the arm where one arm has several baselines; "" for its own name.
+    is_extra: the arm is work on top of the baseline's, and does none of it: the ratio is that of both to the baseline.
     """
 
     arm: str
     baseline: str
     limit: str | None = None
     name: str = ""
+    is_extra: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

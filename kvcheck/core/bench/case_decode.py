@@ -2,6 +2,7 @@
 
 Invariants:
 - All arms compute the same numbers from equal rows; they are compared bit for bit with what bare() computes.
+- "guards-alone" computes nothing: its time is what guards add to a step, told apart from the noise of the step.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ def points(setting: Setting) -> tuple[Point, ...]:
                 "bare": lambda memory: _arm(memory, shape, "bare"),
                 "guarded": lambda memory: _arm(memory, shape, "guarded"),
                 "protected": lambda memory: _arm(memory, shape, "protected"),
+                "guards-alone": lambda memory: _guards(memory, shape),
             },
             comparisons=(
                 Comparison(arm="guarded", baseline="bare"),
                 Comparison(arm="protected", baseline="bare"),
+                Comparison(arm="guards-alone", baseline="bare", name="plus-guards", is_extra=True),
             ),
             note="attention in float32 over gathered rows; one request joins in every step",
         ),
@@ -42,6 +45,11 @@ def points(setting: Setting) -> tuple[Point, ...]:
 def _arm(memory: FreshMemory, shape: ModelShape, name: str) -> Arm:
     step = DecodeStep(memory, shape, memory.backend())
     return arm_of(step, name)
+
+
+def _guards(memory: FreshMemory, shape: ModelShape) -> Arm:
+    step = DecodeStep(memory, shape, memory.backend())
+    return Arm(call=step.guards, check=step.check_guards)
 
 
 def arm_of(step: DecodeStep, name: str) -> Arm:

@@ -20,6 +20,7 @@ from kvcheck.core.bench.holdings import TwoHoldings
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.offload import Offload
 from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.targets.mutants.retract_resume import SaveSkipsIndex
 
 CHUNK_ROWS = 8192
 INDEX = "index_k_with_scale"
@@ -46,15 +47,17 @@ def sizes(shape: ModelShape) -> tuple[int, ...]:
 def _point(shape: ModelShape, tokens: int) -> Point:
     makers: dict[str, Callable[[FreshMemory], Arm]] = {
         "chunked-index": lambda memory: _upstream(TwoHoldings(memory, shape, tokens), is_partial=False),
-        "offload": lambda memory: _offload(TwoHoldings(memory, shape, tokens)),
+        "offload": lambda memory: _offload(TwoHoldings(memory, shape, tokens), Offload),
         "memcpy": lambda memory: _memcpy(memory, TwoHoldings.bytes_of(shape, tokens)),
     }
     comparisons = [Comparison(arm="offload", baseline="chunked-index", limit="memcpy")]
     if shape.family == "nsa":
         makers["chunked-partial"] = lambda memory: _upstream(TwoHoldings(memory, shape, tokens), is_partial=True)
-        comparisons.append(
-            Comparison(arm="offload", baseline="chunked-partial", limit="memcpy", name="offload-to-partial")
-        )
+        makers["partial-offload"] = lambda memory: _offload(TwoHoldings(memory, shape, tokens), SaveSkipsIndex)
+        comparisons += [
+            Comparison(arm="offload", baseline="chunked-partial", limit="memcpy", name="offload-to-partial"),
+            Comparison(arm="offload", baseline="partial-offload", limit="memcpy", name="offload-to-mutant"),
+        ]
     return Point(
         case="offload-restore",
         size=f"{tokens} tokens",
@@ -66,8 +69,9 @@ def _point(shape: ModelShape, tokens: int) -> Point:
     )
 
 
-def _offload(moved: TwoHoldings) -> Arm:
-    offload = Offload(moved.pool, moved.backend)
+def _offload(moved: TwoHoldings, kind: type[Offload]) -> Arm:
+    offload = kind(moved.pool, moved.backend)
+    left_out = INDEX if kind is SaveSkipsIndex else ""
 
     def call() -> None:
         value = offload.save(moved.source)
@@ -75,7 +79,7 @@ def _offload(moved: TwoHoldings) -> Arm:
         moved.backend.wait(offload.restore(value, moved.target))
         offload.discard(value)
 
-    return Arm(call=call, check=moved.check)
+    return Arm(call=call, check=lambda: moved.check(but=left_out))
 
 
 def _upstream(moved: TwoHoldings, *, is_partial: bool) -> Arm:

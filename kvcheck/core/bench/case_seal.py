@@ -20,6 +20,7 @@ from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.errors import WrongOutput
 from kvcheck.core.pools.pool import Holding
 from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.targets.mutants.pd_transfer import SealWithoutKV
 from kvcheck.core.transfer.layout import EndLayout, end_layout
 from kvcheck.core.transfer.metadata import MetadataBuffers
 from kvcheck.core.transfer.room_memory import room_units
@@ -41,12 +42,16 @@ def points(setting: Setting) -> tuple[Point, ...]:
             makers={
                 "move": partial(_arm, shape=shape, tokens=tokens, moves=True, ends=0),
                 "move-sealed": partial(_arm, shape=shape, tokens=tokens, moves=True, ends=2),
+                "move-sealed-without-kv": partial(
+                    _arm, shape=shape, tokens=tokens, moves=True, ends=2, kind=SealWithoutKV
+                ),
                 "seal": partial(_arm, shape=shape, tokens=tokens, moves=False, ends=1),
                 "read": partial(_read, size=TwoHoldings.bytes_of(shape, tokens)),
             },
             comparisons=(
                 Comparison(arm="move-sealed", baseline="move"),
-                Comparison(arm="seal", baseline="move", limit="read"),
+                Comparison(arm="move-sealed", baseline="move-sealed-without-kv", name="move-sealed-to-mutant"),
+                Comparison(arm="seal", baseline="move", limit="read", name="plus-seal", is_extra=True),
             ),
             note="beside a move within one memory, the cheapest transfer there is; limit: reading the bytes once",
         )
@@ -57,8 +62,10 @@ def points(setting: Setting) -> tuple[Point, ...]:
 class _End:
     """What seals one holding of the pool."""
 
-    def __init__(self, held: TwoHoldings, holding: Holding, layout: EndLayout, row: torch.Tensor) -> None:
-        self._sealer = Sealer(held.pool, layout, held.backend)
+    def __init__(
+        self, kind: type[Sealer], held: TwoHoldings, holding: Holding, layout: EndLayout, row: torch.Tensor
+    ) -> None:
+        self._sealer = kind(held.pool, layout, held.backend)
         self._content = Content(
             ticket=Ticket(room=3, generation=1, request=REQUEST),
             source_rank=0,
@@ -72,13 +79,15 @@ class _End:
         return self._sealer.seal(self._content, self._sealer.plan(self._content))
 
 
-def _arm(memory: FreshMemory, shape: ModelShape, tokens: int, *, moves: bool, ends: int) -> Arm:
+def _arm(
+    memory: FreshMemory, shape: ModelShape, tokens: int, *, moves: bool, ends: int, kind: type[Sealer] = Sealer
+) -> Arm:
     held = TwoHoldings(memory, shape, tokens)
     metadata = MetadataBuffers(
         "decode", slots=1, hidden_size=shape.hidden_size, backend=held.backend, lane=held.pool.forward
     )
     layout = end_layout(held.pool, metadata, whole=shape, rank=0, ranks=1)
-    source, target = (_End(held, each, layout, metadata.row_view(0)) for each in (held.source, held.target))
+    source, target = (_End(kind, held, each, layout, metadata.row_view(0)) for each in (held.source, held.target))
     pairs = []
     for space, buffer, words in held.buffers():
         # Whole pages travel, as they do between ranks: a seal covers them to their end.

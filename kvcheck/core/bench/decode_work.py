@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Operation
+from kvcheck.core.bench.arms import same
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.hicache.layer_gate import LayerGate
 from kvcheck.core.paging import IndexArray, locs_of
@@ -78,6 +79,7 @@ class DecodeStep:
         self._queries = {wide: query.to(memory.device) for wide, query in made.items()}
         self._rows = {wide: self._numbers(memory, (REQUESTS, wide)) for wide in {*widths, *self._value_widths()}}
         self.out: list[torch.Tensor] = []
+        self.views: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def bare(self) -> None:
         """Tensors, views and counters, and nobody who asks."""
@@ -88,6 +90,21 @@ class DecodeStep:
         """Every read waits for its layer; nothing else is protected."""
         self._read_metadata_views()
         self.out = [self._guarded(each) for each in self._layers]
+
+    def guards(self) -> None:
+        """What guarded() asks of the pool, and none of the work: every read's wait, by itself."""
+        lane = self.pool.forward
+        self.views = [
+            (owner.read_view(each.keys, (each.local,), lane), owner.read_view(each.values, (each.local,), lane))
+            for each in self._layers
+            if (owner := self.pool.sets[each.space])
+        ]
+
+    def check_guards(self) -> None:
+        """Raises WrongOutput unless guards() was handed what the layers attend over."""
+        for number, (got, each) in enumerate(zip(self.views, self._layers, strict=True)):
+            same(f"keys of layer {number}", got[0], each.words)
+            same(f"values of layer {number}", got[1], each.value_words)
 
     def protected(self) -> None:
         """Guarded reads, an owned metadata row, holdings that are checked before they grow."""

@@ -78,7 +78,7 @@ class Samples:
 
     def is_precise(self, precision: float) -> bool:
         """Whether every ratio's interval is that narrow."""
-        widths = [half_width(ratio_interval(self._logs(row.arm, row.baseline))) for row in self.point.comparisons]
+        widths = [half_width(ratio_interval(self._compared(row))) for row in self.point.comparisons]
         return all(width is not None and width <= precision for width in widths)
 
     def rows(self) -> list[BenchRow]:
@@ -95,7 +95,9 @@ class Samples:
             raise WrongOutput(f"{self.point.case}/{self.point.size} arm {name}: {error}") from error
 
     def _row(self, row: Comparison, floor: float) -> BenchRow:
-        logs = self._logs(row.arm, row.baseline)
+        logs = self._compared(row)
+        if row.is_extra:  # the baseline's noise is in what the extra work is divided by, and not in what it is added to
+            floor = math.expm1(math.log1p(floor) * math.expm1(statistics.median(logs)))
         return BenchRow(
             case=self.point.case,
             arm=row.name or row.arm,
@@ -114,6 +116,10 @@ class Samples:
             status="noisy" if floor > NOISY_FLOOR else "ok",
             note=self.point.note,
         )
+
+    def _compared(self, row: Comparison) -> list[float]:
+        logs = self._logs(row.arm, row.baseline)
+        return [math.log1p(math.exp(each)) for each in logs] if row.is_extra else logs
 
     def _logs(self, arm: str, baseline: str) -> list[float]:
         return [math.log(mine / theirs) for mine, theirs in zip(self._ns[arm], self._ns[baseline], strict=True)]
