@@ -24,6 +24,7 @@ from kvcheck.core.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.stress.schedule import Plan, parse_line
 
 if TYPE_CHECKING:
+    from kvcheck.core.stress.engines import EngineRunner
     from kvcheck.core.stress.processes.engine import ProcessEngine
 
 
@@ -59,8 +60,13 @@ class Report:
     exit_code: int | None = None
 
 
-def run_cell(number: int, order: Order, processes: ProcessEngine | None = None) -> Iterator[Report]:
-    """Run a cell's schedules until one fails, all have run, or its time is up. processes: runs ranks that are some."""
+def run_cell(
+    number: int, order: Order, processes: ProcessEngine | None = None, engine: EngineRunner | None = None
+) -> Iterator[Report]:
+    """Run a cell's schedules until one fails, all have run, or its time is up.
+
+    processes: runs ranks that are some. engine: the installed engine that the plan is about.
+    """
     from kvcheck.core.stress.confirm import confirmed
     from kvcheck.core.stress.engine import StressEngine, evidence_gap, schedules
     from kvcheck.core.targets import TARGETS
@@ -69,6 +75,9 @@ def run_cell(number: int, order: Order, processes: ProcessEngine | None = None) 
 
     if order.plan.is_in_processes:
         yield from _run_processes(number, order, processes)
+        return
+    if engine is not None:
+        yield from _run_probe(number, order, engine)
         return
     plan = order.plan
     target: Target = TARGETS.load(plan.target)() if plan.mutant is None else mutant_target(plan.mutant)
@@ -131,11 +140,36 @@ def _run_processes(number: int, order: Order, processes: ProcessEngine | None) -
     yield Report(cell=number, reason=evidence_gap(order.plan, total))
 
 
-def run_orders(orders: Sequence[Order], jobs: int, processes: ProcessEngine | None = None) -> Iterator[Report]:
+def _run_probe(number: int, order: Order, engine: EngineRunner) -> Iterator[Report]:
+    """A cell of an installed engine: each schedule is asked of its child."""
+    from kvcheck.core.stress.engine import schedules
+
+    began = time.monotonic()
+    for each in schedules(order.plan, order.schedules):
+        started = time.monotonic()
+        if order.max_time_s is not None and started - began > order.max_time_s:
+            break
+        reply = engine.run(each)
+        yield Report(
+            cell=number,
+            findings=reply.findings,
+            evidence=reply.evidence,
+            duration_s=time.monotonic() - started,
+            reason=reply.unknown,
+            note="; ".join(f"{each.scenario}/{each.shape}: {note}" for note in reply.notes) or None,
+        )
+        if reply.findings or reply.unknown is not None:
+            break
+    yield Report(cell=number)
+
+
+def run_orders(
+    orders: Sequence[Order], jobs: int, processes: ProcessEngine | None = None, engine: EngineRunner | None = None
+) -> Iterator[Report]:
     """Run all cells, `jobs` at a time."""
-    if jobs <= 1 or len(orders) <= 1:
+    if jobs <= 1 or len(orders) <= 1 or engine is not None:
         for number, order in enumerate(orders):
-            yield from run_cell(number, order, processes)
+            yield from run_cell(number, order, processes, engine)
         return
     yield from _run_children(orders, jobs)
 

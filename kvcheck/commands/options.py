@@ -20,6 +20,7 @@ from typing import Annotated
 import typer
 
 from kvcheck import __version__
+from kvcheck.commands.engines import check_engine_plan
 from kvcheck.core.codes import CODES
 from kvcheck.core.errors import UsageError
 from kvcheck.core.stress.schedule import MAX_DIGITS, PROCESS_TRANSPORTS, Plan, parse_ranks
@@ -88,6 +89,7 @@ def check_plan(plan: Plan) -> None:
     from kvcheck.core.backend import BACKENDS
     from kvcheck.core.stress.strategies import STRATEGIES
     from kvcheck.core.targets import TARGETS
+    from kvcheck.core.targets.engines import ENGINES, is_engine
     from kvcheck.core.targets.mutants import mutant
     from kvcheck.core.transfer import TRANSPORTS
     from kvcheck.core.workload.synthetic import trace_file
@@ -103,7 +105,9 @@ def check_plan(plan: Plan) -> None:
     if plan.transport not in (known := (*TRANSPORTS.names(), *PROCESS_TRANSPORTS)):
         raise UsageError(f"unknown transport {plan.transport!r}; known: {', '.join(known)}")
     _check_processes(plan)
-    TARGETS.require(plan.target)
+    if not is_engine(plan.target) and plan.target not in TARGETS.names():
+        known = ", ".join((*TARGETS.names(), *ENGINES.names()))
+        raise UsageError(f"unknown target {plan.target!r}; known: {known}")
     if plan.mutant is not None:
         mutant(plan.mutant)
     check_positive("requests", plan.requests)
@@ -113,6 +117,8 @@ def check_plan(plan: Plan) -> None:
         raise UsageError(f"--seed: expected an integer of at most {MAX_DIGITS} digits, got {plan.seed}")
     if plan.expect is not None and plan.expect not in CODES:
         raise UsageError(f"expect: expected a finding code, got {plan.expect!r}; see kvcheck list codes")
+    if is_engine(plan.target):
+        check_engine_plan(plan)
     _check_choices(plan)
     if plan.trace is not None:
         read_trace(trace_file(plan.trace), plan.requests)

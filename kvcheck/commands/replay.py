@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from kvcheck.commands.cells import Order, Report, run_cell
+from kvcheck.commands.engines import engine_of
 from kvcheck.commands.options import DEFAULT_OUT, check_plan, check_positive
 from kvcheck.commands.terminal import say
 from kvcheck.core.errors import UsageError
@@ -28,7 +29,9 @@ def replay(
     out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = DEFAULT_OUT,
 ) -> int:
     """Run a printed schedule, or the findings of a run, again."""
+    from kvcheck.core.stress.engines import probe_of
     from kvcheck.core.stress.scenarios import SCENARIOS
+    from kvcheck.core.targets.engines import is_engine
     from kvcheck.core.workload.shapes import shape as shape_named
 
     check_positive("--times", times)
@@ -37,8 +40,11 @@ def replay(
     plans = [parse_line(line) for line in lines]
     for plan in plans:
         SCENARIOS.require(plan.scenario)
-        shape_named(plan.shape)
+        if not is_engine(plan.target):
+            shape_named(plan.shape)
         check_plan(plan)
+        if is_engine(plan.target):
+            probe_of(plan)
     for plan in plans:
         verdict, told = _replay(plan, times)
         for line in told:
@@ -50,7 +56,8 @@ def replay(
 
 def _replay(plan: Plan, times: int) -> tuple[Verdict, list[str]]:
     """Run one plan several times; the verdict, and what to print."""
-    runs = [list(run_cell(0, Order(plan=plan, schedules=1))) for _ in range(times)]
+    with engine_of(plan) as engine:
+        runs = [list(run_cell(0, Order(plan=plan, schedules=1), engine=engine)) for _ in range(times)]
     seen = [tuple(finding for report in reports for finding in report.findings) for reports in runs]
     head = f"{plan.scenario}/{plan.shape}"
     strayed = next((report.divergence for reports in runs for report in reports if report.divergence), None)

@@ -17,6 +17,7 @@ import typer
 from kvcheck.commands.cells import Order, Report, run_orders
 from kvcheck.commands.closing import close
 from kvcheck.commands.crew import crew_of, find_place, serve_place
+from kvcheck.commands.engines import engine_facts, engine_of, engine_plans
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     FORMATS,
@@ -40,6 +41,7 @@ from kvcheck.core.report.store import RUN_FILE, RunStore
 from kvcheck.core.stress.schedule import PROCESS_TRANSPORTS, Plan
 
 if TYPE_CHECKING:
+    from kvcheck.core.stress.engines import EngineRunner
     from kvcheck.core.stress.processes.engine import ProcessEngine
 
 DEFAULT_SCHEDULES = 24
@@ -50,6 +52,10 @@ Names = Annotated[list[str] | None, typer.Argument(help="Scenarios; all when non
 Transport = Annotated[str, typer.Option(help="loopback: in process; tcp, mooncake: a process for each rank.")]
 Ranks = Annotated[
     str | None, typer.Option(metavar="PxD", help="Prefill x decode ranks, such as 2x2. Default: they take turns.")
+]
+
+Target = Annotated[
+    str, typer.Option(metavar="NAME[:VENV]", help="What is under test: builtin, or sglang in the environment VENV.")
 ]
 
 Bind = Annotated[str, typer.Option(help="Under torchrun: this machine's address, or auto for the one towards rank 0.")]
@@ -74,7 +80,7 @@ def stress(
     ranks: Ranks = None,
     bind: Bind = "127.0.0.1",
     jobs: Annotated[int | None, typer.Option(help="Processes. Default: one a core, for several shapes.")] = None,
-    target: Annotated[str, typer.Option(help="What is under test.")] = "builtin",
+    target: Target = "builtin",
     out: Out = DEFAULT_OUT,
     output: Outputs = None,
     format_name: Format = "text",
@@ -110,15 +116,23 @@ def stress(
     limit = max_time if max_time is not None else (DEFAULT_MAX_TIME_S if bounded else None)
     share = None if limit is None else limit * workers / max(1, len(plans))
     orders = [_order(plan, wanted, share) for plan in plans if _cell_id(plan) not in kept]
-    session.say(
-        f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {len(plans)} cells, {workers} processes"
-    )
-    session.say()
     for plan in plans:
         session.cells[_cell_id(plan)] = kept.get(_cell_id(plan)) or Cell(_cell_id(plan), plan.shape, wanted)
-    with crew_of(place) as processes:
-        interrupted = _collect(session, orders, workers, processes, is_bounded=limit is not None)
+    with engine_of(base) as engine, crew_of(place) as processes:
+        session.facts |= engine_facts(engine)
+        for line in (_head(session, drawn, plans, workers, engine), ""):
+            session.say(line)
+        interrupted = _collect(session, orders, workers, processes, engine, is_bounded=limit is not None)
     return close(session, targets, reports=reports, interrupted=interrupted)
+
+
+def _head(session: Session, seed: int, plans: list[Plan], workers: int, engine: EngineRunner | None) -> str:
+    """The first line of a run."""
+    about = f"{len(plans)} cells, {workers} processes"
+    if engine is not None:
+        hello = engine.start()
+        about = f"{len(plans)} cells, {hello.engine} {hello.version} on Python {hello.python}, torch {hello.torch}"
+    return f"kvcheck {session.version}  seed {seed}  run {session.run_id}  {about}"
 
 
 def _order(plan: Plan, schedules: int, max_time_s: float | None) -> Order:
@@ -162,10 +176,13 @@ def _base_plan(
 
 def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
     from kvcheck.core.stress.scenarios import SCENARIOS
+    from kvcheck.core.targets.engines import is_engine
     from kvcheck.core.targets.mutants import mutant
     from kvcheck.core.workload.shapes import TINY_SHAPES
     from kvcheck.core.workload.shapes import shape as shape_named
 
+    if is_engine(base.target):
+        return engine_plans(base, scenarios, shapes)
     for name in scenarios:
         SCENARIOS.require(name)
     for name in shapes:
@@ -187,12 +204,18 @@ def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
 
 
 def _collect(
-    session: Session, orders: list[Order], workers: int, processes: ProcessEngine | None, *, is_bounded: bool
+    session: Session,
+    orders: list[Order],
+    workers: int,
+    processes: ProcessEngine | None,
+    engine: EngineRunner | None,
+    *,
+    is_bounded: bool,
 ) -> bool:
     """Take reports until all cells are done; True when interrupted."""
     ids = [_cell_id(order.plan) for order in orders]
     try:
-        for report in run_orders(orders, workers, processes):
+        for report in run_orders(orders, workers, processes, engine):
             _take(session, session.cells[ids[report.cell]], report, is_bounded=is_bounded)
     except KeyboardInterrupt:
         return True

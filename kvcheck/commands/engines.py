@@ -1,0 +1,70 @@
+"""Installed engines as targets: what their options may be, and the child that is started before anything is judged.
+
+Invariants:
+- An option that a probe does not read is refused, not ignored.
+- An engine that cannot be imported is one line and exit 4, before a run is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kvcheck.core.errors import UsageError
+from kvcheck.core.record import to_plain
+from kvcheck.core.stress.schedule import Plan
+
+if TYPE_CHECKING:
+    from kvcheck.core.stress.engines import EngineRunner
+
+UNREAD = ("mutant", "backend", "device", "transport", "ranks", "strategy", "requests", "trace", "choices")
+"""Keys of a plan that no probe reads: they have to be what they are by default."""
+
+
+def check_engine_plan(plan: Plan) -> None:
+    """Raise UsageError for what an engine's probes do not take."""
+    from kvcheck.core.targets.engines import parse_target
+
+    parse_target(plan.target)
+    default = Plan(scenario=plan.scenario, shape=plan.shape)
+    for key in UNREAD:
+        if (value := getattr(plan, key)) != getattr(default, key):
+            raise UsageError(f"--target {plan.target}: its probes take no {key}, got {value!r}; leave it out")
+
+
+def engine_plans(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
+    """The plans of a run. Raises UsageError where no probe is left."""
+    from kvcheck.core.stress.engines import probe_plans
+    from kvcheck.core.stress.scenarios import SCENARIOS
+
+    for name in scenarios:
+        SCENARIOS.require(name)
+    plans = list(probe_plans(base, scenarios, shapes))
+    if not plans:
+        known = ", ".join(f"{plan.scenario}: {plan.shape}" for plan in probe_plans(base, [], []))
+        raise UsageError(f"no probe of {base.target} is left by the scenarios and shapes named; it has {known}")
+    return plans
+
+
+@contextmanager
+def engine_of(plan: Plan) -> Iterator[EngineRunner | None]:
+    """The plan's engine, ready; None for a target of kvcheck's own. Raises UnknownVerdict."""
+    from kvcheck.core.targets.engines import is_engine
+
+    if not is_engine(plan.target):
+        yield None
+        return
+    from kvcheck.core.stress.engines import EngineRunner
+
+    runner = EngineRunner(plan.target)
+    try:
+        runner.start()
+        yield runner
+    finally:
+        runner.close()
+
+
+def engine_facts(runner: EngineRunner | None) -> dict[str, object]:
+    """What the record says of the engine."""
+    return {} if runner is None else {"engine": to_plain(runner.start())}

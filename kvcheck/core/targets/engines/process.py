@@ -1,0 +1,136 @@
+"""Process: the child that holds an engine, as kvcheck sees it: asked, timed, and never believed without an answer.
+
+Invariants:
+- A child that dies, hangs or says what is no answer is UnknownVerdict with the last line of its standard error.
+- Whatever the child had started ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import kvcheck
+from kvcheck.core.errors import UnknownVerdict
+from kvcheck.core.targets.engines.wire import LONGEST_LINE, Ask, Hello, Message, Refusal, Reply, decode, encode
+
+OLDEST_PYTHON = (3, 11)
+BOOT = """
+import importlib.util, sys
+if sys.version_info < %r:
+    sys.exit("kvcheck needs Python %s or newer in the engine's environment, which has " + sys.version.split()[0])
+folder, engine = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("kvcheck", folder + "/__init__.py", submodule_search_locations=[folder])
+sys.modules["kvcheck"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["kvcheck"])
+from kvcheck.core.targets.engines.serve import main
+main(engine)
+"""
+"""Finds kvcheck by its folder alone: nothing else that is installed beside it can be seen by the engine."""
+
+SOURCE = str(Path(kvcheck.__file__).parent)
+TAIL = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that a child may take to get ready, and for each answer."""
+
+    start_s: float = 300.0
+    answer_s: float = 120.0
+
+
+class EngineProcess:
+    """A child with an engine. Raises UnknownVerdict where it does not get ready."""
+
+    def __init__(self, engine: str, python: Path, patience: Patience) -> None:
+        self._name = f"{engine} under {python}"
+        self._patience = patience
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, `close` closes it
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        boot = BOOT % (OLDEST_PYTHON, ".".join(map(str, OLDEST_PYTHON)))
+        try:
+            self._child = subprocess.Popen(
+                # -I: neither the folder kvcheck was started in nor variables meant for kvcheck's own interpreter count.
+                [str(python), "-I", "-u", "-c", boot, SOURCE, engine],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._said.close()
+            raise UnknownVerdict(f"{self._name}: cannot be started: {error}") from error
+        threading.Thread(target=self._listen, daemon=True).start()
+        self.hello = self._greeting()
+
+    def ask(self, ask: Ask) -> Reply:
+        """One schedule. Raises UnknownVerdict where no answer comes; the child is gone then."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(OSError):  # it is dead, and its end of output says so
+            self._child.stdin.write(encode(ask) + "\n")
+            self._child.stdin.flush()
+        what = f"{ask.probe} on {ask.subject}"
+        answer = self._hear(self._patience.answer_s, what)
+        if not isinstance(answer, Reply):
+            raise self._lost(f"said {type(answer).__name__.lower()} instead of an answer to {what}")
+        return answer
+
+    def close(self) -> None:
+        """End the child and what it had started."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+        for stream in (self._child.stdin, self._said):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _greeting(self) -> Hello:
+        answer = self._hear(self._patience.start_s, "getting ready")
+        if isinstance(answer, Refusal):
+            self.close()
+            raise UnknownVerdict(f"{self._name}: {answer.reason}")
+        if not isinstance(answer, Hello):
+            raise self._lost(f"said {type(answer).__name__.lower()} instead of being ready")
+        return answer
+
+    def _hear(self, within_s: float, what: str) -> Message:
+        try:
+            line = self._lines.get(timeout=within_s)
+        except queue.Empty:
+            raise self._lost(f"said nothing for {within_s:g} s: {what}") from None
+        if line is None:
+            code = self._child.wait()
+            raise self._lost(f"ended with status {code}: {what}")
+        try:
+            return decode(line)
+        except (ValueError, RecursionError) as error:
+            raise self._lost(f"said {line[:60]!r}, which is no answer ({error}): {what}") from error
+
+    def _lost(self, why: str) -> UnknownVerdict:
+        """What became of it, with the last that it wrote; ends it."""
+        self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, self._said.tell() - TAIL))
+        told = self._said.read().decode(errors="replace").strip().splitlines()
+        self.close()
+        return UnknownVerdict(f"{self._name}: the child {why}; its last line: {told[-1][-300:] if told else 'none'}")
+
+    def _listen(self) -> None:
+        stdout = self._child.stdout
+        assert stdout is not None
+        with stdout, contextlib.suppress(ValueError, OSError):
+            while line := stdout.readline(LONGEST_LINE):
+                self._lines.put(line)
+        self._lines.put(None)

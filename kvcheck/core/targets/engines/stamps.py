@@ -1,0 +1,141 @@
+"""Stamps: content by kvcheck's rule in an engine's own memory, and the judgement of what is found there later.
+
+Invariants:
+- Each row says whose it is, in which buffer, layer and place; what is judged is compared byte for byte.
+- Words are counted where they were compared, by buffer; a buffer that was not compared has no count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from kvcheck.core.record import Evidence, Finding
+from kvcheck.core.targets.engines.tensors import Held, Inventory
+from kvcheck.core.workload.content import Site, codes, decode, mask
+
+REQUESTS = 64
+"""Owners that a schedule may have."""
+
+
+def content(site: Site, request: int, positions: Sequence[int], size: int) -> torch.Tensor:
+    """The rule's bytes of rows of `size` bytes: [positions, size] uint8."""
+    at = np.asarray(positions, dtype=np.int64)
+    words = -(-size // 8)
+    tags = codes(np.full(len(at), request, dtype=np.int64), at)
+    return (tags[:, None] ^ mask(site, words)).view(torch.uint8)[:, :size]
+
+
+@dataclass(slots=True)
+class Judge:
+    """What one schedule of a probe has compared and found. counts: fields of Evidence."""
+
+    words: dict[str, int] = field(default_factory=dict)
+    reads: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def count(self, name: str, more: int = 1) -> None:
+        """More of a field of Evidence."""
+        self.counts[name] = self.counts.get(name, 0) + more
+
+    def find(self, code: str, oracle: str, message: str, **more: object) -> None:
+        """A finding; the first of a code and buffer is kept."""
+        buffer = more.get("buffer")
+        if not any((each.code, each.buffer) == (code, buffer) for each in self.findings):
+            self.findings.append(Finding(code=code, oracle=oracle, message=message, **more))  # type: ignore[arg-type]
+
+    def evidence(self) -> Evidence:
+        """For the record. events: reads that were judged."""
+        return Evidence(schedules=1, events=self.reads, words_verified=dict(self.words), **self.counts)  # type: ignore[arg-type]
+
+    def compare(
+        self,
+        held: Held,
+        seen: torch.Tensor,
+        *,
+        request: int,
+        positions: Sequence[int],
+        ids: Sequence[int],
+        when: str,
+        code: str | None = None,
+    ) -> bool:
+        """Compare rows with the request's content; whether they are right. code: of a row that is foreign or stale."""
+        site = Site(held.unit, held.name, "", held.layer)
+        wanted = content(site, request, positions, seen.shape[1])
+        self.reads += 1
+        self.words[held.name] = self.words.get(held.name, 0) + seen.numel() // 8
+        wrong = torch.nonzero((seen != wanted).any(1)).view(-1)
+        if not len(wrong):
+            return True
+        row = int(wrong[0])
+        kind, owner, what = _what(site, seen[row], wanted[row], request, positions[row])
+        self.find(
+            code if code is not None and kind in ("KV101", "KV102", "KV104") else kind,
+            "content",
+            f"{when}: {held.unit} {ids[row]} of {held.name}, layer {held.layer}, {what}; "
+            f"expected request {request}, position {positions[row]}; {len(wrong)} of {len(ids)} rows are wrong",
+            tier="device",
+            buffer=held.name,
+            layer=held.layer,
+            row=int(ids[row]),
+            request=request,
+            seen_request=owner,
+        )
+        return False
+
+
+def _what(
+    site: Site, seen: torch.Tensor, wanted: torch.Tensor, request: int, position: int
+) -> tuple[str, int | None, str]:
+    """Code, owner and words of a row that is not what it should be."""
+    whole = len(seen) // 8 * 8
+    words = seen[:whole].clone().view(torch.int64).tolist()
+    right = wanted[:whole].clone().view(torch.int64).tolist()
+    at = next((index for index, (one, other) in enumerate(zip(words, right, strict=True)) if one != other), None)
+    if at is None:
+        return "KV105", None, "ends in other bytes"
+    if not any(words):
+        return "KV104", None, "was never written"
+    tag = decode(words[at], site, at, requests=REQUESTS)
+    if tag is None:
+        torn = any(one == other for one, other in zip(words, right, strict=True))
+        return ("KV103", None, "holds words of several writes") if torn else ("KV105", None, "holds no content of ours")
+    if tag.request != request:
+        return "KV102", tag.request, f"holds request {tag.request}, position {tag.position}"
+    return "KV301", tag.request, f"holds position {tag.position} of the same request"
+
+
+class Stamps:
+    """Content in the buffers of one object, and its judgement."""
+
+    def __init__(self, found: Inventory) -> None:
+        self.found = found
+
+    def write(self, request: int, unit: str, ids: Sequence[int], first: int = 0) -> None:
+        """The request's content in these units, position by position from `first`."""
+        at = torch.as_tensor(list(ids), dtype=torch.int64)
+        for held in self.found.held:
+            if held.unit == unit:
+                site = Site(held.unit, held.name, "", held.layer)
+                held.rows[at] = content(site, request, range(first, first + len(at)), held.rows.shape[1])
+
+    def check(
+        self, judge: Judge, request: int, unit: str, ids: Sequence[int], *, when: str, first: int = 0
+    ) -> tuple[str, ...]:
+        """Compare these units of every buffer; the buffers of which no row of any layer is right, which are findings."""
+        at = torch.as_tensor(list(ids), dtype=torch.int64)
+        positions = range(first, first + len(at))
+        whole: dict[str, bool] = {}
+        for held in self.found.held:
+            if held.unit == unit and len(at):
+                seen = held.rows[at]
+                judge.compare(held, seen, request=request, positions=positions, ids=list(ids), when=when)
+                site = Site(held.unit, held.name, "", held.layer)
+                some = bool((seen == content(site, request, positions, seen.shape[1])).all(1).any())
+                whole[held.name] = whole.get(held.name, False) or some
+        return tuple(name for name, came in whole.items() if not came)

@@ -1,0 +1,224 @@
+"""Stand-in streams: side streams, events and synchronisation of an engine that runs on a machine without a device.
+
+The engine's own work runs at once, as on any CPU: that is the main stream. What is queued on a side stream runs when
+somebody waits for it, or earlier, if the schedule says so; a wait that is missing is then seen in what is read.
+
+Invariants:
+- A stream is in order; the main stream waits for nothing that was not waited for.
+- Equal seeds and equal calls give equal orders.
+- A wait binds to the latest record of its event; waiting for an event that was never recorded does nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+
+from kvcheck.core.workload.mix import Mix
+
+EAGER, LAZY, RANDOM = "eager", "lazy", "random"
+ORDERS = (LAZY, RANDOM, EAGER)
+"""When queued work runs: at the first wait, whenever the seed says so, or at once."""
+
+
+class Machine:
+    """All streams of a child process, and the schedule they follow."""
+
+    def __init__(self) -> None:
+        self.reset(EAGER, 0)
+
+    def reset(self, order: str, seed: int) -> None:
+        """Forget everything queued and follow this order from now on."""
+        self._order = order
+        self._mix = Mix(seed)
+        self._side: list[SideStream] = []
+        self.main = SideStream(machine=self)
+        self.main.is_main = True
+        self._side.clear()
+        self.current = self.main
+        self.synchronisations = 0
+        self.waits = 0
+        self.queued = 0
+
+    def add(self, stream: SideStream) -> None:
+        """A stream was made."""
+        self._side.append(stream)
+
+    def queue(self, work: Callable[[], None]) -> None:
+        """Work for the current stream."""
+        self.queued += 1
+        self.current.put(work)
+        self.tick()
+
+    def tick(self) -> None:
+        """Time passes: side streams get as far as the order says."""
+        busy = [stream for stream in self._side if stream.pending]
+        if self._order == LAZY or not busy:
+            return
+        if self._order == EAGER:
+            self.settle()
+        elif self._mix.chance(1, 2):
+            busy[self._mix.below(len(busy))].advance()
+
+    def settle(self) -> None:
+        """Run everything that is queued."""
+        for stream in self._side:
+            stream.reach(stream.put_count)
+
+    def synchronize(self, *_: object) -> None:
+        """The host waits for all streams."""
+        self.synchronisations += 1
+        self.settle()
+
+    @contextmanager
+    def on(self, stream: SideStream | None) -> Iterator[SideStream]:
+        """Make a stream current."""
+        before, self.current = self.current, self.main if stream is None else stream
+        try:
+            yield self.current
+        finally:
+            self.current = before
+
+
+class SideStream:
+    """A stream; the engine sees it as torch.cuda.Stream."""
+
+    machine: ClassVar[Machine]
+    is_main = False
+
+    def __init__(self, *_: object, machine: Machine | None = None, **__: object) -> None:
+        self._machine = machine or type(self).machine
+        self._queue: deque[Callable[[], None]] = deque()
+        self.put_count = 0
+        self._done_count = 0
+        self._machine.add(self)
+
+    @property
+    def pending(self) -> bool:
+        """Something is queued."""
+        return bool(self._queue)
+
+    def put(self, work: Callable[[], None]) -> None:
+        """Queue; on the main stream, run."""
+        self.put_count += 1
+        if self.is_main:
+            self._done_count += 1
+            work()
+        else:
+            self._queue.append(work)
+
+    def advance(self) -> None:
+        """Run what is first in the queue."""
+        if self._queue:
+            work = self._queue.popleft()
+            self._done_count += 1
+            work()
+
+    def reach(self, count: int) -> None:
+        """Run until `count` pieces are done."""
+        while self._queue and self._done_count < count:
+            self.advance()
+
+    def has_done(self, count: int) -> bool:
+        """Whether so many pieces have run."""
+        return self._done_count >= count
+
+    # What an engine calls
+
+    def wait_event(self, event: SideEvent) -> None:
+        """What is queued here from now on runs behind the event."""
+        self._machine.waits += 1
+        self.put(event.mark())
+
+    def wait_stream(self, stream: SideStream) -> None:
+        """What is queued here from now on runs behind what is queued there now."""
+        self._machine.waits += 1
+        count = stream.put_count
+        self.put(lambda: stream.reach(count))
+
+    def record_event(self, event: SideEvent | None = None) -> SideEvent:
+        """An event behind everything that is queued here."""
+        made = event or SideEvent()
+        made.record(self)
+        return made
+
+    def synchronize(self) -> None:
+        """The host waits for this stream."""
+        self._machine.synchronisations += 1
+        self.reach(self.put_count)
+
+    def query(self) -> bool:
+        """Whether all that was queued has run."""
+        self._machine.tick()
+        return not self._queue
+
+    def __enter__(self) -> SideStream:
+        self._before = self._machine.current
+        self._machine.current = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._machine.current = self._before
+
+
+class SideEvent:
+    """An event; the engine sees it as torch.cuda.Event."""
+
+    machine: ClassVar[Machine]
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self._record: tuple[SideStream, int] | None = None
+
+    def mark(self) -> Callable[[], None]:
+        """A wait for what the event means now."""
+        record = self._record
+        return lambda: record[0].reach(record[1]) if record is not None else None
+
+    def record(self, stream: SideStream | None = None) -> None:
+        """From now on it means everything queued in the stream so far."""
+        behind = stream or type(self).machine.current
+        self._record = (behind, behind.put_count)
+        type(self).machine.tick()
+
+    def wait(self, stream: SideStream | None = None) -> None:
+        """A stream waits for it."""
+        (stream or type(self).machine.current).wait_event(self)
+
+    def synchronize(self) -> None:
+        """The host waits for it."""
+        type(self).machine.synchronisations += 1
+        self.mark()()
+
+    def query(self) -> bool:
+        """Whether it was reached."""
+        type(self).machine.tick()
+        return self._record is None or self._record[0].has_done(self._record[1])
+
+    def elapsed_time(self, _: object) -> float:
+        """Nothing is timed here."""
+        return 0.0
+
+
+def install() -> Machine:
+    """Put the stand-ins where torch has streams, in this process, for good."""
+    machine = Machine()
+    SideStream.machine = SideEvent.machine = machine
+    names: dict[str, Any] = {
+        "Stream": SideStream,
+        "Event": SideEvent,
+        "ExternalStream": SideStream,
+        "StreamContext": machine.on,
+        "stream": machine.on,
+        "current_stream": lambda *_: machine.current,
+        "default_stream": lambda *_: machine.main,
+        "set_stream": lambda stream: setattr(machine, "current", stream),
+        "synchronize": machine.synchronize,
+    }
+    for module in (torch.cuda, torch.cpu):
+        for name, stand_in in names.items():
+            setattr(module, name, stand_in)
+    return machine

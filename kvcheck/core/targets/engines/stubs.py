@@ -1,0 +1,114 @@
+"""Stubs: stand-ins for compiled packages that an engine imports at load and a CPU machine does not have.
+
+Invariants:
+- A stub is served only where every other finder has failed, only for a package of the allow-list, and only to a module
+  of the engine or of a stub: what guards an import on behalf of another library still fails as it should.
+- Every module that was served and every call of something in it is recorded; a call inside a window is no evidence.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, ModuleType
+
+
+class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """The finder of stand-ins. package: of the engine. allowed: packages that may be stood in for."""
+
+    def __init__(self, package: str, allowed: Sequence[str]) -> None:
+        self._package = package
+        self._allowed = frozenset(allowed)
+        self.served: dict[str, None] = {}
+        self.calls: dict[str, int] = {}
+        self._windows: list[dict[str, int]] = []
+
+    def install(self) -> None:
+        """Answer from now on, behind everybody else."""
+        sys.meta_path.append(self)
+
+    def uninstall(self) -> None:
+        """Answer no more, and forget the modules that were served."""
+        sys.meta_path.remove(self)
+        for name in self.served:
+            sys.modules.pop(name, None)
+
+    @contextmanager
+    def window(self) -> Iterator[dict[str, int]]:
+        """What is called in here, by name."""
+        called: dict[str, int] = {}
+        self._windows.append(called)
+        try:
+            yield called
+        finally:
+            self._windows.remove(called)
+
+    def called(self, name: str) -> None:
+        """Somebody called a stand-in."""
+        for counts in (self.calls, *self._windows):
+            counts[name] = counts.get(name, 0) + 1
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """A stand-in, if this package may have one and the engine asks."""
+        if fullname.partition(".")[0] not in self._allowed or not self._is_asked_by_engine():
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """An empty module whose attributes are stand-ins."""
+        self.served[spec.name] = None
+        return StubModule(spec.name, self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run."""
+
+    def _is_asked_by_engine(self) -> bool:
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            name = str(frame.f_globals.get("__name__", ""))
+            if not name.startswith("importlib") and name != "_frozen_importlib" and "importlib" not in name:
+                return name.partition(".")[0] == self._package or name in self.served
+            frame = frame.f_back
+        return False
+
+
+class StubModule(ModuleType):
+    """A module that has every attribute."""
+
+    def __init__(self, name: str, stubs: Stubs) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+        self._stubs = stubs
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(f"stand-in module {self.__name__} has no {name}")
+        return Stub(f"{self.__name__}.{name}", self._stubs)
+
+
+class Stub:
+    """Anything of a stand-in module: can be named, subclassed, used as a decorator and called, and says so."""
+
+    def __init__(self, name: str, stubs: Stubs) -> None:
+        self._name = name
+        self._stubs = stubs
+
+    def __getattr__(self, name: str) -> Stub:
+        if name.startswith("__"):
+            raise AttributeError(f"stand-in {self._name} has no {name}")
+        return Stub(f"{self._name}.{name}", self._stubs)
+
+    def __call__(self, *arguments: object, **named: object) -> Stub:
+        self._stubs.called(self._name)
+        return Stub(f"{self._name}()", self._stubs)
+
+    def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type, ...]:
+        return (object,)
+
+    def __repr__(self) -> str:
+        return f"<stand-in for {self._name}>"

@@ -1,0 +1,111 @@
+"""Tensors: every tensor that an object of an engine holds, found by looking, as rows of bytes over its own memory.
+
+Invariants:
+- No list of buffers is written down anywhere: what a release adds is found, and has to come back like the rest.
+- Rows share the object's memory: what is written here is what the engine reads.
+- A tensor of two or more dimensions that fits no unit is named, not skipped: a verdict without it would not be whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+MAX_DEPTH = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """One layer of a buffer. unit: what a row stands for. rows: [units, bytes of one] uint8."""
+
+    name: str
+    layer: int
+    unit: str
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What an object holds. unknown: tensors that fit no unit, as "name[layer]: shape"."""
+
+    held: tuple[Held, ...]
+    unknown: tuple[str, ...]
+
+    def names(self) -> tuple[str, ...]:
+        """Buffers, each once."""
+        return tuple(dict.fromkeys(each.name for each in self.held))
+
+
+def inventory(thing: object, package: str, units: Mapping[str, int]) -> Inventory:
+    """Look an object of the engine through. units: name of a unit -> rows of a buffer that has one for each."""
+    held: list[Held] = []
+    unknown: list[str] = []
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    for name, layer, tensor in _tensors(thing, package, "", 0, set()):
+        key = (tensor.data_ptr(), tuple(tensor.shape))
+        if tensor.dim() < 2 or not tensor.numel() or key in seen:
+            continue  # pointers, strides, index maps and scalars are no content
+        seen.add(key)
+        rows = _rows(name, layer, tensor, units)
+        if rows:
+            held += rows
+        else:
+            unknown.append(f"{name}[{layer}]: {list(tensor.shape)}")
+    return Inventory(tuple(held), tuple(unknown))
+
+
+def _rows(name: str, layer: int, tensor: torch.Tensor, units: Mapping[str, int]) -> list[Held]:
+    if not tensor.is_contiguous():
+        return []
+    for unit, count in units.items():
+        if tensor.shape[0] == count:
+            return [Held(name=name, layer=layer, unit=unit, rows=_bytes(tensor))]
+    for unit, count in units.items():
+        if tensor.dim() > 2 and tensor.shape[1] == count:
+            return [
+                Held(name=f"{name}[{layer}]" if layer else name, layer=at, unit=unit, rows=_bytes(part))
+                for at, part in enumerate(tensor)
+            ]
+    return []
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().flatten(1).view(torch.uint8)
+
+
+def _tensors(
+    thing: object, package: str, path: str, depth: int, seen: set[int]
+) -> Iterator[tuple[str, int, torch.Tensor]]:
+    """(name, index in its list, tensor) of everything below an object of the engine."""
+    if id(thing) in seen or depth > MAX_DEPTH:
+        return
+    seen.add(id(thing))
+    for name, value in _members(thing):
+        where = f"{path}.{name}" if path else name
+        for layer, each in _spread(value):
+            if isinstance(each, torch.Tensor):
+                yield where, layer, each
+            elif type(each).__module__.partition(".")[0] == package:
+                yield from _tensors(each, package, f"{where}[{layer}]" if layer else where, depth + 1, seen)
+
+
+def _members(thing: object) -> Iterator[tuple[str, object]]:
+    yield from vars(thing).items() if hasattr(thing, "__dict__") else ()
+    for kind in type(thing).__mro__:
+        for name in (getattr(kind, "__slots__", None) or ()) if isinstance(kind, type) else ():
+            if hasattr(thing, name):
+                yield name, getattr(thing, name)
+
+
+def _spread(value: object) -> Iterator[tuple[int, object]]:
+    """(index, member) of a list, tuple or mapping, nested or not; index 0 of a single thing."""
+    if isinstance(value, (list, tuple)):
+        for at, each in enumerate(value):
+            yield from ((at, inner) for _, inner in _spread(each))
+    elif isinstance(value, Mapping):
+        for at, each in enumerate(value.values()):
+            yield from ((at, inner) for _, inner in _spread(each))
+    else:
+        yield 0, value

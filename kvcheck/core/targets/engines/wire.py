@@ -1,0 +1,76 @@
+"""Wire between kvcheck and the child that holds an engine: one JSON object a line, each of one known form.
+
+Invariants:
+- Nothing is unpickled; a line that is not of a known form, down to the type of each key, is a ValueError.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from kvcheck.core.record import Evidence, Finding, to_plain, value_from
+
+LONGEST_LINE = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """The child is ready. version: what the engine says of itself, for the record; nothing is decided by it."""
+
+    engine: str
+    version: str
+    python: str
+    torch: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One schedule of one probe on one subject."""
+
+    probe: str
+    subject: str
+    seed: int
+    schedule: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What came of it. unknown: why it is no evidence; None where it is. notes: for the record.
+
+    stubs: modules that were served by stand-ins up to now.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    evidence: Evidence
+    unknown: str | None = None
+    notes: tuple[str, ...] = ()
+    stubs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The child cannot drive anything, and ends."""
+
+    reason: str
+
+
+Message = Hello | Ask | Reply | Refusal
+_KINDS: dict[str, type[Message]] = {"hello": Hello, "ask": Ask, "reply": Reply, "refusal": Refusal}
+
+
+def encode(message: Message) -> str:
+    """The message as a line without its end."""
+    return json.dumps({type(message).__name__.lower(): to_plain(message)})
+
+
+def decode(line: str) -> Message:
+    """The message of a line. Raises ValueError for anything else."""
+    raw = json.loads(line)
+    if not isinstance(raw, dict) or len(raw) != 1:
+        raise ValueError("expected an object with one key")
+    ((name, body),) = raw.items()
+    if name not in _KINDS:
+        raise ValueError(f"expected one of {', '.join(_KINDS)}, got {name[:40]!r}")
+    message: Message = value_from(_KINDS[name], body, name)
+    return message

@@ -1,0 +1,45 @@
+"""Where SGLang keeps what the probes need: one row a capability, one place a release range.
+
+Invariants:
+- Rows are tried in order and by name alone; a release that nobody has seen is driven if it has the names.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_MEM = "sglang.srt.mem_cache"
+
+NAMES: Final[dict[str, tuple[str, ...]]] = {
+    # Pools. NSA was renamed to DSA; windows and states moved to modules of their own.
+    "pool.mha": (f"{_MEM}.memory_pool:MHATokenToKVPool",),
+    "pool.mla": (f"{_MEM}.memory_pool:MLATokenToKVPool",),
+    "pool.nsa": (f"{_MEM}.memory_pool:NSATokenToKVPool", f"{_MEM}.memory_pool:DSATokenToKVPool"),
+    "pool.swa": (f"{_MEM}.swa_memory_pool:SWAKVPool", f"{_MEM}.memory_pool:SWAKVPool"),
+    "pool.mamba": (f"{_MEM}.memory_pool:HybridLinearKVPool",),
+    "pool.requests": (f"{_MEM}.memory_pool:ReqToTokenPool",),
+    "pool.hybrid-requests": (f"{_MEM}.memory_pool:HybridReqToTokenPool",),
+    # Allocators: a module, later a package.
+    "allocator.token": (f"{_MEM}.allocator:TokenToKVPoolAllocator", f"{_MEM}.allocator.token:TokenToKVPoolAllocator"),
+    "allocator.paged": (
+        f"{_MEM}.allocator:PagedTokenToKVPoolAllocator",
+        f"{_MEM}.allocator.paged:PagedTokenToKVPoolAllocator",
+    ),
+    "allocator.swa": (
+        f"{_MEM}.swa_memory_pool:SWATokenToKVPoolAllocator",
+        f"{_MEM}.allocator.swa:SWATokenToKVPoolAllocator",
+        f"{_MEM}.allocator:SWATokenToKVPoolAllocator",
+    ),
+    # Requests, and how one is saved on retraction.
+    "request": ("sglang.srt.managers.schedule_batch:Req",),
+    "request.save": ("sglang.srt.managers.schedule_batch:Req.offload_kv_cache",),
+    "request.load": ("sglang.srt.managers.schedule_batch:Req.load_kv_cache",),
+    # Metadata of a transfer.
+    "metadata.buffers": ("sglang.srt.disaggregation.utils:MetadataBuffers",),
+    "metadata.slots": ("sglang.srt.disaggregation.utils:ReqToMetadataIdxAllocator",),
+    # The layer counter of the host tier.
+    "layers.counter": ("sglang.srt.managers.cache_controller:LayerDoneCounter",),
+    # What has to be published before pools can be made; absent where nothing has to be.
+    "server.args": ("sglang.srt.server_args:ServerArgs",),
+    "server.publish": ("sglang.srt.server_args:set_global_server_args_for_scheduler",),
+}

@@ -1,0 +1,52 @@
+#!/bin/sh
+# Make an environment that holds one release of an engine, as far as kvcheck's probes need it on a CPU.
+#
+#   tests/engines/make_env.sh sglang 0.5.9 DIR [BASE]
+#
+# BASE: an environment with torch that several releases share; made if it is not there. Default: DIR-base.
+# PYTHON: interpreter, 3.11 or newer. TORCH: requirement of torch.
+#
+# The release's own requirements are left out on purpose: they ask for a CUDA build of torch and for compiled kernels of
+# several GB, none of which runs on a CPU. What it imports at load is listed below.
+set -eu
+
+if [ $# -lt 3 ]; then
+  sed -n '2,6s/^# \{0,1\}//p' "$0" >&2
+  exit 2
+fi
+ENGINE=$1 VERSION=$2 DIR=$3 BASE=${4:-$3-base}
+PYTHON=${PYTHON:-python3}
+TORCH=${TORCH:-torch==2.13.0}
+
+case $ENGINE in
+sglang) LIGHT="orjson pyzmq pillow starlette psutil pybase64 requests ipython aiohttp openai partial_json_parser dill
+  sentencepiece compressed_tensors gguf msgspec einops prometheus_client fastapi uvloop" ;;
+*)
+  echo "make_env: expected an engine of: sglang; got $ENGINE" >&2
+  exit 2
+  ;;
+esac
+
+# transformers as each release pins it; the newest known pin for a release that is not listed.
+case $VERSION in
+0.5.8 | 0.5.9) TRANSFORMERS=4.57.1 ;;
+0.5.10*) TRANSFORMERS=5.3.0 ;;
+0.5.11) TRANSFORMERS=5.6.0 ;;
+0.5.12 | 0.5.13 | 0.5.14 | 0.5.15) TRANSFORMERS=5.8.1 ;;
+*) TRANSFORMERS=5.19.0 ;;
+esac
+
+if [ ! -x "$BASE/bin/python" ]; then
+  "$PYTHON" -m venv "$BASE"
+  # compressed_tensors and others would pull a transformers of their own; each release brings its own.
+  "$BASE/bin/python" -m pip install --quiet "$TORCH" numpy triton
+  # shellcheck disable=SC2086
+  "$BASE/bin/python" -m pip install --quiet $LIGHT
+  "$BASE/bin/python" -m pip uninstall --quiet --yes transformers huggingface_hub tokenizers
+fi
+"$PYTHON" -m venv "$DIR"
+SITE=$("$DIR/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+"$BASE/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$SITE/base.pth"
+"$DIR/bin/python" -m pip install --quiet "transformers==$TRANSFORMERS"
+"$DIR/bin/python" -m pip install --quiet --no-deps "$ENGINE==$VERSION"
+"$DIR/bin/python" -c "from importlib.metadata import version; print('$DIR: $ENGINE', version('$ENGINE'))"
