@@ -48,6 +48,12 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         ("core.scheduler", "core.transfer", "core.pools", "core.backend", "kernels"),
         "feeds a scheduler; names no target",
     ),
+    "core.targets.engines": (
+        ("core.workload.content", "core.workload.mix", "kernels"),
+        "numpy and torch are all it has",
+    ),
+    "core.targets.sglang": (("core.targets.engines", "core.workload.content"), "one engine: its names, what is tried"),
+    "core.targets.installed": (("core.targets.engines", "core.targets.sglang"), "engines by name"),
     "core.stress.events": (
         ("core.workload.mismatch", "core.backend.backend"),
         "what a run leaves behind for the oracles: values of the layers below, none of their parts",
@@ -93,6 +99,7 @@ LONG_FUNCTIONS: dict[str, str] = {}  # "module:function": reason
 DRAWERS = frozenset({"util", "utils", "helper", "helpers", "common", "misc", "manager"})
 
 MAY_CATCH_ALL = {
+    "core.targets.engines.guard": "whatever an engine raises is its finding, or what cannot be driven",
     "core.stress.engine": "a crash of an oracle is UNKNOWN and a crash of the target is a finding",
     "commands.main": "the last place where a crash of our own becomes exit 70",
 }
@@ -140,7 +147,7 @@ BANS = (
     ),
     Ban(
         where=EVERYWHERE,
-        but=("commands", "core.transfer.engine_child"),  # a library in it is set by variables: a worker sends them
+        but=("commands", "core.transfer.engine_child", "core.targets.engines.serve"),  # libraries read variables
         names=frozenset({"os.environ", "os.environb", "os.getenv", "os.putenv"}),
         why="the environment is read in commands/ only, so a plan says everything a run depends on",
     ),

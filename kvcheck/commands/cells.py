@@ -61,11 +61,11 @@ class Report:
 
 
 def run_cell(
-    number: int, order: Order, processes: ProcessEngine | None = None, engine: EngineRunner | None = None
+    number: int, order: Order, processes: ProcessEngine | None = None, installed: EngineRunner | None = None
 ) -> Iterator[Report]:
     """Run a cell's schedules until one fails, all have run, or its time is up.
 
-    processes: runs ranks that are some. engine: the installed engine that the plan is about.
+    processes: runs ranks that are some. installed: the engine that the plan is about, where it is one.
     """
     from kvcheck.core.stress.confirm import confirmed
     from kvcheck.core.stress.engine import StressEngine, evidence_gap, schedules
@@ -76,8 +76,8 @@ def run_cell(
     if order.plan.is_in_processes:
         yield from _run_processes(number, order, processes)
         return
-    if engine is not None:
-        yield from _run_probe(number, order, engine)
+    if installed is not None:
+        yield from _run_probe(number, order, installed)
         return
     plan = order.plan
     target: Target = TARGETS.load(plan.target)() if plan.mutant is None else mutant_target(plan.mutant)
@@ -140,7 +140,7 @@ def _run_processes(number: int, order: Order, processes: ProcessEngine | None) -
     yield Report(cell=number, reason=evidence_gap(order.plan, total))
 
 
-def _run_probe(number: int, order: Order, engine: EngineRunner) -> Iterator[Report]:
+def _run_probe(number: int, order: Order, installed: EngineRunner) -> Iterator[Report]:
     """A cell of an installed engine: each schedule is asked of its child."""
     from kvcheck.core.stress.engine import schedules
 
@@ -149,7 +149,7 @@ def _run_probe(number: int, order: Order, engine: EngineRunner) -> Iterator[Repo
         started = time.monotonic()
         if order.max_time_s is not None and started - began > order.max_time_s:
             break
-        reply = engine.run(each)
+        reply = installed.run(each)
         yield Report(
             cell=number,
             findings=reply.findings,
@@ -164,12 +164,12 @@ def _run_probe(number: int, order: Order, engine: EngineRunner) -> Iterator[Repo
 
 
 def run_orders(
-    orders: Sequence[Order], jobs: int, processes: ProcessEngine | None = None, engine: EngineRunner | None = None
+    orders: Sequence[Order], jobs: int, processes: ProcessEngine | None = None, installed: EngineRunner | None = None
 ) -> Iterator[Report]:
     """Run all cells, `jobs` at a time."""
-    if jobs <= 1 or len(orders) <= 1 or engine is not None:
+    if jobs <= 1 or len(orders) <= 1 or installed is not None:
         for number, order in enumerate(orders):
-            yield from run_cell(number, order, processes, engine)
+            yield from run_cell(number, order, processes, installed)
         return
     yield from _run_children(orders, jobs)
 

@@ -24,7 +24,7 @@ UNREAD = ("mutant", "backend", "device", "transport", "ranks", "strategy", "requ
 
 def check_engine_plan(plan: Plan) -> None:
     """Raise UsageError for what an engine's probes do not take."""
-    from kvcheck.core.targets.engines import parse_target
+    from kvcheck.core.targets.installed import parse_target
 
     parse_target(plan.target)
     default = Plan(scenario=plan.scenario, shape=plan.shape)
@@ -50,7 +50,7 @@ def engine_plans(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Pl
 @contextmanager
 def engine_of(plan: Plan) -> Iterator[EngineRunner | None]:
     """The plan's engine, ready; None for a target of kvcheck's own. Raises UnknownVerdict."""
-    from kvcheck.core.targets.engines import is_engine
+    from kvcheck.core.targets.installed import is_engine
 
     if not is_engine(plan.target):
         yield None

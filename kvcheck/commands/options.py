@@ -89,7 +89,7 @@ def check_plan(plan: Plan) -> None:
     from kvcheck.core.backend import BACKENDS
     from kvcheck.core.stress.strategies import STRATEGIES
     from kvcheck.core.targets import TARGETS
-    from kvcheck.core.targets.engines import ENGINES, is_engine
+    from kvcheck.core.targets.installed import ENGINES, is_engine
     from kvcheck.core.targets.mutants import mutant
     from kvcheck.core.transfer import TRANSPORTS
     from kvcheck.core.workload.synthetic import trace_file
@@ -106,8 +106,7 @@ def check_plan(plan: Plan) -> None:
         raise UsageError(f"unknown transport {plan.transport!r}; known: {', '.join(known)}")
     _check_processes(plan)
     if not is_engine(plan.target) and plan.target not in TARGETS.names():
-        known = ", ".join((*TARGETS.names(), *ENGINES.names()))
-        raise UsageError(f"unknown target {plan.target!r}; known: {known}")
+        raise UsageError(f"unknown target {plan.target!r}; known: {', '.join((*TARGETS.names(), *ENGINES.names()))}")
     if plan.mutant is not None:
         mutant(plan.mutant)
     check_positive("requests", plan.requests)

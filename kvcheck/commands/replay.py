@@ -31,7 +31,7 @@ def replay(
     """Run a printed schedule, or the findings of a run, again."""
     from kvcheck.core.stress.engines import probe_of
     from kvcheck.core.stress.scenarios import SCENARIOS
-    from kvcheck.core.targets.engines import is_engine
+    from kvcheck.core.targets.installed import is_engine
     from kvcheck.core.workload.shapes import shape as shape_named
 
     check_positive("--times", times)
@@ -57,7 +57,7 @@ def replay(
 def _replay(plan: Plan, times: int) -> tuple[Verdict, list[str]]:
     """Run one plan several times; the verdict, and what to print."""
     with engine_of(plan) as engine:
-        runs = [list(run_cell(0, Order(plan=plan, schedules=1), engine=engine)) for _ in range(times)]
+        runs = [list(run_cell(0, Order(plan=plan, schedules=1), installed=engine)) for _ in range(times)]
     seen = [tuple(finding for report in reports for finding in report.findings) for reports in runs]
     head = f"{plan.scenario}/{plan.shape}"
     strayed = next((report.divergence for reports in runs for report in reports if report.divergence), None)

@@ -176,7 +176,7 @@ def _base_plan(
 
 def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
     from kvcheck.core.stress.scenarios import SCENARIOS
-    from kvcheck.core.targets.engines import is_engine
+    from kvcheck.core.targets.installed import is_engine
     from kvcheck.core.targets.mutants import mutant
     from kvcheck.core.workload.shapes import TINY_SHAPES
     from kvcheck.core.workload.shapes import shape as shape_named

@@ -16,10 +16,10 @@ from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.record import Evidence
 from kvcheck.core.stress.engine import complete
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.engines import parse_target
 from kvcheck.core.targets.engines.probe import ProbeRow
 from kvcheck.core.targets.engines.process import EngineProcess, Patience
 from kvcheck.core.targets.engines.wire import Ask, Hello, Reply
+from kvcheck.core.targets.installed import parse_target
 
 
 def probe_plans(base: Plan, scenarios: list[str], shapes: list[str]) -> Iterator[Plan]:
@@ -54,8 +54,7 @@ class EngineRunner:
     def start(self) -> Hello:
         """The engine, ready. Raises UnknownVerdict."""
         if self._child is None:
-            chosen = parse_target(self.target)
-            self._child = EngineProcess(chosen.engine, chosen.python, self.patience)
+            self._child = parse_target(self.target).start(self.patience)
         return self._child.hello
 
     def run(self, plan: Plan) -> Reply:

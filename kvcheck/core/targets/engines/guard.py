@@ -16,9 +16,10 @@ T = TypeVar("T")
 
 OURS = "kvcheck"
 _OF_THE_HARNESS = (AttributeError, NameError, ImportError)
+"""Kinds that a thing of ours can cause inside the engine."""
 
 
-class CannotDrive(Exception):  # noqa: N818, it is no error of anybody
+class CannotDrive(Exception):
     """The release at hand cannot be driven this way; says what is missing. Never a finding, never a pass."""
 
 
@@ -37,6 +38,9 @@ def attempt(call: Callable[[], T], package: str = "") -> T | Fault:
         return call()
     except CannotDrive:
         raise
+    except NotImplementedError as error:  # the release says itself that it cannot
+        where = _innermost(error.__traceback__, package)
+        raise CannotDrive(f"this release does not implement it ({where})") from error
     except Exception as error:  # an engine may raise anything
         where = _innermost(error.__traceback__, package)
         is_engine = bool(package) and where.partition(".")[0] == package and not isinstance(error, _OF_THE_HARNESS)

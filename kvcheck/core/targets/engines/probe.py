@@ -52,7 +52,7 @@ class EngineSpec:
         return next((row for row in self.probes if row.name == name), None)
 
 
-class Stop(Exception):  # noqa: N818, it is no error
+class Stop(Exception):
     """The engine broke in a measured section; the finding is made, and there is nothing more to measure."""
 
 

@@ -20,6 +20,7 @@ from typing import IO
 
 import kvcheck
 from kvcheck.core.errors import UnknownVerdict
+from kvcheck.core.targets.engines import serve
 from kvcheck.core.targets.engines.wire import LONGEST_LINE, Ask, Hello, Message, Refusal, Reply, decode, encode
 
 OLDEST_PYTHON = (3, 11)
@@ -27,12 +28,12 @@ BOOT = """
 import importlib.util, sys
 if sys.version_info < %r:
     sys.exit("kvcheck needs Python %s or newer in the engine's environment, which has " + sys.version.split()[0])
-folder, engine = sys.argv[1:]
+folder, entry = sys.argv[1:]
 spec = importlib.util.spec_from_file_location("kvcheck", folder + "/__init__.py", submodule_search_locations=[folder])
 sys.modules["kvcheck"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["kvcheck"])
-from kvcheck.core.targets.engines.serve import main
-main(engine)
+from %s import main
+main(entry)
 """
 """Finds kvcheck by its folder alone: nothing else that is installed beside it can be seen by the engine."""
 
@@ -49,18 +50,18 @@ class Patience:
 
 
 class EngineProcess:
-    """A child with an engine. Raises UnknownVerdict where it does not get ready."""
+    """A child with an engine. entry: "module:name" of its tables. Raises UnknownVerdict where it does not get ready."""
 
-    def __init__(self, engine: str, python: Path, patience: Patience) -> None:
+    def __init__(self, engine: str, entry: str, python: Path, patience: Patience) -> None:
         self._name = f"{engine} under {python}"
         self._patience = patience
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, `close` closes it
         self._lines: queue.Queue[str | None] = queue.Queue()
-        boot = BOOT % (OLDEST_PYTHON, ".".join(map(str, OLDEST_PYTHON)))
+        boot = BOOT % (OLDEST_PYTHON, ".".join(map(str, OLDEST_PYTHON)), serve.__name__)
         try:
             self._child = subprocess.Popen(
                 # -I: neither the folder kvcheck was started in nor variables meant for kvcheck's own interpreter count.
-                [str(python), "-I", "-u", "-c", boot, SOURCE, engine],
+                [str(python), "-I", "-u", "-c", boot, SOURCE, entry],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,

@@ -18,13 +18,13 @@ from typing import IO
 
 import torch
 
-from kvcheck.core.targets.engines import ENGINES, streams
+from kvcheck.core.record import Evidence
+from kvcheck.core.targets.engines import streams
 from kvcheck.core.targets.engines.guard import Fault, attempt
 from kvcheck.core.targets.engines.names import Names
 from kvcheck.core.targets.engines.probe import EngineSpec, Probe, ProbeRow, Rig, load, run
 from kvcheck.core.targets.engines.stubs import Stubs
 from kvcheck.core.targets.engines.wire import Ask, Hello, Refusal, Reply, decode, encode
-from kvcheck.core.record import Evidence
 from kvcheck.core.workload.mix import Mix
 
 VARIABLES = {
@@ -97,9 +97,11 @@ def _seed(row: ProbeRow, ask: Ask) -> int:
     return Mix(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
 
 
-def serve(engine: str, asks: IO[str], answers: IO[str]) -> None:
+def serve(entry: str, asks: IO[str], answers: IO[str]) -> None:
     """Say hello, then answer until there are no more questions."""
-    server = Server(ENGINES.load(engine))
+    spec = load(entry)
+    assert isinstance(spec, EngineSpec)
+    server = Server(spec)
     greeting = server.start()
     _say(answers, encode(greeting))
     if isinstance(greeting, Refusal):
@@ -115,11 +117,11 @@ def _say(answers: IO[str], line: str) -> None:
     answers.flush()
 
 
-def main(engine: str) -> None:
+def main(entry: str) -> None:
     """The child's life."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for name, value in VARIABLES.items():
         os.environ[name] = value
     torch.set_num_threads(1)
-    serve(engine, sys.stdin, answers)
+    serve(entry, sys.stdin, answers)

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,14 +44,14 @@ class Judge:
         self.counts[name] = self.counts.get(name, 0) + more
 
     def find(self, code: str, oracle: str, message: str, **more: object) -> None:
-        """A finding; the first of a code and buffer is kept."""
-        buffer = more.get("buffer")
-        if not any((each.code, each.buffer) == (code, buffer) for each in self.findings):
+        """A finding; the first of a code, buffer and lane is kept."""
+        place = (code, more.get("buffer"), more.get("lane"))
+        if place not in [(each.code, each.buffer, each.lane) for each in self.findings]:
             self.findings.append(Finding(code=code, oracle=oracle, message=message, **more))  # type: ignore[arg-type]
 
     def evidence(self) -> Evidence:
         """For the record. events: reads that were judged."""
-        return Evidence(schedules=1, events=self.reads, words_verified=dict(self.words), **self.counts)  # type: ignore[arg-type]
+        return Evidence(schedules=1, events=self.reads, words_verified=dict(self.words), **self.counts)
 
     def compare(
         self,
@@ -62,36 +62,42 @@ class Judge:
         positions: Sequence[int],
         ids: Sequence[int],
         when: str,
+        part: torch.Tensor | None = None,
         code: str | None = None,
-    ) -> bool:
-        """Compare rows with the request's content; whether they are right. code: of a row that is foreign or stale."""
+        lane: str | None = None,
+    ) -> int:
+        """Compare rows with the request's content; how many are right. part: bytes of a row that count, [bytes] bool.
+
+        code: of a row that is foreign, stale or was never written, where another code says more. lane: who read it.
+        """
         site = Site(held.unit, held.name, "", held.layer)
         wanted = content(site, request, positions, seen.shape[1])
+        if part is not None:
+            seen = torch.where(part, seen, wanted)
         self.reads += 1
-        self.words[held.name] = self.words.get(held.name, 0) + seen.numel() // 8
+        size = seen.numel() if part is None else int(part.sum()) * len(seen)
+        self.words[held.name] = self.words.get(held.name, 0) + size // 8
         wrong = torch.nonzero((seen != wanted).any(1)).view(-1)
-        if not len(wrong):
-            return True
-        row = int(wrong[0])
-        kind, owner, what = _what(site, seen[row], wanted[row], request, positions[row])
-        self.find(
-            code if code is not None and kind in ("KV101", "KV102", "KV104") else kind,
-            "content",
-            f"{when}: {held.unit} {ids[row]} of {held.name}, layer {held.layer}, {what}; "
-            f"expected request {request}, position {positions[row]}; {len(wrong)} of {len(ids)} rows are wrong",
-            tier="device",
-            buffer=held.name,
-            layer=held.layer,
-            row=int(ids[row]),
-            request=request,
-            seen_request=owner,
-        )
-        return False
+        if len(wrong):
+            row = int(wrong[0])
+            kind, owner, what = _what(site, seen[row], wanted[row], request)
+            self.find(
+                code if code is not None and kind in ("KV101", "KV102", "KV104") else kind,
+                "content",
+                f"{when}: {held.unit} {ids[row]} of {held.name}, layer {held.layer}, {what}; "
+                f"expected request {request}, position {positions[row]}; {len(wrong)} of {len(ids)} rows are wrong",
+                tier="device",
+                buffer=held.name,
+                layer=held.layer,
+                row=int(ids[row]),
+                request=request,
+                seen_request=owner,
+                lane=lane,
+            )
+        return len(ids) - len(wrong)
 
 
-def _what(
-    site: Site, seen: torch.Tensor, wanted: torch.Tensor, request: int, position: int
-) -> tuple[str, int | None, str]:
+def _what(site: Site, seen: torch.Tensor, wanted: torch.Tensor, request: int) -> tuple[str, int | None, str]:
     """Code, owner and words of a row that is not what it should be."""
     whole = len(seen) // 8 * 8
     words = seen[:whole].clone().view(torch.int64).tolist()
@@ -125,17 +131,32 @@ class Stamps:
                 held.rows[at] = content(site, request, range(first, first + len(at)), held.rows.shape[1])
 
     def check(
-        self, judge: Judge, request: int, unit: str, ids: Sequence[int], *, when: str, first: int = 0
+        self,
+        judge: Judge,
+        request: int,
+        unit: str,
+        ids: Sequence[int],
+        *,
+        when: str,
+        first: int = 0,
+        part: Callable[[int], torch.Tensor | None] | None = None,
     ) -> tuple[str, ...]:
-        """Compare these units of every buffer; the buffers of which no row of any layer is right, which are findings."""
+        """Compare these units of every buffer that has them; the buffers of which nothing at all was right.
+
+        part: row size -> bytes that count, None where the buffer has no such rows.
+        """
         at = torch.as_tensor(list(ids), dtype=torch.int64)
-        positions = range(first, first + len(at))
-        whole: dict[str, bool] = {}
+        right: dict[str, int] = {}
         for held in self.found.held:
-            if held.unit == unit and len(at):
-                seen = held.rows[at]
-                judge.compare(held, seen, request=request, positions=positions, ids=list(ids), when=when)
-                site = Site(held.unit, held.name, "", held.layer)
-                some = bool((seen == content(site, request, positions, seen.shape[1])).all(1).any())
-                whole[held.name] = whole.get(held.name, False) or some
-        return tuple(name for name, came in whole.items() if not came)
+            counts = part(held.rows.shape[1]) if part is not None else None
+            if held.unit == unit and len(at) and (part is None or counts is not None):
+                right[held.name] = right.get(held.name, 0) + judge.compare(
+                    held,
+                    held.rows[at],
+                    request=request,
+                    positions=range(first, first + len(at)),
+                    ids=list(ids),
+                    when=when,
+                    part=counts,
+                )
+        return tuple(name for name, count in right.items() if not count)

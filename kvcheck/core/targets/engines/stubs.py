@@ -1,8 +1,9 @@
 """Stubs: stand-ins for compiled packages that an engine imports at load and a CPU machine does not have.
 
 Invariants:
-- A stub is served only where every other finder has failed, only for a package of the allow-list, and only to a module
-  of the engine or of a stub: what guards an import on behalf of another library still fails as it should.
+- A stub is served only where every other finder has failed, only for a package of the allow-list, and only where a
+  module of the engine asked for the package: what another library guards for itself still fails as it should. Once the
+  package is there, everybody finds the rest of it, or half of it would be there.
 - Every module that was served and every call of something in it is recorded; a call inside a window is no evidence.
 """
 
@@ -55,7 +56,8 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """A stand-in, if this package may have one and the engine asks."""
-        if fullname.partition(".")[0] not in self._allowed or not self._is_asked_by_engine():
+        package = fullname.partition(".")[0]
+        if package not in self._allowed or not (package in self.served or self._is_asked_by_engine()):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -71,8 +73,8 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             name = str(frame.f_globals.get("__name__", ""))
-            if not name.startswith("importlib") and name != "_frozen_importlib" and "importlib" not in name:
-                return name.partition(".")[0] == self._package or name in self.served
+            if name.partition(".")[0] not in ("importlib", "_frozen_importlib"):
+                return name.partition(".")[0] == self._package
             frame = frame.f_back
         return False
 

@@ -32,6 +32,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     # Requests, and how one is saved on retraction.
     "request": ("sglang.srt.managers.schedule_batch:Req",),
+    "request.sampling": ("sglang.srt.sampling.sampling_params:SamplingParams",),
     "request.save": ("sglang.srt.managers.schedule_batch:Req.offload_kv_cache",),
     "request.load": ("sglang.srt.managers.schedule_batch:Req.load_kv_cache",),
     # Metadata of a transfer.

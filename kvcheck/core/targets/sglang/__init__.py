@@ -1,0 +1,52 @@
+"""SGLang as a target: what is stood in for, where its names are, and the probes that try it.
+
+Invariants:
+- A new probe is a module and a row here; nothing else changes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvcheck.core.targets.engines.probe import EngineSpec, ProbeRow
+from kvcheck.core.targets.sglang.names import NAMES
+
+_POOLS = ("mha", "mla", "nsa", "swa", "mamba")
+
+SGLANG: Final = EngineSpec(
+    name="sglang",
+    package="sglang",
+    stubs=("sgl_kernel", "torchvision", "tvm_ffi"),
+    table=NAMES,
+    prepare="kvcheck.core.targets.sglang.runtime:prepare",
+    probes=(
+        ProbeRow(
+            name="pool-copy",
+            scenario="retract-resume",
+            subjects=_POOLS,
+            entry="kvcheck.core.targets.sglang.pool_copy:PoolCopy",
+            shows="every tensor of a pool comes back by get_cpu_copy and load_cpu_copy, after others used its pages",
+        ),
+        ProbeRow(
+            name="retract",
+            scenario="retract-resume",
+            subjects=_POOLS,
+            entry="kvcheck.core.targets.sglang.retract:Retract",
+            shows="the same through Req.offload_kv_cache and load_kv_cache, with the scheduler's allocator and rows",
+        ),
+        ProbeRow(
+            name="metadata",
+            scenario="retract-resume",
+            subjects=("get-buf",),
+            entry="kvcheck.core.targets.sglang.metadata:MetadataSlots",
+            shows="what get_buf returned stays as it was when its slot is given to another request",
+        ),
+        ProbeRow(
+            name="layer-wait",
+            scenario="hicache",
+            subjects=("mha", "mla", "nsa"),
+            entry="kvcheck.core.targets.sglang.layer_wait:LayerWait",
+            shows="every reader of a pool waits for its layer's load before it reads",
+        ),
+    ),
+)

@@ -1,0 +1,145 @@
+"""Probe metadata: what was read from a metadata slot, after the slot has become another request's.
+
+Invariants:
+- Rows are delivered as a transfer delivers them, byte by byte into every field of the buffers, and by set_buf.
+- Which field a returned tensor is of is found by its bytes; what is of no field is named and not judged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kvcheck.core.targets.engines.calls import fitted
+from kvcheck.core.targets.engines.guard import CannotDrive
+from kvcheck.core.targets.engines.probe import Rig
+from kvcheck.core.targets.engines.stamps import Stamps, content
+from kvcheck.core.targets.engines.tensors import Held, inventory
+from kvcheck.core.targets.sglang.retract import make_request
+from kvcheck.core.workload.content import Site
+
+SLOTS = 5
+HIDDEN = 48
+FIRST, SECOND = 1, 2
+TOP_K = 4
+
+
+class MetadataSlots:
+    """get_buf and set_buf over slots that are reused."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """Buffers and the allocator of their slots; a request, for set_buf."""
+        return ("metadata.buffers", "metadata.slots", "request", "request.sampling")
+
+    def control(self, rig: Rig) -> None:
+        """A slot that nobody else gets is read as it was delivered."""
+        buffers, stamps, slots = make(rig)
+        slot = slots.alloc()
+        stamps.write(FIRST, "slot", (slot,))
+        got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
+        judge(rig, fields(rig, stamps, got, slot), slot, "read at once")
+
+    def measure(self, rig: Rig) -> None:
+        """A slot read, freed, and delivered into for another request."""
+        buffers, stamps, slots = make(rig)
+        for _ in range(rig.mix.below(SLOTS)):
+            slots.free(slots.alloc())  # the queue of free slots begins somewhere
+        slot = slots.alloc()
+        stamps.write(FIRST, "slot", (slot,))
+        got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
+        held = fields(rig, stamps, got, slot)
+        rig.measured(lambda: slots.free(slot), "free")
+        again = next((each for each in (slots.alloc() for _ in range(SLOTS)) if each == slot), None)
+        if again is None:
+            raise CannotDrive(f"slot {slot} was not handed out again within {SLOTS} turns")
+        if rig.mix.chance(1, 2):
+            stamps.write(SECOND, "slot", (slot,))
+            when = "read, and its slot then delivered into for another request"
+        else:
+            set_for(rig, buffers, stamps, slot)
+            when = "read, and its slot then written by set_buf for another request"
+        rig.judge.count("requests", 2)
+        rig.judge.count("foreign_reuses")
+        for field, tensor in held:
+            if tensor.untyped_storage().data_ptr() == field.rows.untyped_storage().data_ptr():
+                text = f"get_buf returned {field.name} of slot {slot} as a view of the buffer, whose slot is reused"
+                rig.judge.find("KV305", "aliasing", text, buffer=field.name, row=slot, request=FIRST)
+        judge(rig, held, slot, when)
+
+
+def make(rig: Rig) -> tuple[Any, Stamps, Any]:
+    """Buffers, stamps over all their fields, and the allocator of slots."""
+    offered = {
+        "size": SLOTS,
+        "hidden_size": HIDDEN,
+        "hidden_states_dtype": torch.bfloat16,
+        "max_top_logprobs_num": 24,
+        "max_sampling_mask_tokens": 24,
+        "custom_mem_pool": None,
+    }
+    buffers = fitted(rig.names["metadata.buffers"], offered)
+    found = inventory(buffers, rig.package, {"slot": SLOTS})
+    if not found.held or found.unknown:
+        raise CannotDrive(f"metadata buffers hold {len(found.held)} fields; unknown: {'; '.join(found.unknown)}")
+    return buffers, Stamps(found), fitted(rig.names["metadata.slots"], {"size": SLOTS})
+
+
+def fields(rig: Rig, stamps: Stamps, got: Any, slot: int) -> list[tuple[Held, torch.Tensor]]:
+    """The returned tensors, each with the field that it holds a row of."""
+    pairs = []
+    tensors = [each for each in _flat(got) if isinstance(each, torch.Tensor)]
+    for tensor in tensors:
+        seen = _bytes(tensor)
+        field = next(
+            (each for each in stamps.found.held if torch.equal(each.rows[slot, : len(seen)], seen)),
+            None,
+        )
+        if field is None:
+            rig.judge.notes.append(f"get_buf returned {list(tensor.shape)}, which is no row of a field; not judged")
+        else:
+            pairs.append((field, tensor))
+    lost = {each.name for each in stamps.found.held} - {field.name for field, _ in pairs}
+    if lost:
+        rig.judge.notes.append(f"get_buf did not return {', '.join(sorted(lost))}")
+    return pairs
+
+
+def judge(rig: Rig, held: list[tuple[Held, torch.Tensor]], slot: int, when: str) -> None:
+    """Every tensor still holds the first request's row."""
+    for field, tensor in held:
+        seen = _bytes(tensor)[None]
+        rig.judge.compare(field, seen, request=FIRST, positions=(0,), ids=(slot,), when=when)
+
+
+def set_for(rig: Rig, buffers: Any, stamps: Stamps, slot: int) -> None:
+    """The second request's first token and draft state, by the engine's own set_buf."""
+    request = make_request(rig, 3)
+    request.metadata_buffer_index = slot
+    request.bootstrap_room = 77
+    request.hidden_states_tensor = _of(stamps, "output_hidden_states", torch.bfloat16, HIDDEN)
+    request.output_topk_p = torch.full((TOP_K,), 0.25)
+    request.output_topk_index = torch.arange(TOP_K)
+    rig.measured(lambda: buffers.set_buf(request), "set_buf")
+
+
+def _of(stamps: Stamps, name: str, dtype: torch.dtype, size: int) -> torch.Tensor:
+    field = next((each for each in stamps.found.held if each.name == name), None)
+    if field is None:
+        raise CannotDrive(f"metadata buffers have no {name}")
+    site = Site(field.unit, field.name, "", field.layer)
+    return content(site, SECOND, (0,), field.rows.shape[1])[0].clone().view(dtype)[:size]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [inner for each in value for inner in _flat(each)]
+    if isinstance(value, dict):
+        return [inner for each in value.values() for inner in _flat(each)]
+    if hasattr(value, "__dict__") and not isinstance(value, torch.Tensor):
+        return [inner for each in vars(value).values() for inner in _flat(each)]
+    return [value]
