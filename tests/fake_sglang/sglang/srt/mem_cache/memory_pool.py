@@ -1,0 +1,104 @@
+"""Pools and the table of rows."""
+
+import sgl_kernel
+import torch
+
+from sglang import has_fault
+
+
+class ReqToTokenPool:
+    def __init__(self, size, max_context_len, device, enable_memory_saver):
+        self.req_to_token = torch.zeros((size + 1, max_context_len), dtype=torch.int32)
+        self.free_slots = list(range(1, size + 1))
+
+    def alloc(self, reqs):
+        for req in reqs:
+            req.req_pool_idx = self.free_slots.pop(0)
+        return [req.req_pool_idx for req in reqs]
+
+    def free(self, req):
+        self.free_slots.append(req.req_pool_idx)
+
+    def write(self, indices, values):
+        self.req_to_token[indices] = values
+
+
+class KVCache:
+    def __init__(self, size, page_size, layer_num):
+        self.page_size = page_size
+        self.layer_num = layer_num
+        self.counter = None
+
+    def register_layer_transfer_counter(self, counter):
+        self.counter = counter
+
+    def wait(self, layer_id):
+        if self.counter is not None:
+            self.counter.wait_until(layer_id)
+
+
+class MHATokenToKVPool(KVCache):
+    def __init__(self, size, page_size, dtype, head_num, head_dim, layer_num, device, enable_memory_saver):
+        super().__init__(size, page_size, layer_num)
+        shape = (size + page_size, head_num, head_dim)
+        self.k_buffer = [torch.zeros(shape, dtype=dtype) for _ in range(layer_num)]
+        self.v_buffer = [torch.zeros(shape, dtype=dtype) for _ in range(layer_num)]
+
+    def get_key_buffer(self, layer_id):
+        self.wait(layer_id)
+        return self.k_buffer[layer_id]
+
+    def get_kv_buffer(self, layer_id):
+        self.wait(layer_id)
+        return self.k_buffer[layer_id], self.v_buffer[layer_id]
+
+    def get_cpu_copy(self, indices, mamba_indices=None):
+        if has_fault("plainest-raises"):
+            raise RuntimeError("no copies today")
+        return [(k[indices], v[indices]) for k, v in zip(self.k_buffer, self.v_buffer, strict=True)]
+
+    def load_cpu_copy(self, copy, indices, mamba_indices=None):
+        torch.cuda.synchronize()
+        for layer, (k, v) in enumerate(copy):
+            self.k_buffer[layer][indices] = k
+            self.v_buffer[layer][indices] = v
+
+
+class NSATokenToKVPool(KVCache):
+    def __init__(self, size, page_size, kv_lora_rank, dtype, qk_rope_head_dim, layer_num, index_head_dim):
+        super().__init__(size, page_size, layer_num)
+        row, page = kv_lora_rank + qk_rope_head_dim, page_size * (index_head_dim + 4)
+        self.kv_buffer = [torch.zeros((size + page_size, 1, row), dtype=dtype) for _ in range(layer_num)]
+        pages = (size + page_size) // page_size
+        self.index_k = [torch.zeros((pages, page), dtype=torch.uint8) for _ in range(layer_num)]
+
+    def get_key_buffer(self, layer_id):
+        self.wait(layer_id)
+        return self.kv_buffer[layer_id]
+
+    def get_index_buffer(self, layer_id):
+        if not has_fault("no-wait"):
+            self.wait(layer_id)
+        return self.index_k[layer_id]
+
+    def get_cpu_copy(self, indices, mamba_indices=None):
+        if has_fault("stub-in-path"):
+            sgl_kernel.copy_rows(self.kv_buffer, indices)
+        if has_fault("family-raises") and len(indices) % self.page_size:
+            raise RuntimeError("a last page in part")
+        pages = indices[:: self.page_size] // self.page_size
+        if has_fault("part-page-lost"):
+            pages = pages[: len(indices) // self.page_size]
+        kept = [index[pages] for index in self.index_k]
+        return [kv[indices] for kv in self.kv_buffer], None if has_fault("index-lost") else kept
+
+    def load_cpu_copy(self, copy, indices, mamba_indices=None):
+        pages = indices[:: self.page_size] // self.page_size
+        for layer in range(self.layer_num):
+            self.kv_buffer[layer][indices] = copy[0][layer]
+            if copy[1] is not None:
+                self.index_k[layer][pages[: len(copy[1][layer])]] = copy[1][layer]
+
+
+if has_fault("renamed"):
+    del NSATokenToKVPool

@@ -1,0 +1,251 @@
+"""Parts of the engine frame alone: stand-in streams, stand-in packages, names, tensors found by looking, content.
+
+Invariants:
+- Nothing here patches torch or imports an engine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from kvcheck.core.targets.engines.calls import fitted
+from kvcheck.core.targets.engines.guard import CannotDrive, Fault, attempt
+from kvcheck.core.targets.engines.names import Names
+from kvcheck.core.targets.engines.probe import Rig, run
+from kvcheck.core.targets.engines.stamps import Judge, Stamps
+from kvcheck.core.targets.engines.streams import EAGER, LAZY, RANDOM, Machine, SideEvent, SideStream
+from kvcheck.core.targets.engines.stubs import Stubs
+from kvcheck.core.targets.engines.tensors import inventory
+from kvcheck.core.targets.engines.wire import decode
+from kvcheck.core.workload.mix import Mix
+
+ENGINE = "an_engine"
+UNITS = {"token": 12, "state": 5}
+
+
+@pytest.fixture
+def machine() -> Machine:
+    made = Machine()
+    SideStream.machine = SideEvent.machine = made
+    return made
+
+
+@pytest.fixture
+def stubs() -> Iterator[Stubs]:
+    made = Stubs(ENGINE, ("a_kernel",))
+    made.install()
+    yield made
+    made.uninstall()
+
+
+def as_module(name: str, source: str) -> ModuleType:
+    """A module of that name that runs this source."""
+    module = ModuleType(name)
+    exec(source, module.__dict__)
+    return module
+
+
+def queued(machine: Machine, order: str, seed: int = 1) -> tuple[list[int], list[SideEvent]]:
+    """Six pieces on a side stream, an event behind each."""
+    machine.reset(order, seed)
+    done: list[int] = []
+    events = [SideEvent() for _ in range(6)]
+    with machine.on(SideStream()):
+        for number, event in enumerate(events):
+            machine.queue(lambda number=number: done.append(number))  # type: ignore[misc]
+            event.record()
+    return done, events
+
+
+def test_lazy_work_runs_as_far_as_somebody_waits(machine: Machine) -> None:
+    done, events = queued(machine, LAZY)
+    assert done == [] and not events[2].query()
+    machine.current.wait_event(events[2])
+    assert done == [0, 1, 2] and events[2].query() and not events[3].query()
+    machine.synchronize()
+    assert done == [0, 1, 2, 3, 4, 5]
+
+
+def test_eager_work_runs_at_once(machine: Machine) -> None:
+    assert queued(machine, EAGER)[0] == [0, 1, 2, 3, 4, 5]
+
+
+def test_random_work_follows_its_seed(machine: Machine) -> None:
+    runs = [tuple(queued(machine, RANDOM, seed)[0]) for seed in range(12)]
+    assert runs == [tuple(queued(machine, RANDOM, seed)[0]) for seed in range(12)]
+    assert len({len(run) for run in runs}) > 2 and all(run == tuple(range(len(run))) for run in runs)
+
+
+def test_wait_of_a_side_stream_orders_it_and_nobody_else(machine: Machine) -> None:
+    done, events = queued(machine, LAZY)
+    other = SideStream()
+    other.wait_event(events[0])
+    with machine.on(other):
+        machine.queue(lambda: done.append(9))
+    assert done == []
+    other.synchronize()
+    assert done == [0, 9]
+
+
+def test_wait_binds_to_the_record_at_that_time(machine: Machine) -> None:
+    machine.reset(LAZY, 0)
+    done: list[str] = []
+    side, event = SideStream(), SideEvent()
+    machine.current.wait_event(event)  # never recorded: nothing to wait for
+    with side:
+        machine.queue(lambda: done.append("first"))
+        event.record()
+    bound = event.mark()
+    with side:
+        machine.queue(lambda: done.append("second"))
+        event.record()
+    bound()
+    assert done == ["first"]
+    event.synchronize()
+    assert done == ["first", "second"]
+
+
+def test_stub_is_served_to_the_engine_alone(stubs: Stubs) -> None:
+    with pytest.raises(ModuleNotFoundError):
+        as_module("a_library", "import a_kernel")
+    with pytest.raises(ModuleNotFoundError):
+        as_module(f"{ENGINE}.part", "import another_kernel")
+    module = as_module(f"{ENGINE}.part", "from a_kernel.ops import run\nclass Mine(run.Base): pass")
+    assert list(stubs.served) == ["a_kernel", "a_kernel.ops"] and not stubs.calls
+    assert module.Mine.__mro__[1] is object
+    as_module("a_library", "import a_kernel.more")  # it is there by now, so all of it is
+
+
+def test_calls_of_stubs_are_counted_and_seen_by_open_windows(stubs: Stubs) -> None:
+    module = as_module(f"{ENGINE}.part", "import a_kernel\na_kernel.load()\ndef go(): return a_kernel.copy(1).more()")
+    with stubs.window() as called:
+        module.go()
+    module.go()
+    assert called == {"a_kernel.copy": 1, "a_kernel.copy().more": 1}
+    assert stubs.calls["a_kernel.copy"] == 2 and stubs.calls["a_kernel.load"] == 1
+
+
+def test_real_package_is_never_stood_in_for() -> None:
+    made = Stubs(ENGINE, ("json",))
+    made.install()
+    try:
+        assert as_module(f"{ENGINE}.part", "import json").json.dumps([1]) == "[1]" and not made.served
+    finally:
+        made.uninstall()
+
+
+def test_names_are_tried_in_order_and_what_is_missing_is_named() -> None:
+    names = Names({"new": ("json:nope", "json:dumps"), "method": ("json:JSONEncoder.encode",), "gone": ("no.such:x",)})
+    assert names.find("new").place == "json:dumps" and names["method"].__name__ == "encode"
+    with pytest.raises(CannotDrive, match=r"no gone \(tried no.such:x: ModuleNotFoundError"):
+        names.require(("new", "gone"))
+
+
+def test_fault_of_the_engine_is_told_from_a_wrong_call_of_ours() -> None:
+    module = as_module(f"{ENGINE}.part", "def bad(): return [][1]\ndef bare(x): return x.nothing")
+    bad = attempt(module.bad, ENGINE)
+    assert isinstance(bad, Fault) and bad.is_engine and bad.where.startswith(f"{ENGINE}.part, line 1")
+    bare = attempt(lambda: module.bare(SimpleNamespace()), ENGINE)
+    assert isinstance(bare, Fault) and not bare.is_engine
+    ours = attempt(lambda: fitted(lambda x: x / 0, {"x": 1}), ENGINE)
+    assert isinstance(ours, Fault) and not ours.is_engine
+
+
+def test_parameters_are_filled_by_name() -> None:
+    def wants(size: int, *, page: int = 2, **rest: int) -> tuple[int, int, dict[str, int]]:
+        return size, page, rest
+
+    assert fitted(wants, {"size": 1, "page": 5, "other": 6}) == (1, 5, {})
+    with pytest.raises(CannotDrive, match="wants asks for size, which no probe knows"):
+        fitted(wants, {"page": 5})
+
+
+def pool() -> object:
+    """An object of the engine with buffers here, below and stacked, and a few that are none."""
+    inner = type("Inner", (), {"__module__": f"{ENGINE}.inner"})()
+    inner.states = torch.zeros(2, 5, 4)
+    made = type("Pool", (), {"__module__": f"{ENGINE}.pool"})()
+    made.k = [torch.zeros(12, 2, 8) for _ in range(2)]
+    made.inner = inner
+    made.alias = made.k[0]
+    made.pointers = torch.zeros(12, dtype=torch.int64)
+    return made
+
+
+def test_tensors_are_found_wherever_they_hang() -> None:
+    found = inventory(pool(), ENGINE, UNITS)
+    assert [(each.name, each.layer, each.unit) for each in found.held] == [
+        ("k", 0, "token"),
+        ("k", 1, "token"),
+        ("inner.states", 0, "state"),
+        ("inner.states", 1, "state"),
+    ]
+    assert found.unknown == ()
+
+
+def test_tensor_that_fits_no_unit_is_named() -> None:
+    made = pool()
+    made.odd = torch.zeros(7, 3)  # type: ignore[attr-defined]
+    assert inventory(made, ENGINE, UNITS).unknown == ("odd[0]: [7, 3]",)
+
+
+@pytest.mark.parametrize(
+    ("harm", "code", "seen"),
+    [
+        (lambda stamps: stamps.write(2, "token", (3, 4)), "KV102", 2),
+        (lambda stamps: stamps.write(1, "token", (3, 4), first=5), "KV301", 1),
+        (lambda stamps: stamps.found.held[0].rows[4].zero_(), "KV104", None),
+        (lambda stamps: stamps.found.held[0].rows[4].fill_(7), "KV105", None),
+        (lambda stamps: stamps.found.held[0].rows[4, :8].fill_(7), "KV103", None),
+    ],
+)
+def test_wrong_row_is_named_by_what_it_holds(harm: object, code: str, seen: int | None) -> None:
+    stamps, judge = Stamps(inventory(pool(), ENGINE, UNITS)), Judge()
+    stamps.write(1, "token", (3, 4))
+    assert stamps.check(judge, 1, "token", (3, 4), when="before") == () and not judge.findings
+    harm(stamps)  # type: ignore[operator]
+    stamps.check(judge, 1, "token", (3, 4), when="after")
+    assert (judge.findings[0].code, judge.findings[0].seen_request) == (code, seen)
+    assert judge.words == {"k": 2 * 2 * 2 * 8} and judge.reads == 4
+
+
+class Empty:
+    """A probe that compares nothing."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        return ()
+
+    def control(self, rig: Rig) -> None:
+        rig.judge.words["x"] = 1 if rig.subject == "driven" else 0
+
+    def measure(self, rig: Rig) -> None:
+        rig.judge.notes.append("measured")
+
+
+@pytest.mark.parametrize(("subject", "why"), [("driven", "nothing was judged"), ("idle", "judged nothing")])
+def test_probe_without_evidence_is_no_pass(subject: str, why: str, machine: Machine) -> None:
+    rig = Rig(
+        package=ENGINE,
+        names=Names({}),
+        machine=machine,
+        stubs=Stubs(ENGINE, ()),
+        subject=subject,
+        schedule=0,
+        mix=Mix(1),
+    )
+    assert why in str(run(Empty(), rig)) and rig.judge.evidence().words_verified == {}
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", '{"hello": 1}', '{"reply": {}}', '{"x": {}}', "[" * 5000, "nan"])
+def test_line_of_no_form_is_refused(line: str) -> None:
+    with pytest.raises((ValueError, RecursionError)):
+        decode(line)
+
+
+def test_this_process_has_its_own_torch() -> None:
+    assert torch.cuda.Stream is not SideStream and "sglang" not in sys.modules

@@ -1,0 +1,229 @@
+"""Installed engines: the frame, the probes' verdicts and the exit codes, on a stand-in engine with one fault at a time.
+
+Invariants:
+- The good stand-in passes what each fault fails, by the same asks.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+from fake_engine import HELLO, environment, interpreter, put_fault
+
+from kvcheck.commands.main import run
+from kvcheck.core.errors import UnknownVerdict, UsageError
+from kvcheck.core.stress.engines import EngineRunner
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.targets.engines.process import EngineProcess, Patience
+from kvcheck.core.targets.engines.wire import Ask, Reply
+from kvcheck.core.targets.installed import parse_target
+
+SCHEMA = json.loads((Path(__file__).parent.parent / "reports" / "run.schema.json").read_text(encoding="utf-8"))
+SCHEDULES = 4
+GOOD = ""
+FAULTS = [
+    ("index-lost", "pool-copy.nsa", {"KV102", "KV304"}),
+    ("index-lost", "retract.nsa", {"KV102", "KV304"}),
+    ("part-page-lost", "retract.nsa", {"KV102"}),
+    ("family-raises", "retract.nsa", {"KV902"}),
+    ("views", "metadata.get-buf", {"KV305", "KV102", "KV103"}),
+    ("no-wait", "layer-wait.nsa", {"KV201"}),
+]
+NO_EVIDENCE = [
+    ("stub-in-path", "pool-copy.nsa", "called stand-ins, which move no bytes: sgl_kernel.copy_rows"),
+    (
+        "plainest-raises",
+        "retract.nsa",
+        "the control case failed: offload_kv_cache raised RuntimeError: no copies",
+    ),
+    (GOOD, "pool-copy.swa", "this release has no pool.swa (tried sglang.srt.mem_cache.swa_memory_pool:SWAKVPool"),
+]
+BROKEN = {
+    "garbage": ("echo Python 2.7", "said 'Python 2.7\\n', which is no answer", "none"),
+    "another form": ("""echo '{"hello": {"engine": 7}}'""", "is no answer (hello: the key", "none"),
+    "no greeting": ("""echo '{"ask": {"probe": "x", "subject": "y", "seed": 1, "schedule": 0}}'""", "said ask", "none"),
+    "death": ("echo out of luck >&2; exit 3", "ended with status 3: getting ready", "out of luck"),
+    "silence": ("echo thinking >&2; sleep 60", "said nothing for 0.5 s: getting ready", "thinking"),
+    "death later": (f"echo '{HELLO}'; read ask; echo gone >&2; exit 4", "ended with status 4: retract on nsa", "gone"),
+    "hang later": (
+        f"echo '{HELLO}'; read ask; echo stuck >&2; sleep 60",
+        "said nothing for 0.5 s: retract on",
+        "stuck",
+    ),
+    "greets again": (f"echo '{HELLO}'; read ask; echo '{HELLO}'; sleep 60", "said hello instead of an answer", "none"),
+}
+
+
+def ask_of(shape: str, schedule: int = 0) -> Ask:
+    probe, _, subject = shape.partition(".")
+    return Ask(probe=probe, subject=subject, seed=1, schedule=schedule)
+
+
+def first_bad(child: EngineProcess, shape: str) -> Reply:
+    """The first schedule that is no pass, or the last."""
+    replies = [child.ask(ask_of(shape, number)) for number in range(SCHEDULES)]
+    return next((reply for reply in replies if reply.findings or reply.unknown), replies[-1])
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("fake") / "env", GOOD)
+
+
+@pytest.fixture(scope="module")
+def child(fake: Path) -> Iterator[EngineProcess]:
+    started = parse_target(f"sglang:{fake}").start(Patience())
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize(("fault", "shape", "codes"), FAULTS)
+def test_fault_is_found_and_its_absence_passes(
+    child: EngineProcess, fake: Path, fault: str, shape: str, codes: set[str]
+) -> None:
+    put_fault(fake, GOOD)
+    good = first_bad(child, shape)
+    assert (good.findings, good.unknown) == ((), None)
+    assert all(count > 0 for count in good.evidence.words_verified.values()) and good.evidence.events
+    put_fault(fake, fault)
+    bad = first_bad(child, shape)
+    assert {finding.code for finding in bad.findings} == codes, bad
+
+
+@pytest.mark.parametrize(("fault", "shape", "why"), NO_EVIDENCE)
+def test_what_is_no_evidence_is_unknown_and_says_why(
+    child: EngineProcess, fake: Path, fault: str, shape: str, why: str
+) -> None:
+    put_fault(fake, fault)
+    reply = child.ask(ask_of(shape))
+    assert not reply.findings and reply.unknown is not None and why in reply.unknown
+
+
+def test_finding_names_the_owner_and_the_place(child: EngineProcess, fake: Path) -> None:
+    put_fault(fake, "index-lost")
+    finding = child.ask(ask_of("retract.nsa")).findings[0]
+    assert (finding.code, finding.buffer, finding.layer) == ("KV102", "index_k", 0)
+    assert (finding.request, finding.seen_request) == (1, 3)
+
+
+def test_equal_asks_have_equal_answers(child: EngineProcess, fake: Path) -> None:
+    put_fault(fake, "no-wait")
+    replies = [child.ask(ask_of("layer-wait.nsa", 1)) for _ in range(20)]
+    assert replies[0].findings and replies == [replies[0]] * 20
+    assert child.ask(ask_of("layer-wait.nsa", 2)) != replies[0]
+
+
+def test_every_reader_of_a_layer_is_tried(child: EngineProcess, fake: Path) -> None:
+    put_fault(fake, "no-wait")
+    reply = child.ask(ask_of("layer-wait.nsa"))
+    assert [finding.lane for finding in reply.findings] == ["get_index_buffer"]
+    assert reply.evidence.orderings_checked == 2 * 3  # two readers, three layers
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_child_that_breaks_is_unknown_with_its_last_line(name: str, tmp_path: Path) -> None:
+    script, why, last = BROKEN[name]
+    target = f"sglang:{interpreter(tmp_path / 'env', script)}"
+    with pytest.raises(UnknownVerdict) as told:
+        started = parse_target(target).start(Patience(start_s=0.5, answer_s=0.5))
+        started.ask(ask_of("retract.nsa"))
+    assert why in str(told.value) and str(told.value).endswith(f"its last line: {last}")
+
+
+def test_lost_child_makes_one_schedule_unknown(tmp_path: Path) -> None:
+    env = interpreter(tmp_path / "env", f"echo '{HELLO}'; read ask; exit 5")
+    runner = EngineRunner(f"sglang:{env}", Patience(start_s=5, answer_s=5))
+    plan = Plan(scenario="retract-resume", shape="retract.nsa", target=f"sglang:{env}")
+    replies = [runner.run(plan) for _ in range(2)]  # the second has a child of its own
+    runner.close()
+    assert all("ended with status 5" in (reply.unknown or "") for reply in replies)
+
+
+def test_stress_passes_fails_and_replays(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put_fault(fake, "index-lost")
+    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "2", "--out", str(tmp_path)]
+    code = run([*base, "--no-reports", "--shape", "pool-copy.mha", "--shape", "retract.nsa", "--format", "json"])
+    record = json.loads(capsys.readouterr().out)
+    jsonschema.validate(record, SCHEMA)
+    assert code == record["exit_code"] == 1
+    verdicts = {row["id"]: row["verdict"] for row in record["scenarios"]}
+    assert verdicts == {"retract-resume/pool-copy.mha": "pass", "retract-resume/retract.nsa": "fail"}
+    assert record["environment"]["engine"]["engine"] == "sglang"
+    line = record["findings"][0]["schedule"]
+    assert run(["replay", line, "--times", "3"]) == 1
+    assert "STILL FAILS 3/3" in capsys.readouterr().out
+
+
+def test_stress_of_good_engine_passes_where_it_has_all(
+    tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_fault(fake, GOOD)
+    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "1", "--out", str(tmp_path)]
+    assert run([*base, "hicache", "--shape", "layer-wait.mha", "--shape", "layer-wait.nsa"]) == 0
+    assert "2 passed" in capsys.readouterr().out
+
+
+def test_release_with_other_names_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    env = environment(tmp_path / "env", "renamed")
+    base = ["stress", "--target", f"sglang:{env}", "--schedules", "1", "--out", str(tmp_path), "--no-reports"]
+    assert run([*base, "--shape", "retract.nsa"]) == 4
+    out = capsys.readouterr().out
+    assert "KV990: cannot drive: this release has no pool.nsa (tried sglang.srt.mem_cache.memory_pool:NSATokenT" in out
+
+
+def test_environment_without_engine_is_one_line_and_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    env = environment(tmp_path / "env", None)
+    assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
+    told = capsys.readouterr()
+    assert "sglang cannot be imported by" in told.err and "No module named 'sglang'" in told.err
+    assert not told.out and not list(tmp_path.glob("runs/*/run.json"))
+
+
+def test_engine_that_breaks_is_4_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    env = interpreter(tmp_path / "env", "echo Segmentation fault >&2; exit 139")
+    assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
+    assert "ended with status 139: getting ready; its last line: Segmentation fault" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--target", "sglang:/nowhere"], "with an interpreter at DIR/bin/python; found none at /nowhere"),
+        (["--target", "sglang", "--shape", "retract.nope"], "no probe of sglang is left"),
+        (["--target", "sglang", "pd-transfer", "--requests", "5"], "its probes take no requests, got 5"),
+        (["--target", "sglang", "--strategy", "lazy"], "its probes take no strategy, got 'lazy'"),
+        (["--target", "nope"], "unknown target 'nope'; known: builtin, sglang"),
+    ],
+)
+def test_unusable_arguments_are_refused(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["stress", *arguments, "--out", str(tmp_path)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_line_of_no_probe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", "retract-resume:shape=nope.nsa,target=sglang,seed=1"]) == 2
+    assert "sglang has no probe retract-resume:shape=nope.nsa; known: retract-resume:" in capsys.readouterr().err
+
+
+def test_interpreter_itself_may_be_named(tmp_path: Path) -> None:
+    assert parse_target(f"sglang:{sys.executable}").python == Path(sys.executable)
+    assert parse_target("sglang").python == Path(sys.executable)
+    with pytest.raises(UsageError, match="expected sglang, or sglang:DIR"):
+        parse_target("sglang:")
+
+
+def test_help_imports_no_engine_and_no_target() -> None:
+    program = (
+        "import sys, kvcheck.commands.main as m; m.run(['--help']); "
+        "sys.exit(any(n.split('.')[0] == 'sglang' or n.startswith('kvcheck.core.targets') for n in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
