@@ -18,7 +18,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stress bench test gate check format-check lint types format clean
+.PHONY: help setup stress bench test gate engine-env check format-check lint types format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +40,9 @@ gate: $(STAMP) ## prices of the fast parts and a few schedules, judged by report
 	@$(VENV)/bin/kvcheck bench metadata-read $(GATE_BENCH)
 	@$(VENV)/bin/kvcheck bench guarded-read --shape glm-5.1-tiny $(GATE_BENCH)
 	@$(VENV)/bin/kvcheck gate $(GATE_RUNS)/* --budget reports/baselines/cpu.toml --max-time 20 --on-inconclusive warn
+
+engine-env: ## an environment with a release of an engine: make engine-env ENGINE=sglang VERSION=0.5.23 DIR=envs/0.5.23
+	@PYTHON=$(PYTHON) tests/engines/make_env.sh $(ENGINE) $(VERSION) $(DIR) $(BASE)
 
 check: format-check lint types test ## everything CI runs but the gate
 

@@ -1,0 +1,54 @@
+"""Lets SGLang be imported on a CPU without its compiled packages: stand-ins, which raise when they are called.
+
+Imported first by the scripts beside it, which need nothing else but the environment of a release.
+"""
+
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+os.environ["TRITON_INTERPRET"] = "1"
+NAMES = ("sgl_kernel", "torchvision", "tvm_ffi")
+served = set()
+
+
+class Stub(ModuleType):
+    __path__ = []
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Stub(f"{self.__name__}.{name}")
+
+    def __mro_entries__(self, bases):
+        return (object,)
+
+    def __call__(self, *arguments, **named):
+        raise RuntimeError(f"{self.__name__} is not here")
+
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        package, frame = name.partition(".")[0], sys._getframe(1)
+        while "importlib" in frame.f_globals["__name__"]:
+            frame = frame.f_back
+        if package in NAMES and (package in served or frame.f_globals["__name__"].startswith("sglang")):
+            served.add(package)
+            return ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return Stub(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+def publish():
+    """What newer releases want to know before a pool can be made."""
+    from sglang.srt import server_args
+
+    server_args.set_global_server_args_for_scheduler(server_args.ServerArgs(model_path="dummy"))
+
+
+sys.meta_path.append(Finder())

@@ -1,0 +1,143 @@
+"""Real releases of SGLang, where environments with them are named: equal verdicts, turned round by an edit.
+
+    KVCHECK_SGLANG=/envs/sglang-0.5.9:/envs/sglang-0.5.14 pytest tests/test_real_sglang.py
+
+Invariants:
+- Nothing is expected of a version: what a release does is turned round by an edit of a copy of its files, once in each
+  direction that it allows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvcheck.core.targets.engines.process import EngineProcess, Patience
+from kvcheck.core.targets.engines.wire import Ask, Reply
+from kvcheck.core.targets.installed import parse_target
+
+ENVIRONMENTS = [Path(text) for text in os.environ.get("KVCHECK_SGLANG", "").split(":") if text]
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.skipif(not ENVIRONMENTS, reason="KVCHECK_SGLANG names no environment; see tests/engines/make_env.sh"),
+]
+SCHEDULES = 6
+SHAPES = ("retract.nsa", "metadata.get-buf", "layer-wait.nsa")
+POOL = "mem_cache/memory_pool.py"
+INDEX = "mem_cache/index_key_cache.py"
+METADATA = "disaggregation/utils.py"
+WAIT = (
+    "        if self.layer_transfer_counter is not None:\n"
+    "            self.layer_transfer_counter.wait_until(layer_id - self.start_layer)\n"
+)
+READ = "        buf = self.index_k_with_scale_buffer[layer_id - self.start_layer]\n        return"
+SAVE_INDEX = """
+    def get_cpu_copy(self, indices, mamba_indices=None):
+        pages = indices[:: self.page_size] // self.page_size
+        return super().get_cpu_copy(indices), [index[pages] for index in self.index_k_with_scale_buffer]
+
+    def load_cpu_copy(self, copy, indices, mamba_indices=None):
+        super().load_cpu_copy(copy[0], indices)
+        pages = indices[:: self.page_size] // self.page_size
+        for index, kept in zip(self.index_k_with_scale_buffer, copy[1]):
+            index[pages] = kept
+"""
+# shape: (file, pattern, replacement). The first list breaks what is right, the second mends what is wrong.
+BREAK = {
+    "retract.nsa": [
+        (POOL, r"self\.index_k_with_scale_buffer\[layer_id\]\[chunk_page_indices\] = idx_chunk", "pass"),
+        (POOL, r"self\.index_key_cache\.load_cpu_copy\(kv_cache_cpu_dict\[\"index_k\"\], indices\)", "pass"),
+    ],
+    "metadata.get-buf": [(METADATA, r"\[idx\]\.clone\(\)", "[idx]")],
+    "layer-wait.nsa": [
+        (POOL, re.escape(WAIT + READ), READ),
+        (INDEX, r"if self\.pool\.layer_transfer_counter is not None:", "if False:"),
+    ],
+}
+MEND = {
+    "retract.nsa": [(POOL, r"(class NSATokenToKVPool\(MLATokenToKVPool\):\n)", r"\1" + SAVE_INDEX)],
+    "metadata.get-buf": [(METADATA, r"(self\.\w+\[idx\]),", r"\1.clone(),")],
+    "layer-wait.nsa": [(POOL, re.escape(READ), WAIT + READ)],
+}
+
+
+@pytest.fixture(scope="module", params=ENVIRONMENTS, ids=lambda path: path.name)
+def release(request: pytest.FixtureRequest) -> Path:
+    folder: Path = request.param
+    return folder
+
+
+@pytest.fixture(scope="module")
+def child(release: Path) -> Iterator[EngineProcess]:
+    started = parse_target(f"sglang:{release}").start(Patience())
+    yield started
+    started.close()
+
+
+def asks(shape: str) -> list[Ask]:
+    probe, _, subject = shape.partition(".")
+    return [Ask(probe=probe, subject=subject, seed=1, schedule=number) for number in range(SCHEDULES)]
+
+
+def verdict(child: EngineProcess, shape: str) -> str:
+    replies = [child.ask(ask) for ask in asks(shape)]
+    unknown = next((reply.unknown for reply in replies if reply.unknown), None)
+    assert unknown is None, unknown
+    return "fail" if any(reply.findings for reply in replies) else "pass"
+
+
+def edited(release: Path, folder: Path, verdicts: dict[str, str]) -> Path:
+    """An environment beside the release's, with a copy of SGLang in which each verdict's cause is turned round."""
+    program = (
+        "import sys, importlib.util as u; print(*u.find_spec('sglang').submodule_search_locations, "
+        "*(p for p in sys.path if 'site-packages' in p), sep=chr(10))"
+    )
+    told = subprocess.run([release / "bin/python", "-I", "-c", program], capture_output=True, text=True, check=True)
+    package, *paths = told.stdout.split()
+    copy = folder / "edited"
+    shutil.copytree(package, copy / "sglang", ignore=shutil.ignore_patterns("__pycache__"))
+    for shape, now in verdicts.items():
+        done = 0
+        for file, pattern, text in (BREAK if now == "pass" else MEND)[shape]:
+            path = copy / "sglang" / "srt" / file
+            if path.exists():
+                source, count = re.subn(pattern, text, path.read_text())
+                path.write_text(source)
+                done += count
+        assert done, f"no edit turns {shape} of {release.name} round, which is {now}"
+    venv.EnvBuilder(with_pip=False, symlinks=True).create(folder / "env")
+    (site,) = (folder / "env").glob("lib/python*/site-packages")
+    (site / "edited.pth").write_text("\n".join([str(copy), *paths]) + "\n")
+    return folder / "env"
+
+
+def test_an_edit_turns_each_verdict_round(child: EngineProcess, release: Path, tmp_path: Path) -> None:
+    verdicts = {shape: verdict(child, shape) for shape in SHAPES}
+    other = parse_target(f"sglang:{edited(release, tmp_path, verdicts)}").start(Patience())
+    try:
+        turned = {shape: verdict(other, shape) for shape in SHAPES}
+    finally:
+        other.close()
+    assert turned == {shape: "pass" if now == "fail" else "fail" for shape, now in verdicts.items()}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_twenty_equal_asks_have_equal_answers(child: EngineProcess, shape: str) -> None:
+    ask = asks(shape)[1]
+    replies: list[Reply] = [child.ask(ask) for _ in range(20)]
+    assert replies == [replies[0]] * 20 and replies[0].unknown is None and replies[0].evidence.events
+
+
+def test_the_plainest_pools_pass(child: EngineProcess) -> None:
+    assert {shape: verdict(child, shape) for shape in ("pool-copy.mha", "retract.mla", "layer-wait.mha")} == {
+        "pool-copy.mha": "pass",
+        "retract.mla": "pass",
+        "layer-wait.mha": "pass",
+    }
