@@ -131,7 +131,8 @@ def test_child_that_breaks_is_unknown_with_its_last_line(name: str, tmp_path: Pa
     script, why, last = BROKEN[name]
     target = f"sglang:{interpreter(tmp_path / 'env', script)}"
     with pytest.raises(UnknownVerdict) as told:
-        started = parse_target(target).start(Patience(start_s=0.5, answer_s=0.5))
+        patience = Patience(start_s=0.5 if name == "silence" else 60, answer_s=0.5 if name == "hang later" else 60)
+        started = parse_target(target).start(patience)
         started.ask(ask_of("retract.nsa"))
     assert why in str(told.value) and str(told.value).endswith(f"its last line: {last}")
 

@@ -59,7 +59,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "oracles": ("kvcheck.core.stress.oracles:ORACLES",),
     "mutants": ("kvcheck.core.targets.mutants:MUTANTS",),
     "strategies": ("kvcheck.core.stress.strategies:STRATEGIES",),
-    "targets": ("kvcheck.core.targets:TARGETS",),
+    "targets": ("kvcheck.core.targets:TARGETS", "kvcheck.core.targets.installed:ENGINES"),
     "transports": ("kvcheck.core.transfer:TRANSPORTS",),
     "cases": ("kvcheck.core.bench:CASES",),
     "formats": ("kvcheck.core.report:WRITERS",),

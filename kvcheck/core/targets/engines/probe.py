@@ -37,10 +37,11 @@ class ProbeRow:
 class EngineSpec:
     """An engine's tables. stubs: packages that may be stood in for. table: capability -> places.
 
-    prepare: "module:function", called once in the child with the names, before the first probe.
+    prepare: "module:function", called once in the child with the names, before the first probe. shows: what it is.
     """
 
     name: str
+    shows: str
     package: str
     stubs: tuple[str, ...]
     table: Mapping[str, tuple[str, ...]]

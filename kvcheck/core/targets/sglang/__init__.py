@@ -15,6 +15,7 @@ _POOLS = ("mha", "mla", "nsa", "swa", "mamba")
 
 SGLANG: Final = EngineSpec(
     name="sglang",
+    shows="an installed SGLang: sglang beside kvcheck, or sglang:VENV.",
     package="sglang",
     stubs=("sgl_kernel", "torchvision", "tvm_ffi"),
     table=NAMES,
