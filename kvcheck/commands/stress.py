@@ -106,7 +106,9 @@ def stress(
         quiet=format_name == "json",
     )
     kept = _resumed(session, out) if resume else {}
-    workers = 1 if place is not None else jobs or (1 if base.is_in_processes else min(len(plans), session.cpus()))
+    # Processes take turns on a device, and a lane that one of them holds is held for its turn only.
+    is_alone = base.is_in_processes or base.backend == "cuda"
+    workers = 1 if place is not None else jobs or (1 if is_alone else min(len(plans), session.cpus()))
     limit = max_time if max_time is not None else (DEFAULT_MAX_TIME_S if bounded else None)
     share = None if limit is None else limit * workers / max(1, len(plans))
     orders = [_order(plan, wanted, share) for plan in plans if _cell_id(plan) not in kept]
