@@ -158,7 +158,7 @@ class ContentDecoder:
         return mix64_int((int(self._folds[request][stop - 1]) + delta) & ((1 << 64) - 1)) >> 33
 
     def codes_of(self, request: int) -> torch.Tensor:
-        """Codes of every position of a request, padded to whole pages."""
+        """Codes of every position of a request, padded to whole pages, on the host."""
         self._learn(request)
         return self._codes[request]
 
@@ -340,7 +340,7 @@ class ContentDecoder:
         weights = torch.arange(len(authors), dtype=torch.int64) * 2 + 1
         self._folds[request] = (codes * weights).cumsum(0).numpy()
         self._authors[request] = authors
-        self._codes[request] = codes.to(self._backend.device)
+        self._codes[request] = codes
 
     # What was seen
 
