@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from kvcheck.core.backend import cuda, cuda_holds
 from kvcheck.core.backend.backend import Operation, Part, Signal
+from kvcheck.core.stress import engine
 from kvcheck.core.workload.mix import Mix
 
 Entry = Callable[[], bool]
@@ -35,6 +36,7 @@ class Machine:
         self.streams: list[Stream] = []
         self.current: Stream | None = None
         self.syncs = 0
+        self.backend: type[Backend] = type("MachineBackend", (Backend,), {"machine": self})
         self.has_stalled = False
         self._mix = Mix(seed)
 
@@ -131,8 +133,9 @@ class Graph:
 class Backend(cuda.CudaBackend):
     """The CUDA backend, whose parts join the queue of the stream they are called on."""
 
-    def __init__(self, machine: Machine, *args: Any, **kwargs: Any) -> None:
-        self.machine = machine
+    machine: ClassVar[Machine]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.device = torch.device("cpu")
 
@@ -189,6 +192,7 @@ def installed(seed: int) -> Iterator[Machine]:
         patch.setattr(torch.cuda, "Stream", lambda device=None: Stream(machine))
         patch.setattr(torch.cuda, "Event", lambda enable_timing=False: Event(machine))
         patch.setattr(torch.cuda, "CUDAGraph", CapturedGraph)
+        patch.setattr(engine, "CudaBackend", machine.backend)
         patch.setattr(torch.cuda, "stream", on_stream)
         patch.setattr(torch.cuda, "synchronize", machine.synchronize)
         patch.setattr(torch, "empty", lambda *a, pin_memory=False, device=None, **k: allocate(*a, **k))
