@@ -216,6 +216,15 @@ def test_commands_impose_delays_and_say_the_rates(tmp_path, capsys: pytest.Captu
     assert "hicache/llama-3-tiny: wrong bytes in 0 of 3 runs without delays, 0 of 3 with" in stressed
 
 
+def test_a_message_is_taken_when_its_turn_has_come_not_when_it_lies_in_the_inbox() -> None:
+    """It was taken as soon as it was there: on a device, before what its sender waited for."""
+    plan = Plan(scenario="nvlink-aux", shape="llama-3-fp8-tiny", seed=1, schedule=6, backend="cuda", device="cuda")
+    with installed(6):
+        outcome = StressEngine(BuiltinTarget()).run(dataclasses.replace(plan, strategy="delay"))
+    assert outcome.findings == ()
+    assert outcome.delays is not None and outcome.delays.rows[0].gave_way > 0
+
+
 @pytest.mark.gpu
 def test_a_device_imposes_a_delay_and_says_how_it_ended() -> None:
     late = Delay(held=Site(operation="set", nth=1), until=Site(operation="get", nth=1))
