@@ -119,6 +119,8 @@ def check_plan(plan: Plan) -> None:
     if kind == "cuda":
         from kvcheck.core.backend.cuda import CudaBackend
 
+        # Queues of the device: with fewer than lanes, one that is held stands in the way of others.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         CudaBackend(int(number or 0))
 
 
