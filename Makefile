@@ -1,5 +1,5 @@
 # `make stress` and `make test` set everything up first; nothing else has to be run by hand.
-# PYTHON: interpreter the environment is made from (3.11 or newer). WORKERS: parallel test processes.
+# PYTHON: interpreter the environment is made from (3.11 or newer), and that `make gpu` uses as it is. WORKERS: parallel test processes.
 PYTHON  ?= python3
 WORKERS ?= 2
 
@@ -18,7 +18,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stress bench test gate engine-env check format-check lint types format clean
+.PHONY: help setup stress bench test gate gpu engine-env check format-check lint types format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +40,9 @@ gate: $(STAMP) ## prices of the fast parts and a few schedules, judged by report
 	@$(VENV)/bin/kvcheck bench metadata-read $(GATE_BENCH)
 	@$(VENV)/bin/kvcheck bench guarded-read --shape glm-5.1-tiny $(GATE_BENCH)
 	@$(VENV)/bin/kvcheck gate $(GATE_RUNS)/* --budget reports/baselines/cpu.toml --max-time 20 --on-inconclusive warn
+
+gpu: ## all that needs a GPU, by PYTHON as it is, in under 8 minutes; files in $$OUT or build/gpu; installs nothing
+	@PYTHONPATH="$(CURDIR)" $(PYTHON) -m kvcheck.commands.gpu
 
 engine-env: ## an environment with a release of an engine: make engine-env ENGINE=sglang VERSION=0.5.23 DIR=envs/0.5.23
 	@PYTHON=$(PYTHON) tests/engines/make_env.sh $(ENGINE) $(VERSION) $(DIR) $(BASE)

@@ -104,7 +104,7 @@ def _measure(session: Session, plan: object) -> bool:
     }
 
     def tell(row: BenchRow) -> None:
-        if row.case not in {each.case for each in session.bench}:
+        if not session.bench or session.bench[-1].case != row.case:
             session.say()
             session.say(case_heading(row))
         session.bench.append(row)

@@ -24,6 +24,7 @@ from kvcheck.core.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.stress.schedule import Plan, parse_line
 
 if TYPE_CHECKING:
+    from kvcheck.core.stress.engine import StressEngine
     from kvcheck.core.stress.engines import EngineRunner
     from kvcheck.core.stress.processes.engine import ProcessEngine
 
@@ -68,10 +69,7 @@ def run_cell(
     processes: runs ranks that are some. installed: the engine that the plan is about, where it is one.
     """
     from kvcheck.core.stress.confirm import confirmed
-    from kvcheck.core.stress.engine import StressEngine, evidence_gap, schedules
-    from kvcheck.core.targets import TARGETS
-    from kvcheck.core.targets.mutants import mutant_target
-    from kvcheck.core.targets.target import Target
+    from kvcheck.core.stress.engine import evidence_gap, schedules
 
     if order.plan.is_in_processes:
         yield from _run_processes(number, order, processes)
@@ -79,9 +77,11 @@ def run_cell(
     if installed is not None:
         yield from _run_probe(number, order, installed)
         return
+    if order.plan.is_delayed:
+        yield from _run_delayed(number, order)
+        return
     plan = order.plan
-    target: Target = TARGETS.load(plan.target)() if plan.mutant is None else mutant_target(plan.mutant)
-    engine = StressEngine(target)
+    engine = engine_of(plan)
     started = time.monotonic()
     total = Evidence(schedules=0)
     failed = False
@@ -110,6 +110,49 @@ def run_cell(
             break
     gap = None if failed else evidence_gap(plan, total)
     yield Report(cell=number, reason=gap)
+
+
+def engine_of(plan: Plan) -> StressEngine:
+    """An engine with what the plan has under test."""
+    from kvcheck.core.stress.engine import StressEngine
+    from kvcheck.core.targets import TARGETS
+    from kvcheck.core.targets.mutants import mutant_target
+    from kvcheck.core.targets.target import Target
+
+    target: Target = TARGETS.load(plan.target)() if plan.mutant is None else mutant_target(plan.mutant)
+    return StressEngine(target)
+
+
+def _run_delayed(number: int, order: Order) -> Iterator[Report]:
+    """A cell of a device under delays: each schedule runs without them and with them, and both are judged."""
+    from kvcheck.core.stress.delayed import Rates, check_operations, run_both
+    from kvcheck.core.stress.engine import evidence_gap, schedules
+
+    engine = engine_of(order.plan)
+    check_operations(engine, order.plan)
+    rates, total, failed = Rates(), Evidence(schedules=0), False
+    began = time.monotonic()
+    for each in schedules(order.plan, order.schedules):
+        started = time.monotonic()
+        if order.max_time_s is not None and started - began > order.max_time_s:
+            break
+        free, held = run_both(engine, each)
+        rates, total = rates.plus(free, held), total.plus(held.evidence)
+        broken = next(iter((*free.broken_oracles, *held.broken_oracles)), None)
+        findings = held.findings or free.findings
+        yield Report(
+            cell=number,
+            findings=findings,
+            evidence=held.evidence,
+            duration_s=time.monotonic() - started,
+            reason=None if broken is None else f"an oracle broke: {broken}",
+        )
+        if findings:
+            failed = True
+            break
+    gap = None if failed or not total.schedules else rates.gap or evidence_gap(order.plan, total)
+    note = f"{order.plan.scenario}/{order.plan.shape}: {rates.text()}"
+    yield Report(cell=number, reason=gap, note=note, is_note_told=True)
 
 
 def _run_processes(number: int, order: Order, processes: ProcessEngine | None) -> Iterator[Report]:

@@ -48,7 +48,7 @@ def engine_plans(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Pl
 
 
 @contextmanager
-def engine_of(plan: Plan) -> Iterator[EngineRunner | None]:
+def installed_engine(plan: Plan) -> Iterator[EngineRunner | None]:
     """The plan's engine, ready; None for a target of kvcheck's own. Raises UnknownVerdict."""
     from kvcheck.core.targets.installed import is_engine
 

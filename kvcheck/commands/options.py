@@ -124,6 +124,8 @@ def check_plan(plan: Plan) -> None:
     if kind == "cuda":
         from kvcheck.core.backend.cuda import CudaBackend
 
+        # Queues of the device: with fewer than lanes, one that is held stands in the way of others.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         CudaBackend(int(number or 0))
 
 
@@ -165,13 +167,21 @@ def _check_processes(plan: Plan) -> None:
 
 def _check_choices(plan: Plan) -> None:
     """Choices that nothing would read are refused: the line says another schedule than it seems to."""
+    from kvcheck.core.stress.delay_lines import parse_delays
     from kvcheck.core.stress.pair import parse_pair
     from kvcheck.core.stress.strategies import decode_choices
 
+    if plan.is_delayed:
+        if plan.choices is not None:
+            parse_delays(plan.choices)
+        return
     readers = {"replay": decode_choices, "flip": parse_pair}
     if plan.strategy not in readers:
         if plan.choices is not None:
-            raise UsageError(f"choices: expected strategy=replay or flip beside them, got strategy={plan.strategy}")
+            raise UsageError(
+                f"choices: expected strategy=replay or flip beside them, got strategy={plan.strategy}; "
+                "delay takes them on a device alone"
+            )
         return
     if plan.choices is None:
         raise UsageError(f"strategy={plan.strategy}: expected choices=..., got none; copy the whole line")

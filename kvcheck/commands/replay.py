@@ -3,6 +3,7 @@
 Invariants:
 - FIXED is said only of a run that followed the recorded path, if there is one, and that was judged.
 - A finding is never hidden by anything else that went wrong.
+- On a device, only wrong bytes under imposed delays count as shown, and that a schedule is fixed is never said.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Annotated
 
 import typer
 
-from kvcheck.commands.cells import Order, Report, run_cell
-from kvcheck.commands.engines import engine_of
+from kvcheck.commands.cells import Order, Report, engine_of, run_cell
+from kvcheck.commands.engines import installed_engine
 from kvcheck.commands.options import DEFAULT_OUT, check_plan, check_positive
 from kvcheck.commands.terminal import say
 from kvcheck.core.errors import UsageError
@@ -26,6 +27,9 @@ from kvcheck.core.stress.schedule import Plan, parse_line
 def replay(
     what: Annotated[str, typer.Argument(help="A schedule line, a finding id, a run id or a run folder.")],
     times: Annotated[int, typer.Option(help="How often to run each schedule.")] = 1,
+    device: Annotated[
+        str | None, typer.Option(help="cuda or cuda:N: delay there what a schedule of the CPU found unordered.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = DEFAULT_OUT,
 ) -> int:
     """Run a printed schedule, or the findings of a run, again."""
@@ -42,11 +46,11 @@ def replay(
         SCENARIOS.require(plan.scenario)
         if not is_engine(plan.target):
             shape_named(plan.shape)
-        check_plan(plan)
+        check_plan(plan if device is None else _on_device(plan, device))
         if is_engine(plan.target):
             probe_of(plan)
     for plan in plans:
-        verdict, told = _replay(plan, times)
+        verdict, told = _replay(plan, times) if device is None else _replay_held(plan, device, times)
         for line in told:
             say(line)
         worst = Verdict.worst((worst, verdict))
@@ -54,9 +58,33 @@ def replay(
     return worst.exit_code
 
 
+def _on_device(plan: Plan, device: str) -> Plan:
+    """A plan of a CPU, as one of a device. Raises UsageError for one that is of a device already."""
+    if plan.backend == "cuda" or plan.is_in_processes:
+        raise UsageError(f"--device {device}: expected a line of one process on a CPU, got backend={plan.backend}")
+    return dataclasses.replace(plan, backend="cuda", device=device, strategy="delay", choices=None)
+
+
+def _replay_held(plan: Plan, device: str, times: int) -> tuple[Verdict, list[str]]:
+    """Impose on a device what a CPU finds unordered in the schedule; the rates without and with delays."""
+    from kvcheck.core.stress.delayed import device_plans, tries, why_not
+
+    head, engine = f"{plan.scenario}/{plan.shape}", engine_of(plan)
+    plans = device_plans(engine, plan, device)
+    made = list(tries(engine, plans, times))
+    told = [f"   {each.rates.text()}; {each.plan.choices}" for each in made]
+    if made and made[-1].shown:
+        return Verdict.FAIL, [
+            f" STILL FAILS  {head}: {made[-1].message}",
+            *told,
+            f"   next    kvcheck replay {made[-1].plan.line()}",
+        ]
+    return Verdict.UNKNOWN, [f" NOT REPRODUCED  {head}: {why_not(made)}", *told]
+
+
 def _replay(plan: Plan, times: int) -> tuple[Verdict, list[str]]:
     """Run one plan several times; the verdict, and what to print."""
-    with engine_of(plan) as engine:
+    with installed_engine(plan) as engine:
         runs = [list(run_cell(0, Order(plan=plan, schedules=1), installed=engine)) for _ in range(times)]
     seen = [tuple(finding for report in reports for finding in report.findings) for reports in runs]
     head = f"{plan.scenario}/{plan.shape}"

@@ -8,12 +8,14 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from typing import Annotated
 
 import typer
 
 from kvcheck.commands.cells import Order, run_cell
 from kvcheck.commands.closing import close
+from kvcheck.commands.device_trials import judge_on_device, not_begun, timed_mutants
 from kvcheck.commands.gate_trials import try_gate
 from kvcheck.commands.options import (
     DEFAULT_OUT,
@@ -44,6 +46,12 @@ def selftest(
     planted: Annotated[
         float, typer.Option(metavar="PERCENT", help="With --aa: slow the arm down by this much, to be caught.")
     ] = 0.0,
+    device: Annotated[
+        str, typer.Option(help="cuda or cuda:N: show there what the CPU finds unordered, by delaying lanes.")
+    ] = "cpu",
+    max_time: Annotated[
+        float | None, typer.Option(help="Seconds for the whole run; no mutant begins after it.")
+    ] = None,
     schedules: Annotated[int, typer.Option(help="Schedules before a mutant counts as survived.")] = 32,
     seed: Seed = None,
     out: Out = DEFAULT_OUT,
@@ -60,15 +68,18 @@ def selftest(
     from kvcheck.core.targets.mutants import MUTANTS, mutant
 
     check_positive("--schedules", schedules)
+    check_positive("--max-time", max_time)
     targets = report_targets(output)
     chosen = [mutant(name) for name in mutants or MUTANTS]
+    if device != "cpu":
+        chosen = timed_mutants(chosen, device)
     check_targets(targets)
     drawn = draw_seed() if seed is None else seed
     session = Session(
         argv=[*ctx.obj],
-        repro=f"kvcheck selftest --seed {drawn}",
+        repro=shlex.join(["kvcheck", *ctx.obj, *([] if seed is not None else ["--seed", str(drawn)])]),
         seed=drawn,
-        plan={"schedules": schedules, "mutants": [each.name for each in chosen]},
+        plan={"schedules": schedules, "mutants": [each.name for each in chosen], "device": device},
         out=out,
         quiet=format_name == "json",
     )
@@ -79,7 +90,12 @@ def selftest(
         for each in chosen:
             plan = Plan(scenario=each.scenario, shape=each.shape, seed=drawn)
             session.progress(f"{each.name}: fixed build first")
-            result = _judge(plan, each.name, each.bug, each.killed_by, each.code, schedules)
+            if max_time is not None and session.elapsed_s > max_time:
+                result = not_begun(each, max_time)
+            elif device != "cpu":
+                result = judge_on_device(plan, each, device, schedules)
+            else:
+                result = _judge(plan, each.name, each.bug, each.killed_by, each.code, schedules)
             session.mutants.append(result)
             session.save(complete=False)
             for line in _row(result):

@@ -17,7 +17,7 @@ import typer
 from kvcheck.commands.cells import Order, Report, run_orders
 from kvcheck.commands.closing import close
 from kvcheck.commands.crew import crew_of, find_place, serve_place
-from kvcheck.commands.engines import engine_facts, engine_of, engine_plans
+from kvcheck.commands.engines import engine_facts, engine_plans, installed_engine
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     FORMATS,
@@ -112,13 +112,15 @@ def stress(
         quiet=format_name == "json",
     )
     kept = _resumed(session, out) if resume else {}
-    workers = 1 if place is not None else jobs or (1 if base.is_in_processes else min(len(plans), session.cpus()))
+    # Processes take turns on a device, and a lane that one of them holds is held for its turn only.
+    is_alone = base.is_in_processes or base.backend == "cuda"
+    workers = 1 if place is not None else jobs or (1 if is_alone else min(len(plans), session.cpus()))
     limit = max_time if max_time is not None else (DEFAULT_MAX_TIME_S if bounded else None)
     share = None if limit is None else limit * workers / max(1, len(plans))
     orders = [_order(plan, wanted, share) for plan in plans if _cell_id(plan) not in kept]
     for plan in plans:
         session.cells[_cell_id(plan)] = kept.get(_cell_id(plan)) or Cell(_cell_id(plan), plan.shape, wanted)
-    with engine_of(base) as engine, crew_of(place) as processes:
+    with installed_engine(base) as engine, crew_of(place) as processes:
         session.facts |= engine_facts(engine)
         for line in (_head(session, drawn, plans, workers, engine), ""):
             session.say(line)

@@ -18,6 +18,7 @@ KERNELS: Final[dict[str, str]] = {
     "kvcheck.kernels.content_rows:fill_torch": "kvcheck.kernels.content_rows:fill",
     "kvcheck.kernels.content_rows:verify_torch": "kvcheck.kernels.content_rows:verify",
     "kvcheck.kernels.digest:digest_torch": "kvcheck.kernels.digest:digest",
+    "kvcheck.kernels.digest_rows:digest_rows_torch": "kvcheck.kernels.digest_rows:digest_rows",
     "kvcheck.kernels.hold:hold_torch": "kvcheck.kernels.hold:hold",
     "kvcheck.kernels.index_buffer:get_index_torch": "kvcheck.kernels.index_buffer:get_index",
     "kvcheck.kernels.index_buffer:get_keys_torch": "kvcheck.kernels.index_buffer:get_keys",

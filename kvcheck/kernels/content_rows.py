@@ -100,11 +100,13 @@ def verify(
     if asks_numba(rows):
         from kvcheck.kernels.content_rows_numba import verify_numba
 
-        wrong, total = verify_numba(rows, codes, mask, start)
+        wrong, is_any, total = verify_numba(rows, codes, mask, start)
     else:
         wrong = _differing_blocks(rows, codes, mask)
+        is_any = bool(wrong.any())
         total = None if key is None else digest(rows.reshape(-1), key=key, first=first)
-    return RowsSeen(differing=wrong, first=_first_on_host(wrong, rows, codes, mask), digest=total)
+    seen = _first_on_host(wrong, rows, codes, mask) if is_any else torch.tensor((-1, -1, 0, 0))
+    return RowsSeen(differing=wrong, first=seen, digest=total)
 
 
 def differing(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -152,9 +154,7 @@ def _first_of(found: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def _first_on_host(
     differing: torch.Tensor, rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """`first` of RowsSeen from the rows that differ, looking at one of them again."""
-    if not differing.numpy().any():  # a tenth of the time torch takes for few rows
-        return torch.tensor((-1, -1, 0, 0))
+    """`first` of RowsSeen from the rows that differ, at least one, looking at it again."""
     at = int(differing.to(torch.int8).argmax())
     row = slice(at, at + 1)
     first = _first_torch(rows[row] != rows_torch(codes[row], mask, rows.dtype), rows[row], mask)

@@ -23,16 +23,16 @@ def fill_digest_numba(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tenso
 
 def verify_numba(
     rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor, start: int | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Which rows differ, bool [T], and the digest of int64 rows where `start` is given."""
+) -> tuple[torch.Tensor, bool, torch.Tensor | None]:
+    """Which rows differ, bool [T], whether any does, and the digest of int64 rows where `start` is given."""
     if rows.dtype == torch.int32:
         codes, mask = low_half(codes), low_half(mask)
     differing = torch.empty(len(rows), dtype=torch.bool)
     seen = (_words(rows), _words(codes), _words(mask), differing.numpy())
     if start is None:
-        _VERIFY(*seen)
-        return differing, None
-    return differing, torch.tensor(as_signed(int(_VERIFY_DIGEST(*seen, np.uint64(start)))))
+        return differing, bool(_VERIFY(*seen)), None
+    is_any, total = _VERIFY_DIGEST(*seen, np.uint64(start))
+    return differing, bool(is_any), torch.tensor(as_signed(int(total)))
 
 
 def _words(tensor: torch.Tensor) -> npt.NDArray[np.unsignedinteger]:
@@ -55,6 +55,7 @@ def _verify(rows, codes, mask, differing):  # type: ignore[no-untyped-def]
     # Two runs of rows at a time: one core asks memory for more at once than it does along a single run, and with more
     # than two it loses again what it knows of the next page of each.
     zero = codes.dtype.type(0)
+    every = zero
     run = rows.shape[0] // 2
     for row in range(run):
         near, far, code, far_code = rows[row], rows[row + run], codes[row], codes[row + run]
@@ -63,15 +64,19 @@ def _verify(rows, codes, mask, differing):  # type: ignore[no-untyped-def]
             bits |= near[at] ^ mask[at] ^ code
             far_bits |= far[at] ^ mask[at] ^ far_code
         differing[row], differing[row + run] = bits != 0, far_bits != 0
+        every |= bits | far_bits
     for row in range(2 * run, rows.shape[0]):
         bits = zero
         for at in range(mask.shape[0]):
             bits |= rows[row, at] ^ mask[at] ^ codes[row]
         differing[row] = bits != 0
+        every |= bits
+    return every != 0
 
 
 def _verify_digest(rows, codes, mask, differing, start):  # type: ignore[no-untyped-def]
     total = np.uint64(0)
+    every = np.uint64(0)
     for row in range(rows.shape[0]):
         bits = np.uint64(0)
         for at in range(rows.shape[1]):
@@ -79,8 +84,9 @@ def _verify_digest(rows, codes, mask, differing, start):  # type: ignore[no-unty
             bits |= word ^ mask[at] ^ codes[row]
             total += folded(word, start + np.uint64(at) * GOLDEN)
         differing[row] = bits != 0
+        every |= bits
         start += np.uint64(rows.shape[1]) * GOLDEN
-    return total
+    return every != 0, total
 
 
 _FILL_DIGEST = numba.njit(nogil=True)(_fill_digest)

@@ -1,7 +1,7 @@
-"""The digest as one compiled loop over host memory; importing this module needs numba.
+"""The digests as compiled loops over host memory; importing this module needs numba.
 
 Invariants:
-- It means what `digest_torch` means, for words of any stride.
+- They mean what `digest_torch` and `digest_rows_torch` mean, the first for words of any stride.
 - All constants are unsigned 64-bit: numba makes a float of a signed and an unsigned operand.
 """
 
@@ -24,6 +24,17 @@ def digest_numba(words: torch.Tensor, start: int) -> torch.Tensor:
     return torch.tensor(as_signed(int(_DIGEST(words.numpy().view(np.uint64), np.uint64(start)))))
 
 
+def digest_rows_numba(source: torch.Tensor, rows: torch.Tensor, start: int) -> torch.Tensor:
+    """Digest of the rows of `source` [L, R, W] on the CPU, whose words lie side by side within a row."""
+    layers, wide = source.shape[0], source.shape[2]
+    # One long line of words: within a row they are side by side, so the loop over them is one over neighbours.
+    span = 1 + sum((size - 1) * stride for size, stride in zip(source.shape, source.stride(), strict=True))
+    words = source.as_strided((span,), (1,)).numpy().view(np.uint64)
+    layer_stride, row_stride = source.stride(0), source.stride(1)
+    total = _DIGEST_ROWS(words, rows.numpy(), layers, layer_stride, row_stride, wide, np.uint64(start))
+    return torch.tensor(as_signed(int(total)))
+
+
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def folded(word: np.uint64, place: np.uint64) -> np.uint64:
     """What one word adds to a digest; place: the start of the key plus its place times the golden constant."""
@@ -42,4 +53,17 @@ def _digest(words, start):  # type: ignore[no-untyped-def]
     return total
 
 
+def _digest_rows(words, rows, layers, layer_stride, row_stride, wide, start):  # type: ignore[no-untyped-def]
+    total = _0
+    for layer in range(layers):
+        for at in range(len(rows)):
+            begin = layer * layer_stride + rows[at] * row_stride
+            row = words[begin : begin + wide]
+            for place in range(wide):
+                total += folded(row[place], start + np.uint64(place) * GOLDEN)
+            start += np.uint64(wide) * GOLDEN
+    return total
+
+
+_DIGEST_ROWS = numba.njit(nogil=True)(_digest_rows)
 _DIGEST = numba.njit(nogil=True)(_digest)

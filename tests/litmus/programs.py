@@ -13,6 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from litmus.graphs import (
+    capture_runs_nothing,
+    graph_is_replayed_again,
+    replay_keeps_the_order,
+    wait_before_a_replay_holds,
+    wait_in_a_capture_is_lost,
+)
 from litmus.rig import Rig, copy
 
 from kvcheck.core.backend.backend import Part, Place
@@ -330,6 +337,7 @@ FABRIC = "Sent, visible and notified are three events"
 PARTS = "The parts of a large copy run in any order"
 QUERY = "A query may be late and is never early"
 HOST = "A host wait joins the calling host only"
+GRAPH = "A captured graph runs when it is replayed, behind no wait of its own"
 
 
 def _litmus(rule: str, program: Callable[[Rig], str], *allowed: str) -> Litmus:
@@ -367,4 +375,9 @@ LITMUS: tuple[Litmus, ...] = (
     _litmus(HOST, host_wait_orders_later_submissions, "1"),
     _litmus(HOST, lane_wait_does_not_join_the_host, "-1", "1"),
     _litmus(HOST, drain_joins_every_lane, "1 1"),
+    _litmus(GRAPH, capture_runs_nothing, "0 0"),
+    _litmus(GRAPH, replay_keeps_the_order, "5 2"),
+    _litmus(GRAPH, graph_is_replayed_again, "2"),
+    _litmus(GRAPH, wait_in_a_capture_is_lost, "0", "1"),
+    _litmus(GRAPH, wait_before_a_replay_holds, "1"),
 )

@@ -8,12 +8,13 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend, Footprint, Operation, Part, Place, Signal
+from kvcheck.core.backend.backend import Backend, Footprint, Graph, Operation, Part, Place, Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,10 @@ class Rig:
     def wait(self, signal: Signal, lane: str) -> None:
         """Make the lane wait."""
         self.backend.wait(signal, lane=self.backend.lane(lane))
+
+    def capture(self, lane: str) -> AbstractContextManager[Graph]:
+        """A graph of what the lane is given inside the block."""
+        return self.backend.capture(self.backend.lane(lane))
 
     def outcome(self, *results: torch.Tensor) -> str:
         """Drain, then the results."""

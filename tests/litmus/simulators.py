@@ -8,10 +8,12 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 from litmus.rig import Rig
 
-from kvcheck.core.backend.backend import Footprint, Lane, Operation, Signal
+from kvcheck.core.backend.backend import Footprint, Graph, Lane, Operation, Signal
 from kvcheck.core.backend.simulated import Choice, Pending, Record, SimulatedBackend, _Mark, _Wait
 from kvcheck.core.errors import Hang
 
@@ -285,3 +287,31 @@ class RunsAtOnce(SimulatedBackend):
 
     def _yield(self) -> None:
         self.drain()
+
+
+class CaptureRuns(SimulatedBackend):
+    """What is submitted inside a capture runs, and a replay does nothing more."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.capture = lambda lane: nullcontext(Graph(lane))
+
+    def replay(self, graph: Graph) -> None:
+        pass
+
+
+class CapturedWaitHolds(SimulatedBackend):
+    """A wait inside a capture is made at once, by the lane."""
+
+    def _queue_wait(self, signal: Signal, lane: Lane) -> None:
+        opened, self._captures.open = self._captures.open, None
+        super()._queue_wait(signal, lane)
+        self._captures.open = opened
+
+
+class ReplaySkipsLast(SimulatedBackend):
+    """A replay leaves the last operation out."""
+
+    def replay(self, graph: Graph) -> None:
+        graph.operations.pop()
+        super().replay(graph)

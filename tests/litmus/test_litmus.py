@@ -101,6 +101,9 @@ MUTANTS: tuple[tuple[type[SimulatedBackend], tuple[str, ...]], ...] = (
     (simulators.PartsAreAtomic, ("parts_run_in_any_order",)),
     (simulators.PartsAreOrdered, ("parts_run_in_any_order",)),
     (simulators.FirstPartCompletes, ("signal_covers_every_part",)),
+    (simulators.CaptureRuns, ("capture_runs_nothing", "graph_is_replayed_again")),
+    (simulators.CapturedWaitHolds, ("wait_in_a_capture_is_lost",)),
+    (simulators.ReplaySkipsLast, ("replay_keeps_the_order", "wait_before_a_replay_holds")),
     (simulators.RunsAtOnce, ("lanes_are_unordered", "pinned_source_is_read_late", "sent_is_not_visible")),
 )
 

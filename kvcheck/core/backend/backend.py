@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -46,6 +47,17 @@ class Signal:
         self.handle = handle
 
 
+class Graph:
+    """Operations of one lane, captured and not run. `handle` belongs to the backend that replays it."""
+
+    __slots__ = ("handle", "lane", "operations")
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.operations: list[Captured] = []
+        self.handle: object | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """Work for a lane.
@@ -78,6 +90,15 @@ class Footprint:
     spans: IndexArray | None = None
     owners: IndexArray | None = None
     place: Place = Place.DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """One operation of a graph, with what it touches."""
+
+    operation: Operation
+    reads: tuple[Footprint, ...]
+    writes: tuple[Footprint, ...]
 
 
 class OperationObserver(Protocol):
@@ -150,6 +171,12 @@ class Backend(Protocol):
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
         """Re-arm the signal: it now means everything queued in the lane so far."""
+
+    def capture(self, lane: Lane) -> AbstractContextManager[Graph]:
+        """What is submitted to `lane` inside the block, as a graph: none of it runs, and waits of the lane are lost."""
+
+    def replay(self, graph: Graph) -> None:
+        """Queue all of a graph in its lane, behind everything there; again if called again, until the next capture."""
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
         """Join the calling host, or make `lane` wait. Raises Hang where nothing pending can satisfy a host's wait."""

@@ -1,7 +1,9 @@
 """The CUDA backend: a lane is a stream, a signal is an event, and nothing here knows what runs when.
 
 Invariants:
-- The device is synchronised in `drain` only; a host's wait joins one event.
+- The device is synchronised in `drain` only; a host's wait joins one event. Where delays are imposed, a host that is
+  about to wait lets every lane go.
+- A graph is captured when it is first replayed, without the device being synchronised: what is in flight stays there.
 - An operation's closures, and so the tensors they hold, live until the operation is known to have run: the caching
   allocator never hands out memory that a queued kernel still touches.
 - The observer learns of a completion when the host does (wait, query, drain, or a full list of pending operations),
@@ -11,12 +13,25 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from kvcheck.core.backend.backend import POISON_BYTE, Footprint, Lane, Operation, OperationObserver, Part, Place, Signal
+from kvcheck.core.backend.backend import (
+    POISON_BYTE,
+    Footprint,
+    Graph,
+    Lane,
+    Operation,
+    OperationObserver,
+    Part,
+    Place,
+    Signal,
+)
+from kvcheck.core.backend.cuda_holds import CudaHolds
+from kvcheck.core.backend.delays import Delay, DelayReport
+from kvcheck.core.backend.graphs import Captures
 from kvcheck.core.errors import DoubleFree, InternalError, UnknownVerdict
 from kvcheck.core.paging import IndexArray
 
@@ -38,17 +53,21 @@ class _Recording:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
+    """kept: what must live until the operation has run: its closures, and the graph that it is part of."""
+
     ordinal: int
     event: torch.cuda.Event
-    parts: tuple[Part, ...]
+    kept: tuple[object, ...]
 
 
 class CudaBackend:
-    """Streams and events of one device, driven by one host thread."""
+    """Streams and events of one device, driven by one host thread. delays: where lanes are held, see delays.py."""
 
     name = "cuda"
 
-    def __init__(self, device_index: int = 0, observer: OperationObserver | None = None) -> None:
+    def __init__(
+        self, device_index: int = 0, observer: OperationObserver | None = None, delays: Sequence[Delay] = ()
+    ) -> None:
         if not torch.cuda.is_available():
             raise UnknownVerdict(
                 f"backend cuda needs a CUDA device; torch {torch.__version__} sees none; see `kvcheck doctor`"
@@ -69,6 +88,12 @@ class CudaBackend:
         self._submitted = 0
         self._completed = 0
         self._records = 0
+        self._captures = Captures()
+        self.capture = self._captures.capture
+        self._capturing = _new_stream(self.device)
+        # By lane, the newest capture: its memory is shared with the next, so that captures allocate little.
+        self._captured: dict[int, torch.cuda.CUDAGraph] = {}
+        self._holds = CudaHolds(delays, self.device, self._service) if delays else None
 
     def lane(self, name: str) -> Lane:
         """The lane of that name, made when first asked for."""
@@ -124,7 +149,8 @@ class CudaBackend:
         after: Sequence[Signal] = (),
     ) -> Signal:
         """Launch the parts on the lane's stream, behind `after`."""
-        stream = self._streams[lane.index]
+        if self._captures.open is not None and self._captures.covers(lane):
+            return self._captures.take(operation, reads, writes)
         for signal in after:
             self._wait_on_lane(signal, lane)
         self._submitted += 1
@@ -135,19 +161,37 @@ class CudaBackend:
             parts = operation.stage()
         if self._observer is not None:
             self._observer.submitted(self._submitted, operation, lane, reads, writes, record)
-        event = _new_event()
-        with torch.cuda.stream(stream):
-            for part in parts:
-                part()
-            event.record(stream)
+        event = self._launch((operation.name,), lane, parts)
         self._pending[lane.index].append(_Pending(self._submitted, event, parts))
         if any(f.place is Place.PAGEABLE for f in writes):
-            event.synchronize()
+            self._synchronize(event)
             self._collect()
             self._tell_joined(record)
         elif self._submitted - self._completed > PENDING_MAX:
             self._make_room()
         return Signal(_Recording(event, True, record))
+
+    def replay(self, graph: Graph) -> None:
+        """Launch all of the graph on its lane's stream, as one; it is captured first where this is the first time."""
+        self._captures.check(graph)
+        if not graph.operations:
+            return
+        if not isinstance(graph.handle, torch.cuda.CUDAGraph):
+            graph.handle = self._capture(graph)
+        first = self._submitted + 1
+        for each in graph.operations:
+            self._submitted += 1
+            self._records += 1
+            if self._observer is not None:
+                self._observer.submitted(
+                    self._submitted, each.operation, graph.lane, each.reads, each.writes, self._records
+                )
+        names = [each.operation.name for each in graph.operations]
+        event = self._launch(names, graph.lane, (graph.handle.replay,))
+        pending = self._pending[graph.lane.index]
+        pending.extend(_Pending(ordinal, event, (graph,)) for ordinal in range(first, self._submitted + 1))
+        if self._submitted - self._completed > PENDING_MAX:
+            self._make_room()
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
         """Record the signal's event behind everything queued in the lane.
@@ -155,6 +199,7 @@ class CudaBackend:
         An event is recorded again where the signal has one: a stream that waits already keeps the recording it was
         given. The event that `submit` made stays as it is, because it says when that operation ended.
         """
+        self._captures.refuse_record(lane)
         recording = _recording_of(signal)
         event = _new_event() if recording is None or recording.is_shared else recording.event
         self._records += 1
@@ -170,7 +215,7 @@ class CudaBackend:
             return
         recording = _recording_of(signal)
         if recording is not None:
-            recording.event.synchronize()
+            self._synchronize(recording.event)
         self._collect()
         if recording is not None:
             self._tell_joined(recording.number)
@@ -179,6 +224,8 @@ class CudaBackend:
         """Ask the event; a never-recorded signal counts as reached."""
         recording = _recording_of(signal)
         is_reached = recording is None or _has_run(recording.event)
+        if self._holds is not None:
+            self._holds.polled(is_reached)
         self._collect()
         if recording is not None and is_reached:
             self._tell_joined(recording.number)
@@ -186,6 +233,7 @@ class CudaBackend:
 
     def drain(self) -> None:
         """Synchronise the device."""
+        self._give_way(lambda: False)
         torch.cuda.synchronize(self.device)
         self._collect()
         if self._observer is not None:
@@ -193,11 +241,57 @@ class CudaBackend:
 
     def idle(self) -> None:
         """Look which operations have run."""
+        self._give_way(lambda: False)
         self._collect()
+
+    def settle(self) -> DelayReport | None:
+        """Wait for the device, and tell no observer: before this backend is let go. What came of its delays, if any."""
+        self._give_way(lambda: False)
+        torch.cuda.synchronize(self.device)
+        return None if self._holds is None else self._holds.report()
+
+    def _launch(self, names: Sequence[str], lane: Lane, work: Sequence[Part]) -> torch.cuda.Event:
+        """Run the closures with the lane's stream as the current one, behind a hold where a delay asks for one."""
+        stream, event = self._streams[lane.index], _new_event()
+        if self._holds is not None:
+            self._holds.before(names, lane, stream)
+        with torch.cuda.stream(stream):
+            for part in work:
+                part()
+            event.record(stream)
+        if self._holds is not None:
+            self._holds.behind(event)
+        return event
+
+    def _capture(self, graph: Graph) -> torch.cuda.CUDAGraph:
+        """Capture the closures on a stream of its own.
+
+        Not by torch.cuda.graph, which synchronises the device and empties the allocator's cache: loads that are in
+        flight would land, and a lane that is held would be waited for. Relaxed, because closures may load a kernel.
+        """
+        made, last = torch.cuda.CUDAGraph(), self._captured.get(graph.lane.index)
+        with torch.cuda.stream(self._capturing):
+            made.capture_begin(pool=None if last is None else last.pool(), capture_error_mode="relaxed")
+            try:
+                for each in graph.operations:
+                    for part in each.operation.parts:
+                        part()
+            finally:
+                made.capture_end()
+        self._captured[graph.lane.index] = made
+        return made
+
+    def _synchronize(self, event: torch.cuda.Event) -> None:
+        self._give_way(lambda: _has_run(event))
+        event.synchronize()
+
+    def _give_way(self, is_reached: Callable[[], bool]) -> None:
+        if self._holds is not None:
+            self._holds.give_way(is_reached)
 
     def _wait_on_lane(self, signal: Signal, lane: Lane) -> None:
         recording = _recording_of(signal)
-        if recording is None:
+        if recording is None or self._captures.covers(lane):
             return
         self._streams[lane.index].wait_event(recording.event)
         if self._observer is not None:
@@ -211,7 +305,7 @@ class CudaBackend:
         self._collect()
         if self._submitted - self._completed > PENDING_MAX:
             oldest = min((queue[0] for queue in self._pending if queue), key=lambda pending: pending.ordinal)
-            oldest.event.synchronize()
+            self._synchronize(oldest.event)
             self._collect()
 
     def _collect(self) -> None:

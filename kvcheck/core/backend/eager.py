@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kvcheck.core.backend.backend import Footprint, Lane, Operation, OperationObserver, Place, Signal
+from kvcheck.core.backend.backend import Footprint, Graph, Lane, Operation, OperationObserver, Place, Signal
+from kvcheck.core.backend.graphs import Captures
 from kvcheck.core.backend.memory import HostMemory
 
 
@@ -26,6 +27,8 @@ class EagerBackend(HostMemory):
         super().__init__()
         self._observer = observer
         self._lanes: dict[str, Lane] = {}
+        self._captures = Captures()
+        self.capture = self._captures.capture
         self._submitted = 0
         self._records = 0
 
@@ -47,6 +50,8 @@ class EagerBackend(HostMemory):
         after: Sequence[Signal] = (),
     ) -> Signal:
         """Run the operation now."""
+        if self._captures.open is not None and self._captures.covers(lane):
+            return self._captures.take(operation, reads, writes)
         self._submitted += 1
         self._records += 1
         ordinal, record = self._submitted, self._records
@@ -66,14 +71,23 @@ class EagerBackend(HostMemory):
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
         """Everything queued has run already."""
+        self._captures.refuse_record(lane)
         self._records += 1
         signal.handle = self._records
         if self._observer is not None:
             self._observer.recorded(self._records, lane)
 
+    def replay(self, graph: Graph) -> None:
+        """Run every operation of the graph now."""
+        self._captures.check(graph)
+        for each in graph.operations:
+            self.submit(each.operation, lane=graph.lane, reads=each.reads, writes=each.writes)
+
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
         """Nothing can be pending."""
         if self._observer is None or not isinstance(signal.handle, int):
+            return
+        if lane is not None and self._captures.covers(lane):
             return
         if lane is None:
             self._observer.host_joined(signal.handle)

@@ -8,11 +8,12 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
 
-from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Place, Signal
+from kvcheck.core.backend.backend import Backend, Footprint, Graph, Lane, Operation, Place, Signal
 from kvcheck.core.paging import IndexArray
 
 
@@ -76,6 +77,14 @@ class ScopedBackend:
     def record(self, signal: Signal, *, lane: Lane) -> None:
         """As the shared backend's."""
         self.inner.record(signal, lane=lane)
+
+    def capture(self, lane: Lane) -> AbstractContextManager[Graph]:
+        """As the shared backend's; operations carry the rank's footprints already."""
+        return self.inner.capture(lane)
+
+    def replay(self, graph: Graph) -> None:
+        """As the shared backend's."""
+        self.inner.replay(graph)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
         """As the shared backend's."""

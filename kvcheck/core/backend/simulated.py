@@ -15,7 +15,8 @@ from typing import Protocol
 
 import torch
 
-from kvcheck.core.backend.backend import Footprint, Lane, Operation, OperationObserver, Part, Place, Signal
+from kvcheck.core.backend.backend import Footprint, Graph, Lane, Operation, OperationObserver, Part, Place, Signal
+from kvcheck.core.backend.graphs import Captures
 from kvcheck.core.backend.memory import HostMemory
 from kvcheck.core.errors import Hang, InternalError
 
@@ -81,6 +82,8 @@ class SimulatedBackend(HostMemory):
         self._chooser = chooser
         self._observer = observer
         self._lanes: dict[str, Lane] = {}
+        self._captures = Captures()
+        self.capture = self._captures.capture
         self._queues: list[deque[Pending | _Wait | _Mark]] = []
         self._submitted = 0
         self._records = 0
@@ -108,6 +111,8 @@ class SimulatedBackend(HostMemory):
         after: Sequence[Signal] = (),
     ) -> Signal:
         """Queue the operation, then let the chooser run whatever it likes."""
+        if self._captures.open is not None and self._captures.covers(lane):
+            return self._captures.take(operation, reads, writes)
         for signal in after:
             self._queue_wait(signal, lane)
         self._submitted += 1
@@ -130,12 +135,19 @@ class SimulatedBackend(HostMemory):
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
         """Bind the signal to everything queued in the lane so far."""
+        self._captures.refuse_record(lane)
         record = self._new_record()
         signal.handle = record
         self._queues[lane.index].append(_Mark(record))
         if self._observer is not None:
             self._observer.recorded(record.number, lane)
         self._yield()
+
+    def replay(self, graph: Graph) -> None:
+        """Queue every operation of the graph, the chooser running what it likes in between."""
+        self._captures.check(graph)
+        for each in graph.operations:
+            self.submit(each.operation, lane=graph.lane, reads=each.reads, writes=each.writes)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
         """A lane's wait is queued; a host's wait runs the machine until the record is reached."""
@@ -177,7 +189,7 @@ class SimulatedBackend(HostMemory):
         self._spend_step()
 
     def _queue_wait(self, signal: Signal, lane: Lane) -> None:
-        if not isinstance(signal.handle, Record):
+        if not isinstance(signal.handle, Record) or self._captures.covers(lane):
             return
         if self._observer is not None:  # also where the record is reached: in another schedule it is not
             self._observer.lane_waited(signal.handle.number, lane)

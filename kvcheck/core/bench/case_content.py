@@ -20,7 +20,9 @@ from kvcheck.core.pools.shape import ModelShape
 from kvcheck.kernels.content import rows_torch
 from kvcheck.kernels.content_rows import fill, fill_torch, verify, verify_torch
 
-SIZES_BYTES = (256 << 10, 4 << 20, 32 << 20)
+SIZES_BYTES = (256 << 10, 8 << 20, 128 << 20)
+"""In the second-level cache, in the third, and in memory: only the last is beside what one core reads of that."""
+
 KEY = 0x5EED
 
 

@@ -3,13 +3,17 @@
 Invariants:
 - All arms compute the same numbers from equal rows; they are compared bit for bit with what bare() computes.
 - "guards-alone" computes nothing: its time is what guards add to a step, told apart from the noise of the step.
+- Graphs are there on a device alone; on a CPU there is nothing to capture, and no row that pretends it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.case_guarded import queue_load
 from kvcheck.core.bench.decode_work import CONTEXT, REQUESTS, DecodeStep
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.pools.shape import ModelShape
@@ -20,23 +24,32 @@ SIZE = f"{REQUESTS}x{CONTEXT} tokens"
 def points(setting: Setting) -> tuple[Point, ...]:
     """A decode step with guarded reads, owned metadata and checked holdings, against the same step without."""
     shape = setting.shape
+    makers: dict[str, Callable[[FreshMemory], Arm]] = {
+        "bare": lambda memory: _arm(memory, shape, "bare"),
+        "guarded": lambda memory: _arm(memory, shape, "guarded"),
+        "protected": lambda memory: _arm(memory, shape, "protected"),
+        "guards-alone": lambda memory: _guards(memory, shape),
+    }
+    comparisons = [
+        Comparison(arm="guarded", baseline="bare"),
+        Comparison(arm="protected", baseline="bare"),
+        Comparison(arm="guards-alone", baseline="bare", name="plus-guards", is_extra=True),
+    ]
+    if setting.device.type == "cuda":
+        makers["graph-bare"] = lambda memory: _graph_arm(memory, shape, "bare")
+        makers["graph-guarded"] = lambda memory: _graph_arm(memory, shape, "guarded")
+        comparisons += [
+            Comparison(arm="graph-bare", baseline="bare"),
+            Comparison(arm="graph-guarded", baseline="graph-bare"),
+        ]
     return (
         Point(
             case="decode-step",
             size=SIZE,
             shape=shape.name,
             bytes=None,
-            makers={
-                "bare": lambda memory: _arm(memory, shape, "bare"),
-                "guarded": lambda memory: _arm(memory, shape, "guarded"),
-                "protected": lambda memory: _arm(memory, shape, "protected"),
-                "guards-alone": lambda memory: _guards(memory, shape),
-            },
-            comparisons=(
-                Comparison(arm="guarded", baseline="bare"),
-                Comparison(arm="protected", baseline="bare"),
-                Comparison(arm="guards-alone", baseline="bare", name="plus-guards", is_extra=True),
-            ),
+            makers=makers,
+            comparisons=tuple(comparisons),
             note="attention in float32 over gathered rows; one request joins in every step",
         ),
     )
@@ -50,6 +63,22 @@ def _arm(memory: FreshMemory, shape: ModelShape, name: str) -> Arm:
 def _guards(memory: FreshMemory, shape: ModelShape) -> Arm:
     step = DecodeStep(memory, shape, memory.backend())
     return Arm(call=step.guards, check=step.check_guards)
+
+
+def _graph_arm(memory: FreshMemory, shape: ModelShape, name: str) -> Arm:
+    """A step that is captured once and replayed; guarded: behind a load that is waited for whole before each replay."""
+    backend = memory.backend()
+    step = DecodeStep(memory, shape, backend)
+    call = step.graphed(getattr(step, name), is_guarded=name == "guarded")
+    if name == "guarded":
+        queue_load(step.gate, shape, (backend.lane("load"), backend.lane("load.side")))
+    bare = arm_of(step, name)
+
+    def check() -> None:
+        backend.drain()
+        bare.check()
+
+    return Arm(call=call, check=check)
 
 
 def arm_of(step: DecodeStep, name: str) -> Arm:

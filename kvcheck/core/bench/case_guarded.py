@@ -64,7 +64,7 @@ def _arm(memory: FreshMemory, shape: ModelShape, layers: int, *, guard: str) -> 
     gate = LayerGate(backend, lanes=2, layers=shape.num_layers)
     pool.connect(gate)
     if guard == "loading":
-        _load(gate, shape, (backend.lane("load"), backend.lane("load.side")))
+        queue_load(gate, shape, (backend.lane("load"), backend.lane("load.side")))
     rows = backend.index(memory.permutation(shape.page_size, ROWS))
     words = owner.write_view(name)
     out = memory.words(ROWS, words.shape[2])
@@ -89,7 +89,7 @@ def _arm(memory: FreshMemory, shape: ModelShape, layers: int, *, guard: str) -> 
     return Arm(call=call, check=check, clock="events")
 
 
-def _load(gate: LayerGate, shape: ModelShape, lanes: tuple[Lane, ...]) -> None:
+def queue_load(gate: LayerGate, shape: ModelShape, lanes: tuple[Lane, ...]) -> None:
     """A load whose layers have all been queued, and which the host has not seen finish."""
     producer = gate.begin()
     assert producer is not None, "the ring is empty"

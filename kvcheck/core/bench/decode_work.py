@@ -128,6 +128,26 @@ class DecodeStep:
                 writes=(writes,),
             )
 
+    def graphed(self, work: Callable[[], None], *, is_guarded: bool) -> Callable[[], None]:
+        """Replay work() as a captured graph of the forward lane; guarded: behind the whole load, which it waits for.
+
+        The first replay, which captures, is made here.
+        """
+        lane = self.pool.forward
+        work()  # kernels and the libraries of products are loaded before a capture
+        self._backend.drain()
+        with self._backend.capture(lane) as graph:
+            self._backend.submit(Operation("bench.step", (work,)), lane=lane)
+
+        def call() -> None:
+            if is_guarded:
+                self.pool.before_replay(lane)
+            self._backend.replay(graph)
+
+        call()
+        self._backend.drain()
+        return call
+
     def context_pages(self, space: str) -> IndexArray:
         """The pages that a step reads and does not write: those of each context's whole pages."""
         size = self.pool.page_size

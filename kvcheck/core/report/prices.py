@@ -69,11 +69,7 @@ class Curve:
 
 def price_list(rows: Sequence[BenchRow]) -> list[Price]:
     """Each comparison at its largest size, by kind; what is only there to be compared with is left out."""
-    last: dict[tuple[str, str], BenchRow] = {}
-    for row in rows:
-        if not row.arm.endswith("torch"):
-            last[row.case, row.arm] = row
-    return _prices(last.values(), rows)
+    return _prices(_largest(rows), rows)
 
 
 def all_prices(rows: Sequence[BenchRow]) -> list[Price]:
@@ -112,13 +108,23 @@ def in_short(rows: Sequence[BenchRow]) -> str:
     """The answer in one line: the cases all of whose parts are free, and those that have one that costs."""
     step = next((found for row in rows if (found := step_us(rows, row.shape, row.device)) is not None), None)
     verdicts: dict[str, set[str]] = {}
-    for row in {(row.case, row.arm): row for row in rows if not row.arm.endswith("torch")}.values():
+    for row in _largest(rows):
         verdicts.setdefault(row.case, set()).add(verdict(row, step))
     free = [case for case, said in verdicts.items() if said <= {"free", "faster"}]
     costs = [case for case, said in verdicts.items() if "costs" in said]
     unclear = [case for case in verdicts if case not in (*free, *costs)]
     parts = (("Free or faster than without", free), ("Costs something", costs), ("Not told from noise", unclear))
     return " ".join(f"{what}: {', '.join(cases)}." for what, cases in parts if cases)
+
+
+def _largest(rows: Sequence[BenchRow]) -> list[BenchRow]:
+    """One row of each comparison: that of most bytes, or the last where sizes are not of bytes; no torch form."""
+    found: dict[tuple[str, str], BenchRow] = {}
+    for row in rows:
+        kept = found.get((row.case, row.arm))
+        if not row.arm.endswith("torch") and (kept is None or (row.bytes or 0) >= (kept.bytes or 0)):
+            found[row.case, row.arm] = row
+    return list(found.values())
 
 
 def curves(rows: Sequence[BenchRow]) -> list[Curve]:

@@ -150,6 +150,7 @@ class AuditBackend:
         self.lane, self.index, self.signal = inner.lane, inner.index, inner.signal
         self.record, self.wait, self.query = inner.record, inner.wait, inner.query
         self.drain, self.idle, self.allocated = inner.drain, inner.idle, inner.allocated
+        self.capture, self.replay = inner.capture, inner.replay
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
         """Memory of that name, known from now on."""

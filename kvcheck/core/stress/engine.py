@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from kvcheck.core.backend import BACKENDS
 from kvcheck.core.backend.backend import Backend
 from kvcheck.core.backend.cuda import CudaBackend
+from kvcheck.core.backend.delays import DelayReport
 from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.backend.simulated import SimulatedBackend
 from kvcheck.core.errors import (
@@ -34,9 +35,10 @@ from kvcheck.core.errors import (
 )
 from kvcheck.core.record import Evidence, Finding, Verdict
 from kvcheck.core.stress.audit import AuditBackend, naming
+from kvcheck.core.stress.delay_lines import delays_of
 from kvcheck.core.stress.events import Broke, Expected
 from kvcheck.core.stress.evidence import EvidenceCount
-from kvcheck.core.stress.history import History
+from kvcheck.core.stress.history import Handler, History
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.oracles.oracle import Oracle
 from kvcheck.core.stress.scenarios import SCENARIOS
@@ -62,7 +64,10 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one schedule gave. divergence: how a replay left the recorded path. digest: of choices, events, findings."""
+    """What one schedule gave. divergence: how a replay left the recorded path. digest: of choices, events, findings.
+
+    delays: what came of those that a device was asked for.
+    """
 
     plan: Plan
     findings: tuple[Finding, ...]
@@ -71,13 +76,15 @@ class Outcome:
     digest: int
     judged: Mapping[str, int]
     divergence: str | None = None
+    delays: DelayReport | None = None
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL with findings, UNKNOWN with a broken oracle or off the recorded path, else PASS for this schedule."""
+        """FAIL with findings; UNKNOWN with a broken oracle, off the recorded path, or if no delay held; else PASS."""
         if self.findings:
             return Verdict.FAIL
-        return Verdict.UNKNOWN if self.broken_oracles or self.divergence else Verdict.PASS
+        is_held = self.delays is None or self.delays.gap is None
+        return Verdict.PASS if is_held and not self.broken_oracles and not self.divergence else Verdict.UNKNOWN
 
 
 class StressEngine:
@@ -92,8 +99,8 @@ class StressEngine:
         self._cached: tuple[object, Load, Mapping[int, tuple[int, ...]]] | None = None
         torch.set_num_threads(1)
 
-    def run(self, plan: Plan) -> Outcome:
-        """Run and judge one schedule."""
+    def run(self, plan: Plan, *, handlers: Iterable[tuple[type, Handler]] = ()) -> Outcome:
+        """Run and judge one schedule. handlers: who else is told of events."""
         scenario = scenario_of(plan)
         shape = shape_named(plan.shape)
         if missing := scenario.needs - self._target.capabilities:
@@ -105,6 +112,7 @@ class StressEngine:
         oracles = [ORACLES.load(name)() for name in ORACLES.names()]
         count = EvidenceCount()
         history.listen(count.handlers())
+        history.listen(handlers)
         for oracle in oracles:
             history.listen(oracle.handlers())
         for request, tokens in sorted(reference.items()):
@@ -128,6 +136,7 @@ class StressEngine:
             raise
         except (Exception, SystemExit) as error:  # the target's own error is what we are here to find
             history.append(Broke(_code_of(error), type(error).__name__, str(error)))
+        delays = _settled(backend, history)
         broken = _finish(oracles)
         final = _exact(plan, recorder)
         found = [finding for oracle in oracles for finding in oracle.findings]
@@ -144,6 +153,7 @@ class StressEngine:
             digest=_digest(history, recorder, findings),
             judged=judged,
             divergence=None if recorder is None else recorder.divergence(),
+            delays=delays,
         )
 
     def note(self, plan: Plan) -> str:
@@ -187,9 +197,20 @@ def _backend(plan: Plan, history: History) -> tuple[Backend, Recorder | None]:
     if plan.backend == "eager":
         return EagerBackend(history), None
     if plan.backend == "cuda":
-        return CudaBackend(int(plan.device.partition(":")[2] or 0), history), None
+        return CudaBackend(int(plan.device.partition(":")[2] or 0), history, delays_of(plan)), None
     recorder = Recorder(make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices))
     return SimulatedBackend(recorder, history), recorder
+
+
+def _settled(backend: Backend, history: History) -> DelayReport | None:
+    """Wait for a device, whose memory the next run will use. An error that it tells only now is a finding too."""
+    if not isinstance(backend, CudaBackend):
+        return None
+    try:
+        return backend.settle()
+    except RuntimeError as error:
+        history.append(Broke("KV902", type(error).__name__, str(error)))
+        return None
 
 
 def _finish(oracles: list[Oracle]) -> tuple[str, ...]:

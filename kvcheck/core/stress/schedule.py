@@ -33,7 +33,8 @@ class Plan:
     seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None where the scenario
     chooses. requests: None is the scenario's own number, or the
     whole trace. trace: None is a synthetic workload. choices: recorded choices, for strategy "replay"; the pair of
-    operations, for strategy "flip". expect: the code the schedule was printed for.
+    operations, for strategy "flip"; delays of a device, for strategy "delay". expect: the code the schedule was
+    printed for.
     """
 
     scenario: str
@@ -56,6 +57,11 @@ class Plan:
     def is_in_processes(self) -> bool:
         """Each rank is a process of its own; what happens when is up to the machine, and no choices are recorded."""
         return self.transport in PROCESS_TRANSPORTS
+
+    @property
+    def is_delayed(self) -> bool:
+        """Lanes of a device are held: by what the line names, or the legs of the schedule."""
+        return self.backend == "cuda" and self.strategy == "delay"
 
     def line(self) -> str:
         """The plan as one line; defaults are left out."""

@@ -249,7 +249,12 @@ def delay(draw: Draw) -> Chooser:
 
     A scenario takes its settings from the schedule number too; without the shift a leg would meet some of them only.
     """
-    return DelayStrategy(DELAYS[(draw.schedule + draw.schedule // len(DELAYS)) % len(DELAYS)])
+    return DelayStrategy(delayed_legs(draw.schedule))
+
+
+def delayed_legs(schedule: int) -> tuple[str, ...]:
+    """The legs that strategy delay delays in that schedule."""
+    return DELAYS[(schedule + schedule // len(DELAYS)) % len(DELAYS)]
 
 
 def seeded_random(draw: Draw) -> Chooser:

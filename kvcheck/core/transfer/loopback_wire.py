@@ -171,16 +171,18 @@ class LoopbackWire:
         arrived.append(self.backend.inner.submit(operation, lane=self._lane(peer, lane), after=after))
 
     def receive(self) -> list[tuple[str, Message]]:
-        """Empty the inbox; whoever has read a message is behind what its sender knew.
+        """Take what has arrived; whoever has read a message is behind what its sender knew.
 
+        On a device the entry is in the inbox once the message is queued, which is before its turn has come.
         That a peer is drained says no more than this either: where it is said too early, landings stay unordered.
         """
         self.backend.inner.query(self.backend.inner.signal())  # time passes
         messages = []
         while self.inbox:
-            sender, message, arrived = self.inbox.pop(0)
-            for signal in arrived:
-                self.backend.inner.query(signal)
+            sender, message, arrived = self.inbox[0]
+            if not all(self.backend.inner.query(signal) for signal in arrived):
+                break
+            self.inbox.pop(0)
             if isinstance(message, Drained):
                 done = (sender, message.room, message.generation)
                 self.landing = {

@@ -23,7 +23,7 @@ from kvcheck.core.transfer.seal import Seal
 from kvcheck.core.transfer.wire import Ticket
 from kvcheck.kernels.content import as_unsigned, mix64_int
 from kvcheck.kernels.digest import combined, digest
-from kvcheck.kernels.page_copy import gather_rows
+from kvcheck.kernels.digest_rows import digest_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,9 @@ class Sealer:
         key = self._key(content)
         parts, size = [], 0
         for place, (buffer, rows) in enumerate(plan):
-            words = self._words(buffer, rows, content.pieces[buffer.space, buffer.name])
-            parts.append(digest(words, key=mix64_int(key + place + 1)))
-            size += words.numel() * 8
+            words = self._words(buffer, content.pieces[buffer.space, buffer.name])
+            parts.append(digest_rows(words, rows, key=mix64_int(key + place + 1)))
+            size += words.shape[0] * len(rows) * words.shape[2] * 8
         if content.row is not None and "aux" in self.legs:
             words = content.row.contiguous().view(torch.int64)
             parts.append(digest(words, key=mix64_int(key)))
@@ -78,13 +78,10 @@ class Sealer:
         ticket = content.ticket
         return Seal(room=ticket.room, generation=ticket.generation, bytes=size, digest=total)
 
-    def _words(self, buffer: BufferLayout, rows: torch.Tensor, shards: tuple[int, int]) -> torch.Tensor:
-        """[L * rows * words] of the shards [first, first + count) of each row."""
+    def _words(self, buffer: BufferLayout, shards: tuple[int, int]) -> torch.Tensor:
+        """[L, R, words] of the shards [first, first + count) of each row."""
         first, count = (each * buffer.rows.shard_bytes // 8 for each in shards)
-        view = self._pool.sets[buffer.space].write_view(buffer.name)
-        words = torch.empty((view.shape[0], len(rows), count), dtype=torch.int64, device=view.device)
-        gather_rows(words, view[:, :, first : first + count], rows)
-        return words.view(-1)
+        return self._pool.sets[buffer.space].write_view(buffer.name)[:, :, first : first + count]
 
     def _key(self, content: Content) -> int:
         ticket = content.ticket

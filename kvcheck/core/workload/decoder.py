@@ -82,12 +82,12 @@ class ContentDecoder:
         if self._is_replayed:
             self._pool.before_replay(self._pool.forward)
         sent = self._send_early()
-        where = {layer: (spec.name, local) for spec in self._pool.specs for local, layer in enumerate(spec.layers)}
-        for layer in sorted(where):
-            space, local = where[layer]
-            if local and self._readers.one_layer:
-                continue
-            self._layer(plan, space, local, layer)
+        if self._is_replayed:
+            with self._backend.capture(self._pool.forward) as graph:
+                self._all_layers(plan)
+            self._backend.replay(graph)
+        else:
+            self._all_layers(plan)
         if sent is not None:
             self._backend.wait(sent, lane=self._pool.forward)
         done = self._backend.signal()
@@ -158,11 +158,19 @@ class ContentDecoder:
         return mix64_int((int(self._folds[request][stop - 1]) + delta) & ((1 << 64) - 1)) >> 33
 
     def codes_of(self, request: int) -> torch.Tensor:
-        """Codes of every position of a request, padded to whole pages."""
+        """Codes of every position of a request, padded to whole pages, on the host."""
         self._learn(request)
         return self._codes[request]
 
     # One layer
+
+    def _all_layers(self, plan: PassPlan) -> None:
+        where = {layer: (spec.name, local) for spec in self._pool.specs for local, layer in enumerate(spec.layers)}
+        for layer in sorted(where):
+            space, local = where[layer]
+            if local and self._readers.one_layer:
+                continue
+            self._layer(plan, space, local, layer)
 
     def _layer(self, plan: PassPlan, space: str, local: int, layer: int) -> None:
         buffers = self._pool.sets[space].spec.buffers
@@ -316,7 +324,8 @@ class ContentDecoder:
     def _mask(self, site: content.Site, words: int) -> torch.Tensor:
         key = (site, words)
         if key not in self._masks:
-            self._masks[key] = content.mask(site, words).to(self._backend.device)
+            # By the backend: this runs inside parts, where an ordinary upload makes the host wait for the lane.
+            self._masks[key] = self._backend.index(content.mask(site, words).numpy())
         return self._masks[key]
 
     def _learn(self, request: int) -> None:
@@ -331,7 +340,7 @@ class ContentDecoder:
         weights = torch.arange(len(authors), dtype=torch.int64) * 2 + 1
         self._folds[request] = (codes * weights).cumsum(0).numpy()
         self._authors[request] = authors
-        self._codes[request] = codes.to(self._backend.device)
+        self._codes[request] = codes
 
     # What was seen
 

@@ -65,7 +65,9 @@ def plan_pass(
     *,
     numbers: Sequence[int] | None = None,
 ) -> PassPlan:
-    """Build the plan. codes: request to [padded tokens] int64, padded to whole pages.
+    """Build the plan. codes: request to [padded tokens] int64 on the host, padded to whole pages.
+
+    All of it is put together on the host and uploaded by the backend: what a lane reads is complete when this returns.
 
     numbers: which chunks of the pass these are; all of them by default.
     """
@@ -91,13 +93,13 @@ def plan_pass(
         read=_rows([0] * len(chunks), chunks, mine, columns, backend),
         window=window,
         page_places=backend.index(table_rows[page_chunk] * columns + page_number * size),
-        page_codes=torch.cat([row[: n * size] for row, n in zip(mine, counts, strict=True)]).view(-1, size),
+        page_codes=_joined([row[: n * size] for row, n in zip(mine, counts, strict=True)], backend).view(-1, size),
         page_valid=torch.from_numpy(valid).to(backend.device),
         page_chunk=page_chunk,
         page_number=page_number,
         rows=backend.index(table_rows),
-        state_read=torch.cat(before),
-        state_write=torch.cat(after),
+        state_read=_joined(before, backend),
+        state_write=_joined(after, backend),
         fresh=torch.tensor([chunk.start == 0 for chunk in chunks], device=backend.device),
         numbers=np.array(range(len(chunks)) if numbers is None else numbers, dtype=np.int64),
         tokens=sum(chunk.stop for chunk in chunks),
@@ -113,10 +115,17 @@ def _rows(
     table_rows = np.array([chunk.holding.row for chunk in chunks], dtype=np.int64)
     return Rows(
         places=backend.index(table_rows[which] * columns + positions),
-        codes=torch.cat([row[start : chunk.stop] for row, start, chunk in zip(codes, starts, chunks, strict=True)]),
+        codes=_joined(
+            [row[start : chunk.stop] for row, start, chunk in zip(codes, starts, chunks, strict=True)], backend
+        ),
         chunk=which,
         positions=positions,
     )
+
+
+def _joined(codes: Sequence[torch.Tensor], backend: Backend) -> torch.Tensor:
+    """Codes of several requests, one after the other, on the device."""
+    return backend.index(torch.cat([*codes]).numpy())
 
 
 def ragged(starts: IndexArray, lengths: IndexArray) -> IndexArray:

@@ -1,0 +1,213 @@
+"""`make gpu`: everything that needs a GPU, by the interpreter at hand, in under eight minutes, as files.
+
+It imports no library but torch, installs nothing and reaches for nothing outside the machine. Results lie under $OUT,
+or build/gpu: a log a part, the records of runs, summary.json and summary.txt.
+
+Invariants:
+- Both summaries are replaced whole after every part: what was done is kept, whatever ends the run.
+- Exit 0 when every part passed, 1 when one failed, 4 when one says nothing or there is no GPU, 130 when interrupted.
+- Each part is a process group of its own, which is ended when its time is over.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import kvcheck
+from kvcheck.commands.gpu_parts import (
+    PARTS,
+    SANITIZER,
+    TOTAL_S,
+    Part,
+    PartResult,
+    chosen_tests,
+    command_of,
+    judged,
+    missing,
+    told,
+)
+from kvcheck.core.errors import UsageError
+from kvcheck.core.record import Verdict, to_plain
+from kvcheck.core.report.store import make_folder, write_text
+
+ROOT = Path(kvcheck.__file__).parents[1]
+GRACE_S = 8
+"""Seconds between asking a part to end, when it saves what it has, and ending it."""
+
+INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run every part; the exit code."""
+    device = _device()
+    if isinstance(device, str):
+        sys.stderr.write(f"kvcheck gpu: {device}; nothing was run (exit 4)\n")
+        return Verdict.UNKNOWN.exit_code
+    out = Path(os.environ.get("OUT") or ROOT / "build" / "gpu").resolve()
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        make_folder(out)
+        return run_parts(PARTS, out, facts=device, run=run_process)
+    except UsageError as error:
+        sys.stderr.write(f"kvcheck gpu: {error}\n")
+        return error.exit_code
+
+
+Run = Callable[[Sequence[str], Path, Mapping[str, str], float], int | None]
+"""Runs a command line, its output into a file, with variables, for so many seconds: its exit code, None if longer."""
+
+
+def run_parts(parts: Sequence[Part], out: Path, *, facts: Mapping[str, object], run: Run) -> int:
+    """Run the parts in turn and keep both summaries current."""
+    began = time.monotonic()
+    results: list[PartResult] = []
+    tool, tests = _sanitizer(), _test_sources()
+    _save(out, facts, results, complete=False)
+    try:
+        for part in parts:
+            left = TOTAL_S - (time.monotonic() - began)
+            results.append(_run_part(part, out, tool=tool, tests=tests, left_s=left, run=run))
+            sys.stdout.write(_line(results[-1]) + "\n")
+            sys.stdout.flush()
+            _save(out, facts, results, complete=False)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"kvcheck gpu: interrupted after {len(results)} of {len(parts)} parts; see {out}\n")
+        return INTERRUPTED
+    _save(out, facts, results, complete=True)
+    verdict = Verdict.worst(result.verdict for result in results)
+    sys.stdout.write(f"{verdict.value}  {out / 'summary.txt'}  exit {verdict.exit_code}\n")
+    return verdict.exit_code
+
+
+def _run_part(
+    part: Part, out: Path, *, tool: str | None, tests: Mapping[str, str], left_s: float, run: Run
+) -> PartResult:
+    files, note = chosen_tests(part, tests, _has)
+    reason = missing(part, _has, tool)
+    if reason is None and part.tests is not None and not files:
+        reason = "not run: no test files are there"
+    if reason is None and left_s < GRACE_S:
+        reason = f"not run: the {TOTAL_S} s of all parts were over"
+    if reason is not None:
+        return PartResult(name=part.name, verdict=Verdict.UNKNOWN, reason=reason, budget_s=part.budget_s)
+    command = command_of(part, files, python=sys.executable, out=str(out), tool=tool)
+    started = time.monotonic()
+    code = run(command, out / f"{part.name}.log", part.variables, min(part.budget_s, left_s))
+    verdict, reason = judged(part, code, out)
+    return PartResult(
+        name=part.name,
+        verdict=verdict,
+        reason=reason,
+        exit_code=code,
+        duration_s=round(time.monotonic() - started, 1),
+        budget_s=part.budget_s,
+        command=command,
+        told=(*((note,) if note else ()), *told(out, part)),
+    )
+
+
+def run_process(command: Sequence[str], log: Path, variables: Mapping[str, str], seconds: float) -> int | None:
+    """Run a part as a process group; asked to end when its time is over, and ended if it does not."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
+    with log.open("wb") as stream:
+        child = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            return child.wait(max(1.0, seconds - GRACE_S))
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _stop(child)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """End what is left of a part, its own children too."""
+    for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        try:
+            os.killpg(child.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            child.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _save(out: Path, facts: Mapping[str, object], results: Sequence[PartResult], *, complete: bool) -> None:
+    verdict = Verdict.worst(result.verdict for result in results) if complete else Verdict.UNKNOWN
+    values = {
+        "complete": complete,
+        "verdict": verdict.value,
+        "environment": dict(facts),
+        "parts": [to_plain(result) for result in results],
+    }
+    write_text(out / "summary.json", json.dumps(values, indent=1) + "\n")
+    lines = [*(f"{name}: {value}" for name, value in facts.items()), ""]
+    for result in results:
+        lines += [_line(result), *(f"    {line}" for line in result.told)]
+    lines += ["", f"verdict: {verdict.value}" if complete else "not complete"]
+    write_text(out / "summary.txt", "\n".join(lines) + "\n")
+
+
+def _line(result: PartResult) -> str:
+    text = f"{result.verdict.value:<8} {result.name:<10} {result.duration_s:6.1f} s of {result.budget_s}"
+    return f"{text}  {result.reason}" if result.reason else text
+
+
+def _device() -> dict[str, object] | str:
+    """What there is to run on, or why there is nothing."""
+    if not _has("torch"):
+        return "needs torch with CUDA, and this interpreter has none"
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"needs a CUDA device; torch {torch.__version__} sees none"
+    properties = torch.cuda.get_device_properties(0)
+    packages = {
+        name: _has(name) for name in ("triton", "typer", "pytest", "hypothesis", "pandas", "matplotlib", "jinja2")
+    }
+    return {
+        "device": properties.name,
+        "memory_bytes": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}",
+        "cuda": str(torch.version.cuda),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "missing": ", ".join(name for name, is_there in packages.items() if not is_there) or "nothing",
+    }
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _sanitizer() -> str | None:
+    """Where the sanitizer is: on PATH, or in the toolkit that the usual variable names."""
+    homes = [Path(home) for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home]
+    beside = os.pathsep.join(str(home / folder) for home in homes for folder in ("bin", "compute-sanitizer"))
+    return shutil.which(SANITIZER) or shutil.which(SANITIZER, path=beside)
+
+
+def _test_sources() -> dict[str, str]:
+    folder = ROOT / "tests"
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in sorted(folder.rglob("test_*.py"))}
+
+
+def _end(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""What `make gpu` runs, part by part: a table, what each part needs, and what its end means.
+
+Invariants:
+- The budgets of all parts together are under eight minutes; the most telling parts come first.
+- A part that did not run, ran out of time, or ran no test is UNKNOWN with the reason, never a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+from kvcheck.core.errors import UsageError
+from kvcheck.core.record import RunRecord, Verdict, read_record
+from kvcheck.core.report.store import RUN_FILE
+
+TOTAL_S = 480
+SANITIZER = "compute-sanitizer"
+SANITIZER_FOUND = 99
+"""What the sanitizer is told to exit with where it found something; no test runner does."""
+
+SANITIZED = (
+    "test_index_buffer.py",
+    "test_page_copy.py",
+    "test_row_moves.py",
+    "test_content_rows.py",
+    "test_digest.py",
+    "test_metadata_row.py",
+    "test_attention.py",
+)
+"""Tests of kernels that end by themselves: a hold spins, and a sanitizer makes it spin for ever so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One process. arguments: behind the interpreter; "{out}" is the folder of all results, "{tests}" the test files.
+
+    needs: modules it cannot run without. tests: picks files of the folder of tests. tool: the sanitizer's, if any.
+    """
+
+    name: str
+    budget_s: int
+    arguments: tuple[str, ...]
+    needs: tuple[str, ...]
+    tests: Callable[[str], bool] | None = None
+    tool: str | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def _is_kernel_test(path: str) -> bool:
+    return "litmus" not in path
+
+
+def _is_sanitized(path: str) -> bool:
+    return Path(path).name in SANITIZED
+
+
+def _is_litmus(path: str) -> bool:
+    return "litmus" in path
+
+
+# The options of pyproject.toml name plugins that need not be there.
+_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "filterwarnings=default")
+_STRICT = ("--import-mode=importlib", "--strict-markers", "--junitxml={out}/{name}.xml")
+_KVCHECK = ("-m", "kvcheck")
+_RUN = ("--seed", "1", "--no-reports", "--out", "{out}/runs/{name}")
+
+
+def _sanitizer(tool: str, budget_s: int) -> Part:
+    return Part(
+        name=tool,
+        budget_s=budget_s,
+        arguments=(*_PYTEST, *_STRICT, "-m", "gpu", "--no-poison", "{tests}"),
+        needs=("pytest",),
+        tests=_is_sanitized,
+        tool=tool,
+        variables={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},  # every tensor is an allocation that the tool knows
+    )
+
+
+PARTS: tuple[Part, ...] = (
+    Part(name="doctor", budget_s=15, arguments=(*_KVCHECK, "doctor", "--out", "{out}/runs"), needs=("typer",)),
+    Part(
+        name="litmus",
+        budget_s=45,
+        arguments=(*_PYTEST, *_STRICT, "{tests}"),
+        needs=("pytest",),
+        tests=_is_litmus,
+    ),
+    Part(
+        name="kernels",
+        budget_s=65,
+        arguments=(*_PYTEST, *_STRICT, "-m", "gpu", "{tests}"),
+        needs=("pytest",),
+        tests=_is_kernel_test,
+    ),
+    Part(
+        name="reference",
+        budget_s=25,
+        arguments=(*_KVCHECK, "stress", "--backend", "eager", "--schedules", "4", "--max-time", "14", *_RUN),
+        needs=("typer",),
+    ),
+    Part(
+        name="stress",
+        budget_s=90,
+        arguments=(
+            *(*_KVCHECK, "stress", "--device", "cuda", "--strategy", "delay", "--schedules", "9"),
+            *("--max-time", "74", *_RUN),
+        ),
+        needs=("typer", "triton"),
+    ),
+    Part(
+        name="mutants",
+        budget_s=65,
+        arguments=(*_KVCHECK, "selftest", "--device", "cuda", "--max-time", "48", *_RUN),
+        needs=("typer", "triton"),
+    ),
+    Part(
+        name="bench",
+        budget_s=45,
+        arguments=(*_KVCHECK, "bench", "--device", "cuda", "--max-time", "30", *_RUN),
+        needs=("typer",),
+    ),
+    _sanitizer("memcheck", 70),
+    _sanitizer("initcheck", 55),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartResult:
+    """What became of a part. exit_code: of its process, None where there was none. told: lines for the summary."""
+
+    name: str
+    verdict: Verdict
+    reason: str | None = None
+    exit_code: int | None = None
+    duration_s: float = 0.0
+    budget_s: int = 0
+    command: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+
+
+def missing(part: Part, has: Callable[[str], bool], tool: str | None) -> str | None:
+    """Why a part cannot run here, or None. tool: where the sanitizer is."""
+    lacking = [name for name in part.needs if not has(name)]
+    if lacking:
+        return f"not run: {', '.join(lacking)} is missing"
+    if part.tool is not None and tool is None:
+        return f"not run: {SANITIZER} is neither on PATH nor in a CUDA toolkit"
+    return None
+
+
+def chosen_tests(part: Part, sources: Mapping[str, str], has: Callable[[str], bool]) -> tuple[list[str], str | None]:
+    """The files of a part of tests, and which were left out. sources: text of every test file, by path.
+
+    Of marked tests, only files that have some; none that imports what is missing.
+    """
+    if part.tests is None:
+        return [], None
+    wanted = [path for path in sorted(sources) if Path(path).name.startswith("test_") and part.tests(path)]
+    if "gpu" in part.arguments:
+        wanted = [path for path in wanted if "mark.gpu" in sources[path]]
+    left = [path for path in wanted if not has("hypothesis") and "hypothesis" in sources[path]]
+    note = f"left out, for hypothesis is missing: {', '.join(Path(path).name for path in left)}" if left else None
+    return [path for path in wanted if path not in left], note
+
+
+def command_of(part: Part, tests: Sequence[str], *, python: str, out: str, tool: str | None) -> tuple[str, ...]:
+    """The command line of a part."""
+    line: list[str] = [python]
+    if part.tool is not None and tool is not None:
+        line = [tool, "--tool", part.tool, "--error-exitcode", str(SANITIZER_FOUND), python]
+    for argument in part.arguments:
+        if argument == "{tests}":
+            line += tests
+        else:
+            line.append(argument.replace("{out}", out).replace("{name}", part.name))
+    return tuple(line)
+
+
+def judged(part: Part, exit_code: int | None, out: Path) -> tuple[Verdict, str | None]:
+    """What the end of a part means. exit_code: None where its time was over."""
+    if exit_code is None:
+        return Verdict.UNKNOWN, f"its {part.budget_s} s were over; what it had written is there"
+    if part.tool is not None and exit_code == SANITIZER_FOUND:
+        return Verdict.FAIL, f"{part.tool} found errors; see the log"
+    if part.tests is None:
+        if exit_code in (0, 1):
+            return (Verdict.PASS, None) if not exit_code else (Verdict.FAIL, "exit 1; see the log")
+        return Verdict.UNKNOWN, f"exit {exit_code}; see the log"
+    return _tests_judged(exit_code, out / f"{part.name}.xml")
+
+
+def _tests_judged(exit_code: int, report: Path) -> tuple[Verdict, str | None]:
+    """A run of tests in which every one was skipped ends with 0, and is no pass."""
+    if exit_code == 1:
+        return Verdict.FAIL, "tests failed; see the log"
+    if exit_code:
+        return Verdict.UNKNOWN, f"the test runner ended with exit {exit_code}; see the log"
+    try:
+        suites = [*ElementTree.parse(report).getroot().iter("testsuite")]
+        tests, skipped = (sum(int(suite.get(name, "0")) for suite in suites) for name in ("tests", "skipped"))
+    except (OSError, ElementTree.ParseError, ValueError) as error:
+        return Verdict.UNKNOWN, f"the test runner left no report: {error}"
+    if tests == skipped:
+        return Verdict.UNKNOWN, f"all {tests} tests were skipped"
+    return Verdict.PASS, f"{tests - skipped} tests passed, {skipped} were skipped"
+
+
+def told(out: Path, part: Part) -> tuple[str, ...]:
+    """What a part's record adds to the summary: each mutant, and the warnings, which hold the rates."""
+    lines: list[str] = []
+    for path in sorted((out / "runs" / part.name).glob(f"*/{RUN_FILE}")):
+        try:
+            record = read_record(path)
+        except UsageError as error:
+            lines.append(f"no record: {error}")
+            continue
+        lines += _record_lines(record)
+    return tuple(lines)
+
+
+def _record_lines(record: RunRecord) -> list[str]:
+    rows = [f"{row.name}: {row.outcome}, {row.message or 'no message'}" for row in record.mutants]
+    unknown = [f"{row.id}: {row.reason}" for row in record.scenarios if row.verdict is Verdict.UNKNOWN]
+    found = [f"{finding.code} {finding.message}" for finding in record.findings[:10]]
+    return [*rows, *found, *unknown, *record.warnings]

@@ -1,0 +1,68 @@
+"""Delays of a device as part of a plan: as the text of a line, and by the number of a schedule.
+
+    3.hicache.load~17.decode.read     the lane of the 3rd hicache.load is held until the 17th decode.read has run
+    hicache.load/storage.put          the lanes of every one of these are held until the host waits
+    h2d                               so are the lanes of that leg
+
+Invariants:
+- Text and value round-trip; any other text is a UsageError.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from kvcheck.core.backend.delays import Delay, Site
+from kvcheck.core.errors import UsageError
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.strategies import LEGS, delayed_legs
+
+MAX_DELAYS = 16
+
+_SITE = re.compile(r"(?:([1-9][0-9]{0,11})\.)?([A-Za-z_][^~/]{0,79})")
+
+
+def delays_of(plan: Plan) -> tuple[Delay, ...]:
+    """What a plan imposes: what it names, or the legs of its schedule; nothing without strategy delay on a device."""
+    if not plan.is_delayed:
+        return ()
+    if plan.choices is not None:
+        return parse_delays(plan.choices)
+    return tuple(Delay(held=Site(lanes=LEGS[leg])) for leg in delayed_legs(plan.schedule))
+
+
+def parse_delays(text: str) -> tuple[Delay, ...]:
+    """The delays of a text. Raises UsageError with what was expected and found."""
+    rows = text.split("/")
+    if len(rows) > MAX_DELAYS:
+        raise UsageError(f"strategy=delay: expected at most {MAX_DELAYS} delays, got {len(rows)}")
+    return tuple(_parse_delay(row) for row in rows)
+
+
+def delays_text(delays: Sequence[Delay]) -> str:
+    """As they stand in a line."""
+    return "/".join("~".join(_site_text(site) for site in (each.held, each.until) if site) for each in delays)
+
+
+def _parse_delay(text: str) -> Delay:
+    held, tilde, until = text.partition("~")
+    return Delay(held=_parse_site(held), until=_parse_site(until) if tilde else None)
+
+
+def _parse_site(text: str) -> Site:
+    found = _SITE.fullmatch(text)
+    if found is None or (found[2] in LEGS and found[1]):
+        raise UsageError(
+            f"strategy=delay: expected choices=[NUMBER.]OPERATION[~[NUMBER.]OPERATION], or a leg of {', '.join(LEGS)}; "
+            f"got {text[:80]!r}"
+        )
+    if found[2] in LEGS:
+        return Site(lanes=LEGS[found[2]])
+    return Site(operation=found[2], nth=int(found[1]) if found[1] else None)
+
+
+def _site_text(site: Site) -> str:
+    if site.operation is None:
+        return next(leg for leg, starts in LEGS.items() if starts == site.lanes)
+    return site.operation if site.nth is None else f"{site.nth}.{site.operation}"

@@ -1,0 +1,185 @@
+"""Delays that were found on a CPU, imposed on a device: what to try, and how often wrong bytes were served.
+
+Invariants:
+- What a device is asked to delay was found on a CPU, in a run of the very schedule.
+- Every run with delays has one without beside it; a missing wait is found in both, so only wrong bytes count as shown.
+- Delays that held nothing show nothing, and are told as such.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvcheck.core.backend.delays import Delay, DelayReport, Site
+from kvcheck.core.errors import UsageError
+from kvcheck.core.record import Finding
+from kvcheck.core.stress.confirm import pair_of, wrong_bytes
+from kvcheck.core.stress.delay_lines import delays_of, delays_text
+from kvcheck.core.stress.engine import Outcome, StressEngine
+from kvcheck.core.stress.events import Submitted
+from kvcheck.core.stress.pair import Pair
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.strategies import LEGS
+
+TRIES_MOST = 5
+"""Plans of delays that are tried before a finding is said not to reproduce on a device."""
+
+
+def check_operations(engine: StressEngine, plan: Plan) -> None:
+    """Raise UsageError where a plan names operations that its schedule does not submit. Runs the schedule on a CPU."""
+    if plan.choices is None or not delays_of(plan):
+        return
+    _, submitted = _on_cpu(engine, plan)
+    has = Counter(each.name for each in submitted)
+    for delay in delays_of(plan):
+        for site in (delay.held, delay.until):
+            if site is not None and site.operation is not None and has[site.operation] < (site.nth or 1):
+                raise UsageError(
+                    f"strategy=delay: this schedule has no operation {site}; on a CPU it submits "
+                    + ", ".join(f"{name} ({count})" for name, count in sorted(has.items()))
+                )
+
+
+def device_plans(engine: StressEngine, plan: Plan, device: str) -> tuple[Plan, ...]:
+    """What a schedule that fails on a CPU is tried as on a device, the narrowest delay first; none where none is known.
+
+    The two operations that no edge orders; then every one of the earlier name, since a device may number them in
+    another way; then the leg it runs on; then the next pairs.
+    """
+    outcome, submitted = _on_cpu(engine, plan)
+    found = _candidates(outcome.findings, submitted)
+    if not found and plan.backend == "simulated":  # what goes missing only where the host saw something late
+        submitted = []
+        outcome = engine.run(plan, handlers=((Submitted, submitted.append),))
+        found = _candidates(outcome.findings, submitted)
+    return tuple(
+        dataclasses.replace(
+            plan, backend="cuda", device=device, strategy="delay", choices=delays_text((delay,)), expect=None
+        )
+        for delay in found[:TRIES_MOST]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """How often wrong bytes were served, without delays and with them; and what came of the delays."""
+
+    free_runs: int = 0
+    free_wrong: int = 0
+    held_runs: int = 0
+    held_wrong: int = 0
+    report: DelayReport | None = None
+
+    def plus(self, free: Outcome, held: Outcome) -> Rates:
+        """One more run of each."""
+        report = held.delays
+        if self.report is not None and report is not None:
+            report = self.report.plus(report)
+        return Rates(
+            free_runs=self.free_runs + 1,
+            free_wrong=self.free_wrong + (wrong_bytes(free) is not None),
+            held_runs=self.held_runs + 1,
+            held_wrong=self.held_wrong + (wrong_bytes(held) is not None),
+            report=report,
+        )
+
+    @property
+    def gap(self) -> str | None:
+        """What was not exercised, or None."""
+        return "not exercised: nothing was delayed" if self.report is None else self.report.gap
+
+    def text(self) -> str:
+        """Both rates, and holds that imposed nothing."""
+        parts = [
+            f"wrong bytes in {self.free_wrong} of {self.free_runs} runs without delays, "
+            f"{self.held_wrong} of {self.held_runs} with"
+        ]
+        if self.report is not None and self.report.warning is not None:
+            parts.append(self.report.warning)
+        return "; ".join(parts)
+
+
+def run_both(engine: StressEngine, plan: Plan) -> tuple[Outcome, Outcome]:
+    """A plan without its delays, then with them. The first run also loads what must not be loaded beside a hold."""
+    free = engine.run(dataclasses.replace(plan, strategy="eager", choices=None, expect=None))
+    return free, engine.run(plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """A plan on a device: the rates of its runs. wrong: the first run under delays that served wrong bytes, if any."""
+
+    plan: Plan
+    rates: Rates
+    wrong: Outcome | None
+
+    @property
+    def shown(self) -> bool:
+        """Wrong bytes were served under the delays."""
+        return self.wrong is not None
+
+    @property
+    def message(self) -> str:
+        """What was read, or why that says nothing."""
+        found = None if self.wrong is None else wrong_bytes(self.wrong)
+        return self.rates.gap or "what was read was right" if found is None else f"{found.code} {found.message}"
+
+
+def tries(
+    engine: StressEngine, plans: Sequence[Plan], times: int = 1, may_go_on: Callable[[], bool] = lambda: True
+) -> Iterator[Try]:
+    """The plans in turn, each so many times, until one has served wrong bytes or the time is up."""
+    for plan in plans:
+        rates, wrong = Rates(), None
+        for _ in range(times):
+            if not may_go_on():
+                return
+            free, held = run_both(engine, plan)
+            rates = rates.plus(free, held)
+            wrong = wrong or (held if wrong_bytes(held) is not None else None)
+        made = Try(plan=plan, rates=rates, wrong=wrong)
+        yield made
+        if made.shown:
+            return
+
+
+def why_not(made: Sequence[Try]) -> str:
+    """Why no try served wrong bytes."""
+    if not made:
+        return "no operation is known that could be delayed: on a CPU no two of this schedule are unordered"
+    gaps = [each.rates.gap for each in made]
+    if all(gaps):
+        return str(gaps[-1])
+    return "lanes were held, and what was read was right all the same"
+
+
+def _on_cpu(engine: StressEngine, plan: Plan) -> tuple[Outcome, list[Submitted]]:
+    """The plan's schedule run on a CPU, one operation after the other, and what it submitted."""
+    submitted: list[Submitted] = []
+    on_cpu = dataclasses.replace(plan, backend="eager", device="cpu", strategy="eager", choices=None, expect=None)
+    return engine.run(on_cpu, handlers=((Submitted, submitted.append),)), submitted
+
+
+def _candidates(findings: Sequence[Finding], submitted: Sequence[Submitted]) -> list[Delay]:
+    pairs = list(dict.fromkeys(pair for finding in findings if (pair := pair_of(finding)) is not None))
+    exact = [_exact(pair, submitted) for pair in pairs]
+    if not exact:
+        return []
+    first = submitted[pairs[0].held - 1]
+    wider = [Delay(held=Site(operation=pairs[0].held_name))]
+    lane = first.lane.rpartition(":")[2]
+    legs = [starts for starts in LEGS.values() if lane.startswith(starts)]
+    wider += [Delay(held=Site(lanes=starts)) for starts in legs[:1]]
+    return [exact[0], *wider, *exact[1:]]
+
+
+def _exact(pair: Pair, submitted: Sequence[Submitted]) -> Delay:
+    """The pair by how many operations of the same name came first: a device numbers all together in another way."""
+    held, until = (
+        Site(operation=name, nth=sum(each.name == name for each in submitted[:ordinal]))
+        for ordinal, name in ((pair.held, pair.held_name), (pair.until, pair.until_name))
+    )
+    return Delay(held=held, until=until)

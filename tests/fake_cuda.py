@@ -1,0 +1,203 @@
+"""A stand-in for torch.cuda on the CPU: streams are queues, and a seeded die says how far each has run.
+
+What is called under `torch.cuda.stream(s)` joins the queue of s, where it was wrapped by `deferred`; all else of the
+CUDA backend runs as it is. A hold is an entry that stays at the head of its queue until its flag is raised or its
+watchdog fires, which it does when nothing else can move and the host waits.
+
+Invariants:
+- One thread, no clock: a seed gives the same run again.
+- Nothing of torch is changed outside `installed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from kvcheck.core.backend import cuda, cuda_holds
+from kvcheck.core.backend.backend import Operation, Part, Signal
+from kvcheck.core.stress import engine
+from kvcheck.core.workload.mix import Mix
+
+Entry = Callable[[], bool]
+"""Whether it has run; one that has not stays at the head of its queue."""
+
+
+class Machine:
+    """All streams of the device."""
+
+    def __init__(self, seed: int) -> None:
+        self.streams: list[Stream] = []
+        self.current: Stream | None = None
+        self.syncs = 0
+        self.backend: type[Backend] = type("MachineBackend", (Backend,), {"machine": self})
+        self.has_stalled = False
+        self._mix = Mix(seed)
+
+    def jitter(self) -> None:
+        """The device goes on by a few steps."""
+        for _ in range((0, 0, 1, 3, 9)[self._mix.below(5)]):
+            self.step()
+
+    def step(self) -> bool:
+        """The head of one queue runs, if any can."""
+        busy = [stream for stream in self.streams if stream.queue]
+        for _ in range(len(busy)):
+            stream = busy.pop(self._mix.below(len(busy)))
+            if stream.queue[0]():
+                stream.queue.pop(0)
+                return True
+        return False
+
+    def until(self, is_reached: Callable[[], bool]) -> None:
+        """The host waits: where nothing can move, watchdogs fire; then it is a deadlock."""
+        while not is_reached():
+            if not self.step():
+                self.has_stalled = True
+                moved = self.step()
+                self.has_stalled = False
+                assert moved, "deadlock"
+
+    def synchronize(self, device: object = None) -> None:
+        self.syncs += 1
+        self.until(lambda: not any(stream.queue for stream in self.streams))
+
+
+class Stream:
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.queue: list[Entry] = []
+        self.graph: Graph | None = None
+        machine.streams.append(self)
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Queue work, or add it to the graph that is being captured here."""
+        (self.queue if self.graph is None else self.graph.entries).append(lambda: (work(), True)[1])
+        self.machine.jitter()
+
+    def synchronize(self) -> None:
+        self.machine.until(lambda: not self.queue)
+
+    def wait_event(self, event: Event) -> None:
+        assert self.graph is None, "a capture that waits for the outside is invalid"
+        reached = event.reached
+        self.queue.append(lambda: reached[0])
+
+
+class Event:
+    def __init__(self, machine: Machine, enable_timing: bool = False) -> None:
+        self.machine = machine
+        self.reached = [True]
+
+    def record(self, stream: Stream) -> None:
+        assert stream.graph is None
+        self.reached = reached = [False]
+        stream.call(lambda: reached.__setitem__(0, True))
+
+    def query(self) -> bool:
+        self.machine.jitter()
+        return self.reached[0]
+
+    def synchronize(self) -> None:
+        self.machine.until(lambda: self.reached[0])
+
+
+class Graph:
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.entries: list[Entry] = []
+
+    def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+        assert capture_error_mode in ("global", "thread_local", "relaxed") and self.machine.current is not None
+        assert self.machine.current.graph is None and not self.machine.current.queue
+        self.machine.current.graph = self
+
+    def capture_end(self) -> None:
+        assert self.machine.current is not None and self.machine.current.graph is self and self.entries
+        self.machine.current.graph = None
+
+    def replay(self) -> None:
+        assert self.machine.current is not None and self.machine.current.graph is None
+        self.machine.current.queue += self.entries
+
+    def pool(self) -> tuple[int, int]:
+        return (0, 1)
+
+
+class Backend(cuda.CudaBackend):
+    """The CUDA backend, whose parts join the queue of the stream they are called on."""
+
+    machine: ClassVar[Machine]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.device = torch.device("cpu")
+
+    def submit(self, operation: Operation, **kwargs: Any) -> Signal:
+        stage = operation.stage
+        staged = None if stage is None else lambda: self._deferred(stage())
+        return super().submit(replace(operation, parts=self._deferred(operation.parts), stage=staged), **kwargs)
+
+    def _deferred(self, parts: Sequence[Part]) -> tuple[Part, ...]:
+        def deferred(part: Part) -> Part:
+            def call() -> None:
+                assert self.machine.current is not None
+                self.machine.current.call(part)
+
+            return call
+
+        return tuple(map(deferred, parts))
+
+
+@contextmanager
+def installed(seed: int) -> Iterator[Machine]:
+    """torch.cuda is a machine of that seed inside the block."""
+    machine = Machine(seed)
+
+    @contextmanager
+    def on_stream(stream: Stream) -> Iterator[None]:
+        last, machine.current = machine.current, stream
+        try:
+            yield
+        finally:
+            machine.current = last
+
+    class CapturedGraph(Graph):
+        def __init__(self) -> None:
+            super().__init__(machine)
+
+    def hold(flag: torch.Tensor, outcome: torch.Tensor, *, until: int, looks: int, limit_ns: int | None = None) -> None:
+        assert machine.current is not None and looks > 0 and limit_ns
+
+        def entry() -> bool:
+            is_raised = int(flag) >= until
+            if is_raised or machine.has_stalled:
+                machine.has_stalled = False
+                outcome[0] = int(is_raised)
+            return bool(is_raised or int(outcome[0]) == 0)
+
+        outcome[0] = -1
+        machine.current.queue.append(entry)
+
+    allocate, zeros = torch.empty, torch.zeros
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        patch.setattr(torch.cuda, "Stream", lambda device=None: Stream(machine))
+        patch.setattr(torch.cuda, "Event", lambda enable_timing=False: Event(machine))
+        patch.setattr(torch.cuda, "CUDAGraph", CapturedGraph)
+        patch.setattr(engine, "CudaBackend", machine.backend)
+        patch.setattr(torch.cuda, "stream", on_stream)
+        patch.setattr(torch.cuda, "synchronize", machine.synchronize)
+        patch.setattr(torch, "empty", lambda *a, pin_memory=False, device=None, **k: allocate(*a, **k))
+        patch.setattr(torch, "zeros", lambda *a, pin_memory=False, device=None, **k: zeros(*a, **k))
+        patch.setattr(cuda_holds, "hold", hold)
+        patch.setattr(cuda_holds, "asks_triton", lambda *tensors: True)
+        patch.setattr(cuda_holds, "time", SimpleNamespace(sleep=lambda seconds: machine.jitter()))
+        yield machine

@@ -1,0 +1,63 @@
+"""The arms of a decode step that is replayed as a graph: on a device alone, and the same numbers as the plain step.
+
+Invariants:
+- No test reads a clock.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kvcheck.core.bench import case_decode
+from kvcheck.core.bench.arms import Setting, same
+from kvcheck.core.bench.case_guarded import queue_load
+from kvcheck.core.bench.decode_work import DecodeStep
+from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.pools.pool import KVPool
+from kvcheck.core.workload.shapes import shape
+
+TINY = shape("llama-3-tiny")
+
+
+def fresh(device: str = "cpu") -> FreshMemory:
+    return FreshMemory(np.random.default_rng(7), torch.device(device))
+
+
+def test_a_cpu_has_no_graphs_to_price_and_a_device_has() -> None:
+    plain, device = (case_decode.points(Setting(shape=TINY, device=torch.device(kind)))[0] for kind in ("cpu", "cuda"))
+    assert not any("graph" in name for name in plain.makers)
+    rows = [(row.arm, row.baseline) for row in device.comparisons]
+    assert rows[: len(plain.comparisons)] == [(row.arm, row.baseline) for row in plain.comparisons]
+    assert rows[len(plain.comparisons) :] == [("graph-bare", "bare"), ("graph-guarded", "graph-bare")]
+
+
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_a_replayed_step_gives_the_numbers_of_the_plain_one_and_waits_before_it(
+    is_guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = fresh()
+    backend = memory.backend()
+    step = DecodeStep(memory, TINY, backend)
+    waited = []
+    monkeypatch.setattr(KVPool, "before_replay", lambda pool, lane: waited.append(lane.name))
+    call = step.graphed(step.guarded if is_guarded else step.bare, is_guarded=is_guarded)
+    queue_load(step.gate, TINY, (backend.lane("load"), backend.lane("load.side")))
+    step.out = []
+    call()
+    replayed = torch.stack(step.out)
+    step.bare()
+    same("attention of all layers", replayed, torch.stack(step.out))
+    assert waited == ["forward", "forward"] * is_guarded
+
+
+@pytest.mark.gpu
+def test_graph_arms_of_a_device_are_right() -> None:
+    (point,) = case_decode.points(Setting(shape=TINY, device=torch.device("cuda", 0)))
+    for name, maker in point.makers.items():
+        arm = maker(fresh("cuda:0"))
+        for _ in range(3):
+            arm.call()
+        arm.check()
+        assert name in ("bare", "guarded", "protected", "graph-bare", "graph-guarded")
