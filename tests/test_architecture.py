@@ -48,10 +48,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         ("core.scheduler", "core.transfer", "core.pools", "core.backend", "kernels"),
         "feeds a scheduler; names no target",
     ),
-    "core.targets.engines": (
-        ("core.workload.content", "core.workload.mix", "kernels"),
-        "all it has beside it is torch",
-    ),
+    "core.targets.engines": (("core.workload.content", "core.workload.mix"), "runs where there is torch alone"),
     "core.targets.sglang": (("core.targets.engines", "core.workload.content"), "one engine: its names, what is tried"),
     "core.targets.installed": (("core.targets.engines", "core.targets.sglang"), "engines by name"),
     "core.stress.events": (
