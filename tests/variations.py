@@ -245,9 +245,15 @@ class TwiceReader(ContentDecoder):
 
 
 class SecondLaneReader(ContentDecoder):
-    """A second reader, as a draft model is, reads every layer on a lane of its own, with waits of its own."""
+    """A second reader, as a draft model is, reads every layer on a lane of its own, with waits of its own.
+
+    It stays away from passes that are replayed as a graph, which is one of one lane.
+    """
 
     def _submit(self, name: str, plan: PassPlan, *args: object, **kwargs: object) -> None:
+        if self._is_replayed:
+            super()._submit(name, plan, *args, **kwargs)  # type: ignore[arg-type]
+            return
         TAKEN["second-lane-reader"] += 1
         forward, draft = self._pool.forward, self._backend.lane("draft")
         self._cross(forward, draft)
