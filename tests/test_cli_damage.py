@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -134,6 +135,20 @@ def test_closed_and_broken_streams_leave_the_exit_code(line: str, code: int, tmp
     assert (ended.returncode, ended.stderr) == (code, "")
     for path in tmp_path.glob("reports/runs/*/run.json"):
         assert json.loads(path.read_text(encoding="utf-8"))["exit_code"] == code
+
+
+def test_an_import_is_not_interrupted_but_what_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "interrupted_import.py").write_text(
+        "import sys\nfrom kvcheck.commands.main import _Interrupts\n_Interrupts()(2, sys._getframe())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        importlib.import_module("interrupted_import")
+        with pytest.raises(KeyboardInterrupt):
+            signal.pause()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_the_third_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,6 +158,7 @@ def test_half_words_are_the_low_halves_whatever_the_strides() -> None:
     assert low_half(words).tolist() == [[0x55667788, -1], [1, -(1 << 31)]]
     assert low_half(words.t()).tolist() == [[0x55667788, 1], [-1, -(1 << 31)]]
     assert low_half(words).dtype is torch.int32
+    assert low_half(words[:1, 1:].view(-1)).tolist() == low_half(words.t()[1, ::2]).tolist() == [-1]
 
 
 def test_all_words_of_a_run_are_distinct() -> None:

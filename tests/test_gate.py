@@ -154,6 +154,12 @@ def test_an_interruption_keeps_what_was_judged() -> None:
             "expected a share of the limit above 0, got 0",
         ),
         (bench_row(limit_ratio=Interval(0.5)), "min_limit_ratio", None),
+        (bench_row(ratios=(5e-324,) * 6), "max_ratio", "expected ratios above 0, got 4.94066e-324"),
+        (
+            bench_row(limit_ratio=Interval(0.01, 0.5, 0.9)),
+            "min_limit_ratio",
+            "expected a share of the limit inside its interval, got 0.5, 0.01, 0.9",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_judged_says_why(row: BenchRow, bound: str, reason: str | None) -> None:

@@ -183,6 +183,8 @@ UNUSABLE = {
     "planted alone": (["selftest", "--planted", "20"], "--planted: expected --aa N beside it"),
     "planted": (["selftest", "--aa", "1", "--planted", "-1"], "expected a percentage from 0 to 1000"),
     "planted nan": (["selftest", "--aa", "1", "--planted", "nan"], "expected a percentage from 0 to 1000"),
+    "aa on a device": (["selftest", "--aa", "1", "--device", "cuda"], "--device: --aa tries the gate on the CPU"),
+    "aa with a time": (["selftest", "--aa", "1", "--max-time", "9"], "--max-time: --aa tries the gate"),
     "aa and a mutant": (["selftest", "failed-overwritten", "--aa", "1"], "--aa tries the gate and no mutants"),
 }
 

@@ -117,7 +117,7 @@ def test_a_run_that_proves_nothing_is_exit_4(record: RunRecord, said: str) -> No
 
 def test_a_benchmark_is_the_evidence_of_its_own_verdict() -> None:
     verdict = ScenarioResult(id="read", shape="glm-5.1", verdict=Verdict.PASS, schedules=15)
-    assert gate(bench_run(FAST, scenarios=(verdict,))).exit_code == 0
+    assert gate(bench_run(FAST, scenarios=(verdict,)), budgets=(BUDGET,)).exit_code == 0
     assert gate(bench_run(scenarios=(verdict,))).exit_code == 4
     unknown = replace(verdict, verdict=Verdict.UNKNOWN, reason="no device")
     assert gate(bench_run(FAST, scenarios=(unknown,))).exit_code == 4
@@ -180,8 +180,12 @@ def test_many_gated_rows_are_warned_of() -> None:
     assert warning.startswith("9 rows are gated")
 
 
-def test_runs_without_a_verdict_say_that_integrity_was_not_judged() -> None:
-    text = "\n".join(result_lines(gate(bench_run(FAST))))
+def test_prices_without_a_budget_are_nothing_that_was_judged() -> None:
+    case = ScenarioResult(id="read", shape="glm-5.1", verdict=Verdict.PASS, schedules=15)
+    result = gate(bench_run(FAST, scenarios=(case,)))
+    assert result.exit_code == 4 and result.tally.verdicts == 0
+    text = "\n".join(result_lines(result))
+    assert "nothing was judged: expected a run of kvcheck stress, or --budget FILE" in text
     assert "without a verdict; name a run of kvcheck stress" in text
     assert "not judged: no --budget" in text
 

@@ -133,3 +133,20 @@ def test_rows_that_there_are_not_are_refused_before_any_is_written() -> None:
     with pytest.raises(IndexError, match=f"expected 2 rows of 0 to {PAGES * PAGE - 1}, got 2, {PAGES * PAGE} most"):
         gather_rows(packed, pool, torch.tensor([0, PAGES * PAGE]))
     assert torch.equal(packed, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_types_that_numpy_does_not_know_are_moved_bit_for_bit(dtype: torch.dtype) -> None:
+    pool = torch.arange(2 * 8 * 2048, dtype=torch.int16).view(dtype).view(2, 8, -1)
+    packed, rows = pool.new_zeros(2, 4, pool.shape[2]), torch.tensor([4, 5, 2, 3])
+    assert gather_blocks(packed, pool, rows)
+    assert torch.equal(packed.view(torch.int16), pool[:, rows].view(torch.int16))
+    back = torch.zeros_like(pool)
+    assert scatter_blocks(back, packed, rows)
+    assert torch.equal(back[:, rows].view(torch.int16), packed.view(torch.int16))
+
+
+@pytest.mark.parametrize("other", [torch.zeros(1, 8, 512), torch.zeros(2, 8, 256), torch.zeros(2, 8, 512).double()])
+def test_sides_of_other_layers_words_or_type_are_left_to_torch(other: torch.Tensor) -> None:
+    packed, rows = torch.zeros(2, 8, 512), torch.arange(8)
+    assert not gather_blocks(packed, other, rows) and not scatter_blocks(other, packed, rows)

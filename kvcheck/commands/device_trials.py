@@ -54,9 +54,11 @@ def judge_on_device(plan: Plan, mutant: Mutant, device: str, schedules: int) -> 
         used += 1
     made = list(tries(engine, plans))
     row = dataclasses.replace(row, schedules=used)
-    if not made or not made[-1].shown:
+    if not made or not made[-1].shown or made[-1].rates.gap:  # wrong bytes while nothing was held are no delay's doing
         rates = f"; {made[-1].rates.text()}" if made else ""
-        return dataclasses.replace(row, outcome="not-reproduced", message=why_not(made) + rates)
+        return dataclasses.replace(
+            row, outcome="not-reproduced", message=((made and made[-1].rates.gap) or why_not(made)) + rates
+        )
     return _with_fixed_build(row, made)
 
 
@@ -71,6 +73,10 @@ def _with_fixed_build(row: MutantResult, made: Sequence[Try]) -> MutantResult:
             found = outcome.findings[0]
             text = f"the fixed build fails too: {found.code} {found.message}"
             return dataclasses.replace(row, outcome="clean-run-failed", message=text, verdict=Verdict.FAIL)
+    if outcome.verdict is not Verdict.PASS:  # of the run under delays, the last of both
+        gap = None if outcome.delays is None else outcome.delays.gap
+        why = gap or f"an oracle broke: {', '.join(outcome.broken_oracles)}"
+        return dataclasses.replace(row, outcome="clean-run-unknown", message=f"the fixed build was not judged: {why}")
     return dataclasses.replace(
         row,
         outcome="reproduced",

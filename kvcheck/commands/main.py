@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import traceback
+from types import FrameType
 from typing import Any, TextIO
 
 import typer
@@ -42,6 +43,9 @@ PIPE_CLOSED = 141
 INTERRUPTED = 130
 MAX_SIGNALS = 3
 """The first one stops the run, a second one while it is being closed is ignored, this one ends the process at once."""
+
+IMPORTING = "<frozen importlib._bootstrap>"
+LOOK_AGAIN_S = 0.02
 
 OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF, errno.ENXIO})
 
@@ -94,6 +98,9 @@ class LazyGroup(TyperGroup):
             sys.stdout.flush()
         except BrokenPipeError as error:
             raise _reader_left() from error
+        except KeyboardInterrupt as error:  # the parser above would leave without a word
+            complain("interrupted")
+            raise typer.Exit(INTERRUPTED) from error
         return result
 
 
@@ -170,18 +177,30 @@ def main() -> None:
 
 
 class _Interrupts:
-    """Handler of SIGINT and SIGTERM: the first raises KeyboardInterrupt, MAX_SIGNALS end the process."""
+    """Handler of SIGINT and SIGTERM: the first raises KeyboardInterrupt, MAX_SIGNALS end the process.
+
+    Not within an import, where a library may abort the process or lose the exception: it is raised once that is over.
+    """
 
     def __init__(self) -> None:
         self._count = 0
 
-    def __call__(self, number: int, frame: object) -> None:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
         """One signal; both kinds are counted together."""
         self._count += 1
         if self._count == 1:
-            raise KeyboardInterrupt
+            self._end(number, frame)
         if self._count >= MAX_SIGNALS:
             os._exit(INTERRUPTED)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename == IMPORTING:
+                signal.signal(signal.SIGALRM, self._end)
+                signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_S)
+                return
+            frame = frame.f_back
+        raise KeyboardInterrupt
 
 
 def _open_missing_streams() -> None:

@@ -46,7 +46,8 @@ def replay(
         SCENARIOS.require(plan.scenario)
         if not is_engine(plan.target):
             shape_named(plan.shape)
-        check_plan(plan if device is None else _on_device(plan, device))
+        for each in (plan,) if device is None else (_on_device(plan, device), plan):  # the CPU runs it first
+            check_plan(each)
         if is_engine(plan.target):
             probe_of(plan)
     for plan in plans:

@@ -64,6 +64,9 @@ def selftest(
     if aa is not None or planted:
         if mutants:
             raise UsageError(f"--aa tries the gate and no mutants; expected no {mutants[0]!r} beside it")
+        for name, is_given in (("--device", device != "cpu"), ("--max-time", max_time is not None), ("-o", output)):
+            if is_given:
+                raise UsageError(f"{name}: --aa tries the gate on the CPU, N times, and writes no run; leave it out")
         return try_gate(aa, planted, seed=seed, is_quiet=format_name == "json")
     from kvcheck.core.targets.mutants import MUTANTS, mutant
 

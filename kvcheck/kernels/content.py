@@ -66,7 +66,10 @@ def rows_torch(codes: torch.Tensor, mask: torch.Tensor, dtype: torch.dtype) -> t
 
 def low_half(words: torch.Tensor) -> torch.Tensor:
     """The low 32 bits of int64 words, as int32 with the same bits."""
-    return words.contiguous().view(torch.int32)[..., ::2]
+    whole = words.contiguous()
+    if whole.stride(-1) != 1:  # torch calls a single word contiguous whatever its stride, and then has no view of it
+        whole = words.clone(memory_format=torch.contiguous_format)
+    return whole.view(torch.int32)[..., ::2]
 
 
 def differing_torch(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

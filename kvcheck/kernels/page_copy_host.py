@@ -25,6 +25,7 @@ LEAST_BLOCK_BYTES = 1024
 """Bytes of one layer below which a block of rows is not worth being told from single rows."""
 
 FEW_BLOCKS = 4
+WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 LINE_BYTES = 64
 
 
@@ -39,7 +40,7 @@ def gather_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor
         return True
     if (blocks := _blocks(source, ids)) is None:
         return False
-    into, out_of = target.numpy(), source.numpy()
+    into, out_of = _memory(target), _memory(source)
     for at, row, count in blocks.spans():
         into[:, at : at + count] = out_of[:, row : row + count]
     if blocks.are_many:
@@ -60,7 +61,7 @@ def scatter_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tenso
         return True
     if (blocks := _blocks(target, ids)) is None:
         return False
-    into, out_of = target.numpy(), source.numpy()
+    into, out_of = _memory(target), _memory(source)
     for at, row, count in blocks.spans():
         into[:, row : row + count] = out_of[:, at : at + count]
     if blocks.are_many:
@@ -103,6 +104,8 @@ def _ids(packed: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor) -> npt.ND
     """The rows of `pool`, every one of them there; None where they are not for this module to move."""
     if any(each.device.type != "cpu" for each in (packed, pool, rows)) or not len(rows):
         return None
+    if (packed.dtype, packed.shape[::2]) != (pool.dtype, pool.shape[::2]):  # torch says what is wrong with them
+        return None
     if torch._C._len_torch_dispatch_stack():  # type: ignore[attr-defined,no-untyped-call,unused-ignore]
         return None
     if any(each.stride(2) != 1 or each.stride(1) != each.shape[2] for each in (packed, pool)):
@@ -134,6 +137,11 @@ def _blocks(pool: torch.Tensor, ids: npt.NDArray[np.int64]) -> _Blocks | None:
     return _Blocks(ids[:whole:size] // size, size, tail)
 
 
-def _by(rows: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+def _memory(rows: torch.Tensor) -> npt.NDArray[np.signedinteger]:
+    """The same memory as whole numbers: numpy does not know all types of torch, and bytes are moved, not converted."""
+    return rows.view(WHOLE_NUMBERS[rows.element_size()]).numpy()
+
+
+def _by(rows: npt.NDArray[np.signedinteger], size: int) -> npt.NDArray[np.signedinteger]:
     """[R, W] as [R / size, size * W], the same memory."""
     return rows.reshape(len(rows) // size, size * rows.shape[1])

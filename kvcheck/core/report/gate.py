@@ -33,6 +33,8 @@ from kvcheck.core.rounds import LEAST_ROUNDS, TAIL, holm, ratio_interval, sign_p
 ADVISED_ROWS = 8
 MEASURED_AGAIN = 2
 MOST_SHARE = 10.0
+LEAST = 1e-12
+"""Ratios and shares from here down were not measured: no clock is that fine, and what is divided by them has no end."""
 
 
 class Overhead(Enum):
@@ -187,11 +189,13 @@ def fault(row: BenchRow, bound: str) -> str | None:
     if bound == "max_ratio":
         if not row.ratios:
             return "it has no rounds"
-        return None if min(row.ratios) > 0 else f"expected ratios above 0, got {min(row.ratios):g}"
+        return None if min(row.ratios) > LEAST else f"expected ratios above 0, got {min(row.ratios):g}"
     if row.limit_ratio is None:
         return "no physical limit was measured beside it"
-    least = min(end for end in (row.limit_ratio.est, row.limit_ratio.lo, row.limit_ratio.hi) if end is not None)
-    return None if least > 0 else f"expected a share of the limit above 0, got {least:g}"
+    ends = [end for end in (row.limit_ratio.lo, row.limit_ratio.est, row.limit_ratio.hi) if end is not None]
+    if ends != sorted(ends):
+        return f"expected a share of the limit inside its interval, got {', '.join(f'{end:g}' for end in ends)}"
+    return None if ends[0] > LEAST else f"expected a share of the limit above 0, got {ends[0]:g}"
 
 
 def _scaled(interval: Interval, scale: Callable[[float], float]) -> Interval:

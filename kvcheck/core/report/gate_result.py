@@ -35,7 +35,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How much of the runs was looked at: what a pass of the gate is worth."""
+    """How much of the runs was looked at: what a pass of the gate is worth. verdicts: but those of measured cases."""
 
     runs: int
     verdicts: int
@@ -109,7 +109,9 @@ def tally(records: Sequence[RunRecord]) -> Tally:
     """Counts over the runs."""
     return Tally(
         runs=len(records),
-        verdicts=sum(len(record.scenarios) + len(record.mutants) for record in records),
+        verdicts=sum(
+            len(record.mutants) + sum(row.id not in _measured(record) for row in record.scenarios) for record in records
+        ),
         words_verified=sum(sum(record.evidence.words_verified.values()) for record in records),
         bench_rows=sum(len(record.bench) for record in records),
     )
@@ -134,6 +136,10 @@ def gated_rows(
                     problems.append(Problem(each.run_id, f"{each.row.id}, {bound}: {reason}"))
                 else:
                     gated.append(Gated(each, bound, value))
+    if rows and not budgets and not tally(records).verdicts:
+        problems.append(
+            Problem(None, "nothing was judged: expected a run of kvcheck stress, or --budget FILE for these")
+        )
     warnings = []
     if len(gated) > ADVISED_ROWS:
         warnings.append(
@@ -158,7 +164,7 @@ def _failures(record: RunRecord) -> list[str]:
 
 
 def _gaps(record: RunRecord) -> list[str]:
-    measured = {row.case for row in record.bench if row.ratios}
+    measured = _measured(record)
     told = [
         f"{row.id} is unknown: {row.reason or row.code or 'no reason was recorded'}"
         for row in record.scenarios
@@ -177,6 +183,11 @@ def _gaps(record: RunRecord) -> list[str]:
     elif not told and (record.verdict is Verdict.UNKNOWN or record.exit_code not in (0, 1)):
         told.append(f"the run is no pass: verdict {record.verdict.value}, exit {record.exit_code}")
     return told
+
+
+def _measured(record: RunRecord) -> set[str]:
+    """Cases that have a price: their verdicts say that an arm did its work, and nothing of the cache."""
+    return {row.case for row in record.bench if row.ratios}
 
 
 def _has_judged(evidence: Evidence) -> bool:
