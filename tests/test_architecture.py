@@ -50,7 +50,12 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "core.targets.engines": (("core.workload.content", "core.workload.mix"), "runs where there is torch alone"),
     "core.targets.sglang": (("core.targets.engines", "core.workload.content"), "one engine: its names, what is tried"),
-    "core.targets.installed": (("core.targets.engines", "core.targets.sglang"), "engines by name"),
+    "core.targets.vllm": (("core.targets.engines", "core.workload.mix"), "one engine: its names, what is tried"),
+    "core.targets.lmcache": (("core.targets.engines",), "one engine: its names, what is tried"),
+    "core.targets.installed": (
+        ("core.targets.engines", "core.targets.sglang", "core.targets.vllm", "core.targets.lmcache"),
+        "engines by name",
+    ),
     "core.stress.events": (
         ("core.workload.mismatch", "core.backend.backend"),
         "what a run leaves behind for the oracles: values of the layers below, none of their parts",
@@ -103,6 +108,8 @@ MAY_CATCH_ALL = {
 ADAPTERS = {  # optional or slow library: the only modules that import it
     "mooncake": ("core.transfer.engine_child", "core.hicache.mooncake_store"),
     "sglang": ("core.targets",),
+    "vllm": ("core.targets",),
+    "lmcache": ("core.targets",),
     "triton": ("kernels",),
     "numba": ("kernels",),
     "pandas": ("core.report",),
