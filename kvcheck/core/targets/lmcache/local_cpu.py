@@ -56,7 +56,6 @@ class LocalCpu:
         for key in (1, 2, 3):
             shelf.get(key)
             shelf.pin(key)
-        shelf.close()
 
     def measure(self, rig: Rig) -> None:
         """Readers that overlap with puts that need room; then everybody goes."""

@@ -36,10 +36,11 @@ class Blocks:
         return (*DEVICE_NEEDS, "request.status")
 
     def control(self, rig: Rig) -> None:
-        """One request in a pool that is large enough."""
+        """One request in a pool that is large enough is computed and read; nothing is freed yet."""
         day = _Day(rig, LENGTH // BLOCK + 2)
         day.waiting.append(day.crowd.alone(LONGEST, OUTPUTS, 0))
-        day.work()
+        for _ in range(OUTPUTS):
+            day.step()
 
     def measure(self, rig: Rig) -> None:
         """Requests that share prefixes and outgrow the pool, then an empty pool and an empty cache."""
@@ -50,7 +51,7 @@ class Blocks:
                 day.work()
                 day.reset()
             for _ in range(rig.mix.below(4)):
-                day.step()
+                day.judged_step()
             if rig.mix.chance(1, 12):
                 day.abort()
         day.work()
@@ -81,8 +82,13 @@ class _Day:
         for _ in range(STEPS):
             if not (self.waiting or self.running):
                 return
-            self.step()
+            self.judged_step()
         self.rig.judge.find("KV901", "liveness", f"{len(self.waiting)} requests wait after {STEPS} steps")
+
+    def judged_step(self) -> None:
+        """A step, and the accounts after it."""
+        self.step()
+        self.floor.account(self.running, "after a step")
 
     def step(self) -> None:
         """Allocate for all, compute, and see what is there."""
@@ -95,7 +101,6 @@ class _Day:
         while self.waiting and not is_full and len(self.running) < RUNNING and self._admit(self.waiting[0], pieces):
             self.running.append(self.waiting.popleft())
         self._compute(pieces)
-        self.floor.account(self.running, "after a step")
 
     def reset(self) -> None:
         """Nobody is left, so the cache can be emptied."""

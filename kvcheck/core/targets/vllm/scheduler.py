@@ -49,10 +49,11 @@ class Scheduling:
         return (*DEVICE_NEEDS, *CONFIGS, "scheduler", "scheduler.output", "scheduler.grammars")
 
     def control(self, rig: Rig) -> None:
-        """One request in a pool that is large enough."""
+        """One request in a pool that is large enough is computed and read; nothing is freed yet."""
         shift = _Shift(rig, LENGTH // BLOCK + 2)
         shift.add(shift.crowd.alone(LONGEST, OUTPUTS, 0))
-        shift.work()
+        for _ in range(OUTPUTS):
+            shift.step()
 
     def measure(self, rig: Rig) -> None:
         """Requests of several priorities that share prefixes and outgrow the pool; then pairs.
@@ -64,7 +65,7 @@ class Scheduling:
         for _ in range(REQUESTS):
             shift.add(shift.crowd.draw(LONGEST, OUTPUTS))
             for _ in range(rig.mix.below(4)):
-                shift.step()
+                shift.judged_step()
         shift.work()
         for _ in range(SQUEEZES):
             shift.add(shift.crowd.alone(LONG - rig.mix.below(BLOCK), 2, 2))
@@ -95,8 +96,14 @@ class _Shift:
         for _ in range(STEPS):
             if not self.lives:
                 return
-            self.step()
+            self.judged_step()
         self.rig.judge.find("KV901", "liveness", f"{len(self.lives)} requests are not finished after {STEPS} steps")
+
+    def judged_step(self) -> None:
+        """A step, and the accounts after it."""
+        self.step()
+        left = [live for live in self.lives.values() if live.engine in self.scheduler.running]
+        self.floor.account(left, "after a step")
 
     def step(self) -> None:
         """Plan, compute, read, and hand the tokens back."""
@@ -116,8 +123,6 @@ class _Shift:
         gone = [name for name, live in self.lives.items() if live.engine.is_finished()]
         for name in gone:
             del self.lives[name]
-        left = [live for live in self.lives.values() if live.engine in self.scheduler.running]
-        self.floor.account(left, "after a step")
 
     def _count(self, live: Live, scheduled: int) -> None:
         """Preemptions and resumes, as its own counters tell."""
