@@ -50,9 +50,7 @@ class CPUOffloadingManager:
         places = [self.free[0] if keeps and at == 0 else self.free.pop() for at in range(len(new))]
         for key, place in zip(new, places, strict=True):
             self.chunks[key] = SimpleNamespace(place=place, ready=False, loads=0)
-        return SimpleNamespace(
-            keys_to_store=new, evicted_keys=gone, store_spec=SimpleNamespace(block_ids=places)
-        )
+        return SimpleNamespace(keys_to_store=new, evicted_keys=gone, store_spec=SimpleNamespace(block_ids=places))
 
     def complete_store(self, keys, context, success=True):
         """Ready, or gone."""
