@@ -1,5 +1,9 @@
 """vLLM 0.33.0, priority policy: blocks of a step that never ran stay in the prefix cache, and are read as computed."""
-import json, tempfile  # noqa: E401
+
+# fmt: off
+import json
+import tempfile
+
 import torch
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams

@@ -14,6 +14,7 @@ from kvcheck.core.targets.lmcache.names import NAMES
 LMCACHE: Final = EngineSpec(
     name="lmcache",
     package="lmcache",
+    shows="local CPU backend of an installed LMCache",
     stubs=(),
     table=NAMES,
     prepare="kvcheck.core.targets.lmcache.runtime:prepare",

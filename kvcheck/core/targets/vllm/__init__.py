@@ -18,6 +18,7 @@ _CACHED = ("requests", "retractions", "resumes", "lookups", "device_hit_pages", 
 VLLM: Final = EngineSpec(
     name="vllm",
     package="vllm",
+    shows="block pool, KV-cache manager, scheduler and CPU offload of an installed vLLM",
     stubs=(),
     table=NAMES,
     prepare="kvcheck.core.targets.vllm.runtime:prepare",
