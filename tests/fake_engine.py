@@ -1,7 +1,7 @@
-"""Environments with a stand-in for SGLang, and interpreters that are none, for tests of installed engines.
+"""Environments with stand-ins for engines, and interpreters that are none, for tests of installed engines.
 
 Invariants:
-- An environment finds torch where this interpreter has it, and the stand-in; nothing is downloaded or copied.
+- An environment finds torch where this interpreter has it, and the stand-ins; nothing is downloaded or copied.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import sysconfig
 import venv
 from pathlib import Path
 
-FAKE = Path(__file__).parent / "fake_sglang"
+FAKES = sorted(str(each) for each in Path(__file__).parent.glob("fake_*/"))
 HELLO = '{"hello": {"engine": "sglang", "version": "0", "python": "3", "torch": "2"}}'
 
 
 def environment(folder: Path, fault: str | None) -> Path:
-    """An environment with the stand-in and its fault; None: with no engine at all."""
+    """An environment with the stand-ins and their fault; None: with no engine at all."""
     venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
     (site,) = folder.glob("lib/python*/site-packages")
     paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     if fault is not None:
-        paths |= {str(FAKE)}
+        paths |= {*FAKES}
         (site / "sglang_fault.py").write_text('"""Beside this file is the fault."""\n')
         put_fault(folder, fault)
     (site / "fake.pth").write_text("\n".join(sorted(paths)) + "\n")
@@ -28,7 +28,7 @@ def environment(folder: Path, fault: str | None) -> Path:
 
 
 def put_fault(folder: Path, fault: str) -> None:
-    """From now on the stand-in has this fault; "" for none."""
+    """From now on the stand-ins have this fault; "" for none."""
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "fault").write_text(fault)
 

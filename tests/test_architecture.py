@@ -26,6 +26,7 @@ PACKAGE = PROJECT / "kvcheck"
 BASE = frozenset({"core.errors", "core.paging", "core.registry", "core.record", "core.codes", "core.rounds"})
 RUN_PARTS = ("kernels", "core.backend", "core.pools", "core.offload", "core.hicache", "core.transfer", "core.scheduler")
 JUDGED_PARTS = (*RUN_PARTS, "core.targets", "core.workload")
+ENGINES = ("core.targets.sglang", "core.targets.vllm", "core.targets.lmcache")
 
 # module or package: (what it may import besides itself and BASE, why). Lowest first; the longest match rules.
 MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
@@ -49,8 +50,8 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         "feeds a scheduler; names no target",
     ),
     "core.targets.engines": (("core.workload.content", "core.workload.mix"), "runs where there is torch alone"),
-    "core.targets.sglang": (("core.targets.engines", "core.workload.content"), "one engine: its names, what is tried"),
-    "core.targets.installed": (("core.targets.engines", "core.targets.sglang"), "engines by name"),
+    **dict.fromkeys(ENGINES, (("core.targets.engines", "core.workload.content"), "its names, what is tried")),
+    "core.targets.installed": (("core.targets.engines", *ENGINES), "engines by name"),
     "core.stress.events": (
         ("core.workload.mismatch", "core.backend.backend"),
         "what a run leaves behind for the oracles: values of the layers below, none of their parts",
@@ -102,7 +103,7 @@ MAY_CATCH_ALL = {
 }
 ADAPTERS = {  # optional or slow library: the only modules that import it
     "mooncake": ("core.transfer.engine_child", "core.hicache.mooncake_store"),
-    "sglang": ("core.targets",),
+    **dict.fromkeys(("sglang", "vllm", "lmcache"), ("core.targets",)),
     "triton": ("kernels",),
     "numba": ("kernels",),
     "pandas": ("core.report",),

@@ -38,8 +38,10 @@ def engine_plans(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Pl
     from kvcheck.core.stress.engines import probe_plans
     from kvcheck.core.stress.scenarios import SCENARIOS
 
+    tried = {plan.scenario for plan in probe_plans(base, [], [])}
     for name in scenarios:
-        SCENARIOS.require(name)
+        if name not in tried:
+            SCENARIOS.require(name)
     plans = list(probe_plans(base, scenarios, shapes))
     if not plans:
         known = ", ".join(f"{plan.scenario}: {plan.shape}" for plan in probe_plans(base, [], []))

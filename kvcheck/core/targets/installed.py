@@ -1,7 +1,7 @@
 """Installed: serving engines as targets, each driven in a child process of its own environment.
 
     sglang                  the engine of the interpreter that runs kvcheck
-    sglang:/path/to/venv    the engine of that environment; also the path of an interpreter
+    vllm:/path/to/venv      the engine of that environment; also the path of an interpreter
 
 Invariants:
 - Naming an engine, listing its probes and parsing a target import no engine, in any process but the child.
@@ -19,7 +19,14 @@ from kvcheck.core.registry import Registry
 from kvcheck.core.targets.engines.probe import EngineSpec
 from kvcheck.core.targets.engines.process import EngineProcess, Patience
 
-ENGINES: Registry[EngineSpec] = Registry("engine", {"sglang": "kvcheck.core.targets.sglang:SGLANG"})
+ENGINES: Registry[EngineSpec] = Registry(
+    "engine",
+    {
+        "sglang": "kvcheck.core.targets.sglang:SGLANG",
+        "vllm": "kvcheck.core.targets.vllm:VLLM",
+        "lmcache": "kvcheck.core.targets.lmcache:LMCACHE",
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)

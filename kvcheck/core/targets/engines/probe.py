@@ -24,13 +24,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRow:
-    """A probe of an engine. subjects: what it is tried on. entry: "module:Class". shows: what it is about."""
+    """A probe of an engine. subjects: what it is tried on. entry: "module:Class". shows: what it is about.
+
+    scenario: one of kvcheck's own, or what the engine calls it. wants: fields of Evidence without which a schedule
+    says nothing.
+    """
 
     name: str
     scenario: str
     subjects: tuple[str, ...]
     entry: str
     shows: str
+    wants: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +108,13 @@ def load(entry: str) -> object:
     return cast(object, getattr(importlib.import_module(module), attribute))
 
 
-def run(probe: Probe, rig: Rig) -> str | None:
+def run(probe: Probe, rig: Rig, wants: tuple[str, ...] = ()) -> str | None:
     """Control and cases; what they have judged is in `rig.judge`. Returns why it is no evidence, None where it is."""
-    result = attempt(lambda: _run(probe, rig), rig.package)
+    result = attempt(lambda: _run(probe, rig, wants), rig.package)
     return f"cannot drive: {result.text} ({result.where})" if isinstance(result, Fault) else result
 
 
-def _run(probe: Probe, rig: Rig) -> str | None:
+def _run(probe: Probe, rig: Rig, wants: tuple[str, ...]) -> str | None:
     try:
         rig.names.require(probe.needs(rig.subject))
         _control(probe, rig)
@@ -119,7 +124,10 @@ def _run(probe: Probe, rig: Rig) -> str | None:
     except CannotDrive as why:
         return f"cannot drive: {why}"
     judged = sum(rig.judge.words.values()) + rig.judge.counts.get("orderings_checked", 0)
-    return None if judged else "nothing was judged"
+    if not judged:
+        return "nothing was judged"
+    lacking = [] if rig.judge.findings else [name for name in wants if not rig.judge.counts.get(name)]
+    return f"not exercised: {', '.join(lacking)}" if lacking else None
 
 
 def _control(probe: Probe, rig: Rig) -> None:

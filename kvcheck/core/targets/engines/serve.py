@@ -81,7 +81,7 @@ class Server:
         probe = load(row.entry)
         assert callable(probe)
         made: Probe = probe()
-        unknown = run(made, rig)
+        unknown = run(made, rig, row.wants)
         self._machine.settle()
         return Reply(
             findings=tuple(rig.judge.findings),

@@ -17,8 +17,8 @@ from kvcheck.core.record import Evidence, Finding
 from kvcheck.core.targets.engines.tensors import Held, Inventory
 from kvcheck.core.workload.content import Site, codes, decode, mask
 
-REQUESTS = 64
-"""Owners that a schedule may have."""
+REQUESTS = 4096
+"""Owners that a schedule may have: requests, or prefixes that requests share."""
 
 
 def content(site: Site, request: int, positions: Sequence[int], size: int) -> torch.Tensor:
@@ -86,7 +86,7 @@ class Judge:
                 "content",
                 f"{when}: {held.unit} {ids[row]} of {held.name}, layer {held.layer}, {what}; "
                 f"expected request {request}, position {positions[row]}; {len(wrong)} of {len(ids)} rows are wrong",
-                tier="device",
+                tier=held.tier,
                 buffer=held.name,
                 layer=held.layer,
                 row=int(ids[row]),

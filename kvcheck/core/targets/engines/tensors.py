@@ -18,12 +18,13 @@ MAX_DEPTH = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """One layer of a buffer. unit: what a row stands for. rows: [units, bytes of one] uint8."""
+    """One layer of a buffer. unit: what a row stands for. rows: [units, bytes of one] uint8. tier: where they lie."""
 
     name: str
     layer: int
     unit: str
     rows: torch.Tensor
+    tier: str = "device"
 
 
 @dataclass(frozen=True, slots=True)

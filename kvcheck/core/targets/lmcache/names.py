@@ -1,0 +1,23 @@
+"""Where LMCache keeps what the probe needs: one row a capability, one place a release range.
+
+Invariants:
+- Rows are tried in order and by name alone; a release that nobody has seen is driven if it has the names.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "backend": ("lmcache.v1.storage_backend.local_cpu_backend:LocalCPUBackend",),
+    "backend.config": ("lmcache.v1.config:LMCacheEngineConfig.from_defaults",),
+    "backend.key": ("lmcache.utils:CacheEngineKey",),
+    # Allocators: classes of one module, later a module each.
+    "allocator": (
+        "lmcache.v1.memory_management:MixedMemoryAllocator",
+        "lmcache.v1.memory_allocators.mixed_memory_allocator:MixedMemoryAllocator",
+    ),
+    "allocator.format": ("lmcache.v1.memory_management:MemoryFormat.KV_2LTD",),
+    # Absent where pins are not watched.
+    "pins.watch": ("lmcache.v1.pin_monitor:PinMonitor.GetOrCreate",),
+}

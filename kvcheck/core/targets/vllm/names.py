@@ -1,0 +1,40 @@
+"""Where vLLM keeps what the probes need: one row a capability, one place a release range.
+
+Invariants:
+- Rows are tried in order and by name alone; a release that nobody has seen is driven if it has the names.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_CORE = "vllm.v1.core"
+
+NAMES: Final[dict[str, tuple[str, ...]]] = {
+    # Blocks of the device.
+    "manager": (f"{_CORE}.kv_cache_manager:KVCacheManager",),
+    "manager.config": ("vllm.v1.kv_cache_interface:KVCacheConfig",),
+    "manager.group": ("vllm.v1.kv_cache_interface:KVCacheGroupSpec",),
+    "attention.full": ("vllm.v1.kv_cache_interface:FullAttentionSpec",),
+    # Requests, and the hashes that their blocks are found by.
+    "request": ("vllm.v1.request:Request",),
+    "request.status": ("vllm.v1.request:RequestStatus",),
+    "request.sampling": ("vllm.sampling_params:SamplingParams",),
+    "hash.function": ("vllm.utils.hashing:sha256", "vllm.utils:sha256"),
+    "hash.begin": (f"{_CORE}.kv_cache_utils:init_none_hash",),
+    "hash.blocks": (f"{_CORE}.kv_cache_utils:get_request_block_hasher",),
+    # The scheduler, and what it is configured by.
+    "scheduler": (f"{_CORE}.sched.scheduler:Scheduler",),
+    "scheduler.output": ("vllm.v1.outputs:ModelRunnerOutput",),
+    "scheduler.grammars": ("vllm.v1.structured_output:StructuredOutputManager",),
+    "config": ("vllm.config:VllmConfig",),
+    "config.model": ("vllm.config:ModelConfig",),
+    "config.scheduler": ("vllm.config:SchedulerConfig",),
+    "config.cache": ("vllm.config:CacheConfig",),
+    "config.parallel": ("vllm.config:ParallelConfig",),
+    "config.device": ("vllm.config:DeviceConfig",),
+    # Chunks of the host.
+    "offload.manager": ("vllm.v1.kv_offload.cpu.manager:CPUOffloadingManager",),
+    "offload.request": ("vllm.v1.kv_offload.base:ReqContext", "vllm.v1.kv_offload.abstract:ReqContext"),
+    "offload.key": ("vllm.v1.kv_offload.base:make_offload_key", "vllm.v1.kv_offload.abstract:make_offload_key"),
+}

@@ -1,0 +1,6 @@
+"""Stand-in."""
+
+
+def sha256(value):
+    """Not one, and equal for equal values."""
+    return repr(value).encode()
