@@ -49,5 +49,12 @@ SGLANG: Final = EngineSpec(
             entry="kvcheck.core.targets.sglang.layer_wait:LayerWait",
             shows="every reader of a pool waits for its layer's load before it reads",
         ),
+        ProbeRow(
+            name="state-lengths",
+            scenario="pd-transfer",
+            subjects=("nsa", "swa"),
+            entry="kvcheck.core.targets.sglang.state_lengths:StateLengths",
+            shows="state lists of different lengths fail their own request on both sides, and nobody else's",
+        ),
     ),
 )

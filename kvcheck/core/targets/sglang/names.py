@@ -43,4 +43,17 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     # What has to be published before pools can be made; absent where nothing has to be.
     "server.args": ("sglang.srt.server_args:ServerArgs",),
     "server.publish": ("sglang.srt.server_args:set_global_server_args_for_scheduler",),
+    # The two sides of a transfer. State lists became lists of lists, one a kind.
+    "transfer.manager": ("sglang.srt.disaggregation.mooncake.conn:MooncakeKVManager",),
+    "transfer.info": ("sglang.srt.disaggregation.mooncake.conn:TransferInfo",),
+    "transfer.chunk": (
+        "sglang.srt.disaggregation.mooncake.conn:TransferKVChunk",
+        "sglang.srt.disaggregation.common.utils:TransferKVChunk",
+    ),
+    "transfer.peer": ("sglang.srt.disaggregation.mooncake.conn:KVArgsRegisterInfo",),
+    "transfer.poll": ("sglang.srt.disaggregation.base.conn:KVPoll",),
+    "transfer.kinds": ("sglang.srt.disaggregation.base.conn:StateType",),
+    "transfer.custom-pool": ("sglang.srt.disaggregation.mooncake.utils:check_mooncake_custom_mem_pool_enabled",),
+    "transfer.queue": ("sglang.srt.disaggregation.decode:DecodeTransferQueue",),
+    "transfer.queued": ("sglang.srt.disaggregation.decode:DecodeRequest",),
 }
