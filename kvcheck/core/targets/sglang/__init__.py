@@ -56,5 +56,12 @@ SGLANG: Final = EngineSpec(
             entry="kvcheck.core.targets.sglang.state_lengths:StateLengths",
             shows="state lists of different lengths fail their own request on both sides, and nobody else's",
         ),
+        ProbeRow(
+            name="agreement",
+            scenario="nvlink-aux",
+            subjects=("metadata", "everything"),
+            entry="kvcheck.core.targets.sglang.agreement:Agreement",
+            shows="ranks commit the same requests at the same poll, and what they commit is all there",
+        ),
     ),
 )

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -135,6 +136,7 @@ class Peers:
                 raise CannotDrive(f"this release has no state kind of {', '.join(kinds)}")
         self.sender = self._manager(prefill, PREFILL)
         self.ranks = [self._manager(memory, session(rank)) for rank, memory in enumerate(decodes)]
+        self._allowed = [0] * len(decodes)
         self._loops: list[Callable[[], None]] = [self._receive_loop(rank) for rank in range(len(decodes))]
         self.chunks: dict[int, Any] = {}
 
@@ -147,12 +149,13 @@ class Peers:
         """Let the engine's worker send them, one behind the other. Returns what it died of."""
         waiting = deque(self._chunk(request) for request in requests)
         with self._rig.stubs.window() as called:
-            died = self._run(lambda: self.sender.transfer_worker(_Queue(waiting), _NoPool()), "transfer_worker")
+            died = self._run(lambda: self.sender.transfer_worker(_Queue(waiting), _AtOnce()), "transfer_worker")
         self._refuse_stubs(called, "transfer_worker")
         return died
 
-    def deliver(self, rank: int) -> Fault | None:
-        """Let the rank's own loop receive every message that is there."""
+    def deliver(self, rank: int, most: int | None = None) -> Fault | None:
+        """Let the rank's own loop receive so many of the messages that are there, or all. Returns what it died of."""
+        self._allowed[rank] = len(self.link.wires[rank + 1]) if most is None else most
         with self._rig.stubs.window() as called:
             died = self._run(self._loops[rank], "decode_thread")
         self._refuse_stubs(called, "decode_thread")
@@ -273,7 +276,14 @@ class Peers:
     def _receive_loop(self, rank: int) -> Callable[[], None]:
         """The body of the thread that `start_decode_thread` would start."""
         manager, inbox = self.ranks[rank], self.link.wires[rank + 1]
-        manager.server_socket = SimpleNamespace(recv_multipart=lambda *_: inbox.popleft() if inbox else _drained())
+
+        def receive(*_: object) -> list[bytes]:
+            if not inbox or not self._allowed[rank]:
+                raise Drained
+            self._allowed[rank] -= 1
+            return inbox.popleft()
+
+        manager.server_socket = SimpleNamespace(recv_multipart=receive)
         bodies: list[Callable[[], None]] = []
         with _caught_threads(sys.modules[type(manager).__module__], bodies):
             started = attempt(manager.start_decode_thread)
@@ -360,19 +370,19 @@ class _Queue:
 
     def get(self) -> Any:
         """The next chunk."""
-        return self._waiting.popleft() if self._waiting else _drained()
+        if not self._waiting:
+            raise Drained
+        return self._waiting.popleft()
 
 
-class _NoPool:
+class _AtOnce:
     """An executor that runs what it is given at once."""
 
-    def submit(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Run it."""
-        raise CannotDrive("the worker wants to copy from several threads, which this probe does not schedule")
-
-
-def _drained() -> Any:
-    raise Drained
+        future: Future[Any] = Future()
+        future.set_result(work(*arguments))
+        return future
 
 
 @contextmanager
