@@ -101,7 +101,7 @@ class Scene:
         self._sent: list[Sent] = []
         self._snapshots: list[dict[int, list[torch.Tensor]]] = [{} for _ in range(RANKS)]
         self._queues = [self._queue(rank) for rank in range(RANKS)]
-        rig.judge.notes.append(f"metadata asked for on {', '.join(sorted(devices)) or 'no device'}")
+        rig.judge.note(f"metadata asked for on {', '.join(sorted(devices)) or 'no device'}")
 
     def send(self) -> None:
         """All requests, by the prefill's worker, to both ranks."""
@@ -122,7 +122,7 @@ class Scene:
         link = self.peers.link
         by_wire = sum(parts[0] == b"AUX_DATA" for wire in link.wires.values() for parts in wire)
         way = f"{by_wire} metadata messages by socket, {link.moved_bytes} bytes by the copy engine"
-        self._rig.judge.notes.append(way)
+        self._rig.judge.note(way)
         self._rig.judge.count("requests", REQUESTS)
         self._rig.judge.count("transfers", REQUESTS * RANKS)
 
@@ -171,7 +171,7 @@ class Scene:
         if self.agreed and any(waiting):
             text = f"every byte and message is there, and the ranks still wait for {waiting}"
             self._rig.judge.find("KV901", "liveness", text)
-        self._rig.judge.notes.append(f"{self.polls} polls, {self._group.collectives} collective calls")
+        self._rig.judge.note(f"{self.polls} polls, {self._group.collectives} collective calls")
 
     def _fault(self, rank: int, fault: Fault, when: str) -> None:
         self.agreed = False
@@ -285,7 +285,7 @@ def route(rig: Rig) -> Iterator[None]:
     os.environ[VARIABLE] = ROUTE
     try:
         taken, name = rig.names["transfer.custom-pool"]()
-        rig.judge.notes.append(f"{VARIABLE}={ROUTE}: a pool of its own: {taken}, under the name {name}")
+        rig.judge.note(f"{VARIABLE}={ROUTE}: a pool of its own: {taken}, under the name {name}")
         yield
     finally:
         os.environ.pop(VARIABLE)

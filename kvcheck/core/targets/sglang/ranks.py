@@ -48,8 +48,9 @@ class Group:
             finally:
                 self._leave(rank)
 
-        kept = torch.distributed.all_reduce
-        torch.distributed.all_reduce = self._all_reduce
+        place = torch.distributed
+        kept = place.all_reduce, place.get_world_size
+        place.all_reduce, place.get_world_size = self._all_reduce, lambda *_: self._size
         try:
             threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self._size)]
             for thread in threads:
@@ -57,7 +58,7 @@ class Group:
             for thread in threads:
                 thread.join()
         finally:
-            torch.distributed.all_reduce = kept
+            place.all_reduce, place.get_world_size = kept
         if missed:
             raise missed[0]
         return results

@@ -100,7 +100,7 @@ class Pair:
         lost = self.peers.deliver(0)
         if lost is not None:
             raise CannotDrive(f"the receive loop died: {lost.text} ({lost.where})")
-        self._judge.notes.append(f"{self.peers.link.moved_bytes} bytes moved, {self.peers.link.refused} writes refused")
+        self._judge.note(f"{self.peers.link.moved_bytes} bytes moved, {self.peers.link.refused} writes refused")
         return died
 
     def judge_unequal(self, what: str, theirs: range) -> None:
@@ -119,7 +119,7 @@ class Pair:
         reasons = [self.peers.reason(manager, UNEQUAL) for manager in sides.values()]
         lengths = [str(len(each)) for each in self._kept[UNEQUAL]]
         if not any(all(length in reason for length in lengths) for reason in reasons):
-            self._judge.notes.append(f"failed without both lengths in the reason: {reasons}")
+            self._judge.note(f"failed without both lengths in the reason: {reasons}")
 
     def check_success(self, request: int, theirs: range, when: str) -> None:
         """Success on both sides, and every row in place."""
