@@ -50,6 +50,13 @@ SGLANG: Final = EngineSpec(
             shows="every reader of a pool waits for its layer's load before it reads",
         ),
         ProbeRow(
+            name="index-moves",
+            scenario="hicache-hybrid",
+            subjects=("hybrid-kernel", "hybrid-direct", "tree-kernel", "tree-direct"),
+            entry="kvcheck.core.targets.sglang.index_moves:IndexMoves",
+            shows="lists that a tree keeps stay on their side and keep their values while copies move theirs",
+        ),
+        ProbeRow(
             name="state-lengths",
             scenario="pd-transfer",
             subjects=("nsa", "swa"),

@@ -56,4 +56,11 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "transfer.custom-pool": ("sglang.srt.disaggregation.mooncake.utils:check_mooncake_custom_mem_pool_enabled",),
     "transfer.queue": ("sglang.srt.disaggregation.decode:DecodeTransferQueue",),
     "transfer.queued": ("sglang.srt.disaggregation.decode:DecodeRequest",),
+    # The host tier: controllers, the tree over the plain one, and what a hybrid model's tree hands over.
+    "hicache.controller": ("sglang.srt.managers.cache_controller:HiCacheController",),
+    "hicache.hybrid": (f"{_MEM}.hybrid_cache.hybrid_cache_controller:HybridCacheController",),
+    "hicache.tree": (f"{_MEM}.hiradix_cache:HiRadixCache",),
+    "hicache.node": (f"{_MEM}.radix_cache:TreeNode",),
+    "hicache.transfer": (f"{_MEM}.hicache_storage:PoolTransfer",),
+    "hicache.pool-name": (f"{_MEM}.hicache_storage:PoolName",),
 }
