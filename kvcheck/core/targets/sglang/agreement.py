@@ -4,13 +4,13 @@ The intra-node NVLink route is asked for by the engine's own variable. What it i
 alone, or every byte. Which device the metadata lies on and which way it goes is noted and decides nothing.
 
 Invariants:
-- Late writes of a rank land in the order in which they were sent, and messages arrive in theirs; nothing else is assumed.
+- Late writes of a rank land in the order in which they were sent, and messages arrive in theirs.
 - Judged is what the ranks did: after each poll their queues are equal, and what was committed was all there.
 """
 
 from __future__ import annotations
 
-import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from kvcheck.core.targets.engines.calls import fitted
 from kvcheck.core.targets.engines.guard import CannotDrive, Fault
 from kvcheck.core.targets.engines.probe import Rig
-from kvcheck.core.targets.engines.stamps import Stamps, content
+from kvcheck.core.targets.engines.stamps import content
 from kvcheck.core.targets.sglang.metadata import make
 from kvcheck.core.targets.sglang.peers import NEEDS, Link, Memory, Peers, Sent, Target, session
 from kvcheck.core.targets.sglang.pools import bench, pool_names
@@ -41,7 +41,14 @@ class Agreement:
 
     def needs(self, subject: str) -> tuple[str, ...]:
         """Both sides of a transfer, the queue of a decode rank, and what it commits to."""
-        own = ("transfer.queue", "transfer.queued", "transfer.custom-pool", "metadata.buffers", "metadata.slots")
+        own = (
+            "server.variables",
+            "transfer.queue",
+            "transfer.queued",
+            "transfer.custom-pool",
+            "metadata.buffers",
+            "metadata.slots",
+        )
         return (*NEEDS, *own, "request", "request.sampling", *pool_names("mla"))
 
     def control(self, rig: Rig) -> None:
@@ -99,6 +106,7 @@ class Scene:
         self._group = Group(RANKS)
         self._rooms = [self._room(request) for request in range(1, REQUESTS + 1)]
         self._sent: list[Sent] = []
+        self._requests: list[Any] = []
         self._snapshots: list[dict[int, list[torch.Tensor]]] = [{} for _ in range(RANKS)]
         self._queues = [self._queue(rank) for rank in range(RANKS)]
         rig.judge.note(f"metadata asked for on {', '.join(sorted(devices)) or 'no device'}")
@@ -142,7 +150,7 @@ class Scene:
         before = [[entry.req.rid for entry in queue.queue] for queue in self._queues]
         if not any(before):
             return
-        with self._rig.stubs.window() as called:
+        with self._rig.stubs.window() as called, self._released():
             results = self._group.together([queue.pop_transferred for queue in self._queues], self._rig.package)
         if called:
             raise CannotDrive(f"pop_transferred called stand-ins: {', '.join(sorted(called))}")
@@ -153,6 +161,11 @@ class Scene:
                 return
             for request in result:
                 self._check(rank, int(request.rid), when)
+            kept = {entry.req.rid for entry in self._queues[rank].queue}
+            gone = sorted({*before[rank]} - kept - {request.rid for request in result})
+            if gone:
+                text = f"{when}: rank {rank} aborted requests {gone}, of which nothing has failed: {self._reasons()}"
+                self._rig.judge.find("KV203", "protocol", text, lane="aborted")
         after = [[entry.req.rid for entry in queue.queue] for queue in self._queues]
         self._rig.judge.count("orderings_checked")
         if after[0] != after[1]:
@@ -172,6 +185,21 @@ class Scene:
             text = f"every byte and message is there, and the ranks still wait for {waiting}"
             self._rig.judge.find("KV901", "liveness", text)
         self._rig.judge.note(f"{self.polls} polls, {self._group.collectives} collective calls")
+
+    @contextmanager
+    def _released(self) -> Iterator[None]:
+        """A request that is aborted gives nothing back: nobody else is here to take it."""
+        names = vars(sys.modules[type(self._queues[0]).__module__])
+        kept = names["release_kv_cache"]
+        names["release_kv_cache"] = lambda *_, **__: None
+        try:
+            yield
+        finally:
+            names["release_kv_cache"] = kept
+
+    def _reasons(self) -> str:
+        reasons = [getattr(request.finished_reason, "message", None) for request in self._requests]
+        return "; ".join(dict.fromkeys(each for each in reasons if each)) or "no reason given"
 
     def _fault(self, rank: int, fault: Fault, when: str) -> None:
         self.agreed = False
@@ -228,6 +256,7 @@ class Scene:
             "staging_handler": None,
             "enable_host_receive": False,
             "enable_deferred_kv_release": False,
+            "_release_request": lambda *_: None,
         }
         for name, value in own.items():
             setattr(queue, name, value)
@@ -235,6 +264,7 @@ class Scene:
 
     def _queued(self, rank: int, number: int, room: int, slot: int) -> Any:
         request = make_request(self._rig, PAGES * self._pools[0].page_size)
+        self._requests.append(request)
         request.rid, request.bootstrap_room, request.bootstrap_host = str(number), room, "prefill"
         manager = self.peers.ranks[rank]
         receiver = SimpleNamespace(
@@ -270,6 +300,8 @@ def _scheduler() -> SimpleNamespace:
         server_args=SimpleNamespace(disaggregation_transfer_backend="mooncake"),
         enable_metrics=False,
         metrics_reporter=quiet,
+        stream_output=lambda *_: None,
+        output_streamer=SimpleNamespace(stream_output=lambda *_: None),
         enable_hisparse=False,
         enable_decode_hicache=False,
         kv_checksum_computer=None,
@@ -281,16 +313,14 @@ def _scheduler() -> SimpleNamespace:
 @contextmanager
 def route(rig: Rig) -> Iterator[None]:
     """Ask for the intra-node NVLink route, as a server's environment would."""
-    kept = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = ROUTE
+    override = getattr(rig.names["server.variables"], VARIABLE).override(ROUTE)
+    override.__enter__()
     try:
         taken, name = rig.names["transfer.custom-pool"]()
         rig.judge.note(f"{VARIABLE}={ROUTE}: a pool of its own: {taken}, under the name {name}")
         yield
     finally:
-        os.environ.pop(VARIABLE)
-        if kept is not None:
-            os.environ[VARIABLE] = kept
+        override.__exit__(None, None, None)  # told of no exception: it would not put the variable back
 
 
 class _OnCpu(TorchFunctionMode):

@@ -10,8 +10,10 @@ Invariants:
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,9 +54,10 @@ class IndexMoves:
 
 @dataclass(slots=True)
 class Kept:
-    """A list that the tree keeps. copy: its values when it was handed over; None where it has no memory."""
+    """A list that the tree keeps. copy: its values when it was given out; None where it has no memory."""
 
     what: str
+    name: str
     tier: str
     read: Callable[[], torch.Tensor | None]
     side: str
@@ -70,6 +73,7 @@ class Scene:
     kept: list[Kept] = field(default_factory=list)
     given: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    issued: list[torch.Tensor] = field(default_factory=list)
 
     def run(self, nodes: int, how: str) -> None:
         """So many nodes backed up, evicted from the device, and loaded again."""
@@ -92,34 +96,37 @@ class Scene:
         picked = [drawn.pop(self.rig.mix.below(len(drawn))) for _ in range(count)]
         if count > 1 and picked == sorted(picked):
             picked.reverse()
-        return torch.tensor(picked, dtype=torch.int64).to(side)
+        self.issued.append(torch.tensor(picked, dtype=torch.int64))
+        return self.issued[-1].to(side, copy=True)
 
-    def keep(self, what: str, tier: str, read: Callable[[], torch.Tensor | None]) -> None:
-        """From now on this list may not change."""
+    def keep(
+        self, what: str, name: str, tier: str, read: Callable[[], torch.Tensor | None], was: torch.Tensor | None = None
+    ) -> None:
+        """From now on this list may not change, nor have changed since it was given out with these values."""
         value = read()
         if value is None:
             raise CannotDrive(f"{what}: no list of {tier} pages where the release has kept one")
         side = HOST if tier == "host" else self.device
-        copy = value.clone() if value.device.type == HOST else None
-        self.kept.append(Kept(what, tier, read, side, copy))
+        copy = (value if was is None else was).clone() if side == HOST else None
+        self.kept.append(Kept(what, name, tier, read, side, copy))
 
     def check(self, how: str) -> None:
         """Every list that is kept is as it was, and on its side."""
         judge = self.rig.judge
         for kept in self.kept:
             value = kept.read()
-            what = f"{how}: {kept.what}, {kept.tier} pages"
+            what = f"{how}: {kept.name} of {kept.what}, {kept.tier} pages"
             judge.reads += 1
             if value is None or value.device.type != kept.side:
                 where = "nowhere" if value is None else f"on {_side(value)}"
                 text = f"{what}: the list that the tree keeps is {where}, expected it on {_named(kept.side)}"
-                judge.find("KV302", "contract", text, tier=kept.tier, lane=kept.what)
+                judge.find("KV302", "contract", text, tier=kept.tier, lane=kept.name)
                 continue
             name = f"{kept.tier}_indices"
             judge.words[name] = judge.words.get(name, 0) + len(value)
             if kept.copy is not None and not torch.equal(value, kept.copy):
-                text = f"{what}: was {kept.copy.tolist()} when it was handed over, is {value.tolist()}"
-                judge.find("KV303", "contract", text, tier=kept.tier, lane=kept.what)
+                text = f"{what}: was {kept.copy.tolist()} when it was given out, is {value.tolist()}"
+                judge.find("KV303", "contract", text, tier=kept.tier, lane=kept.name)
 
     def check_given(self, how: str) -> None:
         """The copy was given the same pairs, on the side where it reads them."""
@@ -231,31 +238,34 @@ def _hybrid(scene: Scene, nodes: int, how: str) -> None:
     names, rig = scene.rig.names, scene.rig
     controller = scene.controller("hicache.hybrid")
     transfer = names["hicache.transfer"]
-    held: list[tuple[Any, Any]] = []
+    held: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
     for at in range(nodes):
         value, side = scene.ids(3, scene.device), scene.ids(2, scene.device)
         extra = transfer(name=scene._pool_name(), device_indices=side)
-        host = rig.measured(lambda: controller.write(value, node_id=at, extra_pools=[extra]), "write")
+        host = rig.measured(partial(controller.write, value, node_id=at, extra_pools=[extra]), "write")
+        was_value, was_side, was_host, was_side_host = scene.issued[-4:]
+        node = SimpleNamespace(value=value, host_value=host, side_host=extra.host_indices, extra=extra)
         what = f"node {at} backed up {how}"
-        node = SimpleNamespace(value=value, host_value=host, extra=extra, side_host=extra.host_indices)
-        for name, tier in (("value", "device"), ("host_value", "host"), ("side_host", "host")):
-            scene.keep(f"{what}, {name}", tier, lambda node=node, name=name: getattr(node, name))  # type: ignore[misc]
-        scene.keep(f"{what}, side device", "device", lambda extra=extra: extra.device_indices)  # type: ignore[misc]
+        scene.keep(what, "value", "device", _reader(node, "value"), was_value)
+        scene.keep(what, "host_value", "host", _reader(node, "host_value"), was_host)
+        scene.keep(what, "side host_value", "host", _reader(node, "extra.host_indices"), was_side_host)
+        scene.keep(what, "side value", "device", _reader(node, "extra.device_indices"), was_side)
         scene.check("write")
-        scene.pairs += [(host, value), (node.side_host, side)]
+        scene.pairs += [(was_host, was_value), (was_side_host, was_side)]
         scene.check_given("write")
-        held.append((node, extra))
+        held.append((node, was_host, was_side_host))
     scene.kept.clear()
-    for at, (node, _) in enumerate(held):
+    for at, (node, was_host, was_side_host) in enumerate(held):
         extra = transfer(name=scene._pool_name(), host_indices=node.side_host)
-        pages = rig.measured(lambda: controller.load(node.host_value, node_id=at, extra_pools=[extra]), "load")
+        pages = rig.measured(partial(controller.load, node.host_value, node_id=at, extra_pools=[extra]), "load")
+        was_pages, was_side = scene.issued[-2:]
         what = f"node {at} loaded {how}"
-        for name in ("host_value", "side_host"):
-            scene.keep(f"{what}, {name}", "host", lambda node=node, name=name: getattr(node, name))  # type: ignore[misc]
-        scene.keep(f"{what}, side host", "host", lambda extra=extra: extra.host_indices)  # type: ignore[misc]
-        scene.keep(f"{what}, side device", "device", lambda extra=extra: extra.device_indices)  # type: ignore[misc]
-        scene.keep(f"{what}, pages", "device", lambda pages=pages: pages)  # type: ignore[misc]
-        scene.pairs += [(node.host_value, pages), (node.side_host, extra.device_indices)]
+        scene.keep(what, "host_value", "host", _reader(node, "host_value"), was_host)
+        scene.keep(what, "side host_value", "host", _reader(node, "side_host"), was_side_host)
+        scene.keep(what, "side transfer", "host", _reader(extra, "host_indices"), was_side_host)
+        scene.keep(what, "side value", "device", _reader(extra, "device_indices"), was_side)
+        scene.keep(what, "value", "device", _reader(SimpleNamespace(pages=pages), "pages"), was_pages)
+        scene.pairs += [(was_host, was_pages), (was_side_host, was_side)]
     rig.measured(controller.start_loading, "start_loading")
     scene.check("load")
     scene.check_given("load")
@@ -284,23 +294,27 @@ def _tree(scene: Scene, nodes: int, how: str) -> None:
     for key, value in own.items():
         setattr(tree, key, value)
     chain: list[Any] = []
+    hosts: list[torch.Tensor] = []
     for at in range(nodes):
         node = node_type()
         node.parent, node.key, node.value = (chain[-1] if chain else root), [at] * 3, scene.ids(3, scene.device)
-        scene.keep(f"node {at} backed up {how}", "device", lambda node=node: node.value)  # type: ignore[misc]
-        rig.measured(lambda: tree.write_backup(node), "write_backup")
-        scene.keep(f"node {at} backed up {how}", "host", lambda node=node: node.host_value)  # type: ignore[misc]
+        rig.measured(partial(tree.write_backup, node), "write_backup")
+        was, was_host = scene.issued[-2:]
+        what = f"node {at} backed up {how}"
+        scene.keep(what, "value", "device", _reader(node, "value"), was)
+        scene.keep(what, "host_value", "host", _reader(node, "host_value"), was_host)
         scene.check("write_backup")
-        scene.pairs.append((node.host_value, node.value))
+        scene.pairs.append((was_host, was))
         scene.check_given("write_backup")
         chain.append(node)
+        hosts.append(was_host)
     scene.kept = [kept for kept in scene.kept if kept.tier == "host"]
     for node in chain:
         node.value = None
     rig.measured(lambda: tree.load_back(chain[-1]), "load_back")
-    for at, node in enumerate(chain):
-        scene.keep(f"node {at} loaded {how}", "device", lambda node=node: node.value)  # type: ignore[misc]
-        scene.pairs.append((node.host_value, node.value))
+    for at, (node, was_host, was) in enumerate(zip(chain, hosts, scene.issued[-1].view(nodes, 3), strict=True)):
+        scene.keep(f"node {at} loaded {how}", "value", "device", _reader(node, "value"), was)
+        scene.pairs.append((was_host, was))
     rig.measured(tree.cache_controller.start_loading, "start_loading")
     scene.check("load_back")
     scene.check_given("load_back")
@@ -310,6 +324,11 @@ class _Delta(int):
     """What locking a node frees: a number, or an object that has it."""
 
     delta = 0
+
+
+def _reader(holder: Any, name: str) -> Callable[[], torch.Tensor | None]:
+    """Read an attribute, which may be one of an attribute, each time anew."""
+    return lambda: operator.attrgetter(name)(holder)
 
 
 def _submitted(*_: object, on_layer_done: Any = None, **__: object) -> SimpleNamespace:

@@ -42,6 +42,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "layers.counter": ("sglang.srt.managers.cache_controller:LayerDoneCounter",),
     # What has to be published before pools can be made; absent where nothing has to be.
     "server.args": ("sglang.srt.server_args:ServerArgs",),
+    "server.variables": ("sglang.srt.environ:envs",),
     "server.publish": ("sglang.srt.server_args:set_global_server_args_for_scheduler",),
     # The two sides of a transfer. State lists became lists of lists, one a kind.
     "transfer.manager": ("sglang.srt.disaggregation.mooncake.conn:MooncakeKVManager",),

@@ -27,6 +27,7 @@ import numpy as np
 from kvcheck.core.targets.engines.calls import fitted
 from kvcheck.core.targets.engines.guard import CannotDrive, Fault, attempt
 from kvcheck.core.targets.engines.probe import Rig
+from kvcheck.core.targets.sglang.bare import plain_manager
 
 NEEDS = ("transfer.manager", "transfer.info", "transfer.chunk", "transfer.peer", "transfer.poll")
 PREFILL = "prefill"
@@ -38,7 +39,7 @@ class Drained(BaseException):
 
 @dataclass(slots=True)
 class Link:
-    """Copy engine and wires. late: whether a write of so many bytes to this address lands later than it is told done."""
+    """Copy engine and wires. late: whether a write to this address lands later than it is told done."""
 
     late: Callable[[int], bool] = lambda _: False
     ranges: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -179,7 +180,7 @@ class Peers:
         manager = object.__new__(names["transfer.manager"])
         poll = names["transfer.poll"]
         self._waiting = poll.WaitingForInput
-        own = {**_plain(), "engine": link, "is_mla_backend": self._flat}
+        own = {**plain_manager(), "engine": link, "is_mla_backend": self._flat}
         own["kv_args"] = self._arguments(memory)
         own["_connect"] = lambda endpoint, *_, **__: link.wire(endpoint)
         own["_send_multipart_locked"] = lambda endpoint, parts, *_, **__: link.send(endpoint, parts)
@@ -297,7 +298,7 @@ class Peers:
                 loop()
             except Drained:
                 return
-            except Exception as error:
+            except RuntimeError as error:  # what the worker makes of anything that was raised in it
                 raise (error.__cause__ or error.__context__ or error) from None
 
         died = attempt(unwrapped, self._rig.package)
@@ -316,50 +317,6 @@ STATUSES = ("Failed", "Bootstrapping", "WaitingForInput", "Transferring", "Succe
 def session(rank: int) -> str:
     """The name under which a rank's memory is registered."""
     return f"decode-{rank}"
-
-
-def _plain() -> dict[str, Any]:
-    """What a manager of one rank without extras holds, in any release."""
-    ones = ("attn_tp_size", "attn_cp_size", "attn_dp_size", "state_tp_size", "pp_size", "dcp_size", "kv_shard_size")
-    zeros = ("attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "pp_rank", "dcp_rank", "kv_shard_rank", "bootstrap_port")
-    off = (
-        "is_hybrid_mla_backend",
-        "enable_custom_mem_pool",
-        "enable_staging",
-        "enable_trace",
-        "enable_deferred_decode_kv_release",
-        "enable_failed_session_probe",
-        "defer_decode_allocation",
-        "_stopped",
-    )
-    none = ("custom_mem_pool_type", "deferred_bootstrap", "_staging_handler", "_staging_ctx", "_dcp_pack_buffers")
-    tables = (
-        "decode_kv_args_table",
-        "failed_session_probes",
-        "failure_records",
-        "prefill_response_tracker",
-        "req_to_decode_prefix_len",
-        "request_status",
-        "required_prefill_response_num_table",
-        "state_layout_rejections",
-        "transfer_infos",
-        "_deferred_ack_targets",
-    )
-    counters = ("session_failures", "_staging_outstanding")
-    sets = ("failed_sessions", "state_strides_validated", "_deferred_ack_poisoned_rooms")
-    return {
-        **dict.fromkeys(ones, 1),
-        **dict.fromkeys((*zeros, "max_transfer_batch_indices"), 0),
-        **dict.fromkeys(off, False),
-        **dict.fromkeys(none),
-        **{name: {} for name in tables},
-        **{name: defaultdict(int) for name in counters},
-        **{name: set() for name in sets},
-        **{name: threading.Lock() for name in ("session_lock", "failure_lock")},
-        "_worker_threads": [],
-        "_make_worker_recv": lambda socket, *_: socket.recv_multipart,
-        "_start_heartbeat_checker_thread": lambda: None,
-    }
 
 
 class _Queue:

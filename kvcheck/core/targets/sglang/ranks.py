@@ -2,7 +2,7 @@
 
 Invariants:
 - What comes of it does not depend on which thread runs first: a call ends when every rank has made it, or has left.
-- A rank that waits for one that has left, or that brings another shape, raises Parted: a real group would hang or break.
+- A rank that waits for one that has left, or that brings another shape, raises Parted: a real group would hang.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from kvcheck.core.targets.engines.guard import CannotDrive, Fault, attempt
 
 
-class Parted(Exception):  # noqa: N818, it is what the ranks did
+class Parted(Exception):
     """The ranks do not make the same collective call."""
 
 
@@ -48,9 +48,9 @@ class Group:
             finally:
                 self._leave(rank)
 
-        place = torch.distributed
-        kept = place.all_reduce, place.get_world_size
-        place.all_reduce, place.get_world_size = self._all_reduce, lambda *_: self._size
+        place = vars(torch.distributed)
+        kept = {name: place[name] for name in ("all_reduce", "get_world_size")}
+        place.update(all_reduce=self._all_reduce, get_world_size=lambda *_: self._size)
         try:
             threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self._size)]
             for thread in threads:
@@ -58,7 +58,7 @@ class Group:
             for thread in threads:
                 thread.join()
         finally:
-            place.all_reduce, place.get_world_size = kept
+            place.update(kept)
         if missed:
             raise missed[0]
         return results

@@ -1,4 +1,4 @@
-"""Probe state-lengths: states sent with a list of rows that is longer or shorter than the list of the side that gets them.
+"""Probe state-lengths: states sent with a list of rows that is longer or shorter than the receiving side's list.
 
 Two requests go through one worker, the second behind the first. The first one's lists differ: at the end, or at the
 start, where the two sides begin their windows at different pages; either side's may be the longer one.
@@ -54,7 +54,9 @@ class StateLengths:
         rig.judge.count("transfers", 2)
         what = f"state lists of {len(ours)} rows at the prefill side and {len(theirs)} at the decode side ({case})"
         if died is not None:
-            text = f"{what}: the transfer worker died of it: {died.text} ({died.where}); nobody's request is sent any more"
+            text = (
+                f"{what}: the transfer worker died of it: {died.text} ({died.where}); nobody's request is sent any more"
+            )
             rig.judge.find("KV902", "liveness", text, lane="worker", request=UNEQUAL)
         pair.judge_unequal(what, theirs)
         pair.check_lists(what)
@@ -80,7 +82,7 @@ class Pair:
         self._window: dict[int, range] = {}
 
     def send(self, ours: range, theirs: range, rows: int) -> Fault | None:
-        """The unequal request and the one behind it. ours, theirs: positions in either list. What the worker died of."""
+        """The unequal request and the one behind it. What the worker died of."""
         total = self._rows(self._theirs)
         self._theirs.stamps.write(OTHER, self._unit, range(1, total))
         free = [*range(1, min(total, PAGES))]
@@ -114,7 +116,7 @@ class Pair:
             self.check_rows(UNEQUAL, theirs, f"Success with {what}")
             return
         if states["prefill"] != states["decode"]:
-            text = f"{what}: prefill says {states['prefill']}, decode says {states['decode']}; nobody ends the request there"
+            text = f"{what}: prefill says {states['prefill']}, decode says {states['decode']}; one of them waits"
             self._judge.find("KV301", "contract", text, lane="sides", request=UNEQUAL)
         reasons = [self.peers.reason(manager, UNEQUAL) for manager in sides.values()]
         lengths = [str(len(each)) for each in self._kept[UNEQUAL]]
