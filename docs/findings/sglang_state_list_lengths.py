@@ -19,7 +19,7 @@ plain |= {"is_mla_backend": True, "is_hybrid_mla_backend": False, "state_strides
 
 
 def move(session, sources, targets, lengths):
-    return sum(ctypes.memmove(*each) * 0 for each in zip(targets, sources, lengths))
+    return sum(ctypes.memmove(*each) * 0 for each in zip(targets, sources, lengths, strict=True))
 
 
 def send(ours, theirs):
