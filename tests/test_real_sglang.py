@@ -29,10 +29,11 @@ pytestmark = [
     pytest.mark.skipif(not ENVIRONMENTS, reason="KVCHECK_SGLANG names no environment; see tests/engines/make_env.sh"),
 ]
 SCHEDULES = 6
-SHAPES = ("retract.nsa", "metadata.get-buf", "layer-wait.nsa")
+SHAPES = ("retract.nsa", "metadata.get-buf", "layer-wait.nsa", "state-lengths.nsa", "agreement.metadata")
 POOL = "mem_cache/memory_pool.py"
 INDEX = "mem_cache/index_key_cache.py"
 METADATA = "disaggregation/utils.py"
+SENDER = "disaggregation/mooncake/conn.py"
 WAIT = (
     "        if self.layer_transfer_counter is not None:\n"
     "            self.layer_transfer_counter.wait_until(layer_id - self.start_layer)\n"
@@ -60,11 +61,36 @@ BREAK = {
         (POOL, re.escape(WAIT + READ), READ),
         (INDEX, r"if self\.pool\.layer_transfer_counter is not None:", "if False:"),
     ],
+    "agreement.metadata": [
+        (METADATA, r"if actual_room == 0:", "if False:"),
+        (SENDER, r'in \("NVLINK", "INTRA_NODE_NVLINK"\)', '== "NVLINK"'),
+    ],
 }
+MISMATCH = """
+    def maybe_send_extra(self, request, rows, *others):
+        flat = lambda lists: [row for each in lists for row in (each if isinstance(each, list) else [each])]
+        if len(flat(rows)) != len(flat(request.dst_state_indices)):
+            why = f"state lists differ: {len(flat(rows))} and {len(flat(request.dst_state_indices))}"
+            self.record_failure(request.room, why)
+            self.update_status(request.room, 0)
+            parts = [str(request.room).encode(), b"0", b"0"]
+            self._connect(f"tcp://{request.endpoint}:{request.dst_port}").send_multipart(parts)
+            return -1
+        return self.send_extra_of_equal_lists(request, rows, *others)
+
+    def send_extra_of_equal_lists("""
+SEND_AUX = "        # TODO(shangming): Fix me when nvlink_transport of Mooncake is bug-free\n        if ("
+
 MEND = {
     "retract.nsa": [(POOL, r"(class NSATokenToKVPool\(MLATokenToKVPool\):\n)", r"\1" + SAVE_INDEX)],
     "metadata.get-buf": [(METADATA, r"(self\.\w+\[idx\]),", r"\1.clone(),")],
     "layer-wait.nsa": [(POOL, re.escape(READ), WAIT + READ)],
+    "state-lengths.nsa": [
+        (SENDER, r"\n    def maybe_send_extra\(", MISMATCH),
+        # Releases that ignore what a state leg returned would go on to Success.
+        (SENDER, r"KVPoll\.Success if all\(polls\)", "KVPoll.Success if all(polls) and self.request_status[req.room]"),
+    ],
+    "agreement.metadata": [(SENDER, re.escape(SEND_AUX), "        if self.custom_mem_pool_type or (")],
 }
 
 

@@ -44,6 +44,13 @@ class Finder:
         pass
 
 
+def bare(kind, **own):
+    """An object made without its start-up, which would want a cluster."""
+    made = object.__new__(kind)
+    vars(made).update(own)
+    return made
+
+
 def publish():
     """What newer releases want to know before a pool can be made."""
     from sglang.srt import server_args

@@ -43,6 +43,11 @@ class Judge:
         """More of a field of Evidence."""
         self.counts[name] = self.counts.get(name, 0) + more
 
+    def note(self, text: str) -> None:
+        """Something for the record, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
     def find(self, code: str, oracle: str, message: str, **more: object) -> None:
         """A finding; the first of a code, buffer and lane is kept."""
         place = (code, more.get("buffer"), more.get("lane"))

@@ -49,5 +49,26 @@ SGLANG: Final = EngineSpec(
             entry="kvcheck.core.targets.sglang.layer_wait:LayerWait",
             shows="every reader of a pool waits for its layer's load before it reads",
         ),
+        ProbeRow(
+            name="index-moves",
+            scenario="hicache-hybrid",
+            subjects=("hybrid-kernel", "hybrid-direct", "tree-kernel", "tree-direct"),
+            entry="kvcheck.core.targets.sglang.index_moves:IndexMoves",
+            shows="lists that a tree keeps stay on their side and keep their values while copies move theirs",
+        ),
+        ProbeRow(
+            name="state-lengths",
+            scenario="pd-transfer",
+            subjects=("nsa", "swa"),
+            entry="kvcheck.core.targets.sglang.state_lengths:StateLengths",
+            shows="state lists of different lengths fail their own request on both sides, and nobody else's",
+        ),
+        ProbeRow(
+            name="agreement",
+            scenario="nvlink-aux",
+            subjects=("metadata", "everything"),
+            entry="kvcheck.core.targets.sglang.agreement:Agreement",
+            shows="ranks commit the same requests at the same poll, and what they commit is all there",
+        ),
     ),
 )

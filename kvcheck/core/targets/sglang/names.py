@@ -42,5 +42,26 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "layers.counter": ("sglang.srt.managers.cache_controller:LayerDoneCounter",),
     # What has to be published before pools can be made; absent where nothing has to be.
     "server.args": ("sglang.srt.server_args:ServerArgs",),
+    "server.variables": ("sglang.srt.environ:envs",),
     "server.publish": ("sglang.srt.server_args:set_global_server_args_for_scheduler",),
+    # The two sides of a transfer. State lists became lists of lists, one a kind.
+    "transfer.manager": ("sglang.srt.disaggregation.mooncake.conn:MooncakeKVManager",),
+    "transfer.info": ("sglang.srt.disaggregation.mooncake.conn:TransferInfo",),
+    "transfer.chunk": (
+        "sglang.srt.disaggregation.mooncake.conn:TransferKVChunk",
+        "sglang.srt.disaggregation.common.utils:TransferKVChunk",
+    ),
+    "transfer.peer": ("sglang.srt.disaggregation.mooncake.conn:KVArgsRegisterInfo",),
+    "transfer.poll": ("sglang.srt.disaggregation.base.conn:KVPoll",),
+    "transfer.kinds": ("sglang.srt.disaggregation.base.conn:StateType",),
+    "transfer.custom-pool": ("sglang.srt.disaggregation.mooncake.utils:check_mooncake_custom_mem_pool_enabled",),
+    "transfer.queue": ("sglang.srt.disaggregation.decode:DecodeTransferQueue",),
+    "transfer.queued": ("sglang.srt.disaggregation.decode:DecodeRequest",),
+    # The host tier: controllers, the tree over the plain one, and what a hybrid model's tree hands over.
+    "hicache.controller": ("sglang.srt.managers.cache_controller:HiCacheController",),
+    "hicache.hybrid": (f"{_MEM}.hybrid_cache.hybrid_cache_controller:HybridCacheController",),
+    "hicache.tree": (f"{_MEM}.hiradix_cache:HiRadixCache",),
+    "hicache.node": (f"{_MEM}.radix_cache:TreeNode",),
+    "hicache.transfer": (f"{_MEM}.hicache_storage:PoolTransfer",),
+    "hicache.pool-name": (f"{_MEM}.hicache_storage:PoolName",),
 }

@@ -1,0 +1,55 @@
+"""Bare: what a transfer manager holds when it is made without its start-up, in any release.
+
+Invariants:
+- One rank, nothing optional: what a release asks for beyond this ends the probe by its name, and is never made up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from typing import Any
+
+
+def plain_manager() -> dict[str, Any]:
+    """What a manager of one rank without extras holds, in any release."""
+    ones = ("attn_tp_size", "attn_cp_size", "attn_dp_size", "state_tp_size", "pp_size", "dcp_size", "kv_shard_size")
+    zeros = ("attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "pp_rank", "dcp_rank", "kv_shard_rank", "bootstrap_port")
+    off = (
+        "is_hybrid_mla_backend",
+        "enable_custom_mem_pool",
+        "enable_staging",
+        "enable_trace",
+        "enable_deferred_decode_kv_release",
+        "enable_failed_session_probe",
+        "defer_decode_allocation",
+        "_stopped",
+    )
+    none = ("custom_mem_pool_type", "deferred_bootstrap", "_staging_handler", "_staging_ctx", "_dcp_pack_buffers")
+    tables = (
+        "decode_kv_args_table",
+        "failed_session_probes",
+        "failure_records",
+        "prefill_response_tracker",
+        "req_to_decode_prefix_len",
+        "request_status",
+        "required_prefill_response_num_table",
+        "state_layout_rejections",
+        "transfer_infos",
+        "_deferred_ack_targets",
+    )
+    counters = ("session_failures", "_staging_outstanding")
+    sets = ("failed_sessions", "state_strides_validated", "_deferred_ack_poisoned_rooms")
+    return {
+        **dict.fromkeys(ones, 1),
+        **dict.fromkeys((*zeros, "max_transfer_batch_indices"), 0),
+        **dict.fromkeys(off, False),
+        **dict.fromkeys(none),
+        **{name: {} for name in tables},
+        **{name: defaultdict(int) for name in counters},
+        **{name: set() for name in sets},
+        **{name: threading.Lock() for name in ("session_lock", "failure_lock")},
+        "_worker_threads": [],
+        "_make_worker_recv": lambda socket, *_: socket.recv_multipart,
+        "_start_heartbeat_checker_thread": lambda: None,
+    }

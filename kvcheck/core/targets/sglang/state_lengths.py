@@ -1,0 +1,165 @@
+"""Probe state-lengths: states sent with a list of rows that is longer or shorter than the receiving side's list.
+
+Two requests go through one worker, the second behind the first. The first one's lists differ: at the end, or at the
+start, where the two sides begin their windows at different pages; either side's may be the longer one.
+
+Invariants:
+- A row of state is written by position: what lands in a row says which position it belongs to.
+- The control sends lists of equal length by the same calls.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kvcheck.core.targets.engines.guard import CannotDrive, Fault
+from kvcheck.core.targets.engines.probe import Rig
+from kvcheck.core.targets.engines.tensors import Held
+from kvcheck.core.targets.sglang.peers import NEEDS, Link, Memory, Peers, Sent, Target
+from kvcheck.core.targets.sglang.pools import PAGES, Bench, bench, pool_names
+
+UNIT = {"nsa": "page", "swa": "window"}
+KINDS = {"nsa": ("nsa", "dsa"), "swa": ("swa",)}
+UNEQUAL, BEHIND, OTHER = 1, 2, 3
+"""Requests: the one whose lists differ, the one behind it, and the owner of every other row of the decode side."""
+CASES = ("prefill longer at the end", "decode longer at the end", "decode begins earlier", "prefill begins earlier")
+
+
+class StateLengths:
+    """transfer_worker with unequal state lists."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """A pool with states, and what a transfer is made of."""
+        return (*NEEDS, *pool_names(subject))
+
+    def control(self, rig: Rig) -> None:
+        """Equal lists: both requests succeed, and every row is there."""
+        pair = Pair(rig)
+        rows = 3 + rig.mix.below(3)
+        pair.send(range(rows), range(rows), rows)
+        pair.check_success(UNEQUAL, range(rows), "sent with equal lists")
+        pair.check_success(BEHIND, range(rows), "sent behind one with equal lists")
+        pair.check_others("beside states that were sent with equal lists")
+
+    def measure(self, rig: Rig) -> None:
+        """Lists that differ by one row or more."""
+        case = CASES[rig.schedule % len(CASES)]
+        rows = 3 + rig.mix.below(3)
+        more = 1 + rig.mix.below(rows - 1)
+        whole, cut = range(rows), range(rows - more) if case.endswith("end") else range(more, rows)
+        ours, theirs = (whole, cut) if case.startswith("prefill") else (cut, whole)
+        pair = Pair(rig)
+        died = pair.send(ours, theirs, rows)
+        rig.judge.count("requests", 2)
+        rig.judge.count("transfers", 2)
+        what = f"state lists of {len(ours)} rows at the prefill side and {len(theirs)} at the decode side ({case})"
+        if died is not None:
+            text = (
+                f"{what}: the transfer worker died of it: {died.text} ({died.where}); nobody's request is sent any more"
+            )
+            rig.judge.find("KV902", "liveness", text, lane="worker", request=UNEQUAL)
+        pair.judge_unequal(what, theirs)
+        pair.check_lists(what)
+        pair.check_others(what)
+        if died is None:
+            pair.check_success(BEHIND, range(rows), f"sent behind one with {what}")
+
+
+class Pair:
+    """A prefill pool and a decode pool of one family, with content, and what lies between."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig, self._judge, self._unit = rig, rig.judge, UNIT[rig.subject]
+        self._ours, self._theirs = bench(rig, rig.subject), bench(rig, rig.subject)
+        memories = []
+        for made in (self._ours, self._theirs):
+            states = made.pool.get_state_buf_infos()
+            memories.append(Memory(pages=made.pool.get_contiguous_buf_infos(), states=states))
+        flat = rig.subject == "nsa"
+        self.peers = Peers(rig, Link(), memories[0], memories[1:], kinds=KINDS[rig.subject], flat=flat)
+        self._lists: dict[int, tuple[list[int], list[int]]] = {}
+        self._kept: dict[int, tuple[list[int], list[int]]] = {}
+        self._window: dict[int, range] = {}
+
+    def send(self, ours: range, theirs: range, rows: int) -> Fault | None:
+        """The unequal request and the one behind it. What the worker died of."""
+        total = self._rows(self._theirs)
+        self._theirs.stamps.write(OTHER, self._unit, range(1, total))
+        free = [*range(1, min(total, PAGES))]
+        scatter = self._rig.mix.chance(1, 2)
+        requests = []
+        for request, (left, right) in ((UNEQUAL, (ours, theirs)), (BEHIND, (range(rows), range(rows)))):
+            source = [1 + (request - 1) * 6 + at for at in range(rows)]
+            target = [free.pop(self._rig.mix.below(len(free)) if scatter else 0) for _ in range(rows)]
+            self._ours.stamps.write(request, self._unit, source)
+            lists = [source[at] for at in left], [target[at] for at in right]
+            self._lists[request], self._kept[request] = lists, (list(lists[0]), list(lists[1]))
+            self._window[request] = right
+            page = (request,)
+            sent = Sent(room=request, pages=page, slot=0, states=lists[0], targets=(Target(page, 0, lists[1]),))
+            requests.append(sent)
+        died = self.peers.send(requests)
+        lost = self.peers.deliver(0)
+        if lost is not None:
+            raise CannotDrive(f"the receive loop died: {lost.text} ({lost.where})")
+        self._judge.note(f"{self.peers.link.moved_bytes} bytes moved, {self.peers.link.refused} writes refused")
+        return died
+
+    def judge_unequal(self, what: str, theirs: range) -> None:
+        """Both sides say Failed, with both lengths; or Success, with every row of the receiving list in place."""
+        sides = {"prefill": self.peers.sender, "decode": self.peers.ranks[0]}
+        states = {side: self.peers.status(manager, UNEQUAL) for side, manager in sides.items()}
+        if "Success" in states.values():
+            told = ", ".join(f"{side} says {status}" for side, status in states.items())
+            text = f"{what}: nobody failed the request ({told}); rows were left out or written by another length"
+            self._judge.find("KV301", "contract", text, lane="lengths", request=UNEQUAL)
+            self.check_rows(UNEQUAL, theirs, f"Success with {what}")
+            return
+        if states["prefill"] != states["decode"]:
+            text = f"{what}: prefill says {states['prefill']}, decode says {states['decode']}; one of them waits"
+            self._judge.find("KV301", "contract", text, lane="sides", request=UNEQUAL)
+        reasons = [self.peers.reason(manager, UNEQUAL) for manager in sides.values()]
+        lengths = [str(len(each)) for each in self._kept[UNEQUAL]]
+        if not any(all(length in reason for length in lengths) for reason in reasons):
+            self._judge.note(f"failed without both lengths in the reason: {reasons}")
+
+    def check_success(self, request: int, theirs: range, when: str) -> None:
+        """Success on both sides, and every row in place."""
+        for side, manager in (("prefill", self.peers.sender), ("decode", self.peers.ranks[0])):
+            status = self.peers.status(manager, request)
+            if status != "Success":
+                text = f"request {request}, {when}: {side} says {status}, expected Success"
+                self._judge.find("KV901", "liveness", text, lane=side, request=request)
+        self.check_rows(request, theirs, when)
+
+    def check_rows(self, request: int, theirs: range, when: str) -> None:
+        """The rows of the receiving list hold the positions that they stand for."""
+        for held in self._held():
+            ids = self._kept[request][1]
+            seen = held.rows[torch.as_tensor(ids)]
+            self._judge.compare(held, seen, request=request, positions=list(theirs), ids=ids, when=when)
+
+    def check_lists(self, what: str) -> None:
+        """The requests' own lists are as they were handed over."""
+        for request, lists in self._lists.items():
+            for side, seen, kept in zip(("prefill", "decode"), lists, self._kept[request], strict=True):
+                if seen != kept:
+                    text = f"{what}: the {side} list of request {request} was {kept} and is {seen} after the transfer"
+                    self._judge.find("KV303", "contract", text, lane=side, request=request)
+
+    def check_others(self, when: str) -> None:
+        """No row of anybody else was written."""
+        taken = {row for _, targets in self._kept.values() for row in targets}
+        ids = [row for row in range(1, self._rows(self._theirs)) if row not in taken]
+        for held in self._held():
+            seen = held.rows[torch.as_tensor(ids)]
+            at = [row - 1 for row in ids]
+            self._judge.compare(
+                held, seen, request=OTHER, positions=at, ids=ids, when=f"somebody else's, {when}", code="KV403"
+            )
+
+    def _held(self) -> list[Held]:
+        return [held for held in self._theirs.stamps.found.held if held.unit == self._unit]
+
+    def _rows(self, made: Bench) -> int:
+        return min(len(held.rows) for held in made.stamps.found.held if held.unit == self._unit)
