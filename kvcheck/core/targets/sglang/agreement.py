@@ -257,6 +257,7 @@ class Scene:
             "enable_host_receive": False,
             "enable_deferred_kv_release": False,
             "_release_request": lambda *_: None,
+            "_clean_hicache_prefetch_resources": lambda *_: None,
         }
         for name, value in own.items():
             setattr(queue, name, value)

@@ -53,6 +53,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "transfer.peer": ("sglang.srt.disaggregation.mooncake.conn:KVArgsRegisterInfo",),
     "transfer.poll": ("sglang.srt.disaggregation.base.conn:KVPoll",),
+    "transfer.mode": ("sglang.srt.disaggregation.utils:DisaggregationMode",),
     "transfer.kinds": ("sglang.srt.disaggregation.base.conn:StateType",),
     "transfer.custom-pool": ("sglang.srt.disaggregation.mooncake.utils:check_mooncake_custom_mem_pool_enabled",),
     "transfer.queue": ("sglang.srt.disaggregation.decode:DecodeTransferQueue",),

@@ -182,6 +182,9 @@ class Peers:
         self._waiting = poll.WaitingForInput
         own = {**plain_manager(), "engine": link, "is_mla_backend": self._flat}
         own["kv_args"] = self._arguments(memory)
+        if names.has("transfer.mode"):
+            mode = names["transfer.mode"]
+            own["disaggregation_mode"] = mode.PREFILL if name == PREFILL else mode.DECODE
         own["_connect"] = lambda endpoint, *_, **__: link.wire(endpoint)
         own["_send_multipart_locked"] = lambda endpoint, parts, *_, **__: link.send(endpoint, parts)
         if names.has("transfer.custom-pool"):
