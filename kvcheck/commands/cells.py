@@ -112,6 +112,18 @@ def run_cell(
     yield Report(cell=number, reason=gap)
 
 
+def _in_time(order: Order) -> Iterator[tuple[Plan, float]]:
+    """The schedules of a cell and when each begins, until its time is up."""
+    from kvcheck.core.stress.engine import schedules
+
+    began = time.monotonic()
+    for each in schedules(order.plan, order.schedules):
+        started = time.monotonic()
+        if order.max_time_s is not None and started - began > order.max_time_s:
+            return
+        yield each, started
+
+
 def engine_of(plan: Plan) -> StressEngine:
     """An engine with what the plan has under test."""
     from kvcheck.core.stress.engine import StressEngine
@@ -126,16 +138,12 @@ def engine_of(plan: Plan) -> StressEngine:
 def _run_delayed(number: int, order: Order) -> Iterator[Report]:
     """A cell of a device under delays: each schedule runs without them and with them, and both are judged."""
     from kvcheck.core.stress.delayed import Rates, check_operations, run_both
-    from kvcheck.core.stress.engine import evidence_gap, schedules
+    from kvcheck.core.stress.engine import evidence_gap
 
     engine = engine_of(order.plan)
     check_operations(engine, order.plan)
     rates, total, failed = Rates(), Evidence(schedules=0), False
-    began = time.monotonic()
-    for each in schedules(order.plan, order.schedules):
-        started = time.monotonic()
-        if order.max_time_s is not None and started - began > order.max_time_s:
-            break
+    for each, started in _in_time(order):
         free, held = run_both(engine, each)
         rates, total = rates.plus(free, held), total.plus(held.evidence)
         broken = next(iter((*free.broken_oracles, *held.broken_oracles)), None)
@@ -157,16 +165,12 @@ def _run_delayed(number: int, order: Order) -> Iterator[Report]:
 
 def _run_processes(number: int, order: Order, processes: ProcessEngine | None) -> Iterator[Report]:
     """A cell whose ranks are processes: each schedule runs all of them once."""
-    from kvcheck.core.stress.engine import evidence_gap, schedules
+    from kvcheck.core.stress.engine import evidence_gap
     from kvcheck.core.stress.processes.engine import ProcessEngine
 
     engine = processes or ProcessEngine()
     total = Evidence(schedules=0)
-    began = time.monotonic()
-    for each in schedules(order.plan, order.schedules):
-        started = time.monotonic()
-        if order.max_time_s is not None and started - began > order.max_time_s:
-            break
+    for each, started in _in_time(order):
         outcome = engine.run(each)
         total = total.plus(outcome.evidence)
         yield Report(
@@ -185,13 +189,7 @@ def _run_processes(number: int, order: Order, processes: ProcessEngine | None) -
 
 def _run_probe(number: int, order: Order, installed: EngineRunner) -> Iterator[Report]:
     """A cell of an installed engine: each schedule is asked of its child."""
-    from kvcheck.core.stress.engine import schedules
-
-    began = time.monotonic()
-    for each in schedules(order.plan, order.schedules):
-        started = time.monotonic()
-        if order.max_time_s is not None and started - began > order.max_time_s:
-            break
+    for each, started in _in_time(order):
         reply = installed.run(each)
         yield Report(
             cell=number,
