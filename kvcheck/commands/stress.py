@@ -55,7 +55,10 @@ Ranks = Annotated[
 ]
 
 Target = Annotated[
-    str, typer.Option(metavar="NAME[:VENV]", help="What is under test: builtin, or sglang in the environment VENV.")
+    str,
+    typer.Option(
+        metavar="NAME[:VENV]", help="What is under test: builtin, or an installed engine; see kvcheck list targets."
+    ),
 ]
 
 Bind = Annotated[str, typer.Option(help="Under torchrun: this machine's address, or auto for the one towards rank 0.")]

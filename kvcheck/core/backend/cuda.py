@@ -149,7 +149,7 @@ class CudaBackend:
         after: Sequence[Signal] = (),
     ) -> Signal:
         """Launch the parts on the lane's stream, behind `after`."""
-        if self._captures.open is not None and self._captures.covers(lane):
+        if self._captures.covers(lane):
             return self._captures.take(operation, reads, writes)
         for signal in after:
             self._wait_on_lane(signal, lane)

@@ -111,7 +111,7 @@ class SimulatedBackend(HostMemory):
         after: Sequence[Signal] = (),
     ) -> Signal:
         """Queue the operation, then let the chooser run whatever it likes."""
-        if self._captures.open is not None and self._captures.covers(lane):
+        if self._captures.covers(lane):
             return self._captures.take(operation, reads, writes)
         for signal in after:
             self._queue_wait(signal, lane)

@@ -110,7 +110,8 @@ def tally(records: Sequence[RunRecord]) -> Tally:
     return Tally(
         runs=len(records),
         verdicts=sum(
-            len(record.mutants) + sum(row.id not in _measured(record) for row in record.scenarios) for record in records
+            len(record.mutants) + sum(row.id not in measured for row in record.scenarios)
+            for record, measured in ((record, _measured(record)) for record in records)
         ),
         words_verified=sum(sum(record.evidence.words_verified.values()) for record in records),
         bench_rows=sum(len(record.bench) for record in records),
