@@ -23,7 +23,7 @@ import pytest
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "kvcheck"
 
-BASE = frozenset({"core.errors", "core.paging", "core.registry", "core.record", "core.codes", "core.rounds"})
+BASE = frozenset(f"core.{name}" for name in ("errors", "paging", "registry", "record", "codes", "bugs", "rounds"))
 RUN_PARTS = ("kernels", "core.backend", "core.pools", "core.offload", "core.hicache", "core.transfer", "core.scheduler")
 JUDGED_PARTS = (*RUN_PARTS, "core.targets", "core.workload")
 ENGINES = ("core.targets.sglang", "core.targets.vllm", "core.targets.lmcache")
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.paging": ((), "BASE"),
     "core.registry": ((), "BASE"),
     "core.codes": ((), "BASE"),
+    "core.bugs": ((), "BASE"),
     "core.record": ((), "BASE: reports read it without loading what was measured"),
     "core.rounds": ((), "BASE: what a benchmark measures and what a gate says of it count alike"),
     "core.backend": (("kernels",), "runs operations, knows nothing of pools"),

@@ -330,7 +330,7 @@ def test_report_refuses_before_it_writes(options: list[str], complaint: str, tmp
 
 def test_report_of_several_runs_refuses_a_file(tmp_path: Path) -> None:
     names = [str(RunStore(tmp_path).save(record)) for record in (FAILED, PASSED)]
-    result = CliRunner().invoke(APP, [*names, "-o", f"html={tmp_path / 'all.html'}"])
+    result = CliRunner().invoke(APP, [*names, "-o", f"json={tmp_path / 'all.json'}"])
     assert isinstance(result.exception, UsageError)
     assert "2 runs need a folder" in str(result.exception)
 

@@ -49,6 +49,38 @@ def engine_plans(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Pl
     return plans
 
 
+def plan_facts(plans: list[Plan]) -> dict[str, object]:
+    """What the record's plan says of the cells: their first lines, and of an engine's what each is about."""
+    from kvcheck.core.targets.installed import is_engine
+
+    lines = [plan.line() for plan in plans]
+    if not any(is_engine(plan.target) for plan in plans):
+        return {"cells": lines}
+    from kvcheck.core.stress.engines import probe_of
+
+    return {"cells": lines, "shows": {f"{plan.scenario}/{plan.shape}": probe_of(plan)[0].shows for plan in plans}}
+
+
+def not_exercised(base: Plan, plans: list[Plan]) -> list[str]:
+    """Scenarios that no probe of the engine tries, and probes that this run leaves out; one line each at most."""
+    from kvcheck.core.targets.installed import is_engine
+
+    if not is_engine(base.target):
+        return []
+    from kvcheck.core.stress.engines import probe_plans
+    from kvcheck.core.stress.scenarios import SCENARIOS
+
+    every = [(plan.scenario, plan.shape) for plan in probe_plans(base, [], [])]
+    lacking = [name for name in SCENARIOS.names() if name not in {scenario for scenario, _ in every}]
+    left = [f"{scenario}/{shape}" for scenario, shape in every if (scenario, shape) not in {*_keys(plans)}]
+    lines = [f"not exercised: {', '.join(lacking)}: no probe of {base.target} tries them"] if lacking else []
+    return lines + ([f"not exercised: left out by what was named: {', '.join(left)}"] if left else [])
+
+
+def _keys(plans: list[Plan]) -> list[tuple[str, str]]:
+    return [(plan.scenario, plan.shape) for plan in plans]
+
+
 @contextmanager
 def installed_engine(plan: Plan) -> Iterator[EngineRunner | None]:
     """The plan's engine, ready; None for a target of kvcheck's own. Raises UnknownVerdict."""

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from kvcheck.commands.terminal import say
 from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.record import RunRecord, read_record
-from kvcheck.core.report import WRITERS, Writer, destinations
+from kvcheck.core.registry import Registry
+from kvcheck.core.report import COMPARISON_WRITERS, WRITERS, destinations
 from kvcheck.core.report.store import check_writable, find_run, make_folder
+
+T = TypeVar("T")
 
 RUNS_FOLDER = Path("reports/runs")
 
@@ -36,13 +39,14 @@ def report(
     runs: Annotated[list[str], typer.Argument(help="Run id, unique start of one, folder, or run.json.")],
     output: Annotated[
         list[str] | None,
-        typer.Option("--output", "-o", metavar="FORMAT=PATH", help="html, csv or json, and where to; repeatable."),
+        typer.Option("--output", "-o", metavar="FORMAT=PATH", help="html, csv, json or md, and where to; repeatable."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = RUNS_FOLDER,
 ) -> None:
-    """Write HTML, CSV and JSON reports of runs.
+    """Write HTML, CSV and JSON reports of runs, or one page of several runs.
 
-    Without -o: report.html and the CSV tables, beside the run.json they are made from.
+    Without -o: report.html and the CSV tables, beside the run.json they are made from. Several runs of kvcheck stress
+    and the name of a file (html, csv or md): one page of all of them, releases by bugs.
 
     Examples:
 
@@ -51,16 +55,22 @@ def report(
       kvcheck report 20260102 -o html=report.html -o csv=run.csv
 
       kvcheck report runs/a runs/b -o html=pages
+
+      kvcheck report runs/a runs/b -o html=releases.html -o md=releases.md
     """
-    targets = report_targets(output)
+    targets = [_target(text, (WRITERS, COMPARISON_WRITERS)) for text in output or ()]
     found = list(dict.fromkeys(find_run(name, out) for name in runs))
     records = [(path, read_record(path)) for path in found]
-    jobs = _jobs(records, targets) if targets else _beside(records)
-    for folder in {path for _, path in targets} if len(records) > 1 else ():
+    joint = [target for target in targets if _is_joint(*target, len(records))]
+    apart = [target for target in targets if target not in joint]
+    jobs = _jobs(records, apart) if targets else _beside(records)
+    for folder in {path for _, path in apart} if len(records) > 1 else ():
         make_folder(folder)
-    check_jobs(jobs, sources=found)
+    check_jobs([(job.format_name, job.path) for job in jobs] + joint, sources=found)
+    if joint:
+        _compare(records, joint)
     for job in jobs:
-        _writer(job.format_name)(job.record, job.path)
+        loaded(WRITERS, job.format_name)(job.record, job.path)
         say(str(job.path))
 
 
@@ -69,11 +79,29 @@ def report_targets(output: list[str] | None) -> list[tuple[str, Path]]:
     return [_target(text) for text in output or ()]
 
 
+def _is_joint(format_name: str, path: Path, runs: int) -> bool:
+    """Whether one file is to hold all runs: markdown has no page of a single one, others by a file's name."""
+    is_file = path.is_file() or path.suffix.lower() == f".{format_name}"
+    return format_name not in WRITERS.names() or (
+        runs > 1 and is_file and not path.is_dir() and format_name in COMPARISON_WRITERS.names()
+    )
+
+
+def _compare(records: list[tuple[Path, RunRecord]], targets: list[tuple[str, Path]]) -> None:
+    from kvcheck.core.report.comparison import compare
+
+    comparison = compare([record for _, record in records])
+    for format_name, path in targets:
+        loaded(COMPARISON_WRITERS, format_name)(comparison, path)
+        say(str(path))
+
+
 def check_targets(targets: list[tuple[str, Path]]) -> None:
     """Before a run: all that -o asks for can be written, UsageError if not; UnknownVerdict if a library is missing."""
     _refuse_collisions(targets)
     for format_name, path in targets:
-        _writer(format_name)
+        writers: Registry[Any] = WRITERS if format_name in WRITERS.names() else COMPARISON_WRITERS
+        loaded(writers, format_name)
         for file in destinations(format_name, path):
             check_writable(file)
 
@@ -93,7 +121,7 @@ def write_reports(
     problems = []
     for job in jobs:
         try:
-            _writer(job.format_name)(job.record, job.path)
+            loaded(WRITERS, job.format_name)(job.record, job.path)
         except (UsageError, UnknownVerdict) as error:
             problems.append(f"no {job.format_name} report at {job.path}: {error}")
         else:
@@ -101,21 +129,22 @@ def write_reports(
     return page, tuple(problems)
 
 
-def _writer(format_name: str) -> Writer:
+def loaded(writers: Registry[T], format_name: str) -> T:
     """The writer of a format. Raises UnknownVerdict if a library that it needs is missing or broken."""
     try:
-        return WRITERS.load(format_name)
+        return writers.load(format_name)
     except ImportError as error:
         fix = f"pip install {error.name.partition('.')[0]}" if error.name else "kvcheck doctor"
         raise UnknownVerdict(f"format {format_name} is not usable here: {error}; next: {fix}") from error
 
 
-def _target(text: str) -> tuple[str, Path]:
+def _target(text: str, known: tuple[Registry[Any], ...] = (WRITERS,)) -> tuple[str, Path]:
     """The two halves of FORMAT=PATH. Raises UsageError for anything else."""
     format_name, equals, path = text.partition("=")
     if not equals or not path:
         raise UsageError(f"-o {text!r}: expected FORMAT=PATH, for example -o html=report.html")
-    WRITERS.require(format_name)
+    if not any(format_name in writers.names() for writers in known):
+        known[0].require(format_name)
     return format_name, Path(path)
 
 
@@ -143,9 +172,8 @@ def _jobs(records: list[tuple[Path, RunRecord]], targets: list[tuple[str, Path]]
     ]
 
 
-def check_jobs(jobs: list[Job], *, sources: list[Path]) -> None:
+def check_jobs(targets: list[tuple[str, Path]], *, sources: list[Path]) -> None:
     """Raise UsageError or UnknownVerdict unless each report can be made and written, and no record is overwritten."""
-    targets = [(job.format_name, job.path) for job in jobs]
     records = {path.resolve() for path in sources}
     for format_name, path in targets:
         for file in destinations(format_name, path):

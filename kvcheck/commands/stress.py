@@ -17,7 +17,7 @@ import typer
 from kvcheck.commands.cells import Order, Report, run_orders
 from kvcheck.commands.closing import close
 from kvcheck.commands.crew import crew_of, find_place, serve_place
-from kvcheck.commands.engines import engine_facts, engine_plans, installed_engine
+from kvcheck.commands.engines import engine_facts, engine_plans, installed_engine, not_exercised, plan_facts
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     FORMATS,
@@ -110,7 +110,7 @@ def stress(
         argv=[*ctx.obj],
         repro=_repro([*ctx.obj], drawn, seed),
         seed=drawn,
-        plan={"schedules": wanted, "max_time_s": max_time, "cells": [plan.line() for plan in plans]},
+        plan={"schedules": wanted, "max_time_s": max_time, **plan_facts(plans)},
         out=out,
         quiet=format_name == "json",
     )
@@ -125,6 +125,7 @@ def stress(
         session.cells[_cell_id(plan)] = kept.get(_cell_id(plan)) or Cell(_cell_id(plan), plan.shape, wanted)
     with installed_engine(base) as engine, crew_of(place) as processes:
         session.facts |= engine_facts(engine)
+        session.warnings += not_exercised(base, plans)
         for line in (_head(session, drawn, plans, workers, engine), ""):
             session.say(line)
         interrupted = _collect(session, orders, workers, processes, engine, is_bounded=limit is not None)

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvcheck.core.record import RunRecord
 from kvcheck.core.registry import Registry
 from kvcheck.core.report.gate_result import GateResult
+
+if TYPE_CHECKING:
+    from kvcheck.core.report.comparison import ComparisonWriter
 
 Writer = Callable[[RunRecord, Path], None]
 
@@ -36,6 +40,15 @@ GATE_WRITERS: Registry[GateWriter] = Registry(
     },
 )
 
+COMPARISON_WRITERS: Registry[ComparisonWriter] = Registry(
+    "format of a comparison",
+    {
+        "csv": "kvcheck.core.report.comparison_to_csv:write",
+        "md": "kvcheck.core.report.comparison_to_md:write",
+        "html": "kvcheck.core.report.comparison_to_html:write",
+    },
+)
+
 # What a writer puts into a folder. Kept here, so that a path can be checked without loading a writer.
 FILES = {
     "json": ("run.json",),
@@ -46,6 +59,6 @@ FILES = {
 
 def destinations(format_name: str, path: Path) -> tuple[Path, ...]:
     """The files that the writer of a format replaces when it is given `path`."""
-    if path.is_dir() or (format_name == "csv" and path.suffix.lower() != ".csv"):
+    if (path.is_dir() and format_name in FILES) or (format_name == "csv" and path.suffix.lower() != ".csv"):
         return tuple(path / name for name in FILES[format_name])
     return (path,)

@@ -32,8 +32,8 @@ def render(result: GateResult) -> str:
     for name, text, details in sections(result):
         lines += [f"- **{name}**: {escaped(text)}", *(f"  - detail: {line}" for line in _first(details))]
     if result.rows:
-        lines += ["", _table_line(HEADINGS), "|" + " --- |" * len(HEADINGS)]
-        lines += [_table_line(cells(row)) for row in result.rows[:MOST_LINES]]
+        lines += ["", table_line(HEADINGS), "|" + " --- |" * len(HEADINGS)]
+        lines += [table_line(cells(row)) for row in result.rows[:MOST_LINES]]
         if len(result.rows) > MOST_LINES:
             lines += ["", f"{len(result.rows) - MOST_LINES} more rows in the JSON"]
     return "\n".join(lines) + "\n"
@@ -50,5 +50,6 @@ def _first(lines: Sequence[str]) -> list[str]:
     return [escaped(line) for line in lines[:MOST_LINES]] + more
 
 
-def _table_line(texts: Sequence[str]) -> str:
+def table_line(texts: Sequence[str]) -> str:
+    """A row of a table."""
     return "| " + " | ".join(escaped(text) for text in texts) + " |"

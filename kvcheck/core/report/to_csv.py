@@ -70,9 +70,14 @@ def combined(record: RunRecord) -> str:
 
 
 def _csv(record: RunRecord, columns: Sequence[str], rows: Sequence[Row]) -> str:
+    return csv_text(("run_id", *columns), [[record.run_id, *(row.get(name) for name in columns)] for row in rows])
+
+
+def csv_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table as CSV, its texts made safe for a spreadsheet."""
     # dtype object keeps 3 from becoming 3.0 in a column that also holds None.
-    cells = [[_safe(cell) for cell in (record.run_id, *(row.get(name) for name in columns))] for row in rows]
-    frame = pandas.DataFrame(cells, columns=["run_id", *columns], dtype=object)
+    cells = [[_safe(cell) for cell in row] for row in rows]
+    frame = pandas.DataFrame(cells, columns=[*columns], dtype=object)
     return str(frame.to_csv(index=False, lineterminator="\n"))
 
 

@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import base64
-import dataclasses
 import gzip
 import hashlib
 import json
@@ -24,10 +23,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from kvcheck.core.codes import CODES
-from kvcheck.core.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.record import Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.prices import all_prices, curves, in_short, price_list, step_us, time_text
-from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import write_text
+from kvcheck.core.report.wording import MARKS, WORST_FIRST, clip, counted, evidence_text, plural, visible, why_text
 from kvcheck.core.report.words_chart import words_svg
 
 FINDINGS_SHOWN = 100
@@ -35,7 +34,6 @@ MESSAGE_CHARS = 2000
 MAP_AXIS = 48
 PLAIN_JSON_BYTES = 100_000
 ANY = "any"
-MARKS = {"pass": "✔", "unknown": "?", "fail": "✘"}
 
 # One letter per kind of finding, for the layer x page maps. The first prefix that fits counts.
 LETTERS = {
@@ -51,7 +49,6 @@ LETTERS = {
     "KV6": ("P", "protocol"),
     "": ("H", "hang, crash or other"),
 }
-WORST_FIRST = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS)
 
 
 def write(record: RunRecord, path: Path) -> None:
@@ -68,7 +65,7 @@ def render(record: RunRecord) -> str:
     words = sorted(record.evidence.words_verified.items(), key=lambda item: (-item[1], item[0]))
     template, style, script = (_part(name) for name in ("page.html.j2", "page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, finalize=_visible)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, finalize=visible)
     return environment.from_string(template).render(
         record=record,
         verdict=record.verdict.value,
@@ -96,11 +93,6 @@ def render(record: RunRecord) -> str:
         encoding=encoding,
         embedded=Markup(embedded),
     )
-
-
-def _visible(value: object) -> object:
-    """What a template prints: text of the record with its control characters escaped, our own markup as it is."""
-    return printable(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _part(name: str) -> str:
@@ -139,21 +131,21 @@ def _banner(record: RunRecord, ordered: tuple[Finding, ...]) -> dict[str, str]:
         known = CODES.get(worst.code)
         title = f" {known.title}" if known else ""
         return {
-            "summary": _count(len(ordered), "finding"),
-            "message": _clip(f"{worst.code}{title}: {worst.message}", 400),
+            "summary": counted(len(ordered), "finding"),
+            "message": clip(f"{worst.code}{title}: {worst.message}", 400),
             "command": worst.replay or record.repro,
         }
     if failing:
         row = failing[0]
         message = f"{row.name}: {row.outcome}{f'; {row.message}' if row.message else ''}"
-        summary = f"{len(failing)} of {_count(len(record.mutants), 'mutant')} not found as expected"
-        return {"summary": summary, "message": _clip(message, 400), "command": row.replay or record.repro}
-    judged = _evidence(record.evidence) or "nothing counted"
+        summary = f"{len(failing)} of {counted(len(record.mutants), 'mutant')} not found as expected"
+        return {"summary": summary, "message": clip(message, 400), "command": row.replay or record.repro}
+    judged = evidence_text(record.evidence) or "nothing counted"
     if record.bench and record.verdict is Verdict.PASS:
-        return {"summary": "price list", "message": _clip(in_short(record.bench), 600), "command": record.repro}
+        return {"summary": "price list", "message": clip(in_short(record.bench), 600), "command": record.repro}
     if record.verdict is Verdict.PASS:
         return {"summary": "no finding", "message": f"Judged: {judged}.", "command": record.repro}
-    return {"summary": "not judged", "message": _clip(_why_not(record), 400), "command": record.repro}
+    return {"summary": "not judged", "message": clip(_why_not(record), 400), "command": record.repro}
 
 
 def _why_not(record: RunRecord) -> str:
@@ -161,7 +153,7 @@ def _why_not(record: RunRecord) -> str:
     for verdict in (Verdict.FAIL, Verdict.UNKNOWN):
         for row in record.scenarios:
             if row.verdict is verdict:
-                return f"{row.id}: {_why(row) or 'no reason was recorded'}"
+                return f"{row.id}: {why_text(row) or 'no reason was recorded'}"
         for mutant in record.mutants:
             if mutant.verdict is verdict:
                 return f"{mutant.name}: {mutant.outcome}; {mutant.message or 'no reason was recorded'}"
@@ -173,12 +165,12 @@ def _why_not(record: RunRecord) -> str:
 def _counts(record: RunRecord) -> list[dict[str, str]]:
     by_verdict = {verdict: sum(row.verdict is verdict for row in record.scenarios) for verdict in WORST_FIRST}
     pairs: list[tuple[str, int]] = [
-        (_plural(len(record.findings), "finding"), len(record.findings)),
-        *((f"{_plural(count, 'scenario')} {verdict.value.upper()}", count) for verdict, count in by_verdict.items()),
+        (plural(len(record.findings), "finding"), len(record.findings)),
+        *((f"{plural(count, 'scenario')} {verdict.value.upper()}", count) for verdict, count in by_verdict.items()),
     ]
     if record.mutants:
         killed = sum(row.verdict is Verdict.PASS for row in record.mutants)
-        pairs.append((f"of {_count(len(record.mutants), 'mutant')} found as expected", killed))
+        pairs.append((f"of {counted(len(record.mutants), 'mutant')} found as expected", killed))
     pairs += [("schedules", record.evidence.schedules), ("events", record.evidence.events)]
     if record.evidence.words_verified:
         pairs.append(("words verified", sum(record.evidence.words_verified.values())))
@@ -190,29 +182,11 @@ def _scenario(row: ScenarioResult) -> dict[str, str]:
         "verdict": row.verdict.value,
         "id": row.id,
         "shape": row.shape,
-        "why": _why(row),
+        "why": why_text(row),
         "schedules": f"{row.schedules:,}",
-        "evidence": _evidence(row.evidence, but=("schedules",)) or "n/a",
+        "evidence": evidence_text(row.evidence, but=("schedules",)) or "n/a",
         "duration": f"{row.duration_s:.1f} s",
     }
-
-
-def _why(row: ScenarioResult) -> str:
-    known = CODES.get(row.code or "")
-    named = f"{row.code} {known.title}" if known else row.code
-    return ": ".join(part for part in (named, row.reason) if part)
-
-
-def _evidence(evidence: Evidence, but: tuple[str, ...] = ()) -> str:
-    """The counts that apply, in words."""
-    parts = []
-    for field in dataclasses.fields(Evidence):
-        value = getattr(evidence, field.name)
-        if field.name == "words_verified":
-            parts += [f"{sum(value.values()):,} words verified"] if value else []
-        elif value is not None and field.name not in but:
-            parts.append(f"{value:,} {field.name.replace('_', ' ')}")
-    return ", ".join(parts)
 
 
 def _cards(findings: tuple[Finding, ...], repro: str) -> list[dict[str, str]]:
@@ -232,12 +206,12 @@ def _cards(findings: tuple[Finding, ...], repro: str) -> list[dict[str, str]]:
                 "title": known.title if known else "unknown code",
                 "meaning": known.meaning if known else "This version does not know the code.",
                 "scenario": " · ".join(part for part in (finding.scenario, finding.shape) if part),
-                "message": _clip(finding.message, MESSAGE_CHARS),
+                "message": clip(finding.message, MESSAGE_CHARS),
                 "where": _where(finding),
                 "whose": _whose(finding),
                 "oracle": finding.oracle,
                 "replay": finding.replay or repro,
-                "minimal": _clip(json.dumps(finding.minimal, indent=1, ensure_ascii=False), MESSAGE_CHARS)
+                "minimal": clip(json.dumps(finding.minimal, indent=1, ensure_ascii=False), MESSAGE_CHARS)
                 if finding.minimal
                 else "",
             }
@@ -357,15 +331,3 @@ def _plain(value: object) -> str:
     if value is None:
         return "n/a"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _clip(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {_plural(number, noun)}"
-
-
-def _plural(number: int, noun: str) -> str:
-    return noun if number == 1 else f"{noun}s"

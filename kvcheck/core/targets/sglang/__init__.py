@@ -33,7 +33,7 @@ SGLANG: Final = EngineSpec(
             scenario="retract-resume",
             subjects=_POOLS,
             entry="kvcheck.core.targets.sglang.retract:Retract",
-            shows="the same through Req.offload_kv_cache and load_kv_cache, with the scheduler's allocator and rows",
+            shows="all of a pool comes back by Req.offload_kv_cache and load_kv_cache, with real allocator and rows",
         ),
         ProbeRow(
             name="metadata",

@@ -1,0 +1,216 @@
+"""Comparison: several runs of `kvcheck stress` beside each other, releases by bugs.
+
+Invariants:
+- A row that a run of the same engine lacks is "not run" there and leaves its bug unjudged; it is never a pass.
+- Every cell has the counts that its verdict rests on and a command that gives it again.
+- Runs of different engines share no table: their rows are not the same things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvcheck.core.bugs import bug_of
+from kvcheck.core.errors import UsageError
+from kvcheck.core.record import Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.wording import evidence_text, why_text
+
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One run. label: the release that it judged, made unique by the run's id where two runs judged the same."""
+
+    label: str
+    engine: str
+    version: str
+    run_id: str
+    record: RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One row in one run. verdict None: not run. words: verified; orderings: checked. replay: a command.
+
+    notes: what the run says of this row beside its verdict, such as what of it was not exercised.
+    """
+
+    label: str
+    verdict: Verdict | None
+    codes: tuple[str, ...] = ()
+    text: str = ""
+    evidence: str = ""
+    schedules: int = 0
+    words: int = 0
+    orderings: int = 0
+    replay: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The verdict as it is written."""
+        return NOT_RUN if self.verdict is None else self.verdict.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One scenario and shape. shows: what it is about, where the runs say so; once for rows that share it."""
+
+    id: str
+    shows: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """All rows about one bug. verdicts: one a run: the worst of its rows, and unknown where one was not run."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Worst wins, column by column."""
+        columns = zip(*(row.cells for row in self.rows), strict=True)
+        return tuple(Verdict.worst(cell.verdict or Verdict.UNKNOWN for cell in column) for column in columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Runs of one engine."""
+
+    engine: str
+    columns: tuple[Column, ...]
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All tables; the verdict is the worst of all runs."""
+
+    tables: tuple[Table, ...]
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Every run, in the order of the tables."""
+        return tuple(column for table in self.tables for column in table.columns)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict that any run has, or any bug in it."""
+        judged = [verdict for table in self.tables for group in table.groups for verdict in group.verdicts]
+        return Verdict.worst((*judged, *(column.record.verdict for column in self.columns)))
+
+
+ComparisonWriter = Callable[[Comparison, Path], None]
+
+
+def compare(records: Sequence[RunRecord]) -> Comparison:
+    """The runs beside each other. Raises UsageError for one that judged no scenario."""
+    for record in records:
+        if not record.scenarios:
+            raise UsageError(
+                f"run {record.run_id} judged no scenario, so it cannot be compared: expected runs of kvcheck stress; "
+                "give a folder to -o for one page a run"
+            )
+    columns = _columns(records)
+    engines = dict.fromkeys(column.engine for column in columns)
+    return Comparison(tables=tuple(_table(engine, [c for c in columns if c.engine == engine]) for engine in engines))
+
+
+def _columns(records: Sequence[RunRecord]) -> list[Column]:
+    named = [(*_engine(record), record) for record in records]
+    labels = [f"{engine} {version}" for engine, version, _ in named]
+    return [
+        Column(
+            label=label if labels.count(label) == 1 else f"{label}, run {record.run_id}",
+            engine=engine,
+            version=version,
+            run_id=record.run_id,
+            record=record,
+        )
+        for label, (engine, version, record) in zip(labels, named, strict=True)
+    ]
+
+
+def _engine(record: RunRecord) -> tuple[str, str]:
+    """What was under test, and its version: an installed engine, or kvcheck's own fixed build."""
+    engine = record.environment.get("engine")
+    if isinstance(engine, dict):
+        return str(engine.get("engine", "unknown engine")), str(engine.get("version", "unknown"))
+    return "builtin", record.tool.get("version", "unknown")
+
+
+def _table(engine: str, columns: list[Column]) -> Table:
+    ids = list(dict.fromkeys(result.id for column in columns for result in column.record.scenarios))
+    shows = {name: text for column in reversed(columns) for name, text in _shown(column.record).items()}
+    groups: dict[str, list[Row]] = {}
+    told: set[str] = set()
+    for name in ids:
+        text = shows.get(name, "")
+        row = Row(id=name, shows="" if text in told else text, cells=tuple(_cell(column, name) for column in columns))
+        told.add(text)
+        groups.setdefault(bug_of(name.partition("/")[0]), []).append(row)
+    return Table(
+        engine=engine,
+        columns=tuple(columns),
+        groups=tuple(Group(title=title, rows=tuple(rows)) for title, rows in sorted(groups.items(), key=_order)),
+    )
+
+
+def _order(group: tuple[str, list[Row]]) -> tuple[bool, str]:
+    """Bugs by their letters, then what is about none of them."""
+    title = group[0]
+    return title[1:2] != ":", title
+
+
+def _shown(record: RunRecord) -> dict[str, str]:
+    shows = record.plan.get("shows")
+    return {str(name): str(text) for name, text in shows.items()} if isinstance(shows, dict) else {}
+
+
+def _cell(column: Column, name: str) -> Cell:
+    record = column.record
+    result = next((each for each in record.scenarios if each.id == name), None)
+    if result is None:
+        return Cell(label=column.label, verdict=None, text=f"{record.repro} did not run it", replay=record.repro)
+    findings = [each for each in record.findings if f"{each.scenario}/{each.shape}" == name]
+    return Cell(
+        label=column.label,
+        verdict=result.verdict,
+        codes=tuple(dict.fromkeys(each.code for each in findings)),
+        text=findings[0].message if findings else why_text(result),
+        evidence=evidence_text(result.evidence) or "nothing counted",
+        schedules=result.schedules,
+        words=sum(result.evidence.words_verified.values()),
+        orderings=result.evidence.orderings_checked or 0,
+        replay=_replay(record, result, findings),
+        notes=_notes(record, name),
+    )
+
+
+def _notes(record: RunRecord, name: str) -> tuple[str, ...]:
+    """Warnings of the run that begin with the row's name."""
+    start = f"{name}: "
+    return tuple(
+        part.removeprefix(start)
+        for line in record.warnings
+        for part in line.split("; " + start)
+        if line.startswith(start)
+    )
+
+
+def _replay(record: RunRecord, result: ScenarioResult, findings: Iterable[Finding]) -> str:
+    """The first finding's line; of a cell without one, that of its first schedule; else the whole run."""
+    for finding in findings:
+        if finding.replay:
+            return finding.replay
+    lines = record.plan.get("cells")
+    start = result.id.replace("/", ":shape=", 1)
+    for line in lines if isinstance(lines, list) else ():
+        if isinstance(line, str) and (line == start or line.startswith(f"{start},")):
+            return f"kvcheck replay {line}"
+    return record.repro

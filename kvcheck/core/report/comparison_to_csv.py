@@ -1,0 +1,57 @@
+"""The comparison as one CSV table: a line a cell, and one for each bug and run.
+
+Invariants:
+- A text that a spreadsheet would run as a formula gets a leading apostrophe; what does not apply is an empty cell.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvcheck.core.report.comparison import Cell, Column, Comparison, Row
+from kvcheck.core.report.store import write_text
+from kvcheck.core.report.to_csv import csv_text
+
+COLUMNS = (
+    *("kind", "bug", "cell", "shows", "engine", "version", "run_id", "verdict", "codes"),
+    *("schedules", "words", "orderings", "text", "evidence", "notes", "replay"),
+)
+
+
+def write(comparison: Comparison, path: Path) -> None:
+    """The table at `path`."""
+    write_text(path, render(comparison))
+
+
+def render(comparison: Comparison) -> str:
+    """The text of the table."""
+    rows: list[dict[str, object]] = []
+    for table in comparison.tables:
+        for group in table.groups:
+            for column, verdict in zip(table.columns, group.verdicts, strict=True):
+                rows.append({"kind": "bug", "bug": group.title, **_release(column), "verdict": verdict.value})
+            for row in group.rows:
+                for column, cell in zip(table.columns, row.cells, strict=True):
+                    rows.append({"bug": group.title, **_release(column), **_cell(row, cell)})
+    return csv_text(COLUMNS, [[row.get(name) for name in COLUMNS] for row in rows])
+
+
+def _release(column: Column) -> dict[str, object]:
+    return {"engine": column.engine, "version": column.version, "run_id": column.run_id}
+
+
+def _cell(row: Row, cell: Cell) -> dict[str, object]:
+    told: dict[str, object] = {"kind": "cell", "cell": row.id, "shows": row.shows or None, "verdict": cell.name}
+    if cell.verdict is None:
+        return {**told, "text": cell.text, "replay": cell.replay}
+    return {
+        **told,
+        "codes": " ".join(cell.codes) or None,
+        "schedules": cell.schedules,
+        "words": cell.words,
+        "orderings": cell.orderings or None,
+        "text": cell.text or None,
+        "evidence": cell.evidence,
+        "notes": "; ".join(cell.notes) or None,
+        "replay": cell.replay,
+    }

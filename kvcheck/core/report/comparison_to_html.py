@@ -1,0 +1,114 @@
+"""The comparison as one HTML page that needs no network, no script and no other file.
+
+Invariants:
+- Text of a record reaches the page only through autoescape, with its control characters escaped.
+- The page's own policy forbids it to load or run anything; every replay line is there without a script.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from kvcheck.core.record import Verdict
+from kvcheck.core.report.comparison import Cell, Column, Comparison, Group
+from kvcheck.core.report.store import write_text
+from kvcheck.core.report.wording import MARKS, clip, counted, visible
+
+MESSAGE_CHARS = 600
+
+
+def write(comparison: Comparison, path: Path) -> None:
+    """The page at `path`."""
+    write_text(path, render(comparison))
+
+
+def render(comparison: Comparison) -> str:
+    """The text of the page."""
+    template, style = (
+        files("kvcheck.core.report").joinpath(name).read_text(encoding="utf-8")
+        for name in ("comparison.html.j2", "page.css")
+    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=visible)
+    return environment.from_string(template).render(
+        verdict=comparison.verdict.value,
+        marks=MARKS,
+        style=Markup(style),
+        summary=summary(comparison),
+        tables=[
+            {
+                "engine": table.engine,
+                "columns": table.columns,
+                "groups": [_group(group) for group in table.groups],
+            }
+            for table in comparison.tables
+        ],
+        runs=[_run(column) for column in comparison.columns],
+    )
+
+
+def summary(comparison: Comparison) -> str:
+    """One line: how many bugs each run fails, passes, or leaves unjudged."""
+    texts = []
+    for table in comparison.tables:
+        for at, column in enumerate(table.columns):
+            verdicts = [group.verdicts[at] for group in table.groups]
+            failed, unknown = verdicts.count(Verdict.FAIL), verdicts.count(Verdict.UNKNOWN)
+            told = [f"{count} {word}" for count, word in ((failed, "FAIL"), (unknown, "UNKNOWN")) if count]
+            texts.append(f"{column.label}: {', '.join(told) or 'all pass'} of {len(verdicts)}")
+    return "; ".join(texts)
+
+
+def _group(group: Group) -> dict[str, object]:
+    return {
+        "title": group.title,
+        "verdicts": [verdict.value for verdict in group.verdicts],
+        "rows": [
+            {"id": row.id, "shows": row.shows, "cells": [_cell(cell) for cell in row.cells]} for row in group.rows
+        ],
+    }
+
+
+def _cell(cell: Cell) -> dict[str, object]:
+    return {
+        "more": "replay" if cell.verdict is Verdict.PASS else "why, and replay",
+        "notes": [clip(note, MESSAGE_CHARS) for note in cell.notes],
+        "is_partial": any("not exercised" in note for note in cell.notes),
+        "label": cell.label,
+        "verdict": cell.name,
+        "codes": " ".join(cell.codes),
+        "counts": counts(cell),
+        "text": clip(cell.text, MESSAGE_CHARS),
+        "evidence": cell.evidence,
+        "replay": cell.replay,
+    }
+
+
+def counts(cell: Cell) -> str:
+    """What the verdict rests on, in short."""
+    if cell.verdict is None:
+        return ""
+    parts = [counted(cell.schedules, "schedule")]
+    parts += [counted(cell.words, "word")] if cell.words else []
+    parts += [counted(cell.orderings, "ordering")] if cell.orderings else []
+    return ", ".join(parts)
+
+
+def _run(column: Column) -> dict[str, object]:
+    record = column.record
+    engine = record.environment.get("engine")
+    facts = engine if isinstance(engine, dict) else record.environment
+    return {
+        "label": column.label,
+        "verdict": record.verdict.value,
+        "run": record.run_id,
+        "by": f"kvcheck {record.tool.get('version', '')}, {record.started_at}",
+        "on": ", ".join(f"{name} {facts[name]}" for name in ("python", "torch") if name in facts),
+        "seed": "n/a" if record.seed is None else str(record.seed),
+        "cut": "" if record.complete else "cut short",
+        "repro": record.repro,
+        "notes": [clip(line, MESSAGE_CHARS) for line in record.warnings if line.startswith("not exercised")],
+    }

@@ -1,0 +1,57 @@
+"""Wording: how pages say what a record holds.
+
+Invariants:
+- What does not apply is left out, never 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from markupsafe import Markup
+
+from kvcheck.core.codes import CODES
+from kvcheck.core.record import Evidence, ScenarioResult, Verdict
+from kvcheck.core.report.printable import printable
+
+MARKS = {"pass": "✔", "unknown": "?", "fail": "✘"}
+WORST_FIRST = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS)
+
+
+def evidence_text(evidence: Evidence, but: tuple[str, ...] = ()) -> str:
+    """The counts that apply, in words."""
+    parts = []
+    for field in dataclasses.fields(Evidence):
+        value = getattr(evidence, field.name)
+        if field.name == "words_verified":
+            parts += [f"{sum(value.values()):,} words verified"] if value else []
+        elif value is not None and field.name not in but:
+            parts.append(f"{value:,} {field.name.replace('_', ' ')}")
+    return ", ".join(parts)
+
+
+def why_text(row: ScenarioResult) -> str:
+    """The code with its title, and the reason; as far as there are any."""
+    known = CODES.get(row.code or "")
+    named = f"{row.code} {known.title}" if known else row.code
+    return ": ".join(part for part in (named, row.reason) if part)
+
+
+def clip(text: str, limit: int) -> str:
+    """The first characters, and how many more there are."""
+    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and what there are so many of."""
+    return f"{number:,} {plural(number, noun)}"
+
+
+def plural(number: int, noun: str) -> str:
+    """The noun, as it is said of so many."""
+    return noun if number == 1 else f"{noun}s"
+
+
+def visible(value: object) -> object:
+    """What a template prints: text of the record with its control characters escaped, our own markup as it is."""
+    return printable(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
