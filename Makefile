@@ -8,6 +8,9 @@ GATE_RUNS   := build/gate
 GATE_SHAPES := --shape llama-3-tiny --shape gpt-oss-tiny --shape qwen3-next-tiny
 GATE_BENCH  := --rounds 20 --max-time 12 --no-reports --out $(GATE_RUNS)
 
+# Releases that `make engine-verdicts` judges.
+RELEASES ?= sglang=0.5.9 sglang=0.5.11 sglang=0.5.14 sglang=0.5.23 vllm=0.33.0 lmcache=0.5.6
+
 VENV  := .venv
 STAMP := $(VENV)/.installed
 # Written with its quotes so that a recipe can hand it to any interpreter.
@@ -18,10 +21,10 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stress bench test gate gpu engine-env check format-check lint types format clean
+.PHONY: help setup stress bench test gate gpu engine-env engine-verdicts check format-check lint types format clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## make .venv and install kvcheck with its tools into it
 
@@ -46,6 +49,9 @@ gpu: ## all that needs a GPU, by PYTHON as it is, in under 8 minutes; files in $
 
 engine-env: ## an environment with a release of an engine: make engine-env ENGINE=sglang VERSION=0.5.23 DIR=envs/0.5.23
 	@PYTHON=$(PYTHON) tests/engines/make_env.sh $(ENGINE) $(VERSION) $(DIR) $(BASE)
+
+engine-verdicts: $(STAMP) ## releases of engines judged, each line replayed 20 times, on one page: make engine-verdicts OUT=build/engines
+	@$(VENV)/bin/python tests/engines/verdicts.py $(or $(OUT),build/engines) $(RELEASES)
 
 check: format-check lint types test ## everything CI runs but the gate
 

@@ -3,30 +3,38 @@
 Invariants:
 - FIXED is said only of a run that followed the recorded path, if there is one, and that was judged.
 - A finding is never hidden by anything else that went wrong.
+- Lines of one installed engine share its child, one after the other.
 - On a device, only wrong bytes under imposed delays count as shown, and that a schedule is fixed is never said.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvcheck.commands.cells import Order, Report, engine_of, run_cell
 from kvcheck.commands.engines import installed_engine
-from kvcheck.commands.options import DEFAULT_OUT, check_plan, check_positive
+from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, check_choice, check_plan, check_positive
 from kvcheck.commands.terminal import say
 from kvcheck.core.errors import UsageError
-from kvcheck.core.record import Verdict, read_record
+from kvcheck.core.record import Finding, Verdict, read_record
 from kvcheck.core.report.store import find_run
 from kvcheck.core.stress.schedule import Plan, parse_line
 
+if TYPE_CHECKING:
+    from kvcheck.core.stress.engines import EngineRunner
+
 
 def replay(
-    what: Annotated[str, typer.Argument(help="A schedule line, a finding id, a run id or a run folder.")],
+    what: Annotated[list[str], typer.Argument(help="Schedule lines, finding ids, run ids or run folders.")],
     times: Annotated[int, typer.Option(help="How often to run each schedule.")] = 1,
+    format_name: Format = "text",
     device: Annotated[
         str | None, typer.Option(help="cuda or cuda:N: delay there what a schedule of the CPU found unordered.")
     ] = None,
@@ -38,8 +46,9 @@ def replay(
     from kvcheck.core.targets.installed import is_engine
     from kvcheck.core.workload.shapes import shape as shape_named
 
+    check_choice("--format", format_name, FORMATS)
     check_positive("--times", times)
-    lines = _lines_of(what, out)
+    lines = [line for each in what for line in _lines_of(each, out)]
     worst = Verdict.PASS
     plans = [parse_line(line) for line in lines]
     for plan in plans:
@@ -50,13 +59,31 @@ def replay(
             check_plan(each)
         if is_engine(plan.target):
             probe_of(plan)
-    for plan in plans:
-        verdict, told = _replay(plan, times) if device is None else _replay_held(plan, device, times)
-        for line in told:
-            say(line)
-        worst = Verdict.worst((worst, verdict))
-    say(f" exit {worst.exit_code}")
+    for _, group in groupby(plans, key=lambda plan: plan.target):
+        same = [*group]
+        with installed_engine(same[0]) as engine:
+            for plan in same:
+                done = _replay(plan, times, engine) if device is None else _replay_held(plan, device, times)
+                for line in done.told if format_name == "text" else [done.to_json(plan, times)]:
+                    say(line)
+                worst = Verdict.worst((worst, done.verdict))
+    if format_name == "text":
+        say(f" exit {worst.exit_code}")
     return worst.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What the runs of one line gave. agreed: how many gave just what the first one gave. told: for the terminal."""
+
+    verdict: Verdict
+    agreed: int
+    told: list[str]
+
+    def to_json(self, plan: Plan, times: int) -> str:
+        """One line of JSON."""
+        row = {"line": plan.line(), "cell": f"{plan.scenario}/{plan.shape}", "verdict": self.verdict.value}
+        return json.dumps({**row, "agreed": self.agreed, "times": times, "text": "\n".join(self.told).strip()})
 
 
 def _on_device(plan: Plan, device: str) -> Plan:
@@ -66,7 +93,7 @@ def _on_device(plan: Plan, device: str) -> Plan:
     return dataclasses.replace(plan, backend="cuda", device=device, strategy="delay", choices=None)
 
 
-def _replay_held(plan: Plan, device: str, times: int) -> tuple[Verdict, list[str]]:
+def _replay_held(plan: Plan, device: str, times: int) -> Replayed:
     """Impose on a device what a CPU finds unordered in the schedule; the rates without and with delays."""
     from kvcheck.core.stress.delayed import device_plans, tries, why_not
 
@@ -75,19 +102,26 @@ def _replay_held(plan: Plan, device: str, times: int) -> tuple[Verdict, list[str
     made = list(tries(engine, plans, times))
     told = [f"   {each.rates.text()}; {each.plan.choices}" for each in made]
     if made and made[-1].shown:
-        return Verdict.FAIL, [
+        lines = [
             f" STILL FAILS  {head}: {made[-1].message}",
             *told,
             f"   next    kvcheck replay {made[-1].plan.line()}",
         ]
-    return Verdict.UNKNOWN, [f" NOT REPRODUCED  {head}: {why_not(made)}", *told]
+        return Replayed(Verdict.FAIL, 1, lines)
+    return Replayed(Verdict.UNKNOWN, times, [f" NOT REPRODUCED  {head}: {why_not(made)}", *told])
 
 
-def _replay(plan: Plan, times: int) -> tuple[Verdict, list[str]]:
+def _replay(plan: Plan, times: int, engine: EngineRunner | None) -> Replayed:
     """Run one plan several times; the verdict, and what to print."""
-    with installed_engine(plan) as engine:
-        runs = [list(run_cell(0, Order(plan=plan, schedules=1), installed=engine)) for _ in range(times)]
+    runs = [list(run_cell(0, Order(plan=plan, schedules=1), installed=engine)) for _ in range(times)]
     seen = [tuple(finding for report in reports for finding in report.findings) for reports in runs]
+    gave = [(findings, _why_unjudged([reports])) for findings, reports in zip(seen, runs, strict=True)]
+    verdict, told = _judge(plan, runs, seen)
+    return Replayed(verdict, sum(each == gave[0] for each in gave), told)
+
+
+def _judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]) -> tuple[Verdict, list[str]]:
+    times = len(runs)
     head = f"{plan.scenario}/{plan.shape}"
     strayed = next((report.divergence for reports in runs for report in reports if report.divergence), None)
     wanted = [next((f for f in findings if plan.expect in (None, f.code)), None) for findings in seen]

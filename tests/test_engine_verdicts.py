@@ -1,0 +1,40 @@
+"""The script that judges releases: a verdict is counted as the same only where its line gave it each time.
+
+Invariants:
+- The stand-in engine is what is judged; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas
+import pytest
+from engines import verdicts
+from fake_engine import environment
+
+from kvcheck.core.record import read_record
+
+
+def test_each_line_is_replayed_and_another_verdict_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    environment(tmp_path / "envs" / "lmcache-1", "")
+    asked = [str(tmp_path), "lmcache=1", "--times", "3", "--schedules", "1"]
+    assert verdicts.main(asked) == 0
+    table = pandas.read_csv(tmp_path / "replays.csv")
+    assert len(table) == 4 and set(table["agreed"]) == {3} and all(table["same"])
+    assert "4 of 4 lines gave their cell's verdict 3 times of 3" in capsys.readouterr().out
+    (run,) = (tmp_path / "runs").iterdir()
+    record = read_record(run)
+    assert {name for name in ("html", "csv", "md") if (tmp_path / f"releases.{name}").is_file()} == {
+        "html",
+        "csv",
+        "md",
+    }
+    text = (run / "run.json").read_text()
+    (run / "run.json").write_text(text.replace('"verdict": "pass"', '"verdict": "unknown"'))
+    rows = verdicts._replayed(tmp_path, record.run_id, 1)
+    assert [(row["verdict"], row["replayed"], row["same"]) for row in rows] == [("unknown", "pass", False)] * 4
+
+
+def test_environment_that_cannot_be_made_is_exit_2(tmp_path: Path) -> None:
+    assert verdicts.main([str(tmp_path), "nothing=1"]) == 2
