@@ -183,6 +183,7 @@ def test_environment_without_engine_is_one_line_and_4(tmp_path: Path, capsys: py
     assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
     told = capsys.readouterr()
     assert "sglang cannot be imported by" in told.err and "No module named 'sglang'" in told.err
+    assert told.err.endswith("next: make engine-env ENGINE=sglang VERSION=V DIR=VENV, then --target sglang:VENV\n")
     assert not told.out and not list(tmp_path.glob("runs/*/run.json"))
 
 
@@ -223,8 +224,9 @@ def test_interpreter_itself_may_be_named(tmp_path: Path) -> None:
 
 def test_help_imports_no_engine_and_no_target() -> None:
     program = (
-        "import sys, kvcheck.commands.main as m; m.run(['--help']); "
-        "sys.exit(any(n.split('.')[0] == 'sglang' or n.startswith('kvcheck.core.targets') for n in sys.modules))"
+        "import sys, kvcheck, kvcheck.commands.main as m; m.run(['--help']); m.run(['stress', '--help']); "
+        "found = {n.split('.')[0] for n in sys.modules} & {'sglang', 'vllm', 'lmcache', 'torch'}; "
+        "sys.exit(any(n.startswith('kvcheck.core.targets') for n in sys.modules) or bool(found))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -54,6 +54,7 @@ class EngineProcess:
 
     def __init__(self, engine: str, entry: str, python: Path, patience: Patience) -> None:
         self._name = f"{engine} under {python}"
+        self._next = f"make engine-env ENGINE={engine} VERSION=V DIR=VENV, then --target {engine}:VENV"
         self._patience = patience
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, `close` closes it
         self._lines: queue.Queue[str | None] = queue.Queue()
@@ -102,7 +103,7 @@ class EngineProcess:
         answer = self._hear(self._patience.start_s, "getting ready")
         if isinstance(answer, Refusal):
             self.close()
-            raise UnknownVerdict(f"{self._name}: {answer.reason}")
+            raise UnknownVerdict(f"{self._name}: {answer.reason}; next: {self._next}")
         if not isinstance(answer, Hello):
             raise self._lost(f"said {type(answer).__name__.lower()} instead of being ready")
         return answer
