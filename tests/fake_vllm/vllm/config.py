@@ -1,0 +1,40 @@
+"""Stand-in."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace as VllmConfig  # noqa: F401
+from typing import Any
+
+
+@dataclass
+class ModelConfig:
+    """Which model."""
+
+    model: str
+
+
+@dataclass
+class SchedulerConfig:
+    """Limits of a step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int
+
+
+@dataclass
+class CacheConfig:
+    """Size of a block."""
+
+    block_size: int
+
+
+@dataclass
+class ParallelConfig:
+    """One rank."""
+
+
+@dataclass
+class DeviceConfig:
+    """Where it runs."""
+
+    device: Any

@@ -1,0 +1,79 @@
+"""Stand-in: running requests first, then waiting ones by priority; the last in rank is preempted for room."""
+
+from types import SimpleNamespace
+
+from vllm import has_fault
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+
+class Scheduler:
+    """Plans of steps."""
+
+    def __init__(self, vllm_config, kv_cache_config, structured_output_manager, block_size):
+        self.limits = vllm_config.scheduler_config
+        self.kv_cache_manager = KVCacheManager(kv_cache_config, 0, block_size)
+        self.waiting, self.running = [], []
+
+    def add_request(self, request):
+        """One more that waits."""
+        self.waiting.append(request)
+
+    def schedule(self):
+        """Tokens of a step, by request; they count as computed from now on."""
+        counts, budget = {}, self.limits.max_num_batched_tokens
+        before = len(self.waiting)
+        for request in list(self.running):
+            count = self._fit(request, budget)
+            while request in self.running and count and not self.kv_cache_manager.allocate_slots(request, count):
+                self._preempt(counts)
+            if request in self.running and count:
+                counts[request.request_id] = count
+                budget -= count
+        if len(self.waiting) == before:
+            self._admit(counts, budget)
+        for request in self.running:
+            request.num_computed_tokens += counts.get(request.request_id, 0)
+        return SimpleNamespace(num_scheduled_tokens=counts)
+
+    def update_from_output(self, plan, output):
+        """Tokens of those that have computed all they had."""
+        for name, sampled in zip(output.req_ids, output.sampled_token_ids, strict=True):
+            request = next(each for each in self.running if each.request_id == name)
+            for token in sampled:
+                request.append_output_token_ids(token)
+            if request.is_finished():
+                self.running.remove(request)
+                self.kv_cache_manager.free(request)
+
+    def _fit(self, request, budget):
+        missing = request.num_tokens - request.num_computed_tokens
+        return min(missing, budget, self.limits.long_prefill_token_threshold)
+
+    def _preempt(self, counts):
+        """The last in rank; nobody whose tokens of this step are planned, since nothing has computed them yet."""
+        others = [each for each in self.running if each.request_id not in counts or has_fault("preempts-planned")]
+        victim = max(others, key=lambda each: (each.priority, int(each.request_id)))
+        counts.pop(victim.request_id, None)
+        self.running.remove(victim)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        if not has_fault("forgets-preempted"):
+            self.waiting.append(victim)
+        if not has_fault("keeps-preempted"):
+            self.kv_cache_manager.free(victim)
+
+    def _admit(self, counts, budget):
+        for request in sorted(self.waiting, key=lambda each: (each.priority, int(each.request_id))):
+            hit, found = self.kv_cache_manager.get_computed_blocks(request)
+            request.num_computed_tokens = found
+            count = self._fit(request, budget)
+            request.num_computed_tokens = 0
+            if len(self.running) == self.limits.max_num_seqs or not count:
+                return
+            if not self.kv_cache_manager.allocate_slots(request, count, found, hit):
+                return
+            request.num_computed_tokens = found
+            self.waiting.remove(request)
+            self.running.append(request)
+            counts[request.request_id] = count
+            budget -= count
