@@ -267,3 +267,8 @@ def test_the_largest_record_that_is_read_can_be_shown(tmp_path: Path) -> None:
 def test_a_record_never_holds_what_is_not_json() -> None:
     with pytest.raises(ValueError, match="Out of range float"):
         dataclasses.replace(PASSED, plan={"max_time_s": float("inf")}).to_json()
+
+
+def test_published_records_are_read_by_this_build() -> None:
+    paths = sorted((Path(__file__).parents[1] / "reports" / "published").rglob("run.json"))
+    assert paths and all(read_record(path).complete for path in paths)
