@@ -3,6 +3,7 @@
 Invariants:
 - An exception is the engine's only where the innermost frame that is ours or the engine's is the engine's, and where it
   does not speak of a name or module that is not there: a bare object of our making may lack what a real one has.
+- What a stand-in refuses as the real thing would is the doing of whoever of the engine asked for it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ _OF_THE_HARNESS = (AttributeError, NameError, ImportError)
 
 class CannotDrive(Exception):
     """The release at hand cannot be driven this way; says what is missing. Never a finding, never a pass."""
+
+
+class Refused(RuntimeError):
+    """What a stand-in raises where the real thing would raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +47,20 @@ def attempt(call: Callable[[], T], package: str = "") -> T | Fault:
         where = _innermost(error.__traceback__, package)
         raise CannotDrive(f"this release does not implement it ({where})") from error
     except Exception as error:  # an engine may raise anything
-        where = _innermost(error.__traceback__, package)
+        is_refused = isinstance(error, Refused)
+        where = _innermost(error.__traceback__, package, is_ours_too=not is_refused)
         is_engine = bool(package) and where.partition(".")[0] == package and not isinstance(error, _OF_THE_HARNESS)
         text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
         return Fault(text, where, is_engine)
 
 
-def _innermost(trace: TracebackType | None, package: str) -> str:
-    """Module and line of the innermost frame that is ours or the engine's."""
+def _innermost(trace: TracebackType | None, package: str, *, is_ours_too: bool = True) -> str:
+    """Module and line of the innermost frame that is the engine's, or ours too."""
     where = ""
+    names = (OURS, package) if is_ours_too else (package,)
     while trace is not None:
         name = str(trace.tb_frame.f_globals.get("__name__", ""))
-        if name.partition(".")[0] in (OURS, package):
+        if name.partition(".")[0] in names:
             where = f"{name}, line {trace.tb_lineno}"
         trace = trace.tb_next
     return where

@@ -52,7 +52,14 @@ SGLANG: Final = EngineSpec(
         ProbeRow(
             name="index-moves",
             scenario="hicache-hybrid",
-            subjects=("hybrid-kernel", "hybrid-direct", "tree-kernel", "tree-direct"),
+            subjects=(
+                "hybrid-kernel",
+                "hybrid-direct",
+                "tree-kernel",
+                "tree-direct",
+                "mamba-tree-kernel",
+                "mamba-tree-direct",
+            ),
             entry="kvcheck.core.targets.sglang.index_moves:IndexMoves",
             shows="lists that a tree keeps stay on their side and keep their values while copies move theirs",
         ),

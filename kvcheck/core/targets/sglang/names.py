@@ -58,11 +58,25 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "transfer.custom-pool": ("sglang.srt.disaggregation.mooncake.utils:check_mooncake_custom_mem_pool_enabled",),
     "transfer.queue": ("sglang.srt.disaggregation.decode:DecodeTransferQueue",),
     "transfer.queued": ("sglang.srt.disaggregation.decode:DecodeRequest",),
-    # The host tier: controllers, the tree over the plain one, and what a hybrid model's tree hands over.
+    # The host tier: controllers, and what a hybrid model's tree hands over.
     "hicache.controller": ("sglang.srt.managers.cache_controller:HiCacheController",),
     "hicache.hybrid": (f"{_MEM}.hybrid_cache.hybrid_cache_controller:HybridCacheController",),
-    "hicache.tree": (f"{_MEM}.hiradix_cache:HiRadixCache",),
-    "hicache.node": (f"{_MEM}.radix_cache:TreeNode",),
     "hicache.transfer": (f"{_MEM}.hicache_storage:PoolTransfer",),
     "hicache.pool-name": (f"{_MEM}.hicache_storage:PoolName",),
+    # Trees over a host tier: one a kind of model, later one for all, which had no host tier at first.
+    "hicache.tree": (f"{_MEM}.hiradix_cache:HiRadixCache",),
+    "hicache.mamba-tree": (f"{_MEM}.hi_mamba_radix_cache:HiMambaRadixCache",),
+    "hicache.unified-tree": (f"{_MEM}.unified_radix_cache:UnifiedRadixCache",),
+    "hicache.unified-start": (f"{_MEM}.unified_radix_cache:UnifiedRadixCache.init_hicache",),
+    "tree.components": (
+        f"{_MEM}.unified_cache_components:ComponentType",
+        f"{_MEM}.unified_cache.components:ComponentType",
+    ),
+    # What a tree is made and asked with. A load was asked for without an object of its own at first.
+    "tree.params": (f"{_MEM}.cache_init_params:CacheInitParams",),
+    "tree.key": (f"{_MEM}.radix_cache:RadixKey",),
+    "tree.insert": (f"{_MEM}.base_prefix_cache:InsertParams",),
+    "tree.match": (f"{_MEM}.base_prefix_cache:MatchPrefixParams",),
+    "tree.evict": (f"{_MEM}.base_prefix_cache:EvictParams",),
+    "tree.load": (f"{_MEM}.base_prefix_cache:InitLoadBackParams",),
 }

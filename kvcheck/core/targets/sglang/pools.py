@@ -122,8 +122,8 @@ def bench(rig: Rig, family: str) -> Bench:
     elif family == "mamba":
         units["state"] = STATES + 1
         request_pool_name = "pool.hybrid-requests"
-        extra = {"cache_params": _state_params(), "mamba_layer_ids": [0, 2]}
-    offered = {**_sizes(page, tokens, window), **extra}
+        extra = {"cache_params": state_params(), "mamba_layer_ids": [0, 2]}
+    offered = {**sizes(page, tokens, window), **extra}
     request_pool = fitted(rig.names[request_pool_name], {**offered, "size": ROWS})
     if family == "mamba":
         offered["mamba_pool"] = request_pool.mamba_pool
@@ -153,7 +153,7 @@ def pool_names(family: str) -> tuple[str, ...]:
     return f"pool.{family}", rows, ALLOCATORS.get(family, "allocator.paged")
 
 
-def _sizes(page: int, tokens: int, window: int) -> dict[str, Any]:
+def sizes(page: int, tokens: int, window: int) -> dict[str, Any]:
     """Every parameter that a pool, its allocator or its request table has had in some release."""
     return {
         "size": tokens,
@@ -184,7 +184,7 @@ def _sizes(page: int, tokens: int, window: int) -> dict[str, Any]:
     }
 
 
-def _state_params() -> Any:
+def state_params() -> Any:
     """Shapes of a recurrent state, as far as a pool asks for them."""
     shape = SimpleNamespace(conv=[(6, 4)], temporal=(2, 4, 8))
     dtype = SimpleNamespace(conv=torch.bfloat16, temporal=torch.float32)
