@@ -165,4 +165,6 @@ def _refuse(name: str, args: tuple[Any, ...], given: list[torch.Tensor]) -> None
         chosen = tree_leaves(args[1])
         given = [each for each in given if not any(each is at for at in chosen)]
     if any(not isinstance(each, OnDevice) and each.dim() for each in given):
-        raise WrongSide(f"{name}: expected all tensors on the same device, found some on the device and some on the host")
+        raise WrongSide(
+            f"{name}: expected all tensors on the same device, found some on the device and some on the host"
+        )

@@ -57,6 +57,18 @@ class Scene:
         self.rig.judge.count("backups", nodes)
         self.rig.judge.count("loads", nodes)
 
+    def plain(self) -> None:
+        """A page alone, with no side pool: there is nothing to reorder and nothing that anybody keeps."""
+        controller, rig = self.controller("hicache.hybrid"), self.rig
+        host = rig.measured(partial(controller.write, self.ids(1, DEVICE), node_id=0), "write")
+        value, was_host = self.issued[-2:]
+        self.pairs.append((was_host, value))
+        self.check_given("write")
+        rig.measured(partial(controller.load, host, node_id=0), "load")
+        self.pairs.append((was_host, self.issued[-1]))
+        rig.measured(controller.start_loading, "start_loading")
+        self.check_given("load")
+
     def ids(self, count: int, side: str) -> torch.Tensor:
         """Ids in an order that no sort leaves alone."""
         drawn = list(range(HOST_SLOTS))
@@ -205,8 +217,8 @@ def _hybrid(scene: Scene, nodes: int, how: str) -> None:
     transfer = names["hicache.transfer"]
     held: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
     for at in range(nodes):
-        value, side = scene.ids(3, DEVICE), scene.ids(2, DEVICE)
-        extra = transfer(name=scene._pool_name(), device_indices=side)
+        value, states = scene.ids(3, DEVICE), scene.ids(2, DEVICE)
+        extra = transfer(name=scene._pool_name(), device_indices=states)
         host = rig.measured(partial(controller.write, value, node_id=at, extra_pools=[extra]), "write")
         was_value, was_side, was_host, was_side_host = scene.issued[-4:]
         node = SimpleNamespace(value=value, host_value=host, side_host=extra.host_indices, extra=extra)

@@ -40,10 +40,10 @@ class IndexMoves:
         return NEEDS
 
     def control(self, rig: Rig) -> None:
-        """A copy that needs no list moved; a tree that asks for no copy."""
+        """A page that nobody keeps is copied; a tree asks for no copy."""
         if rig.subject.startswith("hybrid"):
             with present():
-                Scene(rig, STAGED).run(1, f"by {' '.join(STAGED)}")
+                Scene(rig, STAGED).plain()
         else:
             _each_tree(rig, (STAGED,), "write_back", TreeScene.fill)
 
@@ -57,9 +57,7 @@ class IndexMoves:
             _each_tree(rig, ways, POLICIES[rig.schedule % 2], TreeScene.run)
 
 
-def _each_tree(
-    rig: Rig, ways: tuple[tuple[str, str], ...], policy: str, drive: Callable[[TreeScene], object]
-) -> None:
+def _each_tree(rig: Rig, ways: tuple[tuple[str, str], ...], policy: str, drive: Callable[[TreeScene], object]) -> None:
     """Every tree of the release that holds the subject's model, with the first of the ways that it takes."""
     model = rig.subject.rpartition("-")[0]
     try:
