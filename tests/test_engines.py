@@ -34,6 +34,14 @@ FAULTS = [
     ("family-raises", "retract.nsa", {"KV902"}),
     ("views", "metadata.get-buf", {"KV305", "KV102", "KV103"}),
     ("no-wait", "layer-wait.nsa", {"KV201"}),
+    ("moved-in-place", "index-moves.hybrid-kernel", {"KV302"}),
+    ("moved-in-place", "index-moves.mamba-tree-kernel", {"KV302", "KV902"}),
+    ("side-not-moved", "index-moves.hybrid-kernel", {"KV302"}),
+    ("sorted-in-place", "index-moves.hybrid-direct", {"KV301", "KV303"}),
+    ("sorted-in-place", "index-moves.tree-direct", {"KV303"}),
+    ("wrong-pairing", "index-moves.hybrid-direct", {"KV301"}),
+    ("wrong-pairing", "index-moves.mamba-tree-direct", {"KV303"}),
+    ("mixed-sides", "index-moves.tree-kernel", {"KV902"}),
 ]
 NO_EVIDENCE = [
     ("stub-in-path", "pool-copy.nsa", "called stand-ins, which move no bytes: sgl_kernel.copy_rows"),

@@ -41,7 +41,7 @@ class OnDevice(torch.Tensor):
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> OnDevice:
         """A tensor of this shape that shares the memory of `held`."""
-        made: OnDevice = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: OnDevice = torch.Tensor._make_wrapper_subclass(
             cls,
             held.shape,
             strides=held.stride(),
@@ -52,10 +52,10 @@ class OnDevice(torch.Tensor):
         made.held = held
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Any operation with one of these."""
@@ -76,7 +76,7 @@ class OnDevice(torch.Tensor):
     def record_stream(self, _: object) -> None:
         """Memory is not given back early here."""
 
-    def __repr__(self, **_: object) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"OnDevice({self.held})"
 
 
@@ -88,7 +88,7 @@ def present() -> Iterator[None]:
     torch.cuda.cudart = lambda: pinning
     setattr(torch, DEVICE, torch.cpu)
     try:
-        with _Factories(), _Calls():
+        with _Factories(), _Calls():  # type: ignore[no-untyped-call]
             yield
     finally:
         torch.cuda.cudart = before
@@ -105,7 +105,7 @@ def side(value: torch.Tensor) -> str:
     return "the device" if value.device.type == DEVICE else "the host"
 
 
-class _Factories(TorchDispatchMode):
+class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operations that have no tensor of the device yet, and make one."""
 
     def __torch_dispatch__(
@@ -131,7 +131,7 @@ class _Calls(TorchFunctionMode):
 
 
 def _is_device(named: object) -> bool:
-    return named is not None and torch.device(named).type == DEVICE  # type: ignore[call-overload,no-any-return]
+    return named is not None and torch.device(named).type == DEVICE  # type: ignore[call-overload]
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,6 +1,25 @@
-"""The allocator of pages."""
+"""The allocators: of slots, and of pages."""
 
 import torch
+
+
+class Slots:
+    def __init__(self, size, device):
+        self.free_slots = torch.arange(1, size + 1, device=device)
+
+    def available_size(self):
+        return len(self.free_slots)
+
+    def alloc(self, need_size):
+        taken, self.free_slots = self.free_slots[:need_size], self.free_slots[need_size:]
+        return taken
+
+    def free(self, indices):
+        self.free_slots = torch.cat([self.free_slots, indices])
+
+
+class TokenToKVPoolAllocator(Slots):
+    pass
 
 
 class PagedTokenToKVPoolAllocator:

@@ -4,6 +4,7 @@ import sgl_kernel
 import torch
 
 from sglang import has_fault
+from sglang.srt.mem_cache.allocator import Slots
 
 
 class ReqToTokenPool:
@@ -21,6 +22,12 @@ class ReqToTokenPool:
 
     def write(self, indices, values):
         self.req_to_token[indices] = values
+
+
+class HybridReqToTokenPool(ReqToTokenPool):
+    def __init__(self, size, mamba_size, max_context_len, device, enable_memory_saver):
+        super().__init__(size, max_context_len, device, enable_memory_saver)
+        self.mamba_pool = Slots(mamba_size, device)
 
 
 class KVCache:
@@ -102,3 +109,8 @@ class NSATokenToKVPool(KVCache):
 
 if has_fault("renamed"):
     del NSATokenToKVPool
+
+
+class HybridLinearKVPool:
+    def __init__(self, size, mamba_pool):
+        self.mamba_pool = mamba_pool
