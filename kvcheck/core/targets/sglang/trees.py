@@ -209,6 +209,9 @@ def build(rig: Rig, kind: TreeKind, model: str, way: tuple[str, str], policy: st
         cache.init_hicache(args, params)
     else:
         cache = names[kind.name](params, args)
+    core = getattr(cache, "tree_core", None)
+    if core is not None:
+        rig.judge.note(f"{kind.name} with its core {type(core).__name__}")
     if hasattr(cache, "shutdown"):
         atexit.unregister(cache.shutdown)  # it would live as long as this process
     states = getattr(rows, "mamba_allocator", None) or getattr(rows, "mamba_pool", None)

@@ -5,7 +5,7 @@ import enum
 from typing import Any
 
 
-class PoolName(str, enum.Enum):
+class PoolName(enum.StrEnum):
     MAMBA = "mamba"
 
 
