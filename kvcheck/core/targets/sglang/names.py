@@ -72,6 +72,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         f"{_MEM}.unified_cache_components:ComponentType",
         f"{_MEM}.unified_cache.components:ComponentType",
     ),
+    "tree.compiled-core": (f"{_MEM}.rust_tree_core.adapter:RustUnifiedTreeCore",),
     # What a tree is made and asked with. A load was asked for without an object of its own at first.
     "tree.params": (f"{_MEM}.cache_init_params:CacheInitParams",),
     "tree.key": (f"{_MEM}.radix_cache:RadixKey",),

@@ -23,7 +23,6 @@ from kvcheck.core.targets.sglang.trees import PAGES, STATE, STATES, TOKENS, Tree
 
 SHARED, TAIL = 4, 16
 """Tokens that two prefixes share, and the longest end that one has alone; loads of fewer than ten are not worth it."""
-SIDES = {"device": DEVICE, "host": HOST}
 
 
 @dataclass(slots=True)
@@ -102,11 +101,12 @@ class TreeScene:
         """
         judge, name = self.rig.judge, self.tree.name
         self.step = step
+        sides = {"device": self.tree.device, "host": HOST}
         for listed in self.tree.lists():
             lane = f"{name} {listed.tier} {listed.kind}"
             what = f"{name}, {step}: {listed.tier} {listed.kind} of node {listed.tokens[0]}..{listed.tokens[-1]}"
             judge.reads += 1
-            if listed.value.device.type != SIDES[listed.tier]:
+            if listed.value.device.type != sides[listed.tier]:
                 text = f"{what}: the list lies on {side(listed.value)}, expected it on the {listed.tier}"
                 judge.find("KV302", "contract", text, tier=listed.tier, lane=lane)
                 continue
@@ -149,7 +149,7 @@ class TreeScene:
     def _copy(self, kind: str, is_backup: bool, host: torch.Tensor, device: torch.Tensor) -> None:
         """What a host pool is told to copy; one layer says the same as the next."""
         judge = self.rig.judge
-        reads = DEVICE if self.way[0] == "kernel" else HOST
+        reads = self.tree.device if self.way[0] == "kernel" else HOST
         self.copies[kind, is_backup] = self.copies.get((kind, is_backup), 0) + 1
         # Pools whose backup is staged page by page say so, and read host ids on the host as well.
         is_staged = is_backup and getattr(self.tree.hosts[kind], "can_use_write_back_jit", False)

@@ -14,7 +14,7 @@ import atexit
 import inspect
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,19 +43,22 @@ COPIES = {
 
 @dataclass(frozen=True, slots=True)
 class TreeKind:
-    """A tree. name: of its capability. also: what else it needs, to be a tree over a host tier."""
+    """A tree. name: of its capability. also: what else it needs, to be a tree over a host tier.
+
+    device: where its device lists lie. A compiled core takes none that stands in, and has both sides in memory.
+    """
 
     name: str
     also: tuple[str, ...] = ()
+    device: str = DEVICE
 
 
-KINDS = {
-    "tree": (TreeKind("hicache.tree"), TreeKind("hicache.unified-tree", ("hicache.unified-start", "tree.components"))),
-    "mamba-tree": (
-        TreeKind("hicache.mamba-tree"),
-        TreeKind("hicache.unified-tree", ("hicache.unified-start", "tree.components")),
-    ),
-}
+_UNIFIED = ("hicache.unified-start", "tree.components")
+UNIFIED = (
+    TreeKind("hicache.unified-tree", _UNIFIED),
+    TreeKind("hicache.unified-tree", (*_UNIFIED, "tree.compiled-core"), HOST),
+)
+KINDS = {"tree": (TreeKind("hicache.tree"), *UNIFIED), "mamba-tree": (TreeKind("hicache.mamba-tree"), *UNIFIED)}
 """Trees that may hold a kind of model, in the order in which they are looked for."""
 NEEDS = ("tree.params", "tree.key", "tree.insert", "tree.match", "tree.evict", "server.args", "server.publish")
 
@@ -81,19 +84,25 @@ Given = Callable[[str, bool, torch.Tensor, torch.Tensor], None]
 
 @dataclass(slots=True, kw_only=True)
 class Tree:
-    """A tree with what surrounds it. states: what gives out slots for states; None where the model has none."""
+    """A tree with what surrounds it. states: what gives out slots for states; None where the model has none.
+
+    device: where lists of its device lie. known: prefixes that were left to it.
+    """
 
     rig: Rig
+    device: str
     cache: Any
     name: str
     allocator: Any
     states: Any
     hosts: dict[str, Any]
+    known: list[tuple[int, ...]] = field(default_factory=list)
 
     def insert(self, tokens: Sequence[int], pages: torch.Tensor, state: torch.Tensor | None) -> None:
         """A request that is done leaves what it computed to the tree."""
         offered = {"key": self._key(tokens), "value": pages, "mamba_value": state}
         params = fitted(self.rig.names["tree.insert"], offered)
+        self.known.append(tuple(tokens))
         self.rig.measured(lambda: self.cache.insert(params), f"{self.name}: insert")
 
     def evict(self, tokens: int, states: int) -> None:
@@ -112,10 +121,8 @@ class Tree:
 
     def ask_load(self, tokens: Sequence[int]) -> None:
         """A request with this prefix comes, and what the host has of it is asked for."""
-        names = self.rig.names
-        params = fitted(names["tree.match"], {"key": self._key(tokens)})
-        found = self.rig.measured(lambda: self.cache.match_prefix(params), f"{self.name}: match_prefix")
-        call = self.cache.init_load_back
+        names, call = self.rig.names, self.cache.init_load_back
+        found = self._match(tokens)
         if names.has("tree.load"):
             offered = {
                 "last_host_node": found.last_host_node,
@@ -137,9 +144,12 @@ class Tree:
         self.rig.measured(self.cache.check_hicache_events, f"{self.name}: check_hicache_events")
 
     def lists(self) -> Iterator[Listed]:
-        """Every list that the tree holds."""
-        root = getattr(self.cache, "tree_core", self.cache).root_node
-        waiting = list(root.children.values())
+        """Every list that the tree holds; of a compiled core, which shows no nodes, those of the device by prefix."""
+        core, names = getattr(self.cache, "tree_core", self.cache), self.rig.names
+        if names.has("tree.compiled-core") and isinstance(core, names["tree.compiled-core"]):
+            yield from self._by_prefix(core)
+            return
+        waiting = list(core.root_node.children.values())
         while waiting:
             node = waiting.pop(0)
             tokens = tuple(int(token) for token in node.key)
@@ -147,6 +157,22 @@ class Tree:
                 if value is not None:
                     yield Listed(kind=kind, tier=tier, value=value, tokens=tokens)
             waiting += node.children.values()
+
+    def _by_prefix(self, core: Any) -> Iterator[Listed]:
+        for tokens in self.known:
+            found = self._match(tokens)
+            there = tokens[: found.device_prefix_len]
+            if there:
+                last = found.last_device_node
+                yield Listed(kind=PAGES, tier="device", value=self.cache.path_device_indices(last), tokens=there)
+                part = self.rig.names["tree.components"].MAMBA
+                state = core.get_component_device_value(last, part) if self.states is not None else None
+                if state is not None:
+                    yield Listed(kind=STATE, tier="device", value=state, tokens=there)
+
+    def _match(self, tokens: Sequence[int]) -> Any:
+        params = fitted(self.rig.names["tree.match"], {"key": self._key(tokens)})
+        return self.rig.measured(lambda: self.cache.match_prefix(params), f"{self.name}: match_prefix")
 
     def _of(self, node: Any) -> Iterator[tuple[str, str, torch.Tensor | None]]:
         if hasattr(node, "component_data"):
@@ -183,7 +209,7 @@ def build(rig: Rig, kind: TreeKind, model: str, way: tuple[str, str], policy: st
     """A tree over pools of its own. Raises ValueError, of the engine, where it refuses this way of copying."""
     names = rig.names
     args = _publish(rig, way, policy)
-    offered: dict[str, Any] = {**sizes(1, TOKENS, TOKENS), "device": DEVICE, "size": TOKENS, "mamba_size": STATES}
+    offered: dict[str, Any] = {**sizes(1, TOKENS, TOKENS), "device": kind.device, "size": TOKENS, "mamba_size": STATES}
     if model == "mamba-tree":
         offered |= {"cache_params": state_params(), "mamba_layer_ids": [0, 2]}
     rows = fitted(
@@ -209,22 +235,24 @@ def build(rig: Rig, kind: TreeKind, model: str, way: tuple[str, str], policy: st
         cache.init_hicache(args, params)
     else:
         cache = names[kind.name](params, args)
-    core = getattr(cache, "tree_core", None)
-    if core is not None:
-        rig.judge.note(f"{kind.name} with its core {type(core).__name__}")
+    name = type(cache).__name__
+    if hasattr(cache, "tree_core"):
+        name = f"{name} over {type(cache.tree_core).__name__}"
+        rig.judge.note(f"driven: {name}")
     if hasattr(cache, "shutdown"):
         atexit.unregister(cache.shutdown)  # it would live as long as this process
     states = getattr(rows, "mamba_allocator", None) or getattr(rows, "mamba_pool", None)
     tree = Tree(
         rig=rig,
+        device=kind.device,
         cache=cache,
-        name=names.find(kind.name).place.rpartition(":")[2],
+        name=name,
         allocator=allocator,
         states=states,
         hosts=_hosts(cache),
     )
-    for name, host in tree.hosts.items():
-        _stand_in(host, name, given)
+    for lists, host in tree.hosts.items():
+        _stand_in(host, lists, given)
     for pool in (allocator, states, *tree.hosts.values()):
         if pool is not None:
             _shuffle(rig, pool)
