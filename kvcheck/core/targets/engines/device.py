@@ -108,6 +108,11 @@ def side(value: torch.Tensor) -> str:
 class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operations that have no tensor of the device yet, and make one."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No compiler has to be kept away, which would be imported for that: two seconds."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
