@@ -34,6 +34,12 @@ FAULTS = [
     ("family-raises", "retract.nsa", {"KV902"}),
     ("views", "metadata.get-buf", {"KV305", "KV102", "KV103"}),
     ("no-wait", "layer-wait.nsa", {"KV201"}),
+    ("state-dies", "state-lengths.nsa-longer", {"KV902"}),
+    ("state-trims", "state-lengths.nsa-shorter", {"KV102", "KV301"}),
+    ("gate-of-one-rank", "agreement.metadata", {"KV601"}),
+    ("no-gate", "agreement.metadata", {"KV203"}),
+    ("metadata-turned", "agreement.everything", {"KV203"}),
+    ("room-kept", "agreement.everything", {"KV203"}),
 ]
 NO_EVIDENCE = [
     ("stub-in-path", "pool-copy.nsa", "called stand-ins, which move no bytes: sgl_kernel.copy_rows"),

@@ -68,10 +68,10 @@ class MetadataSlots:
         judge(rig, held, slot, when)
 
 
-def make(rig: Rig) -> tuple[Any, Stamps, Any]:
-    """Buffers, stamps over all their fields, and the allocator of slots."""
+def make(rig: Rig, size: int = SLOTS) -> tuple[Any, Stamps, Any]:
+    """Buffers of so many slots, stamps over all their fields, and the allocator of slots."""
     offered = {
-        "size": SLOTS,
+        "size": size,
         "hidden_size": HIDDEN,
         "hidden_states_dtype": torch.bfloat16,
         "max_top_logprobs_num": 24,
@@ -79,10 +79,10 @@ def make(rig: Rig) -> tuple[Any, Stamps, Any]:
         "custom_mem_pool": None,
     }
     buffers = fitted(rig.names["metadata.buffers"], offered)
-    found = inventory(buffers, rig.package, {"slot": SLOTS})
+    found = inventory(buffers, rig.package, {"slot": size})
     if not found.held or found.unknown:
         raise CannotDrive(f"metadata buffers hold {len(found.held)} fields; unknown: {'; '.join(found.unknown)}")
-    return buffers, Stamps(found), fitted(rig.names["metadata.slots"], {"size": SLOTS})
+    return buffers, Stamps(found), fitted(rig.names["metadata.slots"], {"size": size})
 
 
 def fields(rig: Rig, stamps: Stamps, got: Any, slot: int) -> list[tuple[Held, torch.Tensor]]:
