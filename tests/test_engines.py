@@ -132,6 +132,38 @@ def test_every_reader_of_a_layer_is_tried(child: EngineProcess, fake: Path) -> N
     assert reply.evidence.orderings_checked == 2 * 3  # two readers, three layers
 
 
+def test_each_direction_says_what_came_of_it(child: EngineProcess, fake: Path) -> None:
+    told = {}
+    for fault in (GOOD, "state-trims"):
+        put_fault(fake, fault)
+        for direction in ("longer", "shorter"):
+            reply = child.ask(ask_of(f"state-lengths.nsa-{direction}"))
+            told[fault, direction] = (bool(reply.findings), [note.partition(" (")[0] for note in reply.notes])
+            assert reply.evidence.orderings_checked == 1
+    alone = ": the request alone failed"
+    over = ": Success on lists of other lengths, with "
+    assert told == {
+        (GOOD, "longer"): (False, ["prefill longer at the end" + alone]),
+        (GOOD, "shorter"): (False, ["prefill shorter at the end" + alone]),
+        ("state-trims", "longer"): (
+            False,
+            [f"prefill longer at the end{over}every row of the receiver in place; nobody was harmed"],
+        ),
+        ("state-trims", "shorter"): (True, [f"prefill shorter at the end{over}rows that are wrong; a finding"]),
+    }
+
+
+def test_every_byte_is_judged_when_a_rank_commits(child: EngineProcess, fake: Path) -> None:
+    put_fault(fake, GOOD)
+    words = child.ask(ask_of("agreement.everything", 1)).evidence.words_verified
+    # Two ranks, three requests: rows of 16 int32, 48 bfloat16 and 8 int64, and two pages of 16 tokens in 3 layers.
+    fields = {"output_ids": 8, "output_hidden_states": 12, "bootstrap_room": 8, "kv_buffer": 2 * 16 * 20 * 3}
+    assert words == {name: 2 * 3 * count for name, count in fields.items()}
+    put_fault(fake, "metadata-turned")  # the room, which opens the gate, comes before the fields that it stands for
+    bad = first_bad(child, "agreement.everything")
+    assert {finding.buffer for finding in bad.findings} & {"output_ids", "output_hidden_states"}
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_child_that_breaks_is_unknown_with_its_last_line(name: str, tmp_path: Path) -> None:
     script, why, last = BROKEN[name]
