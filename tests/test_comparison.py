@@ -28,7 +28,7 @@ from kvcheck.core.report.store import RunStore
 
 APP = typer.Typer()
 APP.command()(report)
-RETRACT, INDEX, LENGTHS = "retract-resume/retract.nsa", "hicache/layer-wait.nsa", "pd-transfer/state-lengths.nsa"
+RETRACT, INDEX, LENGTHS = "retract-resume/retract.nsa", "hicache/layer-wait.nsa", "pd-transfer/state-lengths.nsa-longer"
 LINE = "retract-resume:shape=retract.nsa,target=sglang%3Aenvs/old,seed=1,schedule=0"
 FOUND = Finding(
     code="KV102",

@@ -42,6 +42,12 @@ FAULTS = [
     ("wrong-pairing", "index-moves.hybrid-direct", {"KV301"}),
     ("wrong-pairing", "index-moves.mamba-tree-direct", {"KV303"}),
     ("mixed-sides", "index-moves.tree-kernel", {"KV902"}),
+    ("state-dies", "state-lengths.nsa-longer", {"KV902"}),
+    ("state-trims", "state-lengths.nsa-shorter", {"KV102", "KV301"}),
+    ("gate-of-one-rank", "agreement.metadata", {"KV601"}),
+    ("no-gate", "agreement.metadata", {"KV203"}),
+    ("metadata-turned", "agreement.everything", {"KV203"}),
+    ("room-kept", "agreement.everything", {"KV203"}),
 ]
 NO_EVIDENCE = [
     ("stub-in-path", "pool-copy.nsa", "called stand-ins, which move no bytes: sgl_kernel.copy_rows"),
@@ -132,6 +138,38 @@ def test_every_reader_of_a_layer_is_tried(child: EngineProcess, fake: Path) -> N
     reply = child.ask(ask_of("layer-wait.nsa"))
     assert [finding.lane for finding in reply.findings] == ["get_index_buffer"]
     assert reply.evidence.orderings_checked == 2 * 3  # two readers, three layers
+
+
+def test_each_direction_says_what_came_of_it(child: EngineProcess, fake: Path) -> None:
+    told = {}
+    for fault in (GOOD, "state-trims"):
+        put_fault(fake, fault)
+        for direction in ("longer", "shorter"):
+            reply = child.ask(ask_of(f"state-lengths.nsa-{direction}"))
+            told[fault, direction] = (bool(reply.findings), [note.partition(" (")[0] for note in reply.notes])
+            assert reply.evidence.orderings_checked == 1
+    alone = ": the request alone failed"
+    over = ": Success on lists of other lengths, with "
+    assert told == {
+        (GOOD, "longer"): (False, ["prefill longer at the end" + alone]),
+        (GOOD, "shorter"): (False, ["prefill shorter at the end" + alone]),
+        ("state-trims", "longer"): (
+            False,
+            [f"prefill longer at the end{over}every row of the receiver in place; nobody was harmed"],
+        ),
+        ("state-trims", "shorter"): (True, [f"prefill shorter at the end{over}rows that are wrong; a finding"]),
+    }
+
+
+def test_every_byte_is_judged_when_a_rank_commits(child: EngineProcess, fake: Path) -> None:
+    put_fault(fake, GOOD)
+    words = child.ask(ask_of("agreement.everything", 1)).evidence.words_verified
+    # Two ranks, three requests: rows of 16 int32, 48 bfloat16 and 8 int64, and two pages of 16 tokens in 3 layers.
+    fields = {"output_ids": 8, "output_hidden_states": 12, "bootstrap_room": 8, "kv_buffer": 2 * 16 * 20 * 3}
+    assert words == {name: 2 * 3 * count for name, count in fields.items()}
+    put_fault(fake, "metadata-turned")  # the room, which opens the gate, comes before the fields that it stands for
+    bad = first_bad(child, "agreement.everything")
+    assert {finding.buffer for finding in bad.findings} & {"output_ids", "output_hidden_states"}
 
 
 @pytest.mark.parametrize("name", BROKEN)

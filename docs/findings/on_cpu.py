@@ -3,10 +3,14 @@
 Imported first by the scripts beside it, which need nothing else but the environment of a release.
 """
 
+import inspect
 import os
 import sys
+import traceback
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+import torch
 
 os.environ["TRITON_INTERPRET"] = "1"
 NAMES = ("sgl_kernel", "torchvision", "tvm_ffi")
@@ -51,6 +55,13 @@ def bare(kind, **own):
     return made
 
 
+def broken(*error):
+    """A script that breaks says 2: it could not be tried, and 1 is for the finding alone."""
+    traceback.print_exception(*error)
+    sys.stderr.flush()
+    os._exit(2)
+
+
 def publish():
     """What newer releases want to know before a pool can be made."""
     from sglang.srt import server_args
@@ -58,4 +69,13 @@ def publish():
     server_args.set_global_server_args_for_scheduler(server_args.ServerArgs(model_path="dummy"))
 
 
+def metadata_buffers(slots):
+    """Buffers of so many slots; newer releases ask for one size more."""
+    from sglang.srt.disaggregation.utils import MetadataBuffers
+
+    more = {"max_sampling_mask_tokens": 8} if "mask" in str(inspect.signature(MetadataBuffers)) else {}
+    return MetadataBuffers(slots, 32, torch.bfloat16, **more)
+
+
 sys.meta_path.append(Finder())
+sys.excepthook = broken

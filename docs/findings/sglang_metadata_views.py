@@ -3,16 +3,13 @@
 ENV/bin/python docs/findings/sglang_metadata_views.py            exit 1: the bug is there
 """
 
-import inspect
 import sys
 
-import on_cpu  # noqa: F401
-import torch
-from sglang.srt.disaggregation.utils import MetadataBuffers, ReqToMetadataIdxAllocator
+import on_cpu
+from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
 
-later = "max_sampling_mask_tokens"  # asked for by newer releases
-more = {later: 8} if later in inspect.signature(MetadataBuffers).parameters else {}
-buffers = MetadataBuffers(1, 32, torch.bfloat16, **more)
+on_cpu.publish()
+buffers = on_cpu.metadata_buffers(1)
 slots = ReqToMetadataIdxAllocator(1)
 slot = slots.alloc()
 buffers.output_hidden_states[slot] = 11  # the first request's draft state has arrived

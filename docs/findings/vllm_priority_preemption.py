@@ -1,11 +1,9 @@
-"""vLLM 0.33.0, priority policy: blocks of a step that never ran stay in the prefix cache, and are read as computed."""
+"""vLLM 0.33.0, priority policy: blocks of a step that never ran stay in the prefix cache. Exit 1: they are read."""
 
-# fmt: off
-import json
 import tempfile
 
-import torch
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
+from transformers import LlamaConfig
+from vllm.engine.arg_utils import EngineArgs, current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -15,25 +13,28 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-BLOCK, BLOCKS, LENGTH, model = 4, 13, 64, tempfile.mkdtemp()
-with open(f"{model}/config.json", "w") as file:
-    json.dump(dict(model_type="llama", architectures=["LlamaForCausalLM"], hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=999, max_position_embeddings=LENGTH), file)
-config = VllmConfig(model_config=ModelConfig(model=model, tokenizer=model, skip_tokenizer_init=True, dtype="float32", max_model_len=LENGTH), cache_config=CacheConfig(block_size=BLOCK),
-    scheduler_config=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, long_prefill_token_threshold=8, max_model_len=LENGTH, is_encoder_decoder=False, policy="priority", async_scheduling=False), parallel_config=ParallelConfig(), device_config=DeviceConfig("cpu"))
-config.cache_config.num_gpu_blocks = BLOCKS
-group = KVCacheGroupSpec(["layer"], FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32))
-scheduler = Scheduler(vllm_config=config, kv_cache_config=KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[group]), structured_output_manager=StructuredOutputManager(config), block_size=BLOCK, hash_block_size=BLOCK)
 init_none_hash(sha256)
-computed = {}  # block and offset -> the tokens up to there, which its KV depends on
-for step in range(8):
-    for name, first, count, priority in {0: [("long", 100, 40, 1)], 1: [("short", 200, 7, 0)]}.get(step, []):  # 0 outranks 1
-        scheduler.add_request(Request(name, list(range(first, first + count)), SamplingParams(max_tokens=4, ignore_eos=True), None, arrival_time=0.0, priority=priority, block_hasher=get_request_block_hasher(BLOCK, sha256)))
-    plan, names, sampled = scheduler.schedule(), [], []
+current_platform.device_type, model = "cpu", tempfile.mkdtemp()
+shape = dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"), 8)
+LlamaConfig(architectures=["LlamaForCausalLM"], **shape).save_pretrained(model)
+sizes = {"max_model_len": 64, "block_size": 4, "max_num_batched_tokens": 16, "long_prefill_token_threshold": 8}
+config = EngineArgs(model, scheduling_policy="priority", skip_tokenizer_init=True, **sizes).create_engine_config()
+layer = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=1, dtype=config.model_config.dtype)
+config.cache_config.num_gpu_blocks, blocks = 13, KVCacheConfig(13, [], [KVCacheGroupSpec(["layer"], layer)])
+scheduler = Scheduler(config, blocks, StructuredOutputManager(config), block_size=4, hash_block_size=4)
+hasher, computed = get_request_block_hasher(4, sha256), {}  # block and offset: the tokens up to there
+coming, sampling = [("long", 40, 1), ("short", 7, 0)], SamplingParams(max_tokens=4, ignore_eos=True)
+for step in range(6):
+    for name, length, priority in coming[step : step + 1]:  # the short one outranks the long one
+        scheduler.add_request(Request(name, [length] * length, sampling, None, priority=priority, block_hasher=hasher))
+    plan, sampled = scheduler.schedule(), {}
     for name, count in plan.num_scheduled_tokens.items():
         request, (table,) = scheduler.requests[name], scheduler.kv_cache_manager.get_block_ids(name)
         tokens, end = list(request.all_token_ids), request.num_computed_tokens
-        computed.update({(table[at // BLOCK], at % BLOCK): tokens[: at + 1] for at in range(end - count, end)})
-        wrong = [at for at in range(end) if computed.get((table[at // BLOCK], at % BLOCK)) != tokens[: at + 1]]
-        print(f"step {step}: {name} computes {count}, reads {end}" + (f"; NEVER COMPUTED: positions {wrong}" if wrong else ""))
-        names, sampled = [*names, name], [*sampled, [7] if end >= len(tokens) else []]
-    scheduler.update_from_output(plan, ModelRunnerOutput(req_ids=names, req_id_to_index={name: at for at, name in enumerate(names)}, sampled_token_ids=sampled))
+        computed.update({(table[at // 4], at % 4): tokens[: at + 1] for at in range(end - count, end)})
+        wrong = [at for at in range(end) if computed.get((table[at // 4], at % 4)) != tokens[: at + 1]]
+        print(f"step {step}: {name} computes {count}, reads {end}; never computed: positions {wrong}")
+        sampled[name] = [7] if end >= len(tokens) else []
+    names, tokens = [*sampled], [*sampled.values()]
+    scheduler.update_from_output(plan, ModelRunnerOutput(names, {each: names.index(each) for each in names}, tokens))
+raise SystemExit(bool(wrong))

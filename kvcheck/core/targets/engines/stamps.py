@@ -129,11 +129,15 @@ class Stamps:
 
     def write(self, request: int, unit: str, ids: Sequence[int], first: int = 0) -> None:
         """The request's content in these units, position by position from `first`."""
-        at = torch.as_tensor(list(ids), dtype=torch.int64)
         for held in self.found.held:
             if held.unit == unit:
-                site = Site(held.unit, held.name, "", held.layer)
-                held.rows[at] = content(site, request, range(first, first + len(at)), held.rows.shape[1])
+                self.write_field(held, request, ids, first)
+
+    def write_field(self, held: Held, request: int, ids: Sequence[int], first: int = 0) -> None:
+        """The same in one buffer alone, as where parts of a row arrive one by one."""
+        at = torch.as_tensor(list(ids), dtype=torch.int64)
+        site = Site(held.unit, held.name, "", held.layer)
+        held.rows[at] = content(site, request, range(first, first + len(at)), held.rows.shape[1])
 
     def check(
         self,

@@ -66,9 +66,9 @@ SGLANG: Final = EngineSpec(
         ProbeRow(
             name="state-lengths",
             scenario="pd-transfer",
-            subjects=("nsa", "swa"),
+            subjects=("nsa-longer", "nsa-shorter", "swa-longer", "swa-shorter"),
             entry="kvcheck.core.targets.sglang.state_lengths:StateLengths",
-            shows="state lists of different lengths fail their own request on both sides, and nobody else's",
+            shows="a state list longer or shorter than its receiver's harms nobody: its own request at most fails",
         ),
         ProbeRow(
             name="agreement",

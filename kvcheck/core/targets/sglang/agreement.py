@@ -1,7 +1,8 @@
 """Probe agreement: requests that are told done before their bytes are there, on ranks that see them at different times.
 
 The intra-node NVLink route is asked for by the engine's own variable. What it is told done lands later: the metadata
-alone, or every byte. Which device the metadata lies on and which way it goes is noted and decides nothing.
+alone, or every byte. Which device the metadata lies on and which way it goes is noted and decides nothing. In half of
+the schedules other requests have used every slot and page before, and what they left is still there.
 
 Invariants:
 - Late writes of a rank land in the order in which they were sent, and messages arrive in theirs.
@@ -66,6 +67,14 @@ class Agreement:
         with route(rig):
             scene = Scene(rig, (lambda _: True) if rig.subject == EVERYTHING else None)
             scene.send()
+            if rig.schedule % 4 >= 2:
+                for rank in range(RANKS):
+                    scene.peers.link.land(session(rank))
+                    scene.deliver(rank)
+                scene.poll("the first users of the slots")
+                if not scene.agreed:
+                    return
+                scene.reuse()
             if rig.schedule % 2 == 0:  # the plainest: all messages are there, the bytes on one rank alone
                 for rank in range(RANKS):
                     scene.deliver(rank)
@@ -88,7 +97,7 @@ class Scene:
         self._rig, self.agreed, self.polls = rig, True, 0
         self._pools = [bench(rig, "mla") for _ in range(1 + RANKS)]
         with placed(rig) as devices:
-            made = [make(rig) for _ in range(1 + RANKS)]
+            made = [make(rig, REQUESTS) for _ in range(1 + RANKS)]
         self._buffers = [buffers for buffers, _, _ in made]
         self._stamps = [stamps for _, stamps, _ in made]
         self._slots = [slots for _, _, slots in made]
@@ -104,7 +113,6 @@ class Scene:
             for start, size in zip(memory.metadata[0], memory.metadata[1], strict=True)
         ]
         self._group = Group(RANKS)
-        self._rooms = [self._room(request) for request in range(1, REQUESTS + 1)]
         self._sent: list[Sent] = []
         self._requests: list[Any] = []
         self._snapshots: list[dict[int, list[torch.Tensor]]] = [{} for _ in range(RANKS)]
@@ -113,18 +121,22 @@ class Scene:
 
     def send(self) -> None:
         """All requests, by the prefill's worker, to both ranks."""
-        for number, room in enumerate(self._rooms, 1):
-            pages = list(range(1 + (number - 1) * PAGES, 1 + number * PAGES))
-            slot = self._slots[0].alloc()
+        sent = []
+        for at in range(REQUESTS):
+            number = len(self._sent) + 1
+            room = self._room(number)
+            pages = list(range(1 + at * PAGES, 1 + (at + 1) * PAGES))
+            slot = self._slot(0)
             self._pools[0].stamps.write(number, "token", self._tokens(0, pages))
             self._stamps[0].write(number, "slot", (slot,))
             targets = []
             for rank in range(RANKS):
                 there = [page + 3 for page in pages] if rank else pages
-                targets.append(Target(there, self._slots[1 + rank].alloc(), []))
+                targets.append(Target(there, self._slot(1 + rank), []))
                 self._queues[rank].queue.append(self._queued(rank, number, room, targets[-1].slot))
-            self._sent.append(Sent(room=room, pages=pages, slot=slot, states=[], targets=tuple(targets)))
-        died = self.peers.send(self._sent)
+            sent.append(Sent(room=room, pages=pages, slot=slot, states=[], targets=tuple(targets)))
+            self._sent.append(sent[-1])
+        died = self.peers.send(sent)
         if died is not None:
             raise CannotDrive(f"the transfer worker died: {died.text} ({died.where})")
         link = self.peers.link
@@ -133,6 +145,13 @@ class Scene:
         self._rig.judge.note(way)
         self._rig.judge.count("requests", REQUESTS)
         self._rig.judge.count("transfers", REQUESTS * RANKS)
+
+    def reuse(self) -> None:
+        """Other requests, in the slots and pages of those before, of which the decode ranks have given theirs back."""
+        for sent in self._sent:
+            self._slots[0].free(sent.slot)
+        self.send()
+        self._rig.judge.count("foreign_reuses", REQUESTS)
 
     def deliver(self, rank: int, most: int | None = None) -> None:
         """So many messages reach a rank, or all."""
@@ -150,6 +169,8 @@ class Scene:
         before = [[entry.req.rid for entry in queue.queue] for queue in self._queues]
         if not any(before):
             return
+        for snapshots in self._snapshots:
+            snapshots.clear()
         with self._rig.stubs.window() as called, self._released():
             results = self._group.together([queue.pop_transferred for queue in self._queues], self._rig.package)
         if called:
@@ -277,6 +298,12 @@ class Scene:
         )
         offered = {"req": request, "kv_receiver": receiver, "metadata_buffer_index": slot}
         return fitted(self._rig.names["transfer.queued"], offered)
+
+    def _slot(self, side: int) -> int:
+        slot = self._slots[side].alloc()
+        if slot is None:
+            raise CannotDrive("no metadata slot is free, though every request that had one was committed")
+        return int(slot)
 
     def _room(self, request: int) -> int:
         """The room whose number is the content of the field that carries it."""

@@ -1,4 +1,7 @@
-"""Probe metadata: what was read from a metadata slot, after the slot has become another request's.
+"""Probe metadata: what was read from a metadata slot, while the slot becomes another request's.
+
+The other request's row is delivered a field at a time, in an order of the seed's, and judged in between: a slot whose
+row is there in part is read as well, and what was read stays as it was.
 
 Invariants:
 - Rows are delivered as a transfer delivers them, byte by byte into every field of the buffers, and by set_buf.
@@ -53,25 +56,50 @@ class MetadataSlots:
         again = next((each for each in (slots.alloc() for _ in range(SLOTS)) if each == slot), None)
         if again is None:
             raise CannotDrive(f"slot {slot} was not handed out again within {SLOTS} turns")
-        if rig.mix.chance(1, 2):
-            stamps.write(SECOND, "slot", (slot,))
-            when = "read, and its slot then delivered into for another request"
-        else:
-            set_for(rig, buffers, stamps, slot)
-            when = "read, and its slot then written by set_buf for another request"
         rig.judge.count("requests", 2)
         rig.judge.count("foreign_reuses")
         for field, tensor in held:
             if tensor.untyped_storage().data_ptr() == field.rows.untyped_storage().data_ptr():
                 text = f"get_buf returned {field.name} of slot {slot} as a view of the buffer, whose slot is reused"
                 rig.judge.find("KV305", "aliasing", text, buffer=field.name, row=slot, request=FIRST)
-        judge(rig, held, slot, when)
+        if rig.mix.chance(1, 2):
+            deliver_in_parts(rig, buffers, stamps, slot, held)
+        else:
+            set_for(rig, buffers, stamps, slot)
+            judge(rig, held, slot, "read, and its slot then written by set_buf for another request")
 
 
-def make(rig: Rig) -> tuple[Any, Stamps, Any]:
-    """Buffers, stamps over all their fields, and the allocator of slots."""
+def deliver_in_parts(rig: Rig, buffers: Any, stamps: Stamps, slot: int, held: list[tuple[Held, torch.Tensor]]) -> None:
+    """The second request's row, field by field in a drawn order; it is read once on the way, and at the end."""
+    coming = list(stamps.found.held)
+    order = [coming.pop(rig.mix.below(len(coming))) for _ in range(len(coming))]
+    torn_at = rig.mix.below(len(order))
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for at, field in enumerate(order):
+        if at == torn_at:
+            torn = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
+            tensors = [each for each in _flat(torn) if isinstance(each, torch.Tensor)]
+            kept = [(tensor, _bytes(tensor).clone()) for tensor in tensors]
+        stamps.write_field(field, SECOND, (slot,))
+        judge(
+            rig, held, slot, f"read, and {at + 1} of {len(order)} fields of its slot then delivered for another request"
+        )
+    for tensor, before in kept:
+        if not torch.equal(_bytes(tensor), before):
+            text = (
+                f"what get_buf returned of slot {slot}, a row of which {torn_at} fields had come, changed with the rest"
+            )
+            rig.judge.find("KV305", "aliasing", text, row=slot, request=SECOND, lane="torn")
+    rig.judge.count("orderings_checked")
+    got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
+    when = "read when all of it was there, in a slot that another request had"
+    judge(rig, fields(rig, stamps, got, slot), slot, when, SECOND)
+
+
+def make(rig: Rig, size: int = SLOTS) -> tuple[Any, Stamps, Any]:
+    """Buffers of so many slots, stamps over all their fields, and the allocator of slots."""
     offered = {
-        "size": SLOTS,
+        "size": size,
         "hidden_size": HIDDEN,
         "hidden_states_dtype": torch.bfloat16,
         "max_top_logprobs_num": 24,
@@ -79,10 +107,10 @@ def make(rig: Rig) -> tuple[Any, Stamps, Any]:
         "custom_mem_pool": None,
     }
     buffers = fitted(rig.names["metadata.buffers"], offered)
-    found = inventory(buffers, rig.package, {"slot": SLOTS})
+    found = inventory(buffers, rig.package, {"slot": size})
     if not found.held or found.unknown:
         raise CannotDrive(f"metadata buffers hold {len(found.held)} fields; unknown: {'; '.join(found.unknown)}")
-    return buffers, Stamps(found), fitted(rig.names["metadata.slots"], {"size": SLOTS})
+    return buffers, Stamps(found), fitted(rig.names["metadata.slots"], {"size": size})
 
 
 def fields(rig: Rig, stamps: Stamps, got: Any, slot: int) -> list[tuple[Held, torch.Tensor]]:
@@ -105,11 +133,11 @@ def fields(rig: Rig, stamps: Stamps, got: Any, slot: int) -> list[tuple[Held, to
     return pairs
 
 
-def judge(rig: Rig, held: list[tuple[Held, torch.Tensor]], slot: int, when: str) -> None:
-    """Every tensor still holds the first request's row."""
+def judge(rig: Rig, held: list[tuple[Held, torch.Tensor]], slot: int, when: str, request: int = FIRST) -> None:
+    """Every tensor holds the request's row, still or at last."""
     for field, tensor in held:
         seen = _bytes(tensor)[None]
-        rig.judge.compare(field, seen, request=FIRST, positions=(0,), ids=(slot,), when=when)
+        rig.judge.compare(field, seen, request=request, positions=(0,), ids=(slot,), when=when)
 
 
 def set_for(rig: Rig, buffers: Any, stamps: Stamps, slot: int) -> None:

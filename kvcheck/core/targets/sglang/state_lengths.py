@@ -1,11 +1,13 @@
 """Probe state-lengths: states sent with a list of rows that is longer or shorter than the receiving side's list.
 
-Two requests go through one worker, the second behind the first. The first one's lists differ: at the end, or at the
-start, where the two sides begin their windows at different pages; either side's may be the longer one.
+Two requests go through one worker, the second behind the first. The first one's lists differ in the subject's
+direction: at the end, and in a family with a window at the start too, where the sides begin theirs at other pages.
 
 Invariants:
 - A row of state is written by position: what lands in a row says which position it belongs to.
 - The control sends lists of equal length by the same calls.
+- Every schedule tries each place at which a list can differ in its direction, and notes what came of it.
+- Unequal lists alone are no finding: a request that succeeds with every row in its place has harmed nobody.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ UNIT = {"nsa": "page", "swa": "window"}
 KINDS = {"nsa": ("nsa", "dsa"), "swa": ("swa",)}
 UNEQUAL, BEHIND, OTHER = 1, 2, 3
 """Requests: the one whose lists differ, the one behind it, and the owner of every other row of the decode side."""
-CASES = ("prefill longer at the end", "decode longer at the end", "decode begins earlier", "prefill begins earlier")
+PLACES = {"nsa": ("end",), "swa": ("end", "start")}
+"""Where lists can differ: lists of all pages begin at one page on both sides, those of a window at any."""
+
+
+def parts(subject: str) -> tuple[str, str]:
+    """Family and direction of a subject: "longer" or "shorter", said of the prefill side's list."""
+    family, _, direction = subject.partition("-")
+    return family, direction
 
 
 class StateLengths:
@@ -30,7 +39,7 @@ class StateLengths:
 
     def needs(self, subject: str) -> tuple[str, ...]:
         """A pool with states, and what a transfer is made of."""
-        return (*NEEDS, *pool_names(subject))
+        return (*NEEDS, *pool_names(parts(subject)[0]))
 
     def control(self, rig: Rig) -> None:
         """Equal lists: both requests succeed, and every row is there."""
@@ -42,41 +51,55 @@ class StateLengths:
         pair.check_others("beside states that were sent with equal lists")
 
     def measure(self, rig: Rig) -> None:
-        """Lists that differ by one row or more."""
-        case = CASES[rig.schedule % len(CASES)]
-        rows = 3 + rig.mix.below(3)
-        more = 1 + rig.mix.below(rows - 1)
-        whole, cut = range(rows), range(rows - more) if case.endswith("end") else range(more, rows)
-        ours, theirs = (whole, cut) if case.startswith("prefill") else (cut, whole)
-        pair = Pair(rig)
-        died = pair.send(ours, theirs, rows)
-        rig.judge.count("requests", 2)
-        rig.judge.count("transfers", 2)
-        what = f"state lists of {len(ours)} rows at the prefill side and {len(theirs)} at the decode side ({case})"
-        if died is not None:
-            text = (
-                f"{what}: the transfer worker died of it: {died.text} ({died.where}); nobody's request is sent any more"
-            )
-            rig.judge.find("KV902", "liveness", text, lane="worker", request=UNEQUAL)
-        pair.judge_unequal(what, theirs)
-        pair.check_lists(what)
-        pair.check_others(what)
-        if died is None:
-            pair.check_success(BEHIND, range(rows), f"sent behind one with {what}")
+        """Lists that differ by one row or more, at each place."""
+        family, direction = parts(rig.subject)
+        for place in PLACES[family]:
+            found = len(rig.judge.findings)
+            rows = 3 + rig.mix.below(3)
+            more = 1 + rig.mix.below(rows - 1)
+            whole, cut = range(rows), range(rows - more) if place == "end" else range(more, rows)
+            ours, theirs = (whole, cut) if direction == "longer" else (cut, whole)
+            case = f"prefill {direction} at the {place}"
+            came = _unequal(rig, ours, theirs, rows, case)
+            rig.judge.count("orderings_checked")
+            harm = "; a finding" if len(rig.judge.findings) > found else "; nobody was harmed"
+            rig.judge.note(f"{case}: {came}{harm}")
+
+
+def _unequal(rig: Rig, ours: range, theirs: range, rows: int, case: str) -> str:
+    """Send such lists and judge what comes of it; what that was."""
+    pair = Pair(rig)
+    died = pair.send(ours, theirs, rows)
+    rig.judge.count("requests", 2)
+    rig.judge.count("transfers", 2)
+    what = f"state lists of {len(ours)} rows at the prefill side and {len(theirs)} at the decode side ({case})"
+    if died is not None:
+        text = f"{what}: the transfer worker died of it: {died.text} ({died.where}); nobody's request is sent any more"
+        rig.judge.find("KV902", "liveness", text, lane=_lane("worker", case), request=UNEQUAL)
+    came = pair.judge_unequal(what, theirs, case) if died is None else f"the worker died ({died.text})"
+    pair.check_lists(what)
+    pair.check_others(what)
+    if died is None:
+        pair.check_success(BEHIND, range(rows), f"sent behind one with {what}")
+    return came
+
+
+def _lane(what: str, case: str) -> str:
+    return f"{what}, {case}"
 
 
 class Pair:
     """A prefill pool and a decode pool of one family, with content, and what lies between."""
 
     def __init__(self, rig: Rig) -> None:
-        self._rig, self._judge, self._unit = rig, rig.judge, UNIT[rig.subject]
-        self._ours, self._theirs = bench(rig, rig.subject), bench(rig, rig.subject)
+        family, _ = parts(rig.subject)
+        self._rig, self._judge, self._unit = rig, rig.judge, UNIT[family]
+        self._ours, self._theirs = bench(rig, family), bench(rig, family)
         memories = []
         for made in (self._ours, self._theirs):
             states = made.pool.get_state_buf_infos()
             memories.append(Memory(pages=made.pool.get_contiguous_buf_infos(), states=states))
-        flat = rig.subject == "nsa"
-        self.peers = Peers(rig, Link(), memories[0], memories[1:], kinds=KINDS[rig.subject], flat=flat)
+        self.peers = Peers(rig, Link(), memories[0], memories[1:], kinds=KINDS[family], flat=family == "nsa")
         self._lists: dict[int, tuple[list[int], list[int]]] = {}
         self._kept: dict[int, tuple[list[int], list[int]]] = {}
         self._window: dict[int, range] = {}
@@ -102,26 +125,34 @@ class Pair:
         lost = self.peers.deliver(0)
         if lost is not None:
             raise CannotDrive(f"the receive loop died: {lost.text} ({lost.where})")
-        self._judge.note(f"{self.peers.link.moved_bytes} bytes moved, {self.peers.link.refused} writes refused")
+        if self.peers.link.refused:
+            self._judge.note("the copy engine refused writes beyond what the receiver has registered")
         return died
 
-    def judge_unequal(self, what: str, theirs: range) -> None:
-        """Both sides say Failed, with both lengths; or Success, with every row of the receiving list in place."""
+    def judge_unequal(self, what: str, theirs: range, case: str) -> str:
+        """Both sides fail it, or both say Success and every row of the receiving list is in place. Which it was."""
         sides = {"prefill": self.peers.sender, "decode": self.peers.ranks[0]}
         states = {side: self.peers.status(manager, UNEQUAL) for side, manager in sides.items()}
+        told = ", ".join(f"{side} says {status}" for side, status in states.items())
+        if len({*states.values()}) > 1:
+            text = f"{what}: {told}; one of them waits, or is wrong"
+            self._judge.find("KV301", "contract", text, lane=_lane("sides", case), request=UNEQUAL)
         if "Success" in states.values():
-            told = ", ".join(f"{side} says {status}" for side, status in states.items())
-            text = f"{what}: nobody failed the request ({told}); rows were left out or written by another length"
-            self._judge.find("KV301", "contract", text, lane="lengths", request=UNEQUAL)
-            self.check_rows(UNEQUAL, theirs, f"Success with {what}")
-            return
-        if states["prefill"] != states["decode"]:
-            text = f"{what}: prefill says {states['prefill']}, decode says {states['decode']}; one of them waits"
-            self._judge.find("KV301", "contract", text, lane="sides", request=UNEQUAL)
+            right = self.check_rows(UNEQUAL, theirs, f"Success with {what}")
+            if right:
+                return "Success on lists of other lengths, with every row of the receiver in place"
+            text = f"{what}: nobody failed the request ({told}), and rows were left out or come from other positions"
+            self._judge.find("KV301", "contract", text, lane=_lane("lengths", case), request=UNEQUAL)
+            return "Success on lists of other lengths, with rows that are wrong"
+        if "Failed" not in states.values():
+            text = f"{what}: {told}; the request waits for ever, and so does whoever needs its pages"
+            self._judge.find("KV901", "liveness", text, lane=_lane("waits", case), request=UNEQUAL)
+            return f"nobody concluded the request ({told})"
         reasons = [self.peers.reason(manager, UNEQUAL) for manager in sides.values()]
         lengths = [str(len(each)) for each in self._kept[UNEQUAL]]
         if not any(all(length in reason for length in lengths) for reason in reasons):
-            self._judge.note(f"failed without both lengths in the reason: {reasons}")
+            self._judge.note(f"{case}: no reason of the failure has both lengths")
+        return f"the request alone failed ({told})"
 
     def check_success(self, request: int, theirs: range, when: str) -> None:
         """Success on both sides, and every row in place."""
@@ -132,12 +163,15 @@ class Pair:
                 self._judge.find("KV901", "liveness", text, lane=side, request=request)
         self.check_rows(request, theirs, when)
 
-    def check_rows(self, request: int, theirs: range, when: str) -> None:
-        """The rows of the receiving list hold the positions that they stand for."""
+    def check_rows(self, request: int, theirs: range, when: str) -> bool:
+        """Whether the rows of the receiving list hold the positions that they stand for, in every buffer."""
+        right = True
         for held in self._held():
             ids = self._kept[request][1]
             seen = held.rows[torch.as_tensor(ids)]
-            self._judge.compare(held, seen, request=request, positions=list(theirs), ids=ids, when=when)
+            count = self._judge.compare(held, seen, request=request, positions=list(theirs), ids=ids, when=when)
+            right = right and count == len(ids)
+        return right
 
     def check_lists(self, what: str) -> None:
         """The requests' own lists are as they were handed over."""

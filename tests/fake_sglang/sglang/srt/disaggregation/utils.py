@@ -20,11 +20,21 @@ class MetadataBuffers:
     def __init__(self, size, hidden_size, hidden_states_dtype):
         self.output_ids = torch.zeros((size, 16), dtype=torch.int32)
         self.output_hidden_states = torch.zeros((size, hidden_size), dtype=hidden_states_dtype)
+        self.bootstrap_room = torch.zeros((size, 8), dtype=torch.int64)
+
+    def get_buf_infos(self):
+        fields = self.output_ids, self.output_hidden_states, self.bootstrap_room
+        return (
+            [each.data_ptr() for each in fields],
+            [each.nbytes for each in fields],
+            [each[0].nbytes for each in fields],
+        )
 
     def get_buf(self, idx):
-        rows = self.output_ids[idx], self.output_hidden_states[idx]
+        rows = self.output_ids[idx], self.output_hidden_states[idx], self.bootstrap_room[idx]
         return rows if has_fault("views") else tuple(row.clone() for row in rows)
 
     def set_buf(self, req):
         self.output_ids[req.metadata_buffer_index, 0] = req.output_ids[0]
         self.output_hidden_states[req.metadata_buffer_index] = req.hidden_states_tensor
+        self.bootstrap_room[req.metadata_buffer_index, 0] = req.bootstrap_room

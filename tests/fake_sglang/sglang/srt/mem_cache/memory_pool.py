@@ -44,6 +44,22 @@ class KVCache:
             self.counter.wait_until(layer_id)
 
 
+def infos(tensors, rows=1):
+    """Pointers, lengths and bytes of so many rows."""
+    sizes = [each[0].nbytes * rows for each in tensors]
+    return [each.data_ptr() for each in tensors], [each.nbytes for each in tensors], sizes
+
+
+class MLATokenToKVPool(KVCache):
+    def __init__(self, size, page_size, kv_lora_rank, dtype, qk_rope_head_dim, layer_num):
+        super().__init__(size, page_size, layer_num)
+        row = kv_lora_rank + qk_rope_head_dim
+        self.kv_buffer = [torch.zeros((size + page_size, 1, row), dtype=dtype) for _ in range(layer_num)]
+
+    def get_contiguous_buf_infos(self):
+        return infos(self.kv_buffer, self.page_size)
+
+
 class MHATokenToKVPool(KVCache):
     def __init__(self, size, page_size, dtype, head_num, head_dim, layer_num, device, enable_memory_saver):
         super().__init__(size, page_size, layer_num)
@@ -71,13 +87,15 @@ class MHATokenToKVPool(KVCache):
             self.v_buffer[layer][indices] = v
 
 
-class NSATokenToKVPool(KVCache):
+class NSATokenToKVPool(MLATokenToKVPool):
     def __init__(self, size, page_size, kv_lora_rank, dtype, qk_rope_head_dim, layer_num, index_head_dim):
-        super().__init__(size, page_size, layer_num)
-        row, page = kv_lora_rank + qk_rope_head_dim, page_size * (index_head_dim + 4)
-        self.kv_buffer = [torch.zeros((size + page_size, 1, row), dtype=dtype) for _ in range(layer_num)]
+        super().__init__(size, page_size, kv_lora_rank, dtype, qk_rope_head_dim, layer_num)
+        page = page_size * (index_head_dim + 4)
         pages = (size + page_size) // page_size
         self.index_k = [torch.zeros((pages, page), dtype=torch.uint8) for _ in range(layer_num)]
+
+    def get_state_buf_infos(self):
+        return infos(self.index_k)
 
     def get_key_buffer(self, layer_id):
         self.wait(layer_id)
