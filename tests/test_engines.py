@@ -34,6 +34,9 @@ FAULTS = [
     ("family-raises", "retract.nsa", {"KV902"}),
     ("views", "metadata.get-buf", {"KV305", "KV102", "KV103"}),
     ("no-wait", "layer-wait.nsa", {"KV201"}),
+    ("early-ack", "host-copy.nsa-direct", {"KV201"}),
+    ("index-not-backed-up", "host-copy.nsa-direct", {"KV102", "KV104", "KV304"}),
+    ("load-overtakes", "host-copy.nsa-direct", {"KV102"}),
 ]
 NO_EVIDENCE = [
     ("stub-in-path", "pool-copy.nsa", "called stand-ins, which move no bytes: sgl_kernel.copy_rows"),

@@ -29,10 +29,21 @@ pytestmark = [
     pytest.mark.skipif(not ENVIRONMENTS, reason="KVCHECK_SGLANG names no environment; see tests/engines/make_env.sh"),
 ]
 SCHEDULES = 6
-SHAPES = ("retract.nsa", "metadata.get-buf", "layer-wait.nsa", "state-lengths.nsa", "agreement.metadata")
+SHAPES = (
+    "retract.nsa",
+    "metadata.get-buf",
+    "layer-wait.nsa",
+    "host-copy.mha-kernel",
+    "host-copy.mla-direct",
+    "host-copy.nsa-kernel",
+    "state-lengths.nsa",
+    "agreement.metadata",
+)
 POOL = "mem_cache/memory_pool.py"
 INDEX = "mem_cache/index_key_cache.py"
 METADATA = "disaggregation/utils.py"
+CONTROLLERS = ("managers/cache_controller.py", "mem_cache/hybrid_cache/hybrid_cache_controller.py")
+TRANSFERS = "mem_cache/l2_transfer.py"
 SENDER = "disaggregation/mooncake/conn.py"
 WAIT = (
     "        if self.layer_transfer_counter is not None:\n"
@@ -60,6 +71,26 @@ BREAK = {
     "layer-wait.nsa": [
         (POOL, re.escape(WAIT + READ), READ),
         (INDEX, r"if self\.pool\.layer_transfer_counter is not None:", "if False:"),
+    ],
+    # A backup that is acknowledged as soon as it may start.
+    "host-copy.mha-kernel": [
+        (CONTROLLERS[0], r"HiCacheAck\(start_event, finish_event, op", "HiCacheAck(start_event, start_event, op"),
+        (TRANSFERS, r"TransferCompletion\(ack_start, ack_finish", "TransferCompletion(ack_start, ack_start"),
+    ],
+    # A load that does not wait for what was queued before it.
+    "host-copy.mla-direct": [
+        *((file, r"producer_event\.start_event\.wait\(self\.load_stream\)", "pass") for file in CONTROLLERS),
+        (TRANSFERS, r"start_event\.wait\(stream\)", "pass"),
+    ],
+    # A backup without the index buffer.
+    "host-copy.nsa-kernel": [
+        ("mem_cache/memory_pool_host.py", r"self\._backup_indexer_from_device_all_layer\([^)]*\)\n", "pass\n"),
+        ("mem_cache/hiradix_cache.py", r'return \{"extra_pools": \[pool\]\}', "return {}"),
+        (
+            "mem_cache/hybrid_cache/hybrid_pool_assembler.py",
+            r"(sidecar_spec\(\) for c in )config\.pools if [^\n]*",
+            r"\1()",
+        ),
     ],
     "agreement.metadata": [
         (METADATA, r"if actual_room == 0:", "if False:"),

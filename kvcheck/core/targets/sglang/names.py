@@ -65,4 +65,13 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "hicache.node": (f"{_MEM}.radix_cache:TreeNode",),
     "hicache.transfer": (f"{_MEM}.hicache_storage:PoolTransfer",),
     "hicache.pool-name": (f"{_MEM}.hicache_storage:PoolName",),
+    # Host pools, whose modules are told which copies there are.
+    "host.mha": (f"{_MEM}.pool_host.mha:MHATokenToKVPoolHost", f"{_MEM}.memory_pool_host:MHATokenToKVPoolHost"),
+    "host.mla": (f"{_MEM}.pool_host.mla:MLATokenToKVPoolHost", f"{_MEM}.memory_pool_host:MLATokenToKVPoolHost"),
+    "host.index": (f"{_MEM}.pool_host.dsa:DSAIndexerPoolHost", f"{_MEM}.memory_pool_host:DSAIndexerPoolHost"),
+    # A tree put together as a server does it. The unified tree took the plain one's place.
+    "hicache.unified": (f"{_MEM}.unified_radix_cache:UnifiedRadixCache",),
+    "hicache.components": (f"{_MEM}.unified_cache.components:ComponentType",),
+    "hicache.phase": (f"{_MEM}.unified_cache.components.base:CacheTransferPhase",),
+    "hicache.params": (f"{_MEM}.cache_init_params:CacheInitParams",),
 }
