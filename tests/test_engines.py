@@ -48,6 +48,9 @@ FAULTS = [
     ("no-gate", "agreement.metadata", {"KV203"}),
     ("metadata-turned", "agreement.everything", {"KV203"}),
     ("room-kept", "agreement.everything", {"KV203"}),
+    ("early-ack", "host-copy.nsa-direct", {"KV201"}),
+    ("index-not-backed-up", "host-copy.nsa-direct", {"KV102", "KV104", "KV304"}),
+    ("load-overtakes", "host-copy.nsa-direct", {"KV102"}),
 ]
 NO_EVIDENCE = [
     ("stub-in-path", "pool-copy.nsa", "called stand-ins, which move no bytes: sgl_kernel.copy_rows"),

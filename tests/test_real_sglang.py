@@ -37,6 +37,9 @@ SHAPES = (
     "retract.nsa",
     "metadata.get-buf",
     "layer-wait.nsa",
+    "host-copy.mha-kernel",
+    "host-copy.mla-direct",
+    "host-copy.nsa-kernel",
     "state-lengths.nsa-longer",
     "state-lengths.nsa-shorter",
     "agreement.metadata",
@@ -47,7 +50,7 @@ SHAPES = (
     "index-moves.mamba-tree-direct",
 )
 # Edits of lists reach several shapes; each is turned round by its own edit alone.
-GROUPS = (SHAPES[:6], *((shape,) for shape in SHAPES[6:]))
+GROUPS = (SHAPES[:9], *((shape,) for shape in SHAPES[9:]))
 NO_HYBRID = r"this release has no hicache\.(hybrid|mamba-tree) \(tried "
 ONLY_STAGED = r"MambaPoolHost only supports layout='page_first_direct'"
 # shape: why a release may have no verdict: the reason, a file of the release, and what has to be true of it.
@@ -62,8 +65,10 @@ LACKING = {
 POOL = "mem_cache/memory_pool.py"
 INDEX = "mem_cache/index_key_cache.py"
 METADATA = "disaggregation/utils.py"
-SENDER = "disaggregation/mooncake/conn.py"
 CONTROLLER = "managers/cache_controller.py"
+CONTROLLERS = (CONTROLLER, "mem_cache/hybrid_cache/hybrid_cache_controller.py")
+TRANSFERS = "mem_cache/l2_transfer.py"
+SENDER = "disaggregation/mooncake/conn.py"
 WAIT = (
     "        if self.layer_transfer_counter is not None:\n"
     "            self.layer_transfer_counter.wait_until(layer_id - self.start_layer)\n"
@@ -112,6 +117,26 @@ BREAK = {
     "state-lengths.nsa-longer": [  # the longer list is sent as it is
         (SENDER, r"src_indices = src_indices\[: len\(dst_indices_local\)\]", "pass"),
         (SENDER, r"(prefill_state_indices) = prefill_state_indices\[: len\(dst_state_indices\)\]", "pass"),
+    ],
+    # A backup that is acknowledged as soon as it may start.
+    "host-copy.mha-kernel": [
+        (CONTROLLER, r"HiCacheAck\(start_event, finish_event, op", "HiCacheAck(start_event, start_event, op"),
+        (TRANSFERS, r"TransferCompletion\(ack_start, ack_finish", "TransferCompletion(ack_start, ack_start"),
+    ],
+    # A load that does not wait for what was queued before it.
+    "host-copy.mla-direct": [
+        *((file, r"producer_event\.start_event\.wait\(self\.load_stream\)", "pass") for file in CONTROLLERS),
+        (TRANSFERS, r"start_event\.wait\(stream\)", "pass"),
+    ],
+    # A backup without the index buffer.
+    "host-copy.nsa-kernel": [
+        ("mem_cache/memory_pool_host.py", r"self\._backup_indexer_from_device_all_layer\([^)]*\)\n", "pass\n"),
+        ("mem_cache/hiradix_cache.py", r'return \{"extra_pools": \[pool\]\}', "return {}"),
+        (
+            "mem_cache/hybrid_cache/hybrid_pool_assembler.py",
+            r"(sidecar_spec\(\) for c in )config\.pools if [^\n]*",
+            r"\1()",
+        ),
     ],
     "agreement.metadata": [
         (METADATA, r"if actual_room == 0:", "if False:"),

@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -50,9 +50,23 @@ class Judge:
 
     def find(self, code: str, oracle: str, message: str, **more: object) -> None:
         """A finding; the first of a code, buffer and lane is kept."""
-        place = (code, more.get("buffer"), more.get("lane"))
+        self._keep(Finding(code=code, oracle=oracle, message=message, **more))  # type: ignore[arg-type]
+
+    def _keep(self, found: Finding) -> None:
+        place = (found.code, found.buffer, found.lane)
         if place not in [(each.code, each.buffer, each.lane) for each in self.findings]:
-            self.findings.append(Finding(code=code, oracle=oracle, message=message, **more))  # type: ignore[arg-type]
+            self.findings.append(found)
+
+    def absorb(self, other: Judge, code: str | None = None, why: str = "") -> None:
+        """What another judge has compared and found. code, why: what more is known of the rows that were not right."""
+        self.reads += other.reads
+        for name, words in other.words.items():
+            self.words[name] = self.words.get(name, 0) + words
+        for each in other.findings:
+            if code is None:
+                self._keep(each)
+            elif each.oracle == "content":
+                self._keep(replace(each, code=code, message=each.message + why))
 
     def evidence(self) -> Evidence:
         """For the record. events: reads that were judged."""

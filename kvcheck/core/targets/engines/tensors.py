@@ -57,6 +57,16 @@ def inventory(thing: object, package: str, units: Mapping[str, int]) -> Inventor
     return Inventory(tuple(held), tuple(unknown))
 
 
+def memories(thing: object, package: str) -> Iterator[tuple[str, int, torch.Tensor]]:
+    """(name, index in its list, tensor) of each memory below an object, once: the tensor that shows most of it."""
+    largest: dict[int, tuple[str, int, torch.Tensor]] = {}
+    for name, at, tensor in _tensors(thing, package, "", 0, set()):
+        start = tensor.untyped_storage().data_ptr()
+        if tensor.dim() > 1 and tensor.numel() and (start not in largest or tensor.numel() > largest[start][2].numel()):
+            largest[start] = (name, at, tensor)
+    yield from largest.values()
+
+
 def _rows(name: str, layer: int, tensor: torch.Tensor, units: Mapping[str, int]) -> list[Held]:
     if not tensor.is_contiguous():
         return []

@@ -11,6 +11,7 @@ from typing import Final
 from kvcheck.core.targets.engines.probe import EngineSpec, ProbeRow
 from kvcheck.core.targets.sglang.names import NAMES
 
+_WAYS = tuple(f"{family}-{way}" for family in ("mha", "mla", "nsa") for way in ("kernel", "late", "direct"))
 _POOLS = ("mha", "mla", "nsa", "swa", "mamba")
 
 SGLANG: Final = EngineSpec(
@@ -48,6 +49,14 @@ SGLANG: Final = EngineSpec(
             subjects=("mha", "mla", "nsa"),
             entry="kvcheck.core.targets.sglang.layer_wait:LayerWait",
             shows="every reader of a pool waits for its layer's load before it reads",
+        ),
+        ProbeRow(
+            name="host-copy",
+            scenario="hicache",
+            subjects=_WAYS,
+            entry="kvcheck.core.targets.sglang.host_copy:HostCopy",
+            shows="pages come back from the host whole and in time, while pages of both tiers change hands",
+            wants=("backups", "loads", "device_evictions", "host_evictions", "orderings_checked"),
         ),
         ProbeRow(
             name="index-moves",

@@ -80,4 +80,9 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "tree.match": (f"{_MEM}.base_prefix_cache:MatchPrefixParams",),
     "tree.evict": (f"{_MEM}.base_prefix_cache:EvictParams",),
     "tree.load": (f"{_MEM}.base_prefix_cache:InitLoadBackParams",),
+    # Host pools, whose modules are told which copies there are.
+    "host.mha": (f"{_MEM}.pool_host.mha:MHATokenToKVPoolHost", f"{_MEM}.memory_pool_host:MHATokenToKVPoolHost"),
+    "host.mla": (f"{_MEM}.pool_host.mla:MLATokenToKVPoolHost", f"{_MEM}.memory_pool_host:MLATokenToKVPoolHost"),
+    "host.index": (f"{_MEM}.pool_host.dsa:DSAIndexerPoolHost", f"{_MEM}.memory_pool_host:DSAIndexerPoolHost"),
+    "hicache.phase": (f"{_MEM}.unified_cache.components.base:CacheTransferPhase",),
 }

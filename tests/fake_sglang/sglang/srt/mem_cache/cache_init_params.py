@@ -8,3 +8,5 @@ from typing import Any
 class CacheInitParams:
     req_to_token_pool: Any
     token_to_kv_pool_allocator: Any
+    disable: bool = False
+    page_size: int = 1
