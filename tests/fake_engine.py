@@ -11,7 +11,7 @@ import venv
 from pathlib import Path
 
 FAKES = sorted(str(each) for each in Path(__file__).parent.glob("fake_*/"))
-HELLO = '{"hello": {"engine": "sglang", "version": "0", "python": "3", "torch": "2"}}'
+HELLO = '{"hello": {"engine": "sglang", "version": "0", "python": "3", "torch": "2", "device": "cpu"}}'
 
 
 def environment(folder: Path, fault: str | None) -> Path:

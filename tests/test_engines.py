@@ -242,6 +242,20 @@ def test_engine_that_breaks_is_4_before_anything_runs(tmp_path: Path, capsys: py
     assert "ended with status 139: getting ready; its last line: Segmentation fault" in capsys.readouterr().err
 
 
+def test_device_that_the_engines_torch_does_not_see_is_4(
+    tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "runs")]
+    assert run(["stress", "--target", f"sglang:{fake}", "--device", "cuda:1", "--shape", "retract", *out]) == 4
+    told = capsys.readouterr().err
+    assert "sees no CUDA device, asked for cuda:1; next: name an environment whose torch sees the device" in told
+    assert run(["stress", "--target", f"vllm:{fake}", "--device", "cuda", *out]) == 2
+    assert "runs on cuda; leave --device out" in capsys.readouterr().err
+    line = f"hicache:shape=host-copy.mha-direct,target=sglang%3A{fake},backend=cuda,device=cuda"
+    assert run(["replay", line]) == 2
+    assert "probe host-copy of sglang runs on cpu, not on cuda" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ def check_engine_plan(plan: Plan) -> None:
 
     parse_target(plan.target)
     default = Plan(scenario=plan.scenario, shape=plan.shape)
+    if plan.device != "cpu":
+        default = dataclasses.replace(default, device=plan.device, backend="cuda")
     for key in UNREAD:
         if (value := getattr(plan, key)) != getattr(default, key):
             raise UsageError(f"--target {plan.target}: its probes take no {key}, got {value!r}; leave it out")
@@ -45,6 +48,10 @@ def engine_plans(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Pl
     plans = list(probe_plans(base, scenarios, shapes))
     if not plans:
         known = ", ".join(f"{plan.scenario}: {plan.shape}" for plan in probe_plans(base, [], []))
+        if not known:
+            raise UsageError(
+                f"no probe of {base.target} runs on {base.device}; leave --device out to run them on the CPU"
+            )
         raise UsageError(f"no probe of {base.target} is left by the scenarios and shapes named; it has {known}")
     return plans
 
@@ -91,7 +98,7 @@ def installed_engine(plan: Plan) -> Iterator[EngineRunner | None]:
         return
     from kvcheck.core.stress.engines import EngineRunner
 
-    runner = EngineRunner(plan.target)
+    runner = EngineRunner(plan.target, device=plan.device)
     try:
         runner.start()
         yield runner

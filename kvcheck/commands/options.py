@@ -121,7 +121,7 @@ def check_plan(plan: Plan) -> None:
     _check_choices(plan)
     if plan.trace is not None:
         read_trace(trace_file(plan.trace), plan.requests)
-    if kind == "cuda":
+    if kind == "cuda" and not is_engine(plan.target):  # an engine's child looks for the device itself
         from kvcheck.core.backend.cuda import CudaBackend
 
         # Queues of the device: with fewer than lanes, one that is held stands in the way of others.

@@ -59,7 +59,7 @@ def replay(
             check_plan(each)
         if is_engine(plan.target):
             probe_of(plan)
-    for _, group in groupby(plans, key=lambda plan: plan.target):
+    for _, group in groupby(plans, key=lambda plan: (plan.target, plan.device)):
         same = [*group]
         with installed_engine(same[0]) as engine:
             for plan in same:

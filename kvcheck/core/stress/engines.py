@@ -23,8 +23,12 @@ from kvcheck.core.targets.installed import parse_target
 
 
 def probe_plans(base: Plan, scenarios: list[str], shapes: list[str]) -> Iterator[Plan]:
-    """The plans of all probes of the target, or of the scenarios and "PROBE.SUBJECT" or PROBE that were named."""
-    rows = parse_target(base.target).spec.probes
+    """The plans of the target's probes for the base's kind of device.
+
+    Of all, or of the scenarios and "PROBE.SUBJECT" or PROBE that were named.
+    """
+    kind = base.device.partition(":")[0]
+    rows = [row for row in parse_target(base.target).spec.probes if kind in row.devices]
     for row in rows:
         for subject in row.subjects:
             shape = f"{row.name}.{subject}"
@@ -37,6 +41,9 @@ def probe_of(plan: Plan) -> tuple[ProbeRow, str]:
     name, _, subject = plan.shape.partition(".")
     spec = parse_target(plan.target).spec
     row = spec.probe(name)
+    kind = plan.device.partition(":")[0]
+    if row is not None and kind not in row.devices:
+        raise UsageError(f"probe {name} of {spec.name} runs on {', '.join(row.devices)}, not on {plan.device}")
     if row is None or subject not in row.subjects or row.scenario != plan.scenario:
         known = ", ".join(f"{each.scenario}:shape={each.name}.{sub}" for each in spec.probes for sub in each.subjects)
         raise UsageError(f"{spec.name} has no probe {plan.scenario}:shape={plan.shape}; known: {known}")
@@ -49,12 +56,13 @@ class EngineRunner:
 
     target: str
     patience: Patience = field(default_factory=Patience)
+    device: str = "cpu"
     _child: EngineProcess | None = None
 
     def start(self) -> Hello:
         """The engine, ready. Raises UnknownVerdict."""
         if self._child is None:
-            self._child = parse_target(self.target).start(self.patience)
+            self._child = parse_target(self.target).start(self.patience, self.device)
         return self._child.hello
 
     def run(self, plan: Plan) -> Reply:

@@ -41,9 +41,9 @@ class EngineTarget:
         """Its tables."""
         return ENGINES.load(self.engine)
 
-    def start(self, patience: Patience) -> EngineProcess:
+    def start(self, patience: Patience, device: str = "cpu") -> EngineProcess:
         """A child that holds it. Raises UnknownVerdict."""
-        return EngineProcess(self.engine, dict(ENGINES.targets())[self.engine], self.python, patience)
+        return EngineProcess(self.engine, dict(ENGINES.targets())[self.engine], self.python, patience, device)
 
 
 def is_engine(target: str) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from kvcheck.core.targets.engines.guard import CannotDrive, Fault, attempt
 from kvcheck.core.targets.engines.names import Names
@@ -27,7 +28,7 @@ class ProbeRow:
     """A probe of an engine. subjects: what it is tried on. entry: "module:Class". shows: what it is about.
 
     scenario: one of kvcheck's own, or what the engine calls it. wants: fields of Evidence without which a schedule
-    says nothing.
+    says nothing. devices: kinds of device that it can be tried on.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ProbeRow:
     entry: str
     shows: str
     wants: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,25 @@ class EngineSpec:
         return next((row for row in self.probes if row.name == name), None)
 
 
+class StreamsOfDevice(Protocol):
+    """Streams that work is queued on: stood in for on a CPU, real on a device."""
+
+    def reset(self, order: str, seed: int) -> None:
+        """Forget what is queued, or wait for it; from now on work is late by this order."""
+
+    def side(self) -> Any:
+        """A stream that nobody waits for yet."""
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Make a stream current."""
+
+    def queue(self, work: Callable[[], None]) -> None:
+        """Work for the current stream."""
+
+    def settle(self) -> None:
+        """Let everything run that is queued."""
+
+
 class Stop(Exception):
     """The engine broke in a measured section; the finding is made, and there is nothing more to measure."""
 
@@ -68,12 +89,20 @@ class Rig:
 
     package: str
     names: Names
-    machine: Machine
+    machine: StreamsOfDevice
     stubs: Stubs
     subject: str
     schedule: int
     mix: Mix
+    device: str = "cpu"
     judge: Judge = field(default_factory=Judge)
+
+    @property
+    def stand_ins(self) -> Machine:
+        """The streams, where they are stood in for. Raises CannotDrive where they are real."""
+        if not isinstance(self.machine, Machine):
+            raise CannotDrive(f"this probe needs streams that are stood in for, and {self.device} has real ones")
+        return self.machine
 
     def measured(self, call: Callable[[], T], what: str) -> T:
         """Let the engine work. Raises Stop where it breaks, CannotDrive where that is no evidence."""

@@ -28,12 +28,12 @@ BOOT = """
 import importlib.util, sys
 if sys.version_info < %r:
     sys.exit("kvcheck needs Python %s or newer in the engine's environment, which has " + sys.version.split()[0])
-folder, entry = sys.argv[1:]
+folder, entry, device = sys.argv[1:]
 spec = importlib.util.spec_from_file_location("kvcheck", folder + "/__init__.py", submodule_search_locations=[folder])
 sys.modules["kvcheck"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["kvcheck"])
 from %s import main
-main(entry)
+main(entry, device)
 """
 """Finds kvcheck by its folder alone: nothing else that is installed beside it can be seen by the engine."""
 
@@ -52,9 +52,13 @@ class Patience:
 class EngineProcess:
     """A child with an engine. entry: "module:name" of its tables. Raises UnknownVerdict where it does not get ready."""
 
-    def __init__(self, engine: str, entry: str, python: Path, patience: Patience) -> None:
+    def __init__(self, engine: str, entry: str, python: Path, patience: Patience, device: str = "cpu") -> None:
         self._name = f"{engine} under {python}"
-        self._next = f"make engine-env ENGINE={engine} VERSION=V DIR=VENV, then --target {engine}:VENV"
+        self._next = (
+            "name an environment whose torch sees the device"
+            if device != "cpu"
+            else (f"make engine-env ENGINE={engine} VERSION=V DIR=VENV, then --target {engine}:VENV")
+        )
         self._patience = patience
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, `close` closes it
         self._lines: queue.Queue[str | None] = queue.Queue()
@@ -62,7 +66,7 @@ class EngineProcess:
         try:
             self._child = subprocess.Popen(
                 # -I: neither the folder kvcheck was started in nor variables meant for kvcheck's own interpreter count.
-                [str(python), "-I", "-u", "-c", boot, SOURCE, entry],
+                [str(python), "-I", "-u", "-c", boot, SOURCE, entry, device],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,

@@ -20,26 +20,34 @@ import torch
 
 from kvcheck.core.record import Evidence
 from kvcheck.core.targets.engines import streams
-from kvcheck.core.targets.engines.guard import Fault, attempt
+from kvcheck.core.targets.engines.cuda_streams import CudaMachine
+from kvcheck.core.targets.engines.guard import CannotDrive, Fault, attempt
 from kvcheck.core.targets.engines.names import Names
-from kvcheck.core.targets.engines.probe import EngineSpec, Probe, ProbeRow, Rig, load, run
+from kvcheck.core.targets.engines.probe import EngineSpec, Probe, ProbeRow, Rig, StreamsOfDevice, load, run
 from kvcheck.core.targets.engines.stubs import Stubs
 from kvcheck.core.targets.engines.wire import Ask, Hello, Refusal, Reply, decode, encode
 from kvcheck.core.workload.mix import Mix
 
 VARIABLES = {
-    "TRITON_INTERPRET": "1",  # Triton kernels run on the CPU, where they are interpreted
-    "CUDA_VISIBLE_DEVICES": "",
-    "TOKENIZERS_PARALLELISM": "false",
+    "cpu": {
+        "TRITON_INTERPRET": "1",  # Triton kernels run on the CPU, where they are interpreted
+        "CUDA_VISIBLE_DEVICES": "",
+        "TOKENIZERS_PARALLELISM": "false",
+    },
+    "cuda": {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # a queue of the device for each stream: a held one stands in nobody's way
+        "TOKENIZERS_PARALLELISM": "false",
+    },
 }
 
 
 class Server:
-    """One engine, imported once."""
+    """One engine, imported once. device: "cpu", where streams are stood in for, or "cuda[:N]", where they are real."""
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, device: str = "cpu") -> None:
         self._spec = spec
-        self._machine = streams.install()
+        self._device = device
+        self._machine: StreamsOfDevice | None = streams.install() if device == "cpu" else None
         self._stubs = Stubs(spec.package, spec.stubs)
         self._stubs.install()
         self._names = Names(spec.table)
@@ -47,6 +55,11 @@ class Server:
     def start(self) -> Hello | Refusal:
         """Import the engine and get it ready."""
         spec = self._spec
+        if self._machine is None:
+            try:
+                self._machine = CudaMachine(self._device)
+            except CannotDrive as error:
+                return Refusal(reason=str(error))
         found = attempt(lambda: __import__(spec.package))
         if isinstance(found, Fault):
             return Refusal(reason=f"{spec.package} cannot be imported by {sys.executable}: {found.text}")
@@ -61,6 +74,7 @@ class Server:
             version="unknown" if isinstance(version, Fault) else version,
             python=platform.python_version(),
             torch=str(torch.__version__),
+            device="cpu" if self._device == "cpu" else str(torch.cuda.get_device_name()),
         )
 
     def answer(self, ask: Ask) -> Reply:
@@ -68,10 +82,12 @@ class Server:
         row = self._spec.probe(ask.probe)
         if row is None or ask.subject not in row.subjects:
             return Reply(evidence=Evidence(schedules=0), unknown=f"no probe {ask.probe} on {ask.subject}")
+        assert self._machine is not None, "start comes first"
         rig = Rig(
             package=self._spec.package,
             names=self._names,
             machine=self._machine,
+            device=self._device,
             stubs=self._stubs,
             subject=ask.subject,
             schedule=ask.schedule,
@@ -97,11 +113,11 @@ def _seed(row: ProbeRow, ask: Ask) -> int:
     return Mix(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
 
 
-def serve(entry: str, asks: IO[str], answers: IO[str]) -> None:
+def serve(entry: str, device: str, asks: IO[str], answers: IO[str]) -> None:
     """Say hello, then answer until there are no more questions."""
     spec = load(entry)
     assert isinstance(spec, EngineSpec)
-    server = Server(spec)
+    server = Server(spec, device)
     greeting = server.start()
     _say(answers, encode(greeting))
     if isinstance(greeting, Refusal):
@@ -117,11 +133,11 @@ def _say(answers: IO[str], line: str) -> None:
     answers.flush()
 
 
-def main(entry: str) -> None:
+def main(entry: str, device: str) -> None:
     """The child's life."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    for name, value in VARIABLES.items():
+    for name, value in VARIABLES[device.partition(":")[0]].items():
         os.environ[name] = value
     torch.set_num_threads(1)
-    serve(entry, sys.stdin, answers)
+    serve(entry, device, sys.stdin, answers)

@@ -90,6 +90,7 @@ class Judge:
         code: of a row that is foreign, stale or was never written, where another code says more. lane: who read it.
         """
         site = Site(held.unit, held.name, "", held.layer)
+        seen = seen.cpu()
         wanted = content(site, request, positions, seen.shape[1])
         if part is not None:
             seen = torch.where(part, seen, wanted)
@@ -151,7 +152,8 @@ class Stamps:
         """The same in one buffer alone, as where parts of a row arrive one by one."""
         at = torch.as_tensor(list(ids), dtype=torch.int64)
         site = Site(held.unit, held.name, "", held.layer)
-        held.rows[at] = content(site, request, range(first, first + len(at)), held.rows.shape[1])
+        rows = content(site, request, range(first, first + len(at)), held.rows.shape[1])
+        held.rows[at] = rows.to(held.rows.device)
 
     def check(
         self,

@@ -48,6 +48,10 @@ class Machine:
         """A stream was made."""
         self._side.append(stream)
 
+    def side(self) -> SideStream:
+        """A stream that nobody waits for yet."""
+        return SideStream(machine=self)
+
     def queue(self, work: Callable[[], None]) -> None:
         """Work for the current stream."""
         self.queued += 1

@@ -22,6 +22,7 @@ class Hello:
     version: str
     python: str
     torch: str
+    device: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from kvcheck.core.targets.engines.probe import EngineSpec, ProbeRow
 from kvcheck.core.targets.sglang.names import NAMES
 
 _WAYS = tuple(f"{family}-{way}" for family in ("mha", "mla", "nsa") for way in ("kernel", "late", "direct"))
+_BOTH = ("cpu", "cuda")
 _POOLS = ("mha", "mla", "nsa", "swa", "mamba")
 
 SGLANG: Final = EngineSpec(
@@ -28,6 +29,7 @@ SGLANG: Final = EngineSpec(
             subjects=_POOLS,
             entry="kvcheck.core.targets.sglang.pool_copy:PoolCopy",
             shows="every tensor of a pool comes back by get_cpu_copy and load_cpu_copy, after others used its pages",
+            devices=_BOTH,
         ),
         ProbeRow(
             name="retract",
@@ -35,6 +37,7 @@ SGLANG: Final = EngineSpec(
             subjects=_POOLS,
             entry="kvcheck.core.targets.sglang.retract:Retract",
             shows="all of a pool comes back by Req.offload_kv_cache and load_kv_cache, with real allocator and rows",
+            devices=_BOTH,
         ),
         ProbeRow(
             name="metadata",
@@ -49,6 +52,7 @@ SGLANG: Final = EngineSpec(
             subjects=("mha", "mla", "nsa"),
             entry="kvcheck.core.targets.sglang.layer_wait:LayerWait",
             shows="every reader of a pool waits for its layer's load before it reads",
+            devices=_BOTH,
         ),
         ProbeRow(
             name="host-copy",

@@ -58,7 +58,7 @@ class HostCopy:
 
     def control(self, rig: Rig) -> None:
         """Two pages there and back on the plainest pool, done at once; and every getter of this one, with no load."""
-        rig.machine.reset(EAGER, 0)
+        rig.stand_ins.reset(EAGER, 0)
         backend = rig.subject.partition("-")[2]
         scene = Scene(rig, tier(rig, PLAINEST, backend, "layer_first"), ())
         scene.admit(2)
@@ -78,7 +78,7 @@ class HostCopy:
         family, _, backend = rig.subject.partition("-")
         layouts = LAYOUTS.get(rig.subject, LAYOUTS[backend])
         layout = layouts[rig.schedule % len(layouts)]
-        rig.machine.reset((LAZY, RANDOM)[rig.schedule // len(layouts) % 2], rig.mix.next_u64())
+        rig.stand_ins.reset((LAZY, RANDOM)[rig.schedule // len(layouts) % 2], rig.mix.next_u64())
         made = tier(rig, family, backend, layout)
         rig.judge.note(f"host memory {layout}; not exercised: {LEFT_OUT}")
         Scene(rig, made, self._readers).run()
@@ -159,8 +159,8 @@ class Scene:
 
     def compute(self, work: Callable[[], None]) -> None:
         """The model's work on the device, on the stream that the engine has it on."""
-        with self.rig.machine.on(self.forward):
-            self.rig.machine.queue(work)
+        with self.rig.stand_ins.on(self.forward):
+            self.rig.stand_ins.queue(work)
 
     def backup(self) -> None:
         """All that is on the device alone, one node a request; some merged into one copy."""
@@ -206,7 +206,7 @@ class Scene:
         first, later = Judge(), Judge()
         look(first)
         if first.findings:
-            self.rig.machine.settle()
+            self.rig.stand_ins.settle()
             look(later)
         late = bool(first.findings) and not later.findings
         why = "; it is there once everything that was queued has run"
@@ -265,7 +265,7 @@ class Scene:
 
     def read(self, producer: int, requests: list[int]) -> None:
         """A pass over the layers reads what it loads, by the pool's own getters."""
-        machine, mix, made = self.rig.machine, self.rig.mix, self.tier.made
+        machine, mix, made = self.rig.stand_ins, self.rig.mix, self.tier.made
         counter = self.tier.controller.layer_done_counter
         counter.set_consumer(producer)
         machine.main.wait_stream(self.forward)
@@ -306,7 +306,7 @@ class Scene:
         while self.loads:
             self.read(*self.loads.pop(0))
         self.poll(wait=True)
-        self.rig.machine.synchronize()
+        self.rig.stand_ins.synchronize()
         for kept in self.kept.values():
             self.check_device(kept, "on the device at the end", self.rig.judge)
             self.check_host(kept, "on the host at the end", self.rig.judge)
@@ -329,8 +329,8 @@ class Scene:
 
     def engine(self, work: Callable[[], Any], what: str) -> Any:
         """The engine works, on the stream that it is called on."""
-        stream = self.rig.machine.main if self.fenced else self.forward
-        with self.rig.machine.on(stream), self.tier.copies.lent_to(self.tier.modules):
+        stream = self.rig.stand_ins.main if self.fenced else self.forward
+        with self.rig.stand_ins.on(stream), self.tier.copies.lent_to(self.tier.modules):
             return self.rig.measured(work, what)
 
 

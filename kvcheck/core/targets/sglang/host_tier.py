@@ -171,7 +171,7 @@ def tier(rig: Rig, family: str, backend: str, layout: str) -> Tier:
         for each in (*devices, *(tensor for _, _, tensor in others))
     ]
     copies = Copies(
-        rig.machine, lambda text: rig.judge.find("KV301", "contract", text, lane="copy"), tuple(sorted(regions))
+        rig.stand_ins, lambda text: rig.judge.find("KV301", "contract", text, lane="copy"), tuple(sorted(regions))
     )
     return Tier(
         made=made,

@@ -1,7 +1,7 @@
 """Probe layer-wait: every reader of a pool waits for the load of its layer before it reads.
 
-The engine's own layer counter is registered with the pool; its events are stand-ins. A load writes one layer after the
-other on a side stream, which gets on only when somebody waits, or when the seed lets it.
+The engine's own layer counter is registered with the pool. A load writes one layer after the other on a side stream:
+on a CPU one that gets on only when somebody waits, or when the seed lets it; on a device one that is held.
 
 Invariants:
 - Readers are found on the pool by their parameters, not by a list; one that cannot be driven is named.
@@ -18,7 +18,7 @@ from kvcheck.core.targets.engines.calls import fitted
 from kvcheck.core.targets.engines.guard import CannotDrive
 from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.engines.stamps import content
-from kvcheck.core.targets.engines.streams import EAGER, LAZY, RANDOM, SideStream
+from kvcheck.core.targets.engines.streams import EAGER, LAZY, RANDOM
 from kvcheck.core.targets.engines.tensors import Held
 from kvcheck.core.targets.sglang.pools import LAYERS, Bench, bench, pool_names, take
 from kvcheck.core.targets.sglang.readers import Seen, call, readers, seen, understood
@@ -104,21 +104,31 @@ def _load(rig: Rig, made: Bench, tokens: torch.Tensor) -> None:
     counter = fitted(rig.names["layers.counter"], {"num_layers": LAYERS})
     made.pool.register_layer_transfer_counter(counter)
     producer = counter.update_producer()
-    stream = SideStream()
-    with rig.machine.on(stream):
+    arrivals = _arrivals(made, tokens)
+    rig.machine.settle()  # stale rows are there before any load begins
+    with rig.machine.on(rig.machine.side()):
         for layer in range(LAYERS):
-            for held in made.stamps.found.held:
+            for held, ids, rows in arrivals:
                 if held.layer == layer:
-                    rig.machine.queue(partial(_arrive, made, held, tokens))
+                    rig.machine.queue(partial(_arrive, held, ids, rows))
             counter.events[producer].complete(layer)
     counter.set_consumer(producer)
 
 
-def _arrive(made: Bench, held: Held, tokens: torch.Tensor) -> None:
-    for owned in made.owned(tokens):
-        if owned.unit == held.unit:
-            site = Site(held.unit, held.name, "", held.layer)
-            held.rows[list(owned.ids)] = content(site, LOADED, range(len(owned.ids)), held.rows.shape[1])
+def _arrivals(made: Bench, tokens: torch.Tensor) -> list[tuple[Held, torch.Tensor, torch.Tensor]]:
+    """(buffer, ids, rows) of a load, where the buffer lies: a queued copy may not wait for the host."""
+    found = []
+    for held in made.stamps.found.held:
+        for owned in made.owned(tokens):
+            if owned.unit == held.unit:
+                site, device = Site(held.unit, held.name, "", held.layer), held.rows.device
+                rows = content(site, LOADED, range(len(owned.ids)), held.rows.shape[1])
+                found.append((held, torch.tensor(list(owned.ids), device=device), rows.to(device)))
+    return found
+
+
+def _arrive(held: Held, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    held.rows.index_copy_(0, ids, rows)
 
 
 def _judge(rig: Rig, reads: list[Seen], when: str, reader: str | None) -> None:

@@ -75,13 +75,21 @@ def shuffled(rig: Rig, pages: torch.Tensor) -> torch.Tensor:
 def save(made: Bench, tokens: torch.Tensor, state: int | None) -> Any:
     """The pool's own copy."""
     call = made.pool.get_cpu_copy
-    return call(tokens, **optional(call, mamba_indices=None if state is None else torch.tensor([state])))
+    return call(tokens, **optional(call, mamba_indices=_one(state, tokens)))
+
+
+def _one(state: int | None, tokens: torch.Tensor) -> torch.Tensor | None:
+    return None if state is None else torch.tensor([state], device=tokens.device)
 
 
 def restore(made: Bench, copy: Any, tokens: torch.Tensor, state: int | None) -> None:
     """The pool's own restore."""
     call = made.pool.load_cpu_copy
-    call(copy, tokens, **optional(call, mamba_indices=None if state is None else torch.tensor([state])))
+    call(
+        copy,
+        tokens,
+        **optional(call, mamba_indices=_one(state, tokens)),
+    )
 
 
 def recycle(

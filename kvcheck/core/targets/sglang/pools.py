@@ -123,7 +123,7 @@ def bench(rig: Rig, family: str) -> Bench:
         units["state"] = STATES + 1
         request_pool_name = "pool.hybrid-requests"
         extra = {"cache_params": state_params(), "mamba_layer_ids": [0, 2]}
-    offered = {**sizes(page, tokens, window), **extra}
+    offered = {**sizes(page, tokens, window), **extra, "device": rig.device}
     request_pool = fitted(rig.names[request_pool_name], {**offered, "size": ROWS})
     if family == "mamba":
         offered["mamba_pool"] = request_pool.mamba_pool

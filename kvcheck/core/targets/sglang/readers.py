@@ -34,7 +34,7 @@ class Seen:
     def whole(self) -> torch.Tensor:
         """Rows of full size; bytes that were not returned are 0."""
         full = torch.zeros((len(self.ids), self.held.rows.shape[1]), dtype=torch.uint8)
-        full[:, self.part] = self.rows
+        full[:, self.part] = self.rows.cpu()
         return full
 
 
@@ -81,7 +81,7 @@ def call(made: Bench, name: str, layer: int, tokens: torch.Tensor) -> Any:
         "layer": SimpleNamespace(layer_id=layer),
         "loc": tokens,
         "seq_len": size,
-        "seq_len_tensor": torch.tensor([size], dtype=torch.int32),
+        "seq_len_tensor": torch.tensor([size], dtype=torch.int32, device=tokens.device),
         "seq_len_sum": size,
         "max_seq_len": size,
         "page_indices": pages[None] if batched else pages,
