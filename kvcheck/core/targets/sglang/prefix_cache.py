@@ -6,8 +6,8 @@ and finish, over a pool that is too small for them; then everything is flushed, 
 Invariants:
 - Hits are compared with a dictionary of whole prefixes, bytes with what the tokens of a prefix write, in every tensor
   that the pool holds.
-- Pages are of one token, or of four, by the schedule's number; states go with pages of one token alone. Where a tree has
-  a compiled core and one in Python, so do they.
+- Pages are of one token, or of four, by the schedule's number; states go with pages of one token alone. Where a tree
+  has a compiled core and one in Python, both are driven, by the schedule's number too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvcheck.core.targets.engines.crowd import LENGTH, Crowd, Live
 from kvcheck.core.targets.engines.prefixes import Prefixes
 from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.sglang.pools import bench, pool_names
-from kvcheck.core.targets.sglang.service import SERVICE_NEEDS, Service, holder, make_request, row_of
+from kvcheck.core.targets.sglang.service import SERVICE_NEEDS, Service, holder, make_request, publish, row_of
 from kvcheck.core.targets.sglang.tree_accounts import TreeAccounts
 
 TOKENS = 56
@@ -29,7 +29,6 @@ WINDOW = 8
 LONGEST = 20
 OUTPUTS = 20
 REQUESTS = 16
-RUNNING = 5
 STEPS = 400
 PAGED = 4
 FAMILIES = {"radix": "mha", "full": "mha"}
@@ -91,10 +90,10 @@ class Day(Service):
             "tree_components": tuple(getattr(kinds, each) for each in COMPONENTS[family]) if kinds else None,
             "tree_core_backend": (None, "python")[rig.schedule // 2 % 2],
         }
+        arguments = publish(rig, page)
         params = fitted(rig.names["tree.params"], offered)
         entry = rig.names["tree.unified" if tree_name else f"tree.{of}"]
-        super().__init__(rig, made, rig.measured(lambda: entry(params), "making the tree"), RUNNING)
-        self.configure()
+        super().__init__(rig, made, rig.measured(lambda: entry(params), "making the tree"), arguments)
         self.crowd = Crowd(rig, page, lambda live: make_request(rig, live))
         self.accounts = TreeAccounts(rig, made, self.tree, kinds)
         self.prefixes = Prefixes(page)

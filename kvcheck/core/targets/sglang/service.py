@@ -27,6 +27,7 @@ CHUNK = 12
 INPUT = 1 << 12
 RATIO = 0.1
 """Share of what requests may still produce that is kept free for them: little, so that some are retracted."""
+RUNNING = 5
 VOCABULARY = 1 << 20
 STATE_CHUNK = 4
 SERVICE_NEEDS = (
@@ -71,13 +72,24 @@ def make_request(rig: Rig, live: Live) -> Any:
     return rig.measured(lambda: fitted(rig.names["request"], offered), "making a request")
 
 
+def publish(rig: Rig, page_size: int) -> Any:
+    """The arguments of a server with this page size, where a release reads them when trees and requests are made."""
+    names = rig.names
+    if not (names.has("server.args") and names.has("server.publish")):
+        return None
+    arguments = names["server.args"](model_path="dummy")
+    arguments.page_size = page_size
+    arguments._mamba_cache_chunk_size = STATE_CHUNK  # or a release asks a model's configuration for it
+    names["server.publish"](arguments)
+    return arguments
+
+
 class Service:
     """Requests over one tree. The hooks at its end are for whoever judges."""
 
-    def __init__(self, rig: Rig, made: Bench, tree: Any, running: int) -> None:
+    def __init__(self, rig: Rig, made: Bench, tree: Any, arguments: Any) -> None:
         self.rig, self.made, self.tree = rig, made, tree
-        self._most = running
-        self._arguments: Any = None
+        self._arguments = arguments
         self.lives: dict[str, Live] = {}
         self.waiting: list[Live] = []
         self.chunked: Any = None
@@ -88,15 +100,6 @@ class Service:
     def held(self) -> list[Live]:
         """Requests that hold a row now."""
         return [live for live in self.lives.values() if row_of(live.engine) is not None]
-
-    def configure(self) -> None:
-        """Publish the arguments of a server with this page size, where a release reads them there."""
-        names = self.rig.names
-        if names.has("server.args") and names.has("server.publish"):
-            self._arguments = names["server.args"](model_path="dummy")
-            self._arguments.page_size = self.made.page_size
-            self._arguments._mamba_cache_chunk_size = STATE_CHUNK  # or a release asks a model's configuration for it
-            names["server.publish"](self._arguments)
 
     def add(self, live: Live) -> None:
         """One more request."""
@@ -180,7 +183,7 @@ class Service:
     def _admit(self, adder: Any, live: Live) -> bool:
         """Look its prefix up and let the adder decide; whether to go on with the next one."""
         rig, request, added = self.rig, live.engine, self.rig.names["batch.added"]
-        if len(adder.can_run_list) >= self._most - self.running.batch_size():
+        if len(adder.can_run_list) >= RUNNING - self.running.batch_size():
             self.running.batch_is_full = True
             return False
         rig.measured(lambda: request.init_next_round_input(self.tree), "init_next_round_input")
@@ -261,7 +264,8 @@ class Service:
         ends = [int(end) for end in batch.seq_lens_cpu.tolist()]
         starts = [int(at) for at in batch.prefix_lens] if is_extend else [end - 1 for end in ends]
         served = [self.lives[request.rid] for request in batch.reqs]
-        self._move_states(batch)
+        if is_extend:
+            self._move_states(batch)
         self.computed(served, starts, ends, is_extend)
         if not is_extend:
             self.made.allocator.free_group_begin()
