@@ -108,14 +108,14 @@ def index_bytes(row_bytes: int, page_size: int, tokens: int) -> torch.Tensor | N
     return part
 
 
-def bench(rig: Rig, family: str, page_size: int = 0, pages: int = PAGES) -> Bench:
+def bench(rig: Rig, family: str, page_size: int = 0, pages: int = PAGES, window_pages: int = PAGES - 3) -> Bench:
     """A fresh pool of the family. Raises CannotDrive where the release lacks it or wants what nobody has.
 
     page_size: of its allocator; 0: as the family's copies want it.
     """
     size = page_size or PAGE_SIZES.get(family, 16)
     tokens = pages * size
-    window = (pages - 3) * size
+    window = window_pages * size
     page = 1 if family in UNPAGED and not page_size else size
     units = {"token": tokens + page, "page": pages + 1}
     extra: dict[str, Any] = {}

@@ -25,9 +25,11 @@ from kvcheck.core.targets.sglang.service import SERVICE_NEEDS, Service, holder, 
 from kvcheck.core.targets.sglang.tree_accounts import TreeAccounts
 
 TOKENS = 56
+WINDOWS = (44, 36, 28)
 WINDOW = 8
-LONGEST = 20
-OUTPUTS = 20
+LONGEST = 24
+"""Tokens of a prompt, and of an output."""
+SHORT = 10
 REQUESTS = 16
 STEPS = 400
 PAGED = 4
@@ -49,7 +51,7 @@ class PrefixCache:
     def control(self, rig: Rig) -> None:
         """One request in a pool that it fits, then one that continues all of it and finds it whole."""
         day = Day(rig)
-        first = day.crowd.alone(LONGEST // 2, 3, 0)
+        first = day.crowd.alone(SHORT, 3, 0)
         day.add(first)
         day.work()
         day.add(day.crowd.after(first, 3, 2))
@@ -60,7 +62,7 @@ class PrefixCache:
         """Requests that share prefixes and outgrow the pool, then an empty pool and an empty cache; twice."""
         day = Day(rig)
         for number in range(REQUESTS):
-            day.add(day.crowd.draw(LONGEST, OUTPUTS))
+            day.add(day.crowd.draw(day.most, day.outputs))
             if number == REQUESTS // 2:
                 day.work()
                 day.reset()
@@ -73,13 +75,19 @@ class PrefixCache:
 
 
 class Day(Service):
-    """A tree, its pool and its requests, and what is known of them. is_whole: hits have to be as long as can be."""
+    """A tree, its pool and its requests, and what is known of them. is_whole: hits have to be as long as can be.
+
+    most: tokens of a prompt, and of an output, so that one request alone fits.
+    """
 
     def __init__(self, rig: Rig) -> None:
         tree_name, _, of = rig.subject.rpartition("-")
         family = FAMILIES.get(of, of)
         page = 1 if family == "mamba" else (1, PAGED)[rig.schedule % 2]
-        made = bench(rig, family, page, TOKENS // page)
+        windows = WINDOWS[rig.mix.below(len(WINDOWS))]
+        made = bench(rig, family, page, TOKENS // page, windows // page)
+        self.most = min(LONGEST, (windows - 2 * PAGED) * 2 // 3) if family == "swa" else LONGEST
+        self.outputs = min(LONGEST, windows - 2 * PAGED - self.most) if family == "swa" else LONGEST - PAGED
         kinds = rig.names["tree.component"] if tree_name else None
         offered = {
             "disable": False,
@@ -218,4 +226,4 @@ class Day(Service):
             live.is_waiting |= live in self.waiting
 
 
-assert LENGTH > LONGEST + OUTPUTS
+assert LENGTH > 2 * LONGEST

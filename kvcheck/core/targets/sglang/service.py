@@ -23,7 +23,7 @@ from kvcheck.core.targets.engines.crowd import Live, token, tokens_of
 from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.sglang.pools import Bench, optional
 
-CHUNK = 12
+CHUNK = 8
 INPUT = 1 << 12
 RATIO = 0.1
 """Share of what requests may still produce that is kept free for them: little, so that some are retracted."""
