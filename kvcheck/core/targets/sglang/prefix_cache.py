@@ -19,18 +19,18 @@ import torch
 from kvcheck.core.targets.engines.calls import fitted
 from kvcheck.core.targets.engines.crowd import LENGTH, Crowd, Live
 from kvcheck.core.targets.engines.prefixes import Prefixes
-from kvcheck.core.targets.engines.probe import Rig
+from kvcheck.core.targets.engines.probe import Rig, Stop
 from kvcheck.core.targets.sglang.pools import bench, pool_names
 from kvcheck.core.targets.sglang.service import SERVICE_NEEDS, Service, holder, make_request, publish, row_of
 from kvcheck.core.targets.sglang.tree_accounts import TreeAccounts
 
 TOKENS = 56
-WINDOWS = (44, 36, 28)
+WINDOWS = (44, 36)
 WINDOW = 8
 LONGEST = 24
 """Tokens of a prompt, and of an output."""
 SHORT = 10
-REQUESTS = 16
+REQUESTS = 14
 STEPS = 400
 PAGED = 4
 FAMILIES = {"radix": "mha", "full": "mha"}
@@ -43,24 +43,27 @@ class PrefixCache:
     def needs(self, subject: str) -> tuple[str, ...]:
         """The tree, its pool, and what a scheduler makes batches of."""
         tree, _, of = subject.rpartition("-")
-        trees = ("tree.unified", "tree.component") if tree else (f"tree.{of}",)
+        trees = ("hicache.unified-tree", "tree.components") if tree else (f"tree.{of}",)
         family = FAMILIES.get(of, of)
         pools = {*pool_names(family, 1), *(() if family == "mamba" else pool_names(family, PAGED))}
         return (*SERVICE_NEEDS, *trees, *sorted(pools))
 
     def control(self, rig: Rig) -> None:
-        """One request in a pool that it fits, then one that continues all of it and finds it whole."""
+        """One request that fits is computed and read; nothing is freed, shared or counted yet."""
         day = Day(rig)
-        first = day.crowd.alone(SHORT, 3, 0)
-        day.add(first)
-        day.work()
-        day.add(day.crowd.after(first, 3, 2))
-        day.is_whole = True
-        day.work()
+        day.add(day.crowd.alone(SHORT, SHORT, 0))
+        for _ in range(SHORT):
+            day.step()
 
     def measure(self, rig: Rig) -> None:
-        """Requests that share prefixes and outgrow the pool, then an empty pool and an empty cache; twice."""
+        """A request, and one that continues all of it; then a crowd that outgrows the pool; then an empty cache."""
         day = Day(rig)
+        first = day.crowd.alone(SHORT, 3, 0)
+        is_whole, day.is_whole = day.is_whole, True
+        for live in (first, day.crowd.after(first, 3, 2)):
+            day.add(live)
+            day.work()
+        day.is_whole = is_whole
         for number in range(REQUESTS):
             day.add(day.crowd.draw(day.most, day.outputs))
             if number == REQUESTS // 2:
@@ -88,7 +91,7 @@ class Day(Service):
         made = bench(rig, family, page, TOKENS // page, windows // page)
         self.most = min(LONGEST, (windows - 2 * PAGED) * 2 // 3) if family == "swa" else LONGEST
         self.outputs = min(LONGEST, windows - 2 * PAGED - self.most) if family == "swa" else LONGEST - PAGED
-        kinds = rig.names["tree.component"] if tree_name else None
+        kinds = rig.names["tree.components"] if tree_name else None
         offered = {
             "disable": False,
             "req_to_token_pool": made.request_pool,
@@ -100,7 +103,7 @@ class Day(Service):
         }
         arguments = publish(rig, page)
         params = fitted(rig.names["tree.params"], offered)
-        entry = rig.names["tree.unified" if tree_name else f"tree.{of}"]
+        entry = rig.names["hicache.unified-tree" if tree_name else f"tree.{of}"]
         super().__init__(rig, made, rig.measured(lambda: entry(params), "making the tree"), arguments)
         self.crowd = Crowd(rig, page, lambda live: make_request(rig, live))
         self.accounts = TreeAccounts(rig, made, self.tree, kinds)
@@ -116,9 +119,11 @@ class Day(Service):
         self.rig.judge.find("KV901", "liveness", f"{len(self.lives)} requests are not finished after {STEPS} steps")
 
     def judged_step(self) -> None:
-        """A step, and the accounts after it."""
+        """A step, and the accounts after it. Raises Stop where anything was found."""
         self.step()
         self._settle("after a step")
+        if self.rig.judge.findings:
+            raise Stop  # all that came after it would be its consequence
 
     def reset(self) -> None:
         """Nobody is left, so everything can be flushed."""

@@ -21,13 +21,17 @@ import torch
 from kvcheck.core.targets.engines.calls import fitted
 from kvcheck.core.targets.engines.crowd import Live, token, tokens_of
 from kvcheck.core.targets.engines.probe import Rig
-from kvcheck.core.targets.sglang.pools import Bench, optional
+from kvcheck.core.targets.sglang.pools import STATES, Bench, optional
 
 CHUNK = 8
 INPUT = 1 << 12
 RATIO = 0.1
 """Share of what requests may still produce that is kept free for them: little, so that some are retracted."""
 RUNNING = 5
+STATES_EACH = 3
+"""States that the engine's own sizing counts for a request that runs."""
+SQUEEZE = 6
+"""One decode of so many retracts somebody though there is room."""
 VOCABULARY = 1 << 20
 STATE_CHUNK = 4
 SERVICE_NEEDS = (
@@ -90,6 +94,7 @@ class Service:
     def __init__(self, rig: Rig, made: Bench, tree: Any, arguments: Any) -> None:
         self.rig, self.made, self.tree = rig, made, tree
         self._arguments = arguments
+        self.most_running = STATES // STATES_EACH if made.family == "mamba" else RUNNING
         self.lives: dict[str, Live] = {}
         self.waiting: list[Live] = []
         self.chunked: Any = None
@@ -183,7 +188,7 @@ class Service:
     def _admit(self, adder: Any, live: Live) -> bool:
         """Look its prefix up and let the adder decide; whether to go on with the next one."""
         rig, request, added = self.rig, live.engine, self.rig.names["batch.added"]
-        if len(adder.can_run_list) >= RUNNING - self.running.batch_size():
+        if len(adder.can_run_list) >= self.most_running - self.running.batch_size():
             self.running.batch_is_full = True
             return False
         rig.measured(lambda: request.init_next_round_input(self.tree), "init_next_round_input")
@@ -241,7 +246,8 @@ class Service:
         if batch.is_empty():
             return None
         before = batch.batch_size()
-        if not rig.measured(batch.check_decode_mem, "check_decode_mem"):
+        is_short = not rig.measured(batch.check_decode_mem, "check_decode_mem")
+        if is_short or (before > 1 and rig.mix.chance(1, SQUEEZE)):  # as the scheduler's own test mode retracts
             known = optional(batch.retract_decode, server_args=self._arguments)
             gone, _, dead = rig.measured(lambda: batch.retract_decode(**known), "retract_decode")
             for request in gone:
