@@ -52,7 +52,7 @@ SHAPES = (
     "index-moves.mamba-tree-direct",
 )
 # Edits of lists reach several shapes; each is turned round by its own edit alone.
-GROUPS = (SHAPES[:9], *((shape,) for shape in SHAPES[9:]))
+GROUPS = (SHAPES[:10], *((shape,) for shape in SHAPES[10:]))
 NO_HYBRID = r"this release has no hicache\.(hybrid|mamba-tree) \(tried "
 ONLY_STAGED = r"MambaPoolHost only supports layout='page_first_direct'"
 # shape: why a release may have no verdict: the reason, a file of the release, and what has to be true of it.

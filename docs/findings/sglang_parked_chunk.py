@@ -8,17 +8,11 @@ import sys
 import on_cpu
 import torch
 from sglang.srt.managers import schedule_batch, schedule_policy
-from sglang.srt.mem_cache import cache_init_params, memory_pool, swa_memory_pool, swa_radix_cache
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 on_cpu.publish()
-sizes = {"size": 64, "size_swa": 16, "page_size": 1, "dtype": torch.bfloat16, "device": "cpu"}
-layers = {"swa_attention_layer_ids": [0], "full_attention_layer_ids": [1], "enable_kvcache_transpose": False}
-pool = swa_memory_pool.SWAKVPool(**sizes, **layers, head_num=2, head_dim=8)
-slots = swa_radix_cache.SWATokenToKVPoolAllocator(**sizes, kvcache=pool, need_sort=False)
-rows = memory_pool.ReqToTokenPool(size=4, max_context_len=64, device="cpu", enable_memory_saver=False)
-params = cache_init_params.CacheInitParams(False, rows, slots, page_size=1, sliding_window_size=8)
-tree = swa_radix_cache.SWARadixCache(params)
+tree = on_cpu.window_tree(16)
+slots, rows = tree.token_to_kv_pool_allocator, tree.req_to_token_pool
 request = schedule_batch.Req("A", "", [*range(1, 13)], SamplingParams(max_new_tokens=1))
 request.init_next_round_input(tree)
 request.fill_ids = request.fill_ids[:8]  # its first chunk, of 8 tokens
