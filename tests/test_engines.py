@@ -52,6 +52,13 @@ FAULTS = [
     ("index-not-backed-up", "host-copy.nsa-direct", {"KV102", "KV104", "KV304"}),
     ("load-overtakes", "host-copy.nsa-direct", {"KV102"}),
 ]
+PREFIX_FAULTS = {
+    "frees-twice": "KV402",
+    "lock-stays": "KV401",
+    "evicts-locked": "KV402",
+    "child-stays": "KV402",
+    "page-too-many": "KV301",
+}
 NO_EVIDENCE = [
     ("stub-in-path", "pool-copy.nsa", "called stand-ins, which move no bytes: sgl_kernel.copy_rows"),
     (
@@ -111,6 +118,22 @@ def test_fault_is_found_and_its_absence_passes(
     put_fault(fake, fault)
     bad = first_bad(child, shape)
     assert {finding.code for finding in bad.findings} == codes, bad
+
+
+@pytest.mark.parametrize("fault", PREFIX_FAULTS)
+def test_faults_of_a_prefix_tree_are_found(child: EngineProcess, fake: Path, fault: str) -> None:
+    put_fault(fake, fault)
+    replies = [child.ask(ask_of("prefixes.radix", number)) for number in (1, 2)]
+    assert PREFIX_FAULTS[fault] in {finding.code for reply in replies for finding in reply.findings}, replies
+
+
+def test_prefix_tree_passes_with_all_that_is_wanted(child: EngineProcess, fake: Path) -> None:
+    put_fault(fake, GOOD)
+    replies = [child.ask(ask_of("prefixes.radix", number)) for number in range(2)]
+    row = parse_target(f"sglang:{fake}").spec.probe("prefixes")
+    assert row is not None and not any(reply.findings for reply in replies)
+    for reply in replies:
+        assert reply.unknown is None and all(getattr(reply.evidence, name) for name in row.wants), reply
 
 
 @pytest.mark.parametrize(("fault", "shape", "why"), NO_EVIDENCE)

@@ -32,6 +32,7 @@ pytestmark = [
 ]
 SCHEDULES = 6
 HOST_POOLS = "mem_cache/memory_pool_host.py"
+RADIX = "mem_cache/radix_cache.py"
 HYBRID = "mem_cache/hybrid_cache/hybrid_cache_controller.py"
 SHAPES = (
     "retract.nsa",
@@ -43,6 +44,7 @@ SHAPES = (
     "state-lengths.nsa-longer",
     "state-lengths.nsa-shorter",
     "agreement.metadata",
+    "prefixes.radix",
     "index-moves.hybrid-kernel",
     "index-moves.tree-kernel",
     "index-moves.tree-direct",
@@ -50,7 +52,7 @@ SHAPES = (
     "index-moves.mamba-tree-direct",
 )
 # Edits of lists reach several shapes; each is turned round by its own edit alone.
-GROUPS = (SHAPES[:9], *((shape,) for shape in SHAPES[9:]))
+GROUPS = (SHAPES[:10], *((shape,) for shape in SHAPES[10:]))
 NO_HYBRID = r"this release has no hicache\.(hybrid|mamba-tree) \(tried "
 ONLY_STAGED = r"MambaPoolHost only supports layout='page_first_direct'"
 # shape: why a release may have no verdict: the reason, a file of the release, and what has to be true of it.
@@ -150,6 +152,10 @@ BREAK = {
     ],
     "index-moves.mamba-tree-kernel": [(HYBRID, r"\n( +)self\.load_queue\.append\(", MOVED_BACK)],
     "index-moves.mamba-tree-direct": [(HYBRID, r"\n( +)self\.load_queue\.append\(", MOVED_BACK)],
+    "prefixes.radix": [
+        (RADIX, r"if node\.evicted or node\.lock_ref > 0:", "if node.evicted:"),
+        (RADIX, r"\n            self\._delete_leaf\(x\)\n", "\n"),
+    ],
 }
 MISMATCH = """
     def maybe_send_extra(self, request, rows, *others):

@@ -77,5 +77,18 @@ def metadata_buffers(slots):
     return MetadataBuffers(slots, 32, torch.bfloat16, **more)
 
 
+def window_tree(slots):
+    """A tree over a pool of 64 tokens, so many of them in windows of 8, as a scheduler of such a model makes it."""
+    from sglang.srt.mem_cache import cache_init_params, memory_pool, swa_memory_pool, swa_radix_cache
+
+    sizes = {"size": 64, "size_swa": slots, "page_size": 1, "dtype": torch.bfloat16, "device": "cpu"}
+    layers = {"swa_attention_layer_ids": [0], "full_attention_layer_ids": [1], "enable_kvcache_transpose": False}
+    pool = swa_memory_pool.SWAKVPool(**sizes, **layers, head_num=2, head_dim=8)
+    tokens = swa_radix_cache.SWATokenToKVPoolAllocator(**sizes, kvcache=pool, need_sort=False)
+    rows = memory_pool.ReqToTokenPool(size=4, max_context_len=64, device="cpu", enable_memory_saver=False)
+    params = cache_init_params.CacheInitParams(False, rows, tokens, page_size=1, sliding_window_size=8)
+    return swa_radix_cache.SWARadixCache(params)
+
+
 sys.meta_path.append(Finder())
 sys.excepthook = broken

@@ -139,7 +139,10 @@ def load(entry: str) -> object:
 
 def run(probe: Probe, rig: Rig, wants: tuple[str, ...] = ()) -> str | None:
     """Control and cases; what they have judged is in `rig.judge`. Returns why it is no evidence, None where it is."""
-    result = attempt(lambda: _run(probe, rig, wants), rig.package)
+    try:
+        result = attempt(lambda: _run(probe, rig, wants), rig.package)
+    except CannotDrive as why:  # what a probe itself looked at is not implemented
+        return f"cannot drive: {why}"
     return f"cannot drive: {result.text} ({result.where})" if isinstance(result, Fault) else result
 
 

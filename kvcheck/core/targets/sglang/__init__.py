@@ -77,6 +77,14 @@ SGLANG: Final = EngineSpec(
             shows="lists that a tree keeps stay on their side and keep their values while copies move theirs",
         ),
         ProbeRow(
+            name="prefixes",
+            scenario="prefix-cache",
+            subjects=("radix", "swa", "mamba", "unified-full", "unified-swa", "unified-mamba"),
+            entry="kvcheck.core.targets.sglang.prefix_cache:PrefixCache",
+            shows="prefix trees over their allocators and pools: owners, locks, sizes, hits and contents of pages",
+            wants=("requests", "retractions", "resumes", "lookups", "device_hit_pages", "device_evictions"),
+        ),
+        ProbeRow(
             name="state-lengths",
             scenario="pd-transfer",
             subjects=("nsa-longer", "nsa-shorter", "swa-longer", "swa-shorter"),

@@ -85,4 +85,15 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "host.mla": (f"{_MEM}.pool_host.mla:MLATokenToKVPoolHost", f"{_MEM}.memory_pool_host:MLATokenToKVPoolHost"),
     "host.index": (f"{_MEM}.pool_host.dsa:DSAIndexerPoolHost", f"{_MEM}.memory_pool_host:DSAIndexerPoolHost"),
     "hicache.phase": (f"{_MEM}.unified_cache.components.base:CacheTransferPhase",),
+    # Trees without a host tier, one a kind of model, and the batches that drive any tree.
+    "tree.radix": (f"{_MEM}.radix_cache:RadixCache",),
+    "tree.swa": (f"{_MEM}.swa_radix_cache:SWARadixCache",),
+    "tree.mamba": (f"{_MEM}.mamba_radix_cache:MambaRadixCache",),
+    "tree.publish": (f"{_MEM}.common:checkpoint_kv_cache", f"{_MEM}.common:maybe_cache_unfinished_req"),
+    "tree.release": (f"{_MEM}.common:release_kv_cache",),
+    "batch": ("sglang.srt.managers.schedule_batch:ScheduleBatch",),
+    "batch.abort": ("sglang.srt.managers.schedule_batch:FINISH_ABORT",),
+    "batch.adder": ("sglang.srt.managers.schedule_policy:PrefillAdder",),
+    "batch.added": ("sglang.srt.managers.schedule_policy:AddReqResult",),
+    "batch.algorithm": ("sglang.srt.speculative.spec_info:SpeculativeAlgorithm",),
 }

@@ -108,13 +108,16 @@ def index_bytes(row_bytes: int, page_size: int, tokens: int) -> torch.Tensor | N
     return part
 
 
-def bench(rig: Rig, family: str) -> Bench:
-    """A fresh pool of the family. Raises CannotDrive where the release lacks it or wants what nobody has."""
-    size = PAGE_SIZES.get(family, 16)
-    tokens = PAGES * size
-    window = (PAGES - 3) * size
-    page = 1 if family in UNPAGED else size
-    units = {"token": tokens + page, "page": PAGES + 1}
+def bench(rig: Rig, family: str, page_size: int = 0, pages: int = PAGES, window_pages: int = PAGES - 3) -> Bench:
+    """A fresh pool of the family. Raises CannotDrive where the release lacks it or wants what nobody has.
+
+    page_size: of its allocator; 0: as the family's copies want it.
+    """
+    size = page_size or PAGE_SIZES.get(family, 16)
+    tokens = pages * size
+    window = window_pages * size
+    page = 1 if family in UNPAGED and not page_size else size
+    units = {"token": tokens + page, "page": pages + 1}
     extra: dict[str, Any] = {}
     request_pool_name = "pool.requests"
     if family == "swa":
@@ -128,7 +131,7 @@ def bench(rig: Rig, family: str) -> Bench:
     if family == "mamba":
         offered["mamba_pool"] = request_pool.mamba_pool
     pool = fitted(rig.names[f"pool.{family}"], {**offered, "size": tokens})
-    allocator = fitted(rig.names[ALLOCATORS.get(family, "allocator.paged")], {**offered, "kvcache": pool})
+    allocator = fitted(rig.names[_allocator(family, page)], {**offered, "kvcache": pool})
     found = inventory(pool, rig.package, units)
     if not found.held:
         raise CannotDrive(f"pool.{family} holds no tensor whose rows are {', '.join(units)}")
@@ -147,10 +150,14 @@ def bench(rig: Rig, family: str) -> Bench:
 ALLOCATORS = {"swa": "allocator.swa"}
 
 
-def pool_names(family: str) -> tuple[str, ...]:
+def _allocator(family: str, page: int) -> str:
+    return ALLOCATORS.get(family, "allocator.paged" if page > 1 else "allocator.token")
+
+
+def pool_names(family: str, page_size: int = 0) -> tuple[str, ...]:
     """Capabilities that a bench of the family needs."""
     rows = "pool.hybrid-requests" if family == "mamba" else "pool.requests"
-    return f"pool.{family}", rows, ALLOCATORS.get(family, "allocator.paged")
+    return f"pool.{family}", rows, _allocator(family, page_size or PAGE_SIZES.get(family, 16))
 
 
 def sizes(page: int, tokens: int, window: int) -> dict[str, Any]:

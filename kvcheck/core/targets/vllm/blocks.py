@@ -14,10 +14,11 @@ from collections import deque
 from typing import Any
 
 from kvcheck.core.targets.engines.calls import fitted
+from kvcheck.core.targets.engines.crowd import LENGTH, Live, token
 from kvcheck.core.targets.engines.guard import CannotDrive
+from kvcheck.core.targets.engines.prefixes import Prefixes
 from kvcheck.core.targets.engines.probe import Rig
-from kvcheck.core.targets.vllm.floor import BLOCK, DEVICE_NEEDS, LENGTH, Crowd, Floor, Live, cache_config
-from kvcheck.core.targets.vllm.prefixes import Prefixes
+from kvcheck.core.targets.vllm.floor import BLOCK, DEVICE_NEEDS, Floor, cache_config, crowd
 
 POOL = 18
 LONGEST = 28
@@ -72,8 +73,8 @@ class _Day:
         }
         self.manager: Any = rig.measured(lambda: fitted(rig.names["manager"], offered), "making the manager")
         self.floor = Floor(rig, self.manager, blocks)
-        self.crowd = Crowd(rig)
-        self.prefixes = Prefixes()
+        self.crowd = crowd(rig)
+        self.prefixes = Prefixes(BLOCK)
         self.waiting: deque[Live] = deque()
         self.running: list[Live] = []
 
@@ -202,8 +203,8 @@ class _Day:
             self.floor.read(live, end, "while it is computed")
             live.engine.num_computed_tokens = end
             if end == live.engine.num_tokens:
-                token = live.next_token()
-                self.rig.measured(lambda live=live, token=token: live.engine.append_output_token_ids(token), "append")  # type: ignore[misc]
+                made = token(live.number, int(live.engine.num_tokens))
+                self.rig.measured(lambda live=live, made=made: live.engine.append_output_token_ids(made), "append")  # type: ignore[misc]
         for live in served:
             if live.engine.num_output_tokens >= live.outputs:
                 self.running.remove(live)

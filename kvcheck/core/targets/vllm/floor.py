@@ -1,7 +1,4 @@
-"""Floor: what vLLM's block numbers stand for; requests with shared prefixes, bytes of blocks, and their accounts.
-
-A token's content depends on all tokens before it. So every token belongs to a line: the request that was the first to
-continue a prefix by it. Requests that share a prefix share its lines, and write equal bytes.
+"""Floor: what vLLM's block numbers stand for: bytes of blocks, and their accounts.
 
 Invariants:
 - Bytes are judged by content alone, counts by the tables of live requests alone; neither asks the engine what is right.
@@ -11,13 +8,13 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from kvcheck.core.targets.engines.calls import fitted
+from kvcheck.core.targets.engines.crowd import Crowd, Live, tokens_of
 from kvcheck.core.targets.engines.guard import CannotDrive
 from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.engines.stamps import content
@@ -26,109 +23,34 @@ from kvcheck.core.targets.vllm.runtime import HASHES
 from kvcheck.core.workload.content import Site
 
 BLOCK = 4
-LENGTH = 64
 ROW_BYTES = 16
 DEVICE_NEEDS = ("manager", "manager.config", "manager.group", "attention.full", "request", "request.sampling", *HASHES)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A run of tokens and who was the first to have it: positions first .. end - 1."""
-
-    author: int
-    first: int
-    end: int
+def crowd(rig: Rig) -> Crowd:
+    """Requests for vLLM."""
+    return Crowd(rig, BLOCK, lambda live: _request(rig, live))
 
 
-def tokens_of(lines: Iterable[Line]) -> list[int]:
-    """Tokens that tell line and position."""
-    return [1 + each.author * LENGTH + at for each in lines for at in range(each.first, each.end)]
-
-
-@dataclass(slots=True, kw_only=True)
-class Live:
-    """A request of a schedule. engine: the engine's object for it. outputs: tokens that it will produce."""
-
-    number: int
-    lines: tuple[Line, ...]
-    outputs: int
-    priority: int
-    engine: Any = None
-    table: tuple[int, ...] = ()
-    preemptions: int = 0
-    is_waiting: bool = True
-
-    @property
-    def name(self) -> str:
-        """The engine's name for it."""
-        return str(self.number)
-
-    def line_at(self, position: int) -> int:
-        """Whose line the token at that position is of."""
-        return next((each.author for each in self.lines if each.first <= position < each.end), self.number)
-
-    def next_token(self) -> int:
-        """What it produces next."""
-        return 1 + self.number * LENGTH + int(self.engine.num_tokens)
-
-
-@dataclass(slots=True)
-class Crowd:
-    """Draws requests whose prompts continue each other."""
-
-    rig: Rig
-    made: list[Live] = field(default_factory=list)
-
-    def draw(self, longest: int, outputs: int) -> Live:
-        """The next request: a new prompt, or one that begins like an earlier request's prompt and output."""
-        mix, number = self.rig.mix, len(self.made) + 1
-        base: tuple[Line, ...] = ()
-        kind, pick, cut = mix.below(4), mix.below(max(1, len(self.made))), mix.below(longest - BLOCK)
-        if kind and self.made:
-            other = self.made[pick]
-            end = other.lines[-1].end
-            whole = (*other.lines, Line(other.number, end, end + other.outputs))
-            base = tuple(_cut(whole, max(BLOCK, cut)))
-        start = base[-1].end if base else 0
-        lines = (*base, Line(number, start, start + 1 + mix.below(max(1, longest - start))))
-        return self._make(lines, 1 + mix.below(outputs), mix.below(3))
-
-    def alone(self, length: int, outputs: int, priority: int) -> Live:
-        """A request whose prompt continues nobody's."""
-        return self._make((Line(len(self.made) + 1, 0, length),), outputs, priority)
-
-    def _make(self, lines: tuple[Line, ...], outputs: int, priority: int) -> Live:
-        live = Live(number=len(self.made) + 1, lines=lines, outputs=outputs, priority=priority)
-        live.engine = self._request(live)
-        self.made.append(live)
-        self.rig.judge.count("requests")
-        return live
-
-    def _request(self, live: Live) -> Any:
-        """The engine's own object."""
-        names = self.rig.names
-        hasher = names["hash.blocks"](BLOCK, names["hash.function"])
-        sampling = names["request.sampling"](max_tokens=live.outputs, ignore_eos=True)
-        offered = {
-            "request_id": live.name,
-            "prompt_token_ids": tokens_of(live.lines),
-            "sampling_params": sampling,
-            "pooling_params": None,
-            "multi_modal_inputs": None,
-            "multi_modal_hashes": None,
-            "multi_modal_placeholders": None,
-            "eos_token_id": None,
-            "arrival_time": float(live.number),
-            "priority": live.priority,
-            "block_hasher": hasher,
-        }
-        return self.rig.measured(lambda: fitted(names["request"], offered), "making a request")
-
-
-def _cut(lines: Sequence[Line], end: int) -> Iterator[Line]:
-    for each in lines:
-        if each.first < end:
-            yield Line(each.author, each.first, min(each.end, end))
+def _request(rig: Rig, live: Live) -> Any:
+    """The engine's own object."""
+    names = rig.names
+    hasher = names["hash.blocks"](BLOCK, names["hash.function"])
+    sampling = names["request.sampling"](max_tokens=live.outputs, ignore_eos=True)
+    offered = {
+        "request_id": live.name,
+        "prompt_token_ids": tokens_of(live.lines),
+        "sampling_params": sampling,
+        "pooling_params": None,
+        "multi_modal_inputs": None,
+        "multi_modal_hashes": None,
+        "multi_modal_placeholders": None,
+        "eos_token_id": None,
+        "arrival_time": float(live.number),
+        "priority": live.priority,
+        "block_hasher": hasher,
+    }
+    return rig.measured(lambda: fitted(names["request"], offered), "making a request")
 
 
 def cache_config(rig: Rig, blocks: int) -> Any:
@@ -175,14 +97,14 @@ class Floor:
                     self._rig.judge.find(
                         "KV403", "lifetime", text, page=block, request=live.number, seen_request=other.number
                     )
-        for start, stop, author in _runs(live, first, end):
+        for start, stop, author in live.runs(first, end):
             at = torch.as_tensor(ids[start - first : stop - first])
             self.held.rows[at] = content(self._site, author, range(start, stop), ROW_BYTES)
 
     def read(self, live: Live, end: int, when: str) -> None:
         """It attends to everything before `end`."""
         ids = self._ids(live, 0, end)
-        for start, stop, author in _runs(live, 0, end):
+        for start, stop, author in live.runs(0, end):
             part = ids[start:stop]
             self._rig.judge.compare(
                 self.held,
@@ -224,14 +146,3 @@ class Floor:
         span = range(place * BLOCK, (place + 1) * BLOCK)
         same = all(live.line_at(at) == other.line_at(at) for at in span)
         return same and place < len(other.table) and other.table[place] == block
-
-
-def _runs(live: Live, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, author) of the lines between two positions."""
-    start = first
-    while start < end:
-        author, stop = live.line_at(start), start + 1
-        while stop < end and live.line_at(stop) == author:
-            stop += 1
-        yield start, stop, author
-        start = stop

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kvcheck.core.targets.engines.calls import fitted
+from kvcheck.core.targets.engines.crowd import LENGTH, Live, token
 from kvcheck.core.targets.engines.probe import Rig
-from kvcheck.core.targets.vllm.floor import BLOCK, DEVICE_NEEDS, LENGTH, Crowd, Floor, Live, cache_config
+from kvcheck.core.targets.vllm.floor import BLOCK, DEVICE_NEEDS, Floor, cache_config, crowd
 
 POOL = 14
 LONGEST = 36
@@ -83,7 +84,7 @@ class _Shift:
         with tempfile.TemporaryDirectory() as folder:
             self.scheduler: Any = rig.measured(lambda: _scheduler(rig, blocks, folder), "making the scheduler")
         self.floor = Floor(rig, self.scheduler.kv_cache_manager, blocks)
-        self.crowd = Crowd(rig)
+        self.crowd = crowd(rig)
         self.lives: dict[str, Live] = {}
 
     def add(self, live: Live) -> None:
@@ -140,9 +141,7 @@ class _Shift:
 
     def _answer(self, plan: Any, served: list[Live]) -> None:
         names = [live.name for live in served]
-        tokens = [
-            [live.next_token()] if live.engine.num_computed_tokens >= live.engine.num_tokens else [] for live in served
-        ]
+        tokens = [[token(live.number, int(live.engine.num_tokens))] if _is_whole(live) else [] for live in served]
         offered = {
             "req_ids": names,
             "req_id_to_index": {name: at for at, name in enumerate(names)},
@@ -154,6 +153,11 @@ class _Shift:
         }
         output = fitted(self.rig.names["scheduler.output"], offered)
         self.rig.measured(lambda: self.scheduler.update_from_output(plan, output), "update_from_output")
+
+
+def _is_whole(live: Live) -> bool:
+    """Whether all its tokens are computed, so that it produces one."""
+    return bool(live.engine.num_computed_tokens >= live.engine.num_tokens)
 
 
 def _scheduler(rig: Rig, blocks: int, folder: str) -> Any:

@@ -18,15 +18,48 @@ class Slots:
         self.free_slots = torch.cat([self.free_slots, indices])
 
 
-class TokenToKVPoolAllocator(Slots):
-    pass
+class Grouped:
+    group = None
+
+    def free_group_begin(self):
+        self.group = []
+
+    def free_group_end(self):
+        group, self.group = self.group, None
+        for indices in group:
+            self.free(indices)
 
 
-class PagedTokenToKVPoolAllocator:
+class TokenToKVPoolAllocator(Grouped, Slots):
+    page_size = 1
+
+    def __init__(self, size, device):
+        self.size, self.device = size, device
+        self.clear()
+
+    def clear(self):
+        Slots.__init__(self, self.size, self.device)
+        self.release_pages = self.free_slots[:0]
+
+    @property
+    def free_pages(self):
+        return self.free_slots
+
+    def free(self, indices):
+        if self.group is not None:
+            self.group.append(indices.clone())
+        else:
+            super().free(indices)
+
+
+class PagedTokenToKVPoolAllocator(Grouped):
     def __init__(self, size, page_size, dtype, device, kvcache, need_sort):
-        self.page_size = page_size
-        self.kvcache = kvcache
-        self.free_pages = list(range(1, size // page_size + 1))
+        self.size, self.page_size, self.kvcache = size, page_size, kvcache
+        self.clear()
+
+    def clear(self):
+        self.free_pages = torch.arange(1, self.size // self.page_size + 1)
+        self.release_pages = self.free_pages[:0]
 
     def available_size(self):
         return len(self.free_pages) * self.page_size
@@ -36,10 +69,13 @@ class PagedTokenToKVPoolAllocator:
         if count > len(self.free_pages):
             return None
         pages, self.free_pages = self.free_pages[:count], self.free_pages[count:]
-        return (torch.tensor(pages)[:, None] * self.page_size + torch.arange(self.page_size)).view(-1)
+        return (pages[:, None] * self.page_size + torch.arange(self.page_size)).view(-1)
 
     def free(self, indices):
-        self.free_pages = torch.unique(indices // self.page_size).tolist() + self.free_pages
+        if self.group is not None:
+            self.group.append(indices.clone())
+        else:
+            self.free_pages = torch.cat((torch.unique(indices // self.page_size), self.free_pages))
 
     def get_cpu_copy(self, indices, mamba_indices=None):
         return self.kvcache.get_cpu_copy(indices, mamba_indices=mamba_indices)

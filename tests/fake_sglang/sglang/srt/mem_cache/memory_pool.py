@@ -10,7 +10,11 @@ from sglang.srt.mem_cache.allocator import Slots
 class ReqToTokenPool:
     def __init__(self, size, max_context_len, device, enable_memory_saver):
         self.req_to_token = torch.zeros((size + 1, max_context_len), dtype=torch.int32)
-        self.free_slots = list(range(1, size + 1))
+        self.size = size
+        self.clear()
+
+    def clear(self):
+        self.free_slots = list(range(1, self.size + 1))
 
     def alloc(self, reqs):
         for req in reqs:

@@ -1,4 +1,6 @@
-"""A tree without branches: a node for each prefix, on either tier."""
+"""Trees: of prefixes, with one page to a node; and one without branches over a host tier, with a prefix to a node."""
+
+import torch
 
 from sglang import has_fault
 from sglang.srt.mem_cache.base_prefix_cache import MatchResult
@@ -77,3 +79,94 @@ class HostTree:
 
     def check_hicache_events(self):
         pass
+
+
+class Node:
+    def __init__(self, key, value, parent):
+        self.key, self.value, self.parent = key, value, parent
+        self.children, self.lock_ref = {}, 0
+
+
+class RadixCache:
+    def __init__(self, params):
+        self.rows, self.slots, self.page = params.req_to_token_pool, params.token_to_kv_pool_allocator, params.page_size
+        self.reset()
+
+    def reset(self):
+        self.root_node, self.evictable, self.protected = Node((), torch.empty(0, dtype=torch.int64), None), 0, 0
+
+    def evictable_size(self):
+        return self.evictable
+
+    def protected_size(self):
+        return self.protected
+
+    def match(self, tokens):
+        node, values = self.root_node, []
+        for start in range(0, len(tokens) - self.page + 1, self.page):
+            child = node.children.get(tuple(tokens[start : start + self.page]))
+            if child is None:
+                break
+            node = child
+            values.append(node.value)
+        return torch.cat(values) if values else self.root_node.value, node
+
+    def lock(self, node, more):
+        while node is not self.root_node:
+            if node.lock_ref == 0 or node.lock_ref + more == 0:
+                self.evictable -= more * self.page
+                self.protected += more * self.page
+            node.lock_ref += more
+            node = node.parent
+
+    def insert(self, tokens, values, owned):
+        node = self.root_node
+        for start in range(0, len(tokens) // self.page * self.page, self.page):
+            key, value = tuple(tokens[start : start + self.page]), values[start : start + self.page]
+            if key not in node.children:
+                node.children[key] = Node(key, value.clone(), node)
+                self.evictable += self.page
+            elif start >= owned and not has_fault("duplicate-leaks"):
+                self.slots.free(value)
+            node = node.children[key]
+
+    def cache_unfinished_req(self, req, chunked=False):
+        end = len(req.fill_ids)
+        values = self.rows.req_to_token[req.req_pool_idx, :end].long()
+        self.insert(req.fill_ids, values, req.owned)
+        found, node = self.match(req.fill_ids)
+        self.rows.write((req.req_pool_idx, slice(0, len(found))), found.int())
+        self.lock(req.last_node, -1)
+        self.lock(node, 1)
+        req.prefix_indices, req.last_node, req.owned = torch.cat((found, values[len(found) :])), node, len(found)
+
+    def cache_finished_req(self, req, is_insert):
+        end = req.kv_len
+        values = self.rows.req_to_token[req.req_pool_idx, :end].long()
+        whole = end // self.page * self.page
+        if is_insert:
+            self.insert((req.origin_input_ids + req.output_ids)[:end], values, req.owned)
+        else:
+            self.slots.free(values[req.owned : whole])
+        self.slots.free(values[whole:])
+        if has_fault("frees-twice"):
+            self.slots.free(values[whole:])
+        if not has_fault("lock-stays"):
+            self.lock(req.last_node, -1)
+
+    def evict(self, tokens):
+        stack, leaves = [self.root_node], []
+        while stack:
+            node = stack.pop()
+            stack += node.children.values()
+            if node is not self.root_node and not node.children and (not node.lock_ref or has_fault("evicts-locked")):
+                leaves.append(node)
+        for node in leaves:
+            if tokens > 0:
+                self.slots.free(node.value)
+                self.evictable -= self.page
+                tokens -= self.page
+                if not has_fault("child-stays"):
+                    del node.parent.children[node.key]
+        if leaves and tokens > 0 and not has_fault("evicts-locked") and not has_fault("child-stays"):
+            self.evict(tokens)
