@@ -78,7 +78,10 @@ def metadata_buffers(slots):
 
 
 def window_tree(slots):
-    """A tree over a pool of 64 tokens, so many of them in windows of 8, as a scheduler of such a model makes it."""
+    """A tree over a pool of 64 tokens, so many of them in windows of 8, as a scheduler of such a model makes it.
+
+    The unified tree, where the command line says "unified".
+    """
     from sglang.srt.mem_cache import cache_init_params, memory_pool, swa_memory_pool, swa_radix_cache
 
     sizes = {"size": 64, "size_swa": slots, "page_size": 1, "dtype": torch.bfloat16, "device": "cpu"}
@@ -87,7 +90,13 @@ def window_tree(slots):
     tokens = swa_radix_cache.SWATokenToKVPoolAllocator(**sizes, kvcache=pool, need_sort=False)
     rows = memory_pool.ReqToTokenPool(size=4, max_context_len=64, device="cpu", enable_memory_saver=False)
     params = cache_init_params.CacheInitParams(False, rows, tokens, page_size=1, sliding_window_size=8)
-    return swa_radix_cache.SWARadixCache(params)
+    if "unified" not in sys.argv:
+        return swa_radix_cache.SWARadixCache(params)
+    from sglang.srt.mem_cache import unified_cache_components, unified_radix_cache
+
+    kinds = unified_cache_components.ComponentType
+    params.tree_components = (kinds.FULL, kinds.SWA)
+    return unified_radix_cache.UnifiedRadixCache(params)
 
 
 sys.meta_path.append(Finder())
