@@ -1,6 +1,6 @@
 """SGLang: a chunk that found no room in the window pool is cached as if it had been computed (upstream #24252).
 
-ENV/bin/python docs/findings/sglang_parked_chunk.py              exit 1: the bug is there; releases with Req.fill_ids
+ENV/bin/python docs/findings/sglang_parked_chunk.py [unified]    exit 1: the bug is there; releases with Req.fill_ids
 """
 
 import sys

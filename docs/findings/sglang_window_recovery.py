@@ -1,6 +1,6 @@
 """SGLang: who brings a node its window back frees full-attention pages that a running request reads (upstream #29352).
 
-ENV/bin/python docs/findings/sglang_window_recovery.py           exit 1: the bug is there; releases with SWARadixCache
+ENV/bin/python docs/findings/sglang_window_recovery.py [unified] exit 1: the bug is there; releases with SWARadixCache
 """
 
 import sys
