@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +54,22 @@ def inventory(thing: object, package: str, units: Mapping[str, int]) -> Inventor
             held += rows
         else:
             unknown.append(f"{name}[{layer}]: {list(tensor.shape)}")
+    return Inventory(tuple(held), tuple(unknown))
+
+
+def among(found: Inventory, named: Iterable[tuple[Sequence[int], Sequence[int], Sequence[int]]]) -> Inventory:
+    """What is held, as far as the engine names it itself; the rest is unknown, for nobody says that it is content.
+
+    named: (first bytes, numbers of bytes, bytes of an item) of memory, as an engine registers it for transfers.
+    """
+    ranges = [pair for starts, sizes, _ in named for pair in zip(starts, sizes, strict=True)]
+    held: list[Held] = []
+    unknown = list(found.unknown)
+    for each in found.held:
+        if any(start <= each.rows.data_ptr() < start + size for start, size in ranges):
+            held.append(each)
+        else:
+            unknown.append(f"{each.name}[{each.layer}], {each.unit} by {each.unit}, which it does not transfer")
     return Inventory(tuple(held), tuple(unknown))
 
 

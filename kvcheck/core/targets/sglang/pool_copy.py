@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kvcheck.core.targets.engines.crossing import Crossing
 from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.sglang.pools import PAGES, STATES, Bench, bench, optional, pool_names, take
 
@@ -75,7 +76,8 @@ def shuffled(rig: Rig, pages: torch.Tensor) -> torch.Tensor:
 def save(made: Bench, tokens: torch.Tensor, state: int | None) -> Any:
     """The pool's own copy."""
     call = made.pool.get_cpu_copy
-    return call(tokens, **optional(call, mamba_indices=_one(state, tokens)))
+    with Crossing():
+        return call(tokens, **optional(call, mamba_indices=_one(state, tokens)))
 
 
 def _one(state: int | None, tokens: torch.Tensor) -> torch.Tensor | None:

@@ -21,7 +21,7 @@ from kvcheck.core.targets.engines.calls import fitted
 from kvcheck.core.targets.engines.guard import CannotDrive
 from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.engines.stamps import Judge, Stamps
-from kvcheck.core.targets.engines.tensors import inventory
+from kvcheck.core.targets.engines.tensors import among, inventory
 
 DEVICE = "cpu"
 LAYERS = 3
@@ -36,6 +36,9 @@ PAGE_SIZES = {"nsa": 64}
 """Tokens of a page where it is not 16: the index buffer's layout asks for 64."""
 UNPAGED = ("swa",)
 """Families whose allocator gives whole lists of tokens out for pages of one token alone, in some releases."""
+
+REGISTERED = ("get_contiguous_buf_infos", "get_state_buf_infos")
+"""Calls that say which memory of a pool a transfer moves: what a request owns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +135,13 @@ def bench(rig: Rig, family: str, page_size: int = 0, pages: int = PAGES, window_
         offered["mamba_pool"] = request_pool.mamba_pool
     pool = fitted(rig.names[f"pool.{family}"], {**offered, "size": tokens})
     allocator = fitted(rig.names[_allocator(family, page)], {**offered, "kvcache": pool})
+    calls = [getattr(pool, name) for name in REGISTERED if hasattr(pool, name)]
     found = inventory(pool, rig.package, units)
+    if calls:
+        found = among(found, [call() for call in calls])
     if not found.held:
-        raise CannotDrive(f"pool.{family} holds no tensor whose rows are {', '.join(units)}")
+        others = "; ".join(found.unknown) or "no other"
+        raise CannotDrive(f"pool.{family} holds no tensor whose rows are {', '.join(units)}, and {others}")
     if found.unknown:
         raise CannotDrive(f"pool.{family} holds {'; '.join(found.unknown)}, and nothing is known about their rows")
     return Bench(

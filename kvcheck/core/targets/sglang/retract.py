@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from kvcheck.core.targets.engines.calls import fitted
+from kvcheck.core.targets.engines.crossing import Crossing
 from kvcheck.core.targets.engines.guard import CannotDrive
 from kvcheck.core.targets.engines.probe import Rig
+from kvcheck.core.targets.sglang.pool_copy import shuffled
 from kvcheck.core.targets.sglang.pools import PAGES, Bench, bench, pool_names, take
 
 SAVED, BYSTANDER, RECYCLER = 1, 2, 3
@@ -39,7 +41,7 @@ class Retract:
         tokens = take(made, 2)
         hold(made, row, tokens)
         made.write(SAVED, tokens)
-        rig.measured(lambda: request.offload_kv_cache(made.request_pool, made.allocator), "offload_kv_cache")
+        rig.measured(lambda: offload(made, request), "offload_kv_cache")
         rig.measured(lambda: request.load_kv_cache(made.request_pool, made.allocator), "load_kv_cache")
         made.check(rig.judge, SAVED, tokens, when="saved and restored at once")
         own = bench(rig, rig.subject)
@@ -51,6 +53,7 @@ class Retract:
         """Retracted, its pages used by another, resumed on a new row."""
         made = bench(rig, rig.subject)
         size = made.page_size
+        mixed(rig, made)
         pages = 2 + rig.mix.below(2)
         length = pages * size - (rig.mix.below(size) if rig.mix.chance(1, 2) else 0)
         first = take(made, 1 + rig.mix.below(2))
@@ -61,14 +64,14 @@ class Retract:
         taken = take(made, pages)
         hold(made, row, taken[:length])
         made.write(SAVED, taken[:length], state_of(made, row))
-        rig.measured(lambda: request.offload_kv_cache(made.request_pool, made.allocator), "offload_kv_cache")
+        rig.measured(lambda: offload(made, request), "offload_kv_cache")
         release(made, request, taken)
         made.allocator.free(first)
         recycler = make_request(rig, size)
         other_row = admit(made, recycler)
         others = take(made, made_pages(made))
         made.write(RECYCLER, others, state_of(made, other_row))
-        made.allocator.free(others)
+        give_back(rig, made, others)
         release(made, recycler, None)
         if rig.mix.chance(1, 2):
             take(made, 1)  # or the same pages in the same order would be likely
@@ -82,6 +85,23 @@ class Retract:
         when = "resumed into pages that another request had used"
         made.check(rig.judge, SAVED, again[:length], state_of(made, row), when=when)
         made.check(rig.judge, BYSTANDER, held, when="beside a request that was retracted and resumed")
+
+
+def mixed(rig: Rig, made: Bench) -> None:
+    """Pages are given out in an order that no sort leaves alone."""
+    give_back(rig, made, take(made, made_pages(made)))
+
+
+def give_back(rig: Rig, made: Bench, tokens: torch.Tensor) -> None:
+    """Free them page by page, in an order of the seed's: of pages freed at once an allocator may sort the numbers."""
+    for page in shuffled(rig, tokens.view(-1, made.page_size)):
+        made.allocator.free(page)
+
+
+def offload(made: Bench, request: Any) -> None:
+    """Save what the request has, as from a device."""
+    with Crossing():
+        request.offload_kv_cache(made.request_pool, made.allocator)
 
 
 def made_pages(made: Bench) -> int:

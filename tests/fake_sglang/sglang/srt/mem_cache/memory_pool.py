@@ -97,6 +97,7 @@ class NSATokenToKVPool(MLATokenToKVPool):
         page = page_size * (index_head_dim + 4)
         pages = (size + page_size) // page_size
         self.index_k = [torch.zeros((pages, page), dtype=torch.uint8) for _ in range(layer_num)]
+        self.seen = torch.zeros((pages, 2)) if has_fault("scratch") else None
 
     def get_state_buf_infos(self):
         return infos(self.index_k)
@@ -118,7 +119,9 @@ class NSATokenToKVPool(MLATokenToKVPool):
         pages = indices[:: self.page_size] // self.page_size
         if has_fault("part-page-lost"):
             pages = pages[: len(indices) // self.page_size]
-        kept = [index[pages] for index in self.index_k]
+        if pages.tolist() == list(range(int(pages[0]), int(pages[-1]) + 1)):
+            pages = slice(int(pages[0]), int(pages[-1]) + 1)  # a view, which a copy to the host leaves behind
+        kept = [index[pages].to("cpu") for index in self.index_k]
         return [kv[indices] for kv in self.kv_buffer], None if has_fault("index-lost") else kept
 
     def load_cpu_copy(self, copy, indices, mamba_indices=None):
