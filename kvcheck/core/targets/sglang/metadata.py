@@ -5,7 +5,8 @@ row is there in part is read as well, and what was read stays as it was.
 
 Invariants:
 - Rows are delivered as a transfer delivers them, byte by byte into every field of the buffers, and by set_buf.
-- Which field a returned tensor is of is found by its bytes; what is of no field is named and not judged.
+- Which field a returned tensor is of is found by the bytes of the first answer; later answers have the same places.
+  A tensor that is of no field ends the probe.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kvcheck.core.targets.engines.calls import fitted
 from kvcheck.core.targets.engines.guard import CannotDrive
 from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.engines.stamps import Stamps, content
-from kvcheck.core.targets.engines.tensors import Held, inventory
+from kvcheck.core.targets.engines.tensors import Held, among, inventory
 from kvcheck.core.targets.sglang.retract import make_request
 from kvcheck.core.workload.content import Site
 
@@ -66,7 +67,12 @@ class MetadataSlots:
             deliver_in_parts(rig, buffers, stamps, slot, held)
         else:
             set_for(rig, buffers, stamps, slot)
-            judge(rig, held, slot, "read, and its slot then written by set_buf for another request")
+            got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
+            for field, tensor in by_place(held, got):
+                if not torch.equal(_bytes(tensor), field.rows[slot, : len(_bytes(tensor))]):
+                    text = f"get_buf returned of slot {slot} another {field.name} than set_buf has left there"
+                    rig.judge.find("KV101", "content", text, buffer=field.name, row=slot, request=SECOND)
+            judge(rig, held, slot, "read, and its slot then written by set_buf for another request and read again")
 
 
 def deliver_in_parts(rig: Rig, buffers: Any, stamps: Stamps, slot: int, held: list[tuple[Held, torch.Tensor]]) -> None:
@@ -78,12 +84,12 @@ def deliver_in_parts(rig: Rig, buffers: Any, stamps: Stamps, slot: int, held: li
     for at, field in enumerate(order):
         if at == torn_at:
             torn = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
-            tensors = [each for each in _flat(torn) if isinstance(each, torch.Tensor)]
-            kept = [(tensor, _bytes(tensor).clone()) for tensor in tensors]
+            kept = [(tensor, _bytes(tensor).clone()) for tensor in _tensors(torn)]
         stamps.write_field(field, SECOND, (slot,))
         judge(
             rig, held, slot, f"read, and {at + 1} of {len(order)} fields of its slot then delivered for another request"
         )
+    got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
     for tensor, before in kept:
         if not torch.equal(_bytes(tensor), before):
             text = (
@@ -91,9 +97,17 @@ def deliver_in_parts(rig: Rig, buffers: Any, stamps: Stamps, slot: int, held: li
             )
             rig.judge.find("KV305", "aliasing", text, row=slot, request=SECOND, lane="torn")
     rig.judge.count("orderings_checked")
-    got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
     when = "read when all of it was there, in a slot that another request had"
-    judge(rig, fields(rig, stamps, got, slot), slot, when, SECOND)
+    judge(rig, by_place(held, got), slot, when, SECOND)
+    judge(rig, held, slot, "read, and its slot then delivered for another request and read again")
+
+
+def by_place(held: list[tuple[Held, torch.Tensor]], got: Any) -> list[tuple[Held, torch.Tensor]]:
+    """A later answer, each tensor as the field that the same place had before: by its bytes a wrong one is of none."""
+    tensors = _tensors(got)
+    if len(tensors) != len(held):
+        raise CannotDrive(f"get_buf returned {len(held)} tensors of one row and {len(tensors)} of the next")
+    return [(field, tensor) for (field, _), tensor in zip(held, tensors, strict=True)]
 
 
 def make(rig: Rig, size: int = SLOTS) -> tuple[Any, Stamps, Any]:
@@ -107,29 +121,26 @@ def make(rig: Rig, size: int = SLOTS) -> tuple[Any, Stamps, Any]:
         "custom_mem_pool": None,
     }
     buffers = fitted(rig.names["metadata.buffers"], offered)
-    found = inventory(buffers, rig.package, {"slot": size})
+    found = among(inventory(buffers, rig.package, {"slot": size}), [buffers.get_buf_infos()])
     if not found.held or found.unknown:
         raise CannotDrive(f"metadata buffers hold {len(found.held)} fields; unknown: {'; '.join(found.unknown)}")
     return buffers, Stamps(found), fitted(rig.names["metadata.slots"], {"size": size})
 
 
 def fields(rig: Rig, stamps: Stamps, got: Any, slot: int) -> list[tuple[Held, torch.Tensor]]:
-    """The returned tensors, each with the field that it holds a row of."""
+    """The returned tensors, each with the field that it holds a row of. Raises CannotDrive where it is of none."""
     pairs = []
-    tensors = [each for each in _flat(got) if isinstance(each, torch.Tensor)]
-    for tensor in tensors:
+    for tensor in _tensors(got):
         seen = _bytes(tensor)
-        field = next(
-            (each for each in stamps.found.held if torch.equal(each.rows[slot, : len(seen)], seen)),
-            None,
-        )
+        field = next((each for each in stamps.found.held if torch.equal(each.rows[slot, : len(seen)], seen)), None)
         if field is None:
-            rig.judge.notes.append(f"get_buf returned {list(tensor.shape)}, which is no row of a field; not judged")
-        else:
-            pairs.append((field, tensor))
+            raise CannotDrive(f"get_buf returned {list(tensor.shape)} of {tensor.dtype}, which is no row of a field")
+        if len(seen) < field.rows.shape[1]:
+            rig.judge.note(f"get_buf returned {len(seen)} of {field.rows.shape[1]} bytes of {field.name}")
+        pairs.append((field, tensor))
     lost = {each.name for each in stamps.found.held} - {field.name for field, _ in pairs}
     if lost:
-        rig.judge.notes.append(f"get_buf did not return {', '.join(sorted(lost))}")
+        rig.judge.note(f"get_buf did not return {', '.join(sorted(lost))}")
     return pairs
 
 
@@ -161,6 +172,10 @@ def _of(stamps: Stamps, name: str, dtype: torch.dtype, size: int) -> torch.Tenso
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [each for each in _flat(value) if isinstance(each, torch.Tensor) and each.numel()]
 
 
 def _flat(value: Any) -> list[Any]:
