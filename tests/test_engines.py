@@ -33,6 +33,7 @@ FAULTS = [
     ("part-page-lost", "retract.nsa", {"KV102"}),
     ("family-raises", "retract.nsa", {"KV902"}),
     ("views", "metadata.get-buf", {"KV305", "KV102", "KV103"}),
+    ("row-remembered", "metadata.get-buf", {"KV101"}),
     ("no-wait", "layer-wait.nsa", {"KV201"}),
     ("moved-in-place", "index-moves.hybrid-kernel", {"KV302"}),
     ("moved-in-place", "index-moves.mamba-tree-kernel", {"KV302", "KV902"}),
@@ -41,6 +42,7 @@ FAULTS = [
     ("sorted-in-place", "index-moves.tree-direct", {"KV303"}),
     ("wrong-pairing", "index-moves.hybrid-direct", {"KV301"}),
     ("wrong-pairing", "index-moves.mamba-tree-direct", {"KV303"}),
+    ("freed-twice", "index-moves.tree-kernel", {"KV402"}),
     ("mixed-sides", "index-moves.tree-kernel", {"KV902"}),
     ("state-dies", "state-lengths.nsa-longer", {"KV902"}),
     ("state-trims", "state-lengths.nsa-shorter", {"KV102", "KV301"}),
@@ -49,6 +51,7 @@ FAULTS = [
     ("metadata-turned", "agreement.everything", {"KV203"}),
     ("room-kept", "agreement.everything", {"KV203"}),
     ("early-ack", "host-copy.nsa-direct", {"KV201"}),
+    ("ack-lost", "host-copy.nsa-direct", {"KV901"}),
     ("index-not-backed-up", "host-copy.nsa-direct", {"KV102", "KV104", "KV304"}),
     ("load-overtakes", "host-copy.nsa-direct", {"KV102"}),
 ]
@@ -66,6 +69,7 @@ NO_EVIDENCE = [
         "retract.nsa",
         "the control case failed: offload_kv_cache raised RuntimeError: no copies",
     ),
+    ("scratch", "pool-copy.nsa", "seen[0], page by page, which it does not transfer"),
     (GOOD, "pool-copy.swa", "this release has no pool.swa (tried sglang.srt.mem_cache.swa_memory_pool:SWAKVPool"),
 ]
 BROKEN = {

@@ -307,6 +307,9 @@ class Scene:
             self.read(*self.loads.pop(0))
         self.poll(wait=True)
         self.rig.stand_ins.synchronize()
+        if waiting := [kept.request for kept in self.of(busy)]:
+            text = f"all that was queued has run, and copies of requests {waiting} were never acknowledged"
+            self.rig.judge.find("KV901", "liveness", text, lane="acknowledgement", request=waiting[0])
         for kept in self.kept.values():
             self.check_device(kept, "on the device at the end", self.rig.judge)
             self.check_host(kept, "on the host at the end", self.rig.judge)

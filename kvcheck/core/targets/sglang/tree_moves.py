@@ -61,6 +61,7 @@ class TreeScene:
         """Back up, evict from the device, load back, evict from the host, and begin again with what was freed."""
         rig, tree = self.rig, self.tree
         prefixes = self.fill()
+        self._evict("after the first leaf was evicted from the device", 1, 0)
         self._evict("evicted from the device")
         self._want(PAGES, is_backup=True)
         asked = [prefixes[1 - rig.schedule % 2], prefixes[2]]
@@ -77,6 +78,7 @@ class TreeScene:
         self.check("after a state was evicted from the host")
         tree.evict_host(TAIL)
         self.check("after an eviction from the host")
+        self.account("after an eviction from the host")
         again = tuple(range(5000, 5000 + TAIL))
         self._insert(again)
         tree.settle()
@@ -120,6 +122,29 @@ class TreeScene:
                 text = f"{what}: slots {slots} hold {seen}, expected {list(listed.wanted)}"
                 judge.find("KV303", "contract", text, tier=listed.tier, lane=lane)
 
+    def account(self, step: str) -> None:
+        """No slot that is free is listed, or free twice. The pools say which are, by giving all of them out."""
+        listed = list(self.tree.lists())
+        pools = [("device", PAGES, self.tree.allocator), ("device", STATE, self.tree.states)]
+        pools += [("host", kind, host) for kind, host in self.tree.hosts.items()]
+        for tier, kind, pool in pools:
+            if pool is None:
+                continue
+            given = pool.alloc(pool.available_size())
+            free = [int(slot) for slot in on_host(given).tolist()]
+            taken = [each for each in listed if (each.tier, each.kind) == (tier, kind)]
+            used = [int(slot) for each in taken for slot in on_host(each.value).tolist()]
+            for code, slots, what in (
+                ("KV402", sorted({slot for slot in free if free.count(slot) > 1}), "is free twice"),
+                ("KV402", sorted({*free} & {*used}), "is free, and a list of the tree names it"),
+            ):
+                if slots:
+                    text = (
+                        f"{self.tree.name}, {step}: slot {slots[0]} of {tier} {kind} {what}; so are {len(slots)} slots"
+                    )
+                    self.rig.judge.find(code, "accounting", text, tier=tier, lane=f"{self.tree.name} {tier} {kind}")
+            pool.free(given)
+
     def _insert(self, tokens: Sequence[int]) -> None:
         """A request of these tokens ran on the device, and leaves what it computed to the tree."""
         tree = self.tree
@@ -136,8 +161,8 @@ class TreeScene:
         there = self.holds.setdefault((tier, kind), {})
         there.update(zip((int(slot) for slot in on_host(slots).tolist()), tokens, strict=True))
 
-    def _evict(self, step: str) -> None:
-        self.tree.evict(TOKENS, STATES)
+    def _evict(self, step: str, tokens: int = TOKENS, states: int = STATES) -> None:
+        self.tree.evict(tokens, states)
         self.tree.settle()
         self.check(step)
 

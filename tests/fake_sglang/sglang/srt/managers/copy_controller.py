@@ -56,7 +56,7 @@ class CopyController:
             for layer in range(self.layers):
                 self.mem_pool_host.load(host, device, layer)
                 event.complete(layer)
-        self.ack_load_queue.append(HiCacheAck(start, event.events[-1], nodes))
+        self.ack_load_queue.append(HiCacheAck(start, event.events[-1], nodes[:1] if has_fault("ack-lost") else nodes))
         return producer
 
     def evict_host(self, indices):

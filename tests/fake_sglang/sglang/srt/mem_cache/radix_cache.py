@@ -58,6 +58,8 @@ class HostTree:
         for name, node in list(self.root_node.children.items()):
             if num_tokens > 0 and node.value is None:
                 num_tokens -= len(node.host_value)
+                if has_fault("freed-twice"):
+                    pages.free(node.host_value)
                 pages.free(node.host_value.to("meta") if has_fault("mixed-sides") else node.host_value)
                 if states:
                     states[0].free(node.mamba_host_value)
