@@ -131,4 +131,5 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:
-        sys.exit(f"verdicts: {error}; expected a folder that can be written")
+        _say(f"verdicts: {error}; expected a folder that can be written")
+        sys.exit(2)
