@@ -134,6 +134,20 @@ def test_run_without_scenarios_is_refused() -> None:
         compare([OLD, replace(PASSED, run_id="x", scenarios=())])
 
 
+def test_what_is_there_twice_is_refused_where_one_would_hide_the_other() -> None:
+    both = (*NEW.scenarios, replace(NEW.scenarios[0], verdict=Verdict.FAIL))
+    with pytest.raises(UsageError, match=f"has the row '{RETRACT}' twice"):
+        compare([OLD, replace(NEW, scenarios=both)])
+    with pytest.raises(UsageError, match="was given twice, from two files"):
+        compare([OLD, replace(OLD, repro="kvcheck")])
+
+
+def test_markdown_has_a_size() -> None:
+    many = release("1", {f"hicache/layer-wait.{number}": Verdict.UNKNOWN for number in range(103)})
+    lines = to_md(compare([many])).splitlines()
+    assert sum(line.startswith("- sglang") for line in lines) == 100 and lines[-1] == "- and 3 more"
+
+
 def test_page_is_whole_runs_nothing_and_keeps_hostile_text() -> None:
     hostile = release(MARKUP, {f"{MARKUP}/{MARKUP}": Verdict.UNKNOWN}, warnings=(f"not exercised {MARKUP}\x1b[31m",))
     text = to_html(compare([OLD, NEW, hostile, FAILED]))
@@ -170,7 +184,8 @@ def test_file_holds_all_runs_and_a_folder_one_page_each(tmp_path: Path) -> None:
     names = [str(RunStore(tmp_path / "runs").save(record)) for record in (OLD, NEW)]
     joint = [f"{name}={tmp_path / 'all'}.{name}" for name in ("html", "csv", "md")]
     options = [part for text in (*joint, f"html={tmp_path / 'pages'}") for part in ("-o", text)]
-    result = CliRunner().invoke(APP, [*names, *options])
+    again = str(tmp_path / "runs" / ".." / "runs" / OLD.run_id)  # the first run by another name: still the first run
+    result = CliRunner().invoke(APP, [*names, again, *options])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "all.html").read_text(encoding="utf-8") == to_html(compare([OLD, NEW]))
     assert (tmp_path / "all.csv").read_text(encoding="utf-8") == to_csv(compare([OLD, NEW]))

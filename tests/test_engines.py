@@ -7,6 +7,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import jsonschema
 import pytest
 from fake_engine import HELLO, environment, interpreter, put_fault
 
+from kvcheck.commands.cells import Order
 from kvcheck.commands.main import run
 from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.stress.engines import EngineRunner
@@ -77,6 +79,7 @@ BROKEN = {
     "another form": ("""echo '{"hello": {"engine": 7}}'""", "is no answer (hello: the key", "none"),
     "no greeting": ("""echo '{"ask": {"probe": "x", "subject": "y", "seed": 1, "schedule": 0}}'""", "said ask", "none"),
     "death": ("echo out of luck >&2; exit 3", "ended with status 3: getting ready", "out of luck"),
+    "closed output": ("echo bye >&2; exec >&-; sleep 60", "closed its output and did not end: getting ready", "bye"),
     "silence": ("echo thinking >&2; sleep 60", "said nothing for 0.5 s: getting ready", "thinking"),
     "death later": (f"echo '{HELLO}'; read ask; echo gone >&2; exit 4", "ended with status 4: retract on nsa", "gone"),
     "hang later": (
@@ -207,10 +210,28 @@ def test_child_that_breaks_is_unknown_with_its_last_line(name: str, tmp_path: Pa
     script, why, last = BROKEN[name]
     target = f"sglang:{interpreter(tmp_path / 'env', script)}"
     with pytest.raises(UnknownVerdict) as told:
-        patience = Patience(start_s=0.5 if name == "silence" else 60, answer_s=0.5 if name == "hang later" else 60)
+        patience = Patience(
+            start_s=0.5 if name == "silence" else 60, answer_s=0.5 if name == "hang later" else 60, end_s=0.5
+        )
         started = parse_target(target).start(patience)
         started.ask(ask_of("retract.nsa"))
-    assert why in str(told.value) and str(told.value).endswith(f"its last line: {last}")
+    is_ready = name in ("death later", "hang later", "greets again")  # then another environment is of no help
+    assert why in str(told.value) and f"its last line: {last}{'' if is_ready else '; next: make'}" in str(told.value)
+    assert is_ready == str(told.value).endswith(last)
+
+
+def test_child_ends_where_getting_ready_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env, file = interpreter(tmp_path / "env", f"echo $$ > {tmp_path}/id; echo; sleep 60"), tmp_path / "id"
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvcheck.core.targets.engines.process.decode", interrupt)  # the child has said a line then
+    out = tmp_path / "runs"
+    assert run(["stress", "--target", f"sglang:{env}", "--out", str(out)]) == 130
+    assert not [*out.iterdir()], "nothing was judged, so there is no run"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)
 
 
 def test_lost_child_makes_one_schedule_unknown(tmp_path: Path) -> None:
@@ -235,6 +256,33 @@ def test_stress_passes_fails_and_replays(tmp_path: Path, fake: Path, capsys: pyt
     line = record["findings"][0]["schedule"]
     assert run(["replay", line, "--times", "3"]) == 1
     assert "STILL FAILS 3/3" in capsys.readouterr().out
+    broken = interpreter(tmp_path / "broken", "exit 3")
+    assert run(["replay", line, line.replace(str(fake), str(broken))]) == 1, "the finding counts, whatever else is not"
+    told = capsys.readouterr().out
+    assert "STILL FAILS 1/1" in told and "UNKNOWN  retract-resume/retract.nsa: sglang under" in told
+    assert run(["replay", line, "--device", "cuda"]) == 2
+    assert "says itself where it runs; leave --device out" in capsys.readouterr().err
+
+
+def test_resumed_run_is_of_the_same_engine_and_keeps_its_notes(
+    tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_fault(fake, GOOD)
+    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "1", "--out", str(tmp_path)]
+    base += ["--no-reports", "--shape", "retract.nsa", "--format", "json"]
+    assert run(base) == 0
+    record = json.loads(capsys.readouterr().out)
+    file = tmp_path / record["run_id"] / "run.json"
+    note = "retract-resume/retract.nsa: not exercised: this and that"
+    cut = {**record, "complete": False, "exit_code": 130, "warnings": [note]}
+    file.write_text(json.dumps(cut))
+    assert run([*base, "--resume"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["scenarios"] == record["scenarios"] and note in again["warnings"]
+    other = {**record["environment"]["engine"], "version": "0.0.1"}
+    file.write_text(json.dumps({**cut, "environment": {**record["environment"], "engine": other}}))
+    assert run([*base, "--resume"]) == 2
+    assert f"--resume skips run {record['run_id']}: expected the engine" in capsys.readouterr().err
 
 
 def test_stress_of_good_engine_passes_where_it_has_all(
@@ -244,6 +292,15 @@ def test_stress_of_good_engine_passes_where_it_has_all(
     base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "1", "--out", str(tmp_path)]
     assert run([*base, "hicache", "--shape", "layer-wait.mha", "--shape", "layer-wait.nsa"]) == 0
     assert "2 passed" in capsys.readouterr().out
+
+
+def test_cells_of_one_child_share_the_time(tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_fault(fake, GOOD)
+    orders: list[Order] = []
+    monkeypatch.setattr("kvcheck.commands.stress.run_orders", lambda given, *_: iter(orders.extend(given) or ()))
+    what = ["--shape", "metadata", "--shape", "retract", "--max-time", "60", "--out", str(tmp_path), "--no-reports"]
+    run(["stress", "--target", f"sglang:{fake}", *what])
+    assert len(orders) > 1 and sum(order.max_time_s or 0 for order in orders) == pytest.approx(60)
 
 
 def test_release_with_other_names_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,7 +317,7 @@ def test_environment_without_engine_is_one_line_and_4(tmp_path: Path, capsys: py
     told = capsys.readouterr()
     assert "sglang cannot be imported by" in told.err and "No module named 'sglang'" in told.err
     assert told.err.endswith("next: make engine-env ENGINE=sglang VERSION=V DIR=VENV, then --target sglang:VENV\n")
-    assert not told.out and not list(tmp_path.glob("runs/*/run.json"))
+    assert not told.out and not list(tmp_path.glob("runs/*"))
 
 
 def test_engine_that_breaks_is_4_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,6 +347,7 @@ def test_device_that_the_engines_torch_does_not_see_is_4(
         (["--target", "sglang", "--shape", "retract.nope"], "no probe of sglang is left"),
         (["--target", "sglang", "pd-transfer", "--requests", "5"], "its probes take no requests, got 5"),
         (["--target", "sglang", "--strategy", "lazy"], "its probes take no strategy, got 'lazy'"),
+        (["--target", "sglang", "--jobs", "4"], "one child holds sglang and runs all its cells; leave it out"),
         (["--target", "nope"], "unknown target 'nope'; known: builtin, sglang"),
     ],
 )

@@ -36,6 +36,14 @@ def check_engine_plan(plan: Plan) -> None:
             raise UsageError(f"--target {plan.target}: its probes take no {key}, got {value!r}; leave it out")
 
 
+def check_jobs(plan: Plan, jobs: int | None) -> None:
+    """Raise UsageError for several processes where one child holds the engine."""
+    from kvcheck.core.targets.installed import is_engine
+
+    if jobs not in (None, 1) and is_engine(plan.target):
+        raise UsageError(f"--jobs {jobs}: one child holds {plan.target} and runs all its cells; leave it out")
+
+
 def engine_plans(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
     """The plans of a run. Raises UsageError where no probe is left."""
     from kvcheck.core.stress.engines import probe_plans

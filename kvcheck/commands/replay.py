@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -22,7 +24,7 @@ from kvcheck.commands.cells import Order, Report, engine_of, run_cell
 from kvcheck.commands.engines import installed_engine
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, check_choice, check_plan, check_positive
 from kvcheck.commands.terminal import say
-from kvcheck.core.errors import UsageError
+from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.record import Finding, Verdict, read_record
 from kvcheck.core.report.store import find_run
 from kvcheck.core.stress.schedule import Plan, parse_line
@@ -60,13 +62,10 @@ def replay(
         if is_engine(plan.target):
             probe_of(plan)
     for _, group in groupby(plans, key=lambda plan: (plan.target, plan.device)):
-        same = [*group]
-        with installed_engine(same[0]) as engine:
-            for plan in same:
-                done = _replay(plan, times, engine) if device is None else _replay_held(plan, device, times)
-                for line in done.told if format_name == "text" else [done.to_json(plan, times)]:
-                    say(line)
-                worst = Verdict.worst((worst, done.verdict))
+        for plan, done in _replayed([*group], times, device):
+            for line in done.told if format_name == "text" else [done.to_json(plan, times)]:
+                say(line)
+            worst = Verdict.worst((worst, done.verdict))
     if format_name == "text":
         say(f" exit {worst.exit_code}")
     return worst.exit_code
@@ -86,8 +85,26 @@ class Replayed:
         return json.dumps({**row, "agreed": self.agreed, "times": times, "text": "\n".join(self.told).strip()})
 
 
+def _replayed(plans: list[Plan], times: int, device: str | None) -> Iterator[tuple[Plan, Replayed]]:
+    """What came of each line of one target; where its engine does not start, the lines of others still count."""
+    with ExitStack() as stack:
+        try:
+            engine = stack.enter_context(installed_engine(plans[0]))
+        except UnknownVerdict as error:
+            for plan in plans:
+                told = f" UNKNOWN  {plan.scenario}/{plan.shape}: {error}"
+                yield plan, Replayed(Verdict.UNKNOWN, times, [told])
+            return
+        for plan in plans:
+            yield plan, _replay(plan, times, engine) if device is None else _replay_held(plan, device, times)
+
+
 def _on_device(plan: Plan, device: str) -> Plan:
-    """A plan of a CPU, as one of a device. Raises UsageError for one that is of a device already."""
+    """A plan of a CPU, as one of a device. Raises UsageError for one that is of a device already, or of an engine."""
+    from kvcheck.core.targets.installed import is_engine
+
+    if is_engine(plan.target):
+        raise UsageError(f"--device {device}: a line of {plan.target} says itself where it runs; leave --device out")
     if plan.backend == "cuda" or plan.is_in_processes:
         raise UsageError(f"--device {device}: expected a line of one process on a CPU, got backend={plan.backend}")
     return dataclasses.replace(plan, backend="cuda", device=device, strategy="delay", choices=None)

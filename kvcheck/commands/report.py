@@ -59,7 +59,8 @@ def report(
       kvcheck report runs/a runs/b -o html=releases.html -o md=releases.md
     """
     targets = [_target(text, (WRITERS, COMPARISON_WRITERS)) for text in output or ()]
-    found = list(dict.fromkeys(find_run(name, out) for name in runs))
+    named = [find_run(name, out) for name in runs]
+    found = [*{path.resolve(): path for path in named}.values()]
     records = [(path, read_record(path)) for path in found]
     joint = [target for target in targets if _is_joint(*target, len(records))]
     apart = [target for target in targets if target not in joint]

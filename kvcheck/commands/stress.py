@@ -17,7 +17,7 @@ import typer
 from kvcheck.commands.cells import Order, Report, run_orders
 from kvcheck.commands.closing import close
 from kvcheck.commands.crew import crew_of, find_place, serve_place
-from kvcheck.commands.engines import engine_facts, engine_plans, installed_engine, not_exercised, plan_facts
+from kvcheck.commands.engines import check_jobs, engine_facts, engine_plans, installed_engine, not_exercised, plan_facts
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     FORMATS,
@@ -37,7 +37,7 @@ from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.terminal import cell_lines, warn
 from kvcheck.core.errors import UsageError
 from kvcheck.core.record import Evidence, Finding, Verdict, read_record
-from kvcheck.core.report.store import RUN_FILE, RunStore
+from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.schedule import PROCESS_TRANSPORTS, Plan
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def stress(
     drawn = draw_seed() if seed is None else seed
     base = _base_plan(device, backend, strategy, drawn, trace, requests, mutant, transport, ranks, target)
     plans = _cells(base, scenarios or [], shape or [])
+    check_jobs(base, jobs)
     once = trace is not None or base.is_in_processes
     wanted = schedules or (1 if once else DEFAULT_SCHEDULES)
     bounded = schedules is None and not once
@@ -106,25 +107,27 @@ def stress(
     place = find_place(base, bind)
     if place is not None and place.rank:
         return serve_place(place)
-    session = Session(
-        argv=[*ctx.obj],
-        repro=_repro([*ctx.obj], drawn, seed),
-        seed=drawn,
-        plan={"schedules": wanted, "max_time_s": max_time, **plan_facts(plans)},
-        out=out,
-        quiet=format_name == "json",
-    )
-    kept = _resumed(session, out) if resume else {}
-    # Processes take turns on a device, and a lane that one of them holds is held for its turn only.
-    is_alone = base.is_in_processes or base.backend == "cuda"
-    workers = 1 if place is not None else jobs or (1 if is_alone else min(len(plans), session.cpus()))
-    limit = max_time if max_time is not None else (DEFAULT_MAX_TIME_S if bounded else None)
-    share = None if limit is None else limit * workers / max(1, len(plans))
-    orders = [_order(plan, wanted, share) for plan in plans if _cell_id(plan) not in kept]
-    for plan in plans:
-        session.cells[_cell_id(plan)] = kept.get(_cell_id(plan)) or Cell(_cell_id(plan), plan.shape, wanted)
+    make_folder(out)  # whether it can be made is said before an engine is imported, which takes its time
     with installed_engine(base) as engine, crew_of(place) as processes:
+        session = Session(
+            argv=[*ctx.obj],
+            repro=_repro([*ctx.obj], drawn, seed),
+            seed=drawn,
+            plan={"schedules": wanted, "max_time_s": max_time, **plan_facts(plans)},
+            out=out,
+            quiet=format_name == "json",
+        )
         session.facts |= engine_facts(engine)
+        kept = _resumed(session, out) if resume else {}
+        # Processes take turns on a device, and a lane that one of them holds is held for its turn only; an engine has
+        # one child.
+        is_alone = base.is_in_processes or base.backend == "cuda" or engine is not None
+        workers = 1 if place is not None else jobs or (1 if is_alone else min(len(plans), session.cpus()))
+        limit = max_time if max_time is not None else (DEFAULT_MAX_TIME_S if bounded else None)
+        share = None if limit is None else limit * workers / max(1, len(plans))
+        orders = [_order(plan, wanted, share) for plan in plans if _cell_id(plan) not in kept]
+        for plan in plans:
+            session.cells[_cell_id(plan)] = kept.get(_cell_id(plan)) or Cell(_cell_id(plan), plan.shape, wanted)
         session.warnings += not_exercised(base, plans)
         for line in (_head(session, drawn, plans, workers, engine), ""):
             session.say(line)
@@ -279,6 +282,12 @@ def _resumed(session: Session, out: Path) -> dict[str, Cell]:
             continue
         if record.complete or record.plan != session.plan:
             continue
+        then, now = record.environment.get("engine"), session.facts.get("engine")
+        if then != now:
+            text = f"--resume skips run {record.run_id}: expected the engine {now}, and it judged {then}"
+            session.warnings.append(text)
+            warn(text)
+            continue
         session.keep(record.findings)
         cells = {}
         for row in record.scenarios:
@@ -293,6 +302,7 @@ def _resumed(session: Session, out: Path) -> dict[str, Cell]:
                     None,
                     True,
                 )
+                session.warnings += [line for line in record.warnings if line.startswith(f"{row.id}: ")]
         session.say(f"resuming {record.run_id}: {len(cells)} of {len(record.scenarios)} cells are done")
         return cells
     raise UsageError(f"--resume: no interrupted run with this plan and seed under {out}; name the seed with --seed")

@@ -49,14 +49,22 @@ sglang-0.5.12 | sglang-0.5.13 | sglang-0.5.14 | sglang-0.5.15) TRANSFORMERS=5.8.
 *) TRANSFORMERS=5.19.0 ;;
 esac
 
+# What was not finished is taken away: it would look like an environment to the next call.
+UNFINISHED=''
+trap '[ -z "$UNFINISHED" ] || rm -rf "$UNFINISHED"' EXIT
+trap 'exit 130' INT TERM
+
 if [ ! -x "$BASE/bin/python" ]; then
+  [ -e "$BASE" ] || UNFINISHED=$BASE
   "$PYTHON" -m venv "$BASE"
   # compressed_tensors and others would pull a transformers of their own; each release brings its own.
   "$BASE/bin/python" -m pip install --quiet "$TORCH" numpy triton
   # shellcheck disable=SC2086
   "$BASE/bin/python" -m pip install --quiet $LIGHT
   "$BASE/bin/python" -m pip uninstall --quiet --yes transformers huggingface_hub tokenizers
+  UNFINISHED=''
 fi
+[ -e "$DIR" ] || UNFINISHED=$DIR
 "$PYTHON" -m venv "$DIR"
 SITE=$("$DIR/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 "$BASE/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$SITE/base.pth"
@@ -71,3 +79,4 @@ else
   rm -r "$DIR/wheel"
 fi
 "$DIR/bin/python" -c "from importlib.metadata import version; print('$DIR: $ENGINE', version('$ENGINE'))"
+UNFINISHED=''

@@ -61,11 +61,23 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Verdicts of installed engines, each replayed, on one page.")
     parser.add_argument("out", help="folder for environments, runs and the page")
-    parser.add_argument("releases", nargs="+", metavar="ENGINE=VERSION")
-    parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--schedules", type=int, default=20)
+    parser.add_argument("releases", nargs="+", type=_release, metavar="ENGINE=VERSION")
+    parser.add_argument("--times", type=_count, default=20)
+    parser.add_argument("--schedules", type=_count, default=20)
     parser.add_argument("--seed", type=int, default=1)
     return parser
+
+
+def _release(text: str) -> str:
+    if not all(text.partition("=")):
+        raise argparse.ArgumentTypeError(f"expected ENGINE=VERSION, such as sglang=0.5.23, got {text!r}")
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {text!r}")
+    return int(text)
 
 
 def _has_environment(out: Path, engine: str, version: str) -> bool:
@@ -114,4 +126,10 @@ def _kvcheck(folder: Path, *arguments: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError as error:
+        _say(f"verdicts: {error}; expected a folder that can be written")
+        sys.exit(2)

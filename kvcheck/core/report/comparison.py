@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,16 +110,28 @@ ComparisonWriter = Callable[[Comparison, Path], None]
 
 
 def compare(records: Sequence[RunRecord]) -> Comparison:
-    """The runs beside each other. Raises UsageError for one that judged no scenario."""
+    """The runs beside each other. Raises UsageError for one that judged no scenario, or has or is anything twice."""
+    given = _twice(record.run_id for record in records)
+    if given is not None:
+        raise UsageError(
+            f"run {given} was given twice, from two files; expected runs that are not copies: name it once"
+        )
     for record in records:
         if not record.scenarios:
             raise UsageError(
                 f"run {record.run_id} judged no scenario, so it cannot be compared: expected runs of kvcheck stress; "
                 "give a folder to -o for one page a run"
             )
+        if (row := _twice(result.id for result in record.scenarios)) is not None:
+            raise UsageError(f"run {record.run_id} has the row {row!r} twice, so it cannot be compared: run it again")
     columns = _columns(records)
     engines = dict.fromkeys(column.engine for column in columns)
     return Comparison(tables=tuple(_table(engine, [c for c in columns if c.engine == engine]) for engine in engines))
+
+
+def _twice(names: Iterable[str]) -> str | None:
+    """The first that is there more than once."""
+    return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
 def _columns(records: Sequence[RunRecord]) -> list[Column]:

@@ -2,6 +2,7 @@
 
 Invariants:
 - Text of a record cannot become markup, a link or a new line.
+- A summary page has a size: why a cell is no pass is said of the first MOST_LINES of an engine.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from kvcheck.core.record import Verdict
 from kvcheck.core.report.comparison import Cell, Comparison, Table
 from kvcheck.core.report.comparison_to_html import counts, summary
-from kvcheck.core.report.gate_to_md import escaped, table_line
+from kvcheck.core.report.gate_to_md import MOST_LINES, escaped, table_line
 from kvcheck.core.report.store import write_text
 
 SHOUT = {Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "UNKNOWN", Verdict.PASS: "pass"}
@@ -46,7 +47,8 @@ def _table(table: Table) -> list[str]:
                 for cell in row.cells
                 if cell.verdict is not Verdict.PASS
             ]
-    return [*lines, "", *told]
+    more = [f"- and {len(told) - MOST_LINES} more"] if len(told) > MOST_LINES else []
+    return [*lines, "", *told[:MOST_LINES], *more]
 
 
 def _short(cell: Cell) -> str:

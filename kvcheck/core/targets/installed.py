@@ -62,6 +62,6 @@ def parse_target(target: str) -> EngineTarget:
     if not place or not python.is_file() or not os.access(python, os.X_OK):
         raise UsageError(
             f"--target {target}: expected {name}, or {name}:DIR with an interpreter at DIR/bin/python; "
-            f"found none at {python}"
+            f"found none at {python.absolute()}"
         )
     return EngineTarget(name, python.absolute())

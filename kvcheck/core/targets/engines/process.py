@@ -2,7 +2,7 @@
 
 Invariants:
 - A child that dies, hangs or says what is no answer is UnknownVerdict with the last line of its standard error.
-- Whatever the child had started ends with it.
+- Whatever the child had started ends with it; an interruption ends it at any time.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ TAIL = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds that a child may take to get ready, and for each answer."""
+    """Seconds that a child may take to get ready, for each answer, and to end once its output has."""
 
     start_s: float = 300.0
     answer_s: float = 120.0
+    end_s: float = 5.0
 
 
 class EngineProcess:
@@ -60,6 +61,7 @@ class EngineProcess:
             else (f"make engine-env ENGINE={engine} VERSION=V DIR=VENV, then --target {engine}:VENV")
         )
         self._patience = patience
+        self._is_ready = False
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, `close` closes it
         self._lines: queue.Queue[str | None] = queue.Queue()
         boot = BOOT % (OLDEST_PYTHON, ".".join(map(str, OLDEST_PYTHON)), serve.__name__)
@@ -78,8 +80,13 @@ class EngineProcess:
         except OSError as error:
             self._said.close()
             raise UnknownVerdict(f"{self._name}: cannot be started: {error}") from error
-        threading.Thread(target=self._listen, daemon=True).start()
-        self.hello = self._greeting()
+        try:
+            threading.Thread(target=self._listen, daemon=True).start()
+            self.hello = self._greeting()
+            self._is_ready = True
+        finally:
+            if not self._is_ready:  # interrupted, say: nobody has this object yet, so nobody else could end the child
+                self.close()
 
     def ask(self, ask: Ask) -> Reply:
         """One schedule. Raises UnknownVerdict where no answer comes; the child is gone then."""
@@ -118,8 +125,11 @@ class EngineProcess:
         except queue.Empty:
             raise self._lost(f"said nothing for {within_s:g} s: {what}") from None
         if line is None:
-            code = self._child.wait()
-            raise self._lost(f"ended with status {code}: {what}")
+            try:
+                ended = f"ended with status {self._child.wait(self._patience.end_s)}"
+            except subprocess.TimeoutExpired:
+                ended = "closed its output and did not end"
+            raise self._lost(f"{ended}: {what}")
         try:
             return decode(line)
         except (ValueError, RecursionError) as error:
@@ -131,7 +141,9 @@ class EngineProcess:
         self._said.seek(max(0, self._said.tell() - TAIL))
         told = self._said.read().decode(errors="replace").strip().splitlines()
         self.close()
-        return UnknownVerdict(f"{self._name}: the child {why}; its last line: {told[-1][-300:] if told else 'none'}")
+        last = f"its last line: {told[-1][-300:] if told else 'none'}"
+        more = "" if self._is_ready else f"; next: {self._next}"
+        return UnknownVerdict(f"{self._name}: the child {why}; {last}{more}")
 
     def _listen(self) -> None:
         stdout = self._child.stdout
