@@ -330,6 +330,40 @@ def test_trials_that_are_interrupted_say_what_they_have(
     assert "no trial came to its end" in capsys.readouterr().out
 
 
+def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of trials are this shell script."""
+    program = folder / "trials"
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="ascii")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+
+def test_an_interruption_is_told_once_and_not_by_the_trials_process_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(
+        tmp_path,
+        "trap 'echo told twice >&2; exit 130' TERM\nkill -INT $PPID\nwhile :; do sleep 0.02; done",
+        monkeypatch,
+    )
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert run(["selftest", "--aa", "11"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    output, errors = capfd.readouterr()
+    assert output.endswith(" exit 130\n") and errors == ""
+
+
+def test_what_a_failed_process_of_trials_said_is_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(tmp_path, "echo the disk is gone >&2\nexit 3", monkeypatch)
+    assert run(["selftest", "--aa", "11"]) == 70
+    errors = capfd.readouterr().err
+    assert "the disk is gone" in errors and "trials 1 and on: their process ended with status 3" in errors
+
+
 @pytest.mark.slow
 def test_real_trials_run_in_processes_of_their_own_and_end_with_their_parent() -> None:
     process = subprocess.Popen(

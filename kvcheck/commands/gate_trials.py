@@ -96,16 +96,19 @@ def _in_processes(count: int, planted: float, seed: int) -> Iterator[Trial]:
         child = subprocess.Popen(
             [sys.executable, "-m", "kvcheck", "selftest", *arguments, "--format", "json"],
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,  # an interruption is told once, here, and not by the child too
             text=True,
+            errors="replace",
             start_new_session=True,
         )
         try:
-            text, _ = child.communicate()
+            text, said = child.communicate()
         finally:
             if child.poll() is None:  # interrupted
                 child.terminate()
-                child.wait()
+                child.communicate()
         if child.returncode not in (0, 4):
+            sys.stderr.write(said)
             raise InternalError(f"trials {start + 1} and on: their process ended with status {child.returncode}")
         answer: dict[str, Any] = json.loads(text)
         yield from value_from(tuple[Trial, ...], answer["trials"], "trials")
