@@ -159,7 +159,7 @@ def _run_delayed(number: int, order: Order) -> Iterator[Report]:
             failed = True
             break
     gap = None if failed or not total.schedules else rates.gap or evidence_gap(order.plan, total)
-    note = f"{order.plan.scenario}/{order.plan.shape}: {rates.text()}"
+    note = f"{order.plan.cell}: {rates.text()}"
     yield Report(cell=number, reason=gap, note=note, is_note_told=True)
 
 
@@ -197,7 +197,7 @@ def _run_probe(number: int, order: Order, installed: EngineRunner) -> Iterator[R
             evidence=reply.evidence,
             duration_s=time.monotonic() - started,
             reason=reply.unknown,
-            note="; ".join(f"{each.scenario}/{each.shape}: {note}" for note in reply.notes) or None,
+            note="; ".join(f"{each.cell}: {note}" for note in reply.notes) or None,
         )
         if reply.findings or reply.unknown is not None:
             break

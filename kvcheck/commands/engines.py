@@ -73,7 +73,7 @@ def plan_facts(plans: list[Plan]) -> dict[str, object]:
         return {"cells": lines}
     from kvcheck.core.stress.engines import probe_of
 
-    return {"cells": lines, "shows": {f"{plan.scenario}/{plan.shape}": probe_of(plan)[0].shows for plan in plans}}
+    return {"cells": lines, "shows": {plan.cell: probe_of(plan)[0].shows for plan in plans}}
 
 
 def not_exercised(base: Plan, plans: list[Plan]) -> list[str]:
@@ -85,15 +85,12 @@ def not_exercised(base: Plan, plans: list[Plan]) -> list[str]:
     from kvcheck.core.stress.engines import probe_plans
     from kvcheck.core.stress.scenarios import SCENARIOS
 
-    every = [(plan.scenario, plan.shape) for plan in probe_plans(base, [], [])]
-    lacking = [name for name in SCENARIOS.names() if name not in {scenario for scenario, _ in every}]
-    left = [f"{scenario}/{shape}" for scenario, shape in every if (scenario, shape) not in {*_keys(plans)}]
+    every = list(probe_plans(base, [], []))
+    tried, ran = {plan.scenario for plan in every}, {plan.cell for plan in plans}
+    lacking = [name for name in SCENARIOS.names() if name not in tried]
+    left = [plan.cell for plan in every if plan.cell not in ran]
     lines = [f"not exercised: {', '.join(lacking)}: no probe of {base.target} tries them"] if lacking else []
     return lines + ([f"not exercised: left out by what was named: {', '.join(left)}"] if left else [])
-
-
-def _keys(plans: list[Plan]) -> list[tuple[str, str]]:
-    return [(plan.scenario, plan.shape) for plan in plans]
 
 
 @contextmanager

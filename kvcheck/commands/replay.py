@@ -81,7 +81,7 @@ class Replayed:
 
     def to_json(self, plan: Plan, times: int) -> str:
         """One line of JSON."""
-        row = {"line": plan.line(), "cell": f"{plan.scenario}/{plan.shape}", "verdict": self.verdict.value}
+        row = {"line": plan.line(), "cell": plan.cell, "verdict": self.verdict.value}
         return json.dumps({**row, "agreed": self.agreed, "times": times, "text": "\n".join(self.told).strip()})
 
 
@@ -92,7 +92,7 @@ def _replayed(plans: list[Plan], times: int, device: str | None) -> Iterator[tup
             engine = stack.enter_context(installed_engine(plans[0]))
         except UnknownVerdict as error:
             for plan in plans:
-                told = f" UNKNOWN  {plan.scenario}/{plan.shape}: {error}"
+                told = f" UNKNOWN  {plan.cell}: {error}"
                 yield plan, Replayed(Verdict.UNKNOWN, times, [told])
             return
         for plan in plans:
@@ -114,7 +114,7 @@ def _replay_held(plan: Plan, device: str, times: int) -> Replayed:
     """Impose on a device what a CPU finds unordered in the schedule; the rates without and with delays."""
     from kvcheck.core.stress.delayed import device_plans, tries, why_not
 
-    head, engine = f"{plan.scenario}/{plan.shape}", engine_of(plan)
+    head, engine = plan.cell, engine_of(plan)
     plans = device_plans(engine, plan, device)
     made = list(tries(engine, plans, times))
     told = [f"   {each.rates.text()}; {each.plan.choices}" for each in made]
@@ -139,7 +139,7 @@ def _replay(plan: Plan, times: int, engine: EngineRunner | None) -> Replayed:
 
 def _judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]) -> tuple[Verdict, list[str]]:
     times = len(runs)
-    head = f"{plan.scenario}/{plan.shape}"
+    head = plan.cell
     strayed = next((report.divergence for reports in runs for report in reports if report.divergence), None)
     wanted = [next((f for f in findings if plan.expect in (None, f.code)), None) for findings in seen]
     first = next((finding for finding in wanted if finding is not None), None)

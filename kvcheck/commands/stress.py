@@ -125,9 +125,9 @@ def stress(
         workers = 1 if place is not None else jobs or (1 if is_alone else min(len(plans), session.cpus()))
         limit = max_time if max_time is not None else (DEFAULT_MAX_TIME_S if bounded else None)
         share = None if limit is None else limit * workers / max(1, len(plans))
-        orders = [_order(plan, wanted, share) for plan in plans if _cell_id(plan) not in kept]
+        orders = [_order(plan, wanted, share) for plan in plans if plan.cell not in kept]
         for plan in plans:
-            session.cells[_cell_id(plan)] = kept.get(_cell_id(plan)) or Cell(_cell_id(plan), plan.shape, wanted)
+            session.cells[plan.cell] = kept.get(plan.cell) or Cell(plan.cell, plan.shape, wanted)
         session.warnings += not_exercised(base, plans)
         for line in (_head(session, drawn, plans, workers, engine), ""):
             session.say(line)
@@ -222,7 +222,7 @@ def _collect(
     is_bounded: bool,
 ) -> bool:
     """Take reports until all cells are done; True when interrupted."""
-    ids = [_cell_id(order.plan) for order in orders]
+    ids = [order.plan.cell for order in orders]
     try:
         for report in run_orders(orders, workers, processes, engine):
             _take(session, session.cells[ids[report.cell]], report, is_bounded=is_bounded)
@@ -306,10 +306,6 @@ def _resumed(session: Session, out: Path) -> dict[str, Cell]:
         session.say(f"resuming {record.run_id}: {len(cells)} of {len(record.scenarios)} cells are done")
         return cells
     raise UsageError(f"--resume: no interrupted run with this plan and seed under {out}; name the seed with --seed")
-
-
-def _cell_id(plan: Plan) -> str:
-    return f"{plan.scenario}/{plan.shape}"
 
 
 def _repro(argv: list[str], drawn: int, seed: int | None) -> str:

@@ -94,7 +94,7 @@ def finding_lines(number: int, finding: Finding) -> list[str]:
         for name, value in (("layer", finding.layer), ("page", finding.page), ("row", finding.row))
         if value is not None
     ]
-    lines = [f" {number}  {finding.code} {title}   {finding.scenario}/{finding.shape}   (oracle {finding.oracle})"]
+    lines = [f" {number}  {finding.code} {title}   {finding.cell}   (oracle {finding.oracle})"]
     if finding.buffer is not None or where:
         lines.append(f"    where   {'  '.join([finding.buffer or '', *where]).strip()}")
     if finding.seen_request is not None:

@@ -113,6 +113,11 @@ class Finding:
     replay: str = ""
     minimal: dict[str, object] | None = None
 
+    @property
+    def cell(self) -> str:
+        """The id of the result that it belongs to: "scenario/shape"."""
+        return f"{self.scenario}/{self.shape}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioResult:

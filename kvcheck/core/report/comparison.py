@@ -16,7 +16,7 @@ from pathlib import Path
 from kvcheck.core.bugs import bug_of
 from kvcheck.core.errors import UsageError
 from kvcheck.core.record import Finding, RunRecord, ScenarioResult, Verdict
-from kvcheck.core.report.wording import evidence_text, why_text
+from kvcheck.core.report.wording import counted, evidence_text, why_text
 
 NOT_RUN = "not run"
 
@@ -162,9 +162,9 @@ def _table(engine: str, columns: list[Column]) -> Table:
     shows = {name: text for column in reversed(columns) for name, text in _shown(column.record).items()}
     groups: dict[str, list[Row]] = {}
     told: set[str] = set()
-    for name in ids:
+    for name, cells in zip(ids, zip(*(_cells(column, ids) for column in columns), strict=True), strict=True):
         text = shows.get(name, "")
-        row = Row(id=name, shows="" if text in told else text, cells=tuple(_cell(column, name) for column in columns))
+        row = Row(id=name, shows="" if text in told else text, cells=cells)
         told.add(text)
         groups.setdefault(bug_of(name.partition("/")[0]), []).append(row)
     return Table(
@@ -185,12 +185,20 @@ def _shown(record: RunRecord) -> dict[str, str]:
     return {str(name): str(text) for name, text in shows.items()} if isinstance(shows, dict) else {}
 
 
-def _cell(column: Column, name: str) -> Cell:
+def _cells(column: Column, ids: Iterable[str]) -> list[Cell]:
+    """The run's cells of these rows."""
     record = column.record
-    result = next((each for each in record.scenarios if each.id == name), None)
+    results = {each.id: each for each in record.scenarios}
+    found: dict[str, list[Finding]] = {}
+    for finding in record.findings:
+        found.setdefault(finding.cell, []).append(finding)
+    return [_cell(column, results.get(name), found.get(name, [])) for name in ids]
+
+
+def _cell(column: Column, result: ScenarioResult | None, findings: list[Finding]) -> Cell:
+    record = column.record
     if result is None:
         return Cell(label=column.label, verdict=None, text=f"{record.repro} did not run it", replay=record.repro)
-    findings = [each for each in record.findings if f"{each.scenario}/{each.shape}" == name]
     return Cell(
         label=column.label,
         verdict=result.verdict,
@@ -201,7 +209,7 @@ def _cell(column: Column, name: str) -> Cell:
         words=sum(result.evidence.words_verified.values()),
         orderings=result.evidence.orderings_checked or 0,
         replay=_replay(record, result, findings),
-        notes=_notes(record, name),
+        notes=_notes(record, result.id),
     )
 
 
@@ -227,3 +235,25 @@ def _replay(record: RunRecord, result: ScenarioResult, findings: Iterable[Findin
         if isinstance(line, str) and (line == start or line.startswith(f"{start},")):
             return f"kvcheck replay {line}"
     return record.repro
+
+
+def summary(comparison: Comparison) -> str:
+    """One line: how many bugs each run fails, passes, or leaves unjudged."""
+    texts = []
+    for table in comparison.tables:
+        for at, column in enumerate(table.columns):
+            verdicts = [group.verdicts[at] for group in table.groups]
+            failed, unknown = verdicts.count(Verdict.FAIL), verdicts.count(Verdict.UNKNOWN)
+            told = [f"{count} {word}" for count, word in ((failed, "FAIL"), (unknown, "UNKNOWN")) if count]
+            texts.append(f"{column.label}: {', '.join(told) or 'all pass'} of {len(verdicts)}")
+    return "; ".join(texts)
+
+
+def counts(cell: Cell) -> str:
+    """What the verdict rests on, in short."""
+    if cell.verdict is None:
+        return ""
+    parts = [counted(cell.schedules, "schedule")]
+    parts += [counted(cell.words, "word")] if cell.words else []
+    parts += [counted(cell.orderings, "ordering")] if cell.orderings else []
+    return ", ".join(parts)

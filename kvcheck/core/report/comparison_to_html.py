@@ -7,16 +7,15 @@ Invariants:
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from kvcheck.core.record import Verdict
-from kvcheck.core.report.comparison import Cell, Column, Comparison, Group
+from kvcheck.core.report.comparison import Cell, Column, Comparison, Group, counts, summary
 from kvcheck.core.report.store import write_text
-from kvcheck.core.report.wording import MARKS, clip, counted, visible
+from kvcheck.core.report.wording import MARKS, clip, part, visible
 
 MESSAGE_CHARS = 600
 
@@ -28,10 +27,7 @@ def write(comparison: Comparison, path: Path) -> None:
 
 def render(comparison: Comparison) -> str:
     """The text of the page."""
-    template, style = (
-        files("kvcheck.core.report").joinpath(name).read_text(encoding="utf-8")
-        for name in ("comparison.html.j2", "page.css")
-    )
+    template, style = part("comparison.html.j2"), part("page.css")
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=visible)
     return environment.from_string(template).render(
         verdict=comparison.verdict.value,
@@ -48,18 +44,6 @@ def render(comparison: Comparison) -> str:
         ],
         runs=[_run(column) for column in comparison.columns],
     )
-
-
-def summary(comparison: Comparison) -> str:
-    """One line: how many bugs each run fails, passes, or leaves unjudged."""
-    texts = []
-    for table in comparison.tables:
-        for at, column in enumerate(table.columns):
-            verdicts = [group.verdicts[at] for group in table.groups]
-            failed, unknown = verdicts.count(Verdict.FAIL), verdicts.count(Verdict.UNKNOWN)
-            told = [f"{count} {word}" for count, word in ((failed, "FAIL"), (unknown, "UNKNOWN")) if count]
-            texts.append(f"{column.label}: {', '.join(told) or 'all pass'} of {len(verdicts)}")
-    return "; ".join(texts)
 
 
 def _group(group: Group) -> dict[str, object]:
@@ -85,16 +69,6 @@ def _cell(cell: Cell) -> dict[str, object]:
         "evidence": cell.evidence,
         "replay": cell.replay,
     }
-
-
-def counts(cell: Cell) -> str:
-    """What the verdict rests on, in short."""
-    if cell.verdict is None:
-        return ""
-    parts = [counted(cell.schedules, "schedule")]
-    parts += [counted(cell.words, "word")] if cell.words else []
-    parts += [counted(cell.orderings, "ordering")] if cell.orderings else []
-    return ", ".join(parts)
 
 
 def _run(column: Column) -> dict[str, object]:

@@ -151,7 +151,7 @@ def gated_rows(
 
 def _failures(record: RunRecord) -> list[str]:
     """What failed, each once: findings first, then what has a verdict of its own, then the run's."""
-    told = [f"{finding.code} {finding.scenario}/{finding.shape}: {finding.message}" for finding in record.findings]
+    told = [f"{finding.code} {finding.cell}: {finding.message}" for finding in record.findings]
     told += [f"{row.name}: {row.outcome}" for row in record.mutants if row.verdict is Verdict.FAIL]
     if not told:
         told = [

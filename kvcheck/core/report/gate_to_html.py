@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 import shlex
-from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
@@ -18,6 +17,7 @@ from kvcheck.core.report.gate_result import GateResult
 from kvcheck.core.report.gate_text import HEADINGS, cells, sections, summary_text
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import write_text
+from kvcheck.core.report.wording import part
 
 COLOURS = {"PASS": ("pass", "✔"), "UNKNOWN": ("unknown", "?")}
 BADGES = {"OK": "pass", "INCONCLUSIVE": "unknown", "SLOWER": "fail"}
@@ -30,9 +30,7 @@ def write(result: GateResult, path: Path) -> None:
 
 def render(result: GateResult) -> str:
     """The text of the page."""
-    template, style = (
-        files("kvcheck.core.report").joinpath(name).read_text(encoding="utf-8") for name in ("gate.html.j2", "page.css")
-    )
+    template, style = part("gate.html.j2"), part("page.css")
     colour, mark = COLOURS.get(result.verdict, ("fail", "✘"))
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_visible)
     return environment.from_string(template).render(

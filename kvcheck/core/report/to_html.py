@@ -16,7 +16,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
@@ -26,7 +25,17 @@ from kvcheck.core.codes import CODES
 from kvcheck.core.record import Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.prices import all_prices, curves, in_short, price_list, step_us, time_text
 from kvcheck.core.report.store import write_text
-from kvcheck.core.report.wording import MARKS, WORST_FIRST, clip, counted, evidence_text, plural, visible, why_text
+from kvcheck.core.report.wording import (
+    MARKS,
+    WORST_FIRST,
+    clip,
+    counted,
+    evidence_text,
+    part,
+    plural,
+    visible,
+    why_text,
+)
 from kvcheck.core.report.words_chart import words_svg
 
 FINDINGS_SHOWN = 100
@@ -63,7 +72,7 @@ def render(record: RunRecord) -> str:
     maps = _maps(record.findings)
     encoding, embedded = _embed(record.to_json())
     words = sorted(record.evidence.words_verified.items(), key=lambda item: (-item[1], item[0]))
-    template, style, script = (_part(name) for name in ("page.html.j2", "page.css", "page.js"))
+    template, style, script = (part(name) for name in ("page.html.j2", "page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, finalize=visible)
     return environment.from_string(template).render(
@@ -93,11 +102,6 @@ def render(record: RunRecord) -> str:
         encoding=encoding,
         embedded=Markup(embedded),
     )
-
-
-def _part(name: str) -> str:
-    """One of the page's own source files, which lie beside this module."""
-    return files("kvcheck.core.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -7,6 +7,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+from importlib.resources import files
 
 from markupsafe import Markup
 
@@ -50,6 +51,11 @@ def counted(number: int, noun: str) -> str:
 def plural(number: int, noun: str) -> str:
     """The noun, as it is said of so many."""
     return noun if number == 1 else f"{noun}s"
+
+
+def part(name: str) -> str:
+    """One of the source files of pages, which lie beside this module."""
+    return files("kvcheck.core.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def visible(value: object) -> object:

@@ -59,6 +59,11 @@ class Plan:
         return self.transport in PROCESS_TRANSPORTS
 
     @property
+    def cell(self) -> str:
+        """The id of the cell that it belongs to: "scenario/shape"."""
+        return f"{self.scenario}/{self.shape}"
+
+    @property
     def is_delayed(self) -> bool:
         """Lanes of a device are held: by what the line names, or the legs of the schedule."""
         return self.backend == "cuda" and self.strategy == "delay"

@@ -35,7 +35,7 @@ class ProcessEngine:
         found = judge(stories, shape, load, reference_outputs(shape, load, "loopback"), silence=supervisor.silence)
         prefill, decode = ranks_of(plan)
         self.note = (
-            f"{plan.scenario}/{plan.shape}: {prefill}x{decode} processes over {plan.transport}, "
+            f"{plan.cell}: {prefill}x{decode} processes over {plan.transport}, "
             f"{found.verified:,} bytes verified at the receivers, {found.expected:,} worked out beforehand; "
             f"{_done(stories.values(), found.evidence)}"
         )

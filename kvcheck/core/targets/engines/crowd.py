@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,15 @@ class Live:
     def tokens(self, end: int) -> list[int]:
         """Its tokens before that position, those that it will produce included."""
         return [token(self.line_at(at), at) for at in range(end)]
+
+
+def serve(rig: Rig, lives: Mapping[str, Live], step: Callable[[], None], steps: int) -> None:
+    """Steps until no request is left; KV901 for those that still are after so many."""
+    for _ in range(steps):
+        if not lives:
+            return
+        step()
+    rig.judge.find("KV901", "liveness", f"{len(lives)} requests are not finished after {steps} steps")
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from kvcheck.core.targets.engines.calls import fitted
-from kvcheck.core.targets.engines.crowd import LENGTH, Crowd, Live
+from kvcheck.core.targets.engines.crowd import LENGTH, Crowd, Live, serve
 from kvcheck.core.targets.engines.prefixes import Prefixes
 from kvcheck.core.targets.engines.probe import Rig, Stop
 from kvcheck.core.targets.sglang.pools import bench, pool_names
@@ -112,11 +112,7 @@ class Day(Service):
 
     def work(self) -> None:
         """Steps until everybody is served."""
-        for _ in range(STEPS):
-            if not self.lives:
-                return
-            self.judged_step()
-        self.rig.judge.find("KV901", "liveness", f"{len(self.lives)} requests are not finished after {STEPS} steps")
+        serve(self.rig, self.lives, self.judged_step, STEPS)
 
     def judged_step(self) -> None:
         """A step, and the accounts after it. Raises Stop where anything was found."""

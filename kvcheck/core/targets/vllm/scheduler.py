@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcheck.core.targets.engines.calls import fitted
-from kvcheck.core.targets.engines.crowd import LENGTH, Live, token
+from kvcheck.core.targets.engines.crowd import LENGTH, Live, serve, token
 from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.vllm.floor import BLOCK, DEVICE_NEEDS, Floor, cache_config, crowd
 
@@ -94,11 +94,7 @@ class _Shift:
 
     def work(self) -> None:
         """Steps until everybody is served."""
-        for _ in range(STEPS):
-            if not self.lives:
-                return
-            self.judged_step()
-        self.rig.judge.find("KV901", "liveness", f"{len(self.lives)} requests are not finished after {STEPS} steps")
+        serve(self.rig, self.lives, self.judged_step, STEPS)
 
     def judged_step(self) -> None:
         """A step, and the accounts after it."""
