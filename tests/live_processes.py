@@ -14,9 +14,9 @@ from pathlib import Path
 SOON_S = 20.0
 
 
-def poll(is_so: Callable[[], bool]) -> bool:
-    """Whether it becomes so, soon."""
-    end = time.monotonic() + SOON_S
+def poll(is_so: Callable[[], bool], within_s: float = SOON_S) -> bool:
+    """Whether it becomes so in this time."""
+    end = time.monotonic() + within_s
     while not is_so():
         if time.monotonic() > end:
             return False

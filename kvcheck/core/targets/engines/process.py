@@ -2,7 +2,7 @@
 
 Invariants:
 - A child that dies, hangs or says what is no answer is UnknownVerdict with the last line of its standard error.
-- Whatever the child had started ends with it; an interruption ends it at any time.
+- Whatever the child had started ends with it; an interruption ends it at any time, and so does the end of kvcheck.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO
 
 import kvcheck
 from kvcheck.core.errors import UnknownVerdict
-from kvcheck.core.targets.engines import serve
+from kvcheck.core.targets.engines import lifeline, serve
 from kvcheck.core.targets.engines.wire import LONGEST_LINE, Ask, Hello, Message, Refusal, Reply, decode, encode
 
 OLDEST_PYTHON = (3, 11)
@@ -32,6 +32,8 @@ folder, entry, device = sys.argv[1:]
 spec = importlib.util.spec_from_file_location("kvcheck", folder + "/__init__.py", submodule_search_locations=[folder])
 sys.modules["kvcheck"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["kvcheck"])
+from %s import tie
+tie()
 from %s import main
 main(entry, device)
 """
@@ -64,7 +66,7 @@ class EngineProcess:
         self._is_ready = False
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, `close` closes it
         self._lines: queue.Queue[str | None] = queue.Queue()
-        boot = BOOT % (OLDEST_PYTHON, ".".join(map(str, OLDEST_PYTHON)), serve.__name__)
+        boot = BOOT % (OLDEST_PYTHON, ".".join(map(str, OLDEST_PYTHON)), lifeline.__name__, serve.__name__)
         try:
             self._child = subprocess.Popen(
                 # -I: neither the folder kvcheck was started in nor variables meant for kvcheck's own interpreter count.
