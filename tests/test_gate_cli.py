@@ -343,7 +343,7 @@ def test_an_interruption_is_told_once_and_not_by_the_trials_process_too(
 ) -> None:
     stand_in(
         tmp_path,
-        "trap 'echo told twice >&2; exit 130' TERM\nkill -INT $PPID\nwhile :; do sleep 0.02; done",
+        "trap 'echo told twice >&2; exit 130' TERM\nsleep 0.5; kill -INT $PPID\nfor n in $(seq 500); do sleep .02; done",
         monkeypatch,
     )
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
