@@ -341,11 +341,10 @@ def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_interruption_is_told_once_and_not_by_the_trials_process_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stand_in(
-        tmp_path,
-        "trap 'echo told twice >&2; exit 130' TERM\nsleep 0.5; kill -INT $PPID\nfor n in $(seq 500); do sleep .02; done",
-        monkeypatch,
+    script = (
+        "trap 'echo told twice >&2; exit 130' TERM\nsleep .5\nkill -INT $PPID\nfor n in $(seq 500); do sleep .02; done"
     )
+    stand_in(tmp_path, script, monkeypatch)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert run(["selftest", "--aa", "11"]) == 130
