@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 
 import pytest
@@ -25,7 +26,7 @@ from live_processes import is_alive, poll
 from kvcheck.commands.main import run as command_line
 from kvcheck.core.errors import TransferError
 from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.stress.processes.supervisor import Supervisor
+from kvcheck.core.stress.processes.supervisor import RankStory, Supervisor
 from kvcheck.core.stress.processes.verdict import Judgement, judge
 from kvcheck.core.stress.processes.work import bytes_for, work_of
 from kvcheck.core.stress.scenarios.serving import reference_outputs
@@ -40,7 +41,20 @@ PLAN = Plan(
 
 
 class TroubledSupervisor(Supervisor):
+    """Says by a file when all ranks are ready: trouble that comes before is another matter, the run ends with it."""
+
     program = "troubled_rank"
+
+    def run(self) -> Mapping[str, RankStory]:
+        with TemporaryDirectory() as folder:
+            self._all_ready = Path(folder) / "ready"
+            self._extra = {rank: {**each, "all_ready": str(self._all_ready)} for rank, each in self._extra.items()}
+            return super().run()
+
+    def _take(self, name: str, event: dict[str, object] | None) -> None:
+        super()._take(name, event)
+        if len(self._ready) == len(self.stories):
+            self._all_ready.touch()
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,10 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from live_processes import poll
 
 from kvcheck.core.backend.backend import Signal
 from kvcheck.core.stress.processes.order import RankOrder
@@ -24,6 +27,8 @@ from kvcheck.core.transfer.messages import Message
 from kvcheck.core.transfer.process_wire import ProcessWire
 from kvcheck.core.transfer.wire import RegionWrite, Ticket
 
+READY_S = 60.0
+
 
 def troubled(order: RankOrder) -> type[ProcessWire]:
     """The plan's wire, with what `order.extra` asks for.
@@ -32,6 +37,7 @@ def troubled(order: RankOrder) -> type[ProcessWire]:
     freeze: the same, and "whole": whether its engine process is frozen too
     mutant: the name of one, whose parts it is made of
     break_engine_at: the request before whose KV is written the engine process is killed
+    all_ready: the file that is there when all ranks are ready; no rank dies or freezes before
     lie: {"requests": [...], "leg": which write is reported before it is made, "late_s": 0 for never}
     """
     die: Any = order.extra.get("die", {})
@@ -42,9 +48,14 @@ def troubled(order: RankOrder) -> type[ProcessWire]:
     def point(name: str) -> None:
         counts[name] = counts.get(name, 0) + 1
         if die and (die["at"], die["number"]) == (name, counts[name]):
+            wait_for_the_others()
             os.kill(os.getpid(), signal.SIGKILL)
         if freeze and (freeze["at"], freeze["number"]) == (name, counts[name]):
+            wait_for_the_others()
             os.kill(0 if freeze["whole"] else os.getpid(), signal.SIGSTOP)
+
+    def wait_for_the_others() -> None:
+        assert poll(Path(str(order.extra["all_ready"])).exists, READY_S), "a rank never got ready"
 
     class Troubled(wire_of(order)):  # type: ignore[misc]
         def write(
