@@ -40,7 +40,8 @@ class Timed:
         ((1.0,), 3.4, 3),
         ((2.0,), 3.0, 2),
         ((9.0,), 1.0, 1),  # the first always runs
-        ((9.0, 1.0), 10.0, 1),  # what is expected of the next goes by the last
+        ((9.0, 0.5), 10.0, 3),  # the first warms up, and says nothing of the others
+        ((1.0, 9.0, 1.0), 12.0, 2),  # what is expected of the third goes by the second
         ((1.0, 9.0), 2.0, 2),
         ((1.0,), None, 6),
         ((0.0,), 1.0, 6),
