@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from kvcheck.commands.cells import Order, run_cell
+from kvcheck.commands.cells import Order, _in_time, run_cell
 from kvcheck.core.record import Evidence
 from kvcheck.core.stress.engines import EngineRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.targets.engines.wire import Reply
 
 PLAN = Plan(scenario="retract-resume", shape="retract.nsa")
@@ -57,3 +57,27 @@ def test_cell_begins_what_it_half_ends_in_time(
     assert reports[-1].evidence is None and [each.duration_s for each in reports[:-1]] == [
         takes[min(at, len(takes) - 1)] for at in range(runs)
     ]
+
+
+@pytest.mark.parametrize(("seed", "ran"), [(3, 1), (102, 1), (104, 2)])
+def test_cell_without_evidence_tries_other_workloads(seed: int, ran: int) -> None:
+    """The first workload of the last of these seeds retracts nobody, its second does."""
+    plan = Plan(scenario="retract-resume", shape="glm-5.1-tiny", seed=seed)
+    reports = [*run_cell(0, Order(plan=plan, schedules=24, max_time_s=1e-6))]
+    assert [each.evidence.schedules for each in reports if each.evidence is not None] == [1] * ran
+    assert reports[-1].evidence is None and reports[-1].reason is None
+
+
+@pytest.mark.parametrize(
+    ("line", "schedules", "ran"),
+    [
+        ("retract-resume:shape=glm-5.1-tiny", 24, [0, 8, 16, 24, 32, 40]),
+        ("retract-resume:shape=glm-5.1-tiny", 2, [0, 8]),
+        ("retract-resume:shape=glm-5.1-tiny,trace=sample", 24, []),
+        ("retract-resume:shape=glm-5.1-tiny,schedule=5", 24, [8, 16, 24, 32, 40, 48]),
+    ],
+)
+def test_schedules_beside_the_time_begin_workloads(line: str, schedules: int, ran: list[int]) -> None:
+    order = Order(plan=parse_line(line), schedules=schedules, max_time_s=-1.0)
+    assert [each.schedule for each, _ in _in_time(order, lambda: True)] == ran
+    assert [*_in_time(order)] == []

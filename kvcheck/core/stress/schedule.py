@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -82,6 +83,13 @@ def workload_seed(plan: Plan) -> int:
     """The seed of the plan's workload."""
     group = plan.schedule // SCHEDULES_PER_WORKLOAD if plan.trace is None else 0
     return Mix(plan.seed * 7_919 + group).next_u64() >> 16
+
+
+def further_workloads(plan: Plan, count: int) -> Iterator[Plan]:
+    """The first schedules of the workloads behind the plan's, so many; none for a trace, which is one workload."""
+    first = -(-plan.schedule // SCHEDULES_PER_WORKLOAD)
+    for group in range(first, first + (count if plan.trace is None else 0)):
+        yield dataclasses.replace(plan, schedule=group * SCHEDULES_PER_WORKLOAD)
 
 
 def parse_ranks(text: str) -> tuple[int, int]:
