@@ -87,18 +87,18 @@ def run_cell(
     plan = order.plan
     engine = engine_of(plan)
     started = time.monotonic()
-    totals = [Evidence(schedules=0)]
+    total = Evidence(schedules=0)
     failed = False
 
     def has_time() -> bool:
         return order.max_time_s is None or time.monotonic() - started <= order.max_time_s
 
     def lacks() -> bool:
-        return evidence_gap(plan, totals[-1]) is not None
+        return evidence_gap(plan, total) is not None
 
     for each, began in _in_time(order, lacks):
         outcome = engine.run(each)
-        totals.append(totals[-1].plus(outcome.evidence))
+        total = total.plus(outcome.evidence)
         reason = f"an oracle broke: {outcome.broken_oracles[0]}" if outcome.broken_oracles else None
         yield Report(
             cell=number,
@@ -112,7 +112,7 @@ def run_cell(
         if outcome.findings:
             failed = True
             break
-    gap = None if failed else evidence_gap(plan, totals[-1])
+    gap = None if failed else evidence_gap(plan, total)
     yield Report(cell=number, reason=gap)
 
 
