@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvcheck.core.record import Evidence, Finding, MutantResult, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.record import Coverage, Evidence, Finding, MutantResult, RunRecord, ScenarioResult, Verdict
 
 MARKUP = "<script>alert('x')</script>"
 
@@ -74,6 +74,7 @@ SCENARIOS = (
         schedules=400,
         duration_s=3.125,
         evidence=RETRACT,
+        coverage=Coverage(wanted=400, floor=3, tried=("eager", "lazy"), not_tried=("random", f"ranks {MARKUP}")),
     ),
     ScenarioResult(
         id="handover/<b>tiny</b>",

@@ -92,7 +92,7 @@ def test_the_schema_itself_is_valid() -> None:
         ({"surprise": 1}, "surprise"),
         ({"verdict": "passed"}, "passed"),
         ({"exit_code": 5}, "5"),
-        ({"schema_version": "2"}, "2"),
+        ({"schema_version": "3"}, "3"),
         ({"scenarios": [{"id": "a/b"}]}, "required"),
         ({"seed": "1"}, "type"),
     ],
@@ -144,7 +144,7 @@ def test_evidence_adds_up_and_none_stays_none() -> None:
     [
         (FAILED.to_json()[:200], "truncated"),
         ("[]", "expected a run record with schema_version, got list"),
-        ('{"schema_version": "9"}', "expected schema_version '1', got '9'"),
+        ('{"schema_version": "9"}', "expected schema_version '2' or '1', got '9'"),
         ('{"schema_version": "1"}', "not a complete run record"),
         (PASSED.to_json().replace('"pass"', '"passed"'), "not a complete run record"),
     ],
@@ -152,6 +152,31 @@ def test_evidence_adds_up_and_none_stays_none() -> None:
 def test_a_file_that_is_no_record_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=complaint):
+        read_record(tmp_path)
+
+
+def as_version_1(record: RunRecord) -> dict[str, typing.Any]:
+    """A record as kvcheck wrote it before version 2."""
+    raw: dict[str, typing.Any] = json.loads(record.to_json())
+    del raw["identity"]
+    for row in raw["scenarios"]:
+        del row["coverage"]
+    for row in raw["findings"]:
+        del row["condition"]
+    return raw | {"schema_version": "1"}
+
+
+def test_a_record_of_version_1_is_still_read(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(as_version_1(UNJUDGED)), encoding="utf-8")
+    assert read_record(tmp_path) == UNJUDGED
+
+
+@pytest.mark.parametrize("key", ["identity", "scenarios"])
+def test_a_record_of_version_1_with_keys_of_today_is_refused(key: str, tmp_path: Path) -> None:
+    raw = as_version_1(PASSED)
+    raw[key] = {"code": 5} if key == "identity" else [{**row, "coverage": 5} for row in raw[key]]
+    (tmp_path / "run.json").write_text(json.dumps(raw), encoding="utf-8")
+    with pytest.raises(UsageError, match="not a complete run record"):
         read_record(tmp_path)
 
 

@@ -3,7 +3,7 @@
 Invariants:
 - Where a key does not apply it is None, never 0.
 - Worst wins: FAIL over UNKNOWN over PASS, and the verdict over no scenarios is UNKNOWN.
-- A record is read back exactly as it was written; a file that is not a record, down to the type of each key, is a
+- A record is read back exactly as it was written, one of version 1 with what it could not say as None; a file that is not a record, down to the type of each key, is a
   UsageError, never a guess.
 """
 
@@ -23,7 +23,9 @@ from typing import Any, TypeVar, cast
 
 from kvcheck.core.errors import UsageError
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
+ADDED = {"identity": None, "scenarios": {"coverage": None}, "findings": {"condition": None}}
+"""Keys that version 1 did not have yet, with what they are in a record of version 1."""
 RUN_ID = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_DEPTH = 32
 MAX_NUMBER = 10**20
@@ -93,7 +95,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One violation, with everything needed to name the owner and to see it again."""
+    """One violation, with everything needed to name the owner and to see it again.
+
+    condition: the assumption, outside what the engine promises, under which it is one; None: under none. A conditional
+    finding is shown and fails a run only when asked to.
+    """
 
     id: str = ""
     code: str
@@ -112,6 +118,7 @@ class Finding:
     schedule: str = ""
     replay: str = ""
     minimal: dict[str, object] | None = None
+    condition: str | None = None
 
     @property
     def cell(self) -> str:
@@ -120,8 +127,34 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """How much of what was planned a cell has run.
+
+    wanted: schedules planned. floor: schedules without which the cell is no pass. tried, not_tried: strategies such as
+    "lazy" and settings such as "ranks 2x1", planned and run, and planned and not run.
+    """
+
+    wanted: int
+    floor: int
+    tried: tuple[str, ...] = ()
+    not_tried: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a run was about, as digests that change when it does. None where there is nothing of the kind.
+
+    code: kvcheck's own. trace: the trace file's. target: the installed engine's.
+    """
+
+    code: str | None = None
+    trace: str | None = None
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioResult:
-    """The verdict on one scenario with one shape. id: "scenario/shape"."""
+    """The verdict on one scenario with one shape. id: "scenario/shape". coverage: None where nothing was planned."""
 
     id: str
     shape: str
@@ -131,6 +164,7 @@ class ScenarioResult:
     schedules: int = 0
     duration_s: float = 0.0
     evidence: Evidence = field(default_factory=Evidence)
+    coverage: Coverage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +251,7 @@ class RunRecord:
     bench: tuple[BenchRow, ...] = ()
     mutants: tuple[MutantResult, ...] = ()
     warnings: tuple[str, ...] = ()
+    identity: Identity | None = None
 
     def to_json(self) -> str:
         """The text of run.json."""
@@ -249,14 +284,28 @@ def read_record(path: Path) -> RunRecord:
         raise UsageError(f"{file}: not a complete run record: {error}") from error
     if not isinstance(raw, dict) or "schema_version" not in raw:
         raise UsageError(f"{file}: expected a run record with schema_version, got {type(raw).__name__}")
-    if raw["schema_version"] != SCHEMA_VERSION:
-        raise UsageError(f"{file}: expected schema_version {SCHEMA_VERSION!r}, got {raw['schema_version']!r}")
+    if raw["schema_version"] not in ("1", SCHEMA_VERSION):
+        raise UsageError(f"{file}: expected schema_version {SCHEMA_VERSION!r} or '1', got {raw['schema_version']!r}")
+    if raw["schema_version"] == "1":
+        raw = _with_added(raw)
     try:
         record: RunRecord = value_from(RunRecord, raw, "record")
     except ValueError as error:
         raise UsageError(f"{file}: not a complete run record: {error}") from error
     check_run_id(record.run_id)
     return record
+
+
+def _with_added(raw: dict[str, object]) -> dict[str, object]:
+    """The keys of version 1 and those that came later; what is no record of version 1 stays none."""
+    whole = dict(raw)
+    for key, added in ADDED.items():
+        rows = raw.get(key)
+        if added is None and key not in raw:
+            whole[key] = None
+        elif added is not None and isinstance(rows, list):
+            whole[key] = [row | added if isinstance(row, dict) and not row.keys() & added else row for row in rows]
+    return whole | {"schema_version": SCHEMA_VERSION}
 
 
 def _no_number(text: str) -> float:

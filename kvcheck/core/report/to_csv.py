@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas
 
-from kvcheck.core.record import BenchRow, Evidence, Finding, MutantResult, RunRecord, ScenarioResult, to_plain
+from kvcheck.core.record import BenchRow, Coverage, Evidence, Finding, MutantResult, RunRecord, ScenarioResult, to_plain
 from kvcheck.core.report.store import make_folder, write_text
 
 Row = Mapping[str, object]
@@ -25,8 +25,10 @@ Row = Mapping[str, object]
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 EVIDENCE_COUNTS = tuple(row.name for row in dataclasses.fields(Evidence) if row.name != "words_verified")
 FINDING_COLUMNS = tuple(row.name for row in dataclasses.fields(Finding))
+COVERAGE_COLUMNS = tuple(row.name for row in dataclasses.fields(Coverage))
 SCENARIO_COLUMNS = (
-    *(row.name for row in dataclasses.fields(ScenarioResult) if row.name != "evidence"),
+    *(row.name for row in dataclasses.fields(ScenarioResult) if row.name not in ("evidence", "coverage")),
+    *COVERAGE_COLUMNS,
     *(f"evidence_{name}" for name in EVIDENCE_COUNTS),
 )
 WORD_COLUMNS = ("scenario", "shape", "buffer", "words_verified")
@@ -104,7 +106,10 @@ def _finding_row(finding: Finding) -> dict[str, object]:
 
 def _scenario_row(result: ScenarioResult) -> dict[str, object]:
     row = _plain_row(result)
-    del row["evidence"]
+    del row["evidence"], row["coverage"]
+    for name in COVERAGE_COLUMNS:
+        value = getattr(result.coverage, name, None)
+        row[name] = "; ".join(value) if isinstance(value, tuple) else value
     for name in EVIDENCE_COUNTS:
         row[f"evidence_{name}"] = getattr(result.evidence, name)
     return row
