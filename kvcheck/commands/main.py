@@ -23,6 +23,7 @@ from typer.main import get_command
 
 from kvcheck import __version__
 from kvcheck.commands.terminal import complain, say
+from kvcheck.core.deadline import LOOK_AGAIN_S, is_importing
 from kvcheck.core.errors import KvcheckError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -43,9 +44,6 @@ PIPE_CLOSED = 141
 INTERRUPTED = 130
 MAX_SIGNALS = 3
 """The first one stops the run, a second one while it is being closed is ignored, this one ends the process at once."""
-
-IMPORTING = "<frozen importlib._bootstrap>"
-LOOK_AGAIN_S = 0.02
 
 OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF, errno.ENXIO})
 
@@ -194,12 +192,10 @@ class _Interrupts:
             os._exit(INTERRUPTED)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        while frame is not None:
-            if frame.f_code.co_filename == IMPORTING:
-                signal.signal(signal.SIGALRM, self._end)
-                signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_S)
-                return
-            frame = frame.f_back
+        if is_importing(frame):
+            signal.signal(signal.SIGALRM, self._end)
+            signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_S)
+            return
         raise KeyboardInterrupt
 
 

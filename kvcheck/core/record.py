@@ -3,8 +3,8 @@
 Invariants:
 - Where a key does not apply it is None, never 0.
 - Worst wins: FAIL over UNKNOWN over PASS, and the verdict over no scenarios is UNKNOWN.
-- A record is read back exactly as it was written, one of version 1 with what it could not say as None; a file that is not a record, down to the type of each key, is a
-  UsageError, never a guess.
+- A record is read back exactly as it was written, one of version 1 with what it could not say as None. A file that is
+  not a record, down to the type of each key, is a UsageError, never a guess.
 """
 
 from __future__ import annotations

@@ -1,0 +1,82 @@
+"""A limit of wall time holds inside loops, cannot be swallowed, and is gone when its block is."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kvcheck.core.deadline import TimeUp, time_limit
+from kvcheck.core.errors import InternalError
+
+
+def spin(seconds: float) -> None:
+    """Work that catches what it can."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            sum(range(1000))
+        except Exception:  # what a target does
+            continue
+
+
+def test_limit_ends_work_that_catches_every_exception() -> None:
+    began = time.monotonic()
+    with pytest.raises(TimeUp), time_limit(began + 0.2):
+        spin(30.0)
+    assert 0.15 < time.monotonic() - began < 10
+
+
+def test_no_limit_and_a_limit_that_is_kept_raise_nothing() -> None:
+    with time_limit(None):
+        spin(0.01)
+    with time_limit(time.monotonic() + 60):
+        spin(0.01)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_limit_that_is_over_runs_nothing() -> None:
+    ran = []
+    with pytest.raises(TimeUp), time_limit(time.monotonic() - 1):
+        ran.append(1)
+    assert not ran
+
+
+def test_limit_is_gone_with_its_block() -> None:
+    with pytest.raises(KeyError), time_limit(time.monotonic() + 0.1):
+        raise KeyError
+    spin(0.2)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+def test_limit_waits_for_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(0.3)\nDONE = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TimeUp), time_limit(time.monotonic() + 0.05):
+        import slow_to_import  # type: ignore[import-not-found]
+
+        assert slow_to_import.DONE
+        spin(30.0)
+    assert sys.modules["slow_to_import"].DONE
+
+
+def test_limit_outside_the_main_thread_or_within_another_is_our_own_mistake() -> None:
+    told: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            with time_limit(time.monotonic() + 60):
+                spin(0.01)
+        except InternalError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert len(told) == 1
+    with time_limit(time.monotonic() + 60), pytest.raises(InternalError), time_limit(time.monotonic() + 60):
+        spin(0.01)
