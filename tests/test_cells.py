@@ -1,83 +1,239 @@
-"""How many schedules a cell runs in the seconds that it has, by a clock that stands still between them."""
+"""How cells take turns, by a clock that moves only while a schedule runs, and what ends them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
 
-from kvcheck.commands.cells import Order, _in_time, run_cell
-from kvcheck.core.record import Evidence
+from kvcheck.commands.cell_runners import UNKNOWNS
+from kvcheck.commands.cells import Budget, Turns, run_cell, take_turns, work
+from kvcheck.commands.cells import _asked as asked
+from kvcheck.commands.orders import Limit, Order, Report
+from kvcheck.core.record import Evidence, Finding
 from kvcheck.core.stress.engines import EngineRunner
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.targets.engines.wire import Reply
 
 PLAN = Plan(scenario="retract-resume", shape="retract.nsa")
+FINDING = Finding(code="KV102", oracle="content", message="foreign bytes")
+
+
+@dataclass(slots=True)
+class Clock:
+    """Wall time and CPU time, which moves at a share of it."""
+
+    now: float = 100.0
+    share: float = 1.0
+
+    def monotonic(self) -> float:
+        """Seconds since some moment."""
+        return self.now
+
+    def process_time(self) -> float:
+        """CPU seconds since some moment."""
+        return self.now * self.share
 
 
 @dataclass(slots=True)
 class Timed:
-    """Stands in for an engine whose schedules take these seconds, the last of them for ever after."""
+    """Stands in for a runner whose schedules take these seconds, the last of them for ever after."""
 
+    clock: Clock
     takes: tuple[float, ...]
-    now: float = 100.0
-    runs: int = field(default=0)
+    fails_at: int | None = None
+    is_poor: bool = False
+    ran: list[int] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    gives_up: bool = False
+    finding: Finding = FINDING
 
-    def run(self, plan: Plan) -> Reply:
+    def run(self, plan: Plan) -> Report:
         """One schedule."""
-        assert plan.schedule == self.runs
-        self.now += self.takes[min(self.runs, len(self.takes) - 1)]
-        self.runs += 1
-        return Reply(evidence=Evidence(schedules=1))
+        self.clock.now += self.takes[min(len(self.ran), len(self.takes) - 1)]
+        self.ran.append(plan.schedule)
+        self.log.append(f"{plan.shape} {plan.schedule}")
+        findings = (self.finding,) if plan.schedule == self.fails_at else ()
+        return Report(evidence=Evidence(schedules=1), findings=findings)
+
+    def confirm(self, findings: tuple[Finding, ...], may_go_on: Callable[[], bool]) -> tuple[Finding, ...]:
+        """Nothing to confirm."""
+        return findings
+
+    def gap(self, total: Evidence) -> str | None:
+        """No evidence, where it is poor."""
+        return "nothing was retracted" if self.is_poor else None
+
+    def closing(self) -> str | None:
+        """Nothing to tell."""
+        return None
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock that cells look at."""
+    made = Clock()
+    monkeypatch.setattr("kvcheck.commands.cells.time", made)
+    monkeypatch.setattr("kvcheck.core.deadline.time", made)
+    return made
+
+
+def until_closed(*cells: Turns) -> list[Report]:
+    """All cells in turn, as take_turns runs them."""
+    reports = []
+    while any(cell.is_open for cell in cells):
+        for cell in cells:
+            if cell.is_open:
+                reports += [*cell.turn()]
+    return reports
 
 
 @pytest.mark.parametrize(
-    ("takes", "limit", "runs"),
+    ("takes", "floor", "limit", "runs"),
     [
-        ((1.0,), 3.5, 4),  # 0, 1, 2, and at 3 half of the next is still inside
-        ((1.0,), 3.4, 3),
-        ((2.0,), 3.0, 2),
-        ((9.0,), 1.0, 1),  # the first always runs
-        ((9.0, 0.5), 10.0, 3),  # the first warms up, and says nothing of the others
-        ((1.0, 9.0, 1.0), 12.0, 2),  # what is expected of the third goes by the second
-        ((1.0, 9.0), 2.0, 2),
-        ((1.0,), None, 6),
-        ((0.0,), 1.0, 6),
+        ((1.0,), 0, 3.5, 4),  # 0, 1, 2, and at 3 half of the next is still inside
+        ((1.0,), 0, 3.4, 3),
+        ((2.0,), 0, 3.0, 2),
+        ((9.0,), 3, 1.0, 3),  # the floor runs whatever it costs
+        ((9.0,), 5, 1.0, 5),
+        ((9.0,), 8, 1.0, 6),  # but never more than was asked for
+        ((1.0, 9.0, 1.0), 1, 12.0, 2),  # what is expected of the third goes by the second
+        ((1.0,), 3, None, 6),
+        ((0.0,), 3, 1.0, 6),
     ],
 )
-def test_cell_begins_what_it_half_ends_in_time(
-    takes: tuple[float, ...], limit: float | None, runs: int, monkeypatch: pytest.MonkeyPatch
+def test_cell_runs_its_floor_and_then_what_half_fits(
+    takes: tuple[float, ...], floor: int, limit: float | None, runs: int, clock: Clock
 ) -> None:
-    engine = Timed(takes)
-    monkeypatch.setattr("kvcheck.commands.cells.time", SimpleNamespace(monotonic=lambda: engine.now))
-    reports = [*run_cell(0, Order(plan=PLAN, schedules=6, max_time_s=limit), installed=cast(EngineRunner, engine))]
-    assert engine.runs == runs and len(reports) == runs + 1
-    assert reports[-1].evidence is None and [each.duration_s for each in reports[:-1]] == [
-        takes[min(at, len(takes) - 1)] for at in range(runs)
+    runner = Timed(clock, takes)
+    budget = Budget(Limit(cpu_s=limit), clock.process_time)
+    reports = until_closed(Turns(0, Order(plan=PLAN, schedules=6, floor=floor), budget, runner))
+    assert runner.ran == [*range(runs)]
+    assert [each.schedule for each in reports[:-1]] == runner.ran and reports[-1].evidence is None
+    assert [each.duration_s for each in reports[:-1]] == [takes[min(at, len(takes) - 1)] for at in range(runs)]
+
+
+def test_a_busy_machine_runs_as_many_schedules(clock: Clock) -> None:
+    clock.share = 0.1  # nine of ten seconds belong to others
+    runner = Timed(clock, (10.0,))
+    budget = Budget(Limit(cpu_s=6.0), clock.process_time)
+    until_closed(Turns(0, Order(plan=PLAN, schedules=24, floor=3), budget, runner))
+    assert runner.ran == [*range(6)]
+
+
+def test_cells_take_turns_by_the_number_of_the_schedule(clock: Clock) -> None:
+    log: list[str] = []
+    budget = Budget(Limit(), clock.process_time)
+    cells = [
+        Turns(at, Order(plan=replace(PLAN, shape=name), schedules=2), budget, Timed(clock, (1.0,), log=log))
+        for at, name in enumerate("abc")
     ]
+    until_closed(*cells)
+    assert log == ["a 0", "b 0", "c 0", "a 1", "b 1", "c 1"]
 
 
-@pytest.mark.parametrize(("seed", "ran"), [(3, 1), (102, 1), (104, 2)])
-def test_cell_without_evidence_tries_other_workloads(seed: int, ran: int) -> None:
-    """The first workload of the last of these seeds retracts nobody, its second does."""
-    plan = Plan(scenario="retract-resume", shape="glm-5.1-tiny", seed=seed)
-    reports = [*run_cell(0, Order(plan=plan, schedules=24, max_time_s=1e-6))]
-    assert [each.evidence.schedules for each in reports if each.evidence is not None] == [1] * ran
-    assert reports[-1].evidence is None and reports[-1].reason is None
+def test_limit_of_wall_time_ends_a_cell_below_its_floor(clock: Clock) -> None:
+    runner = Timed(clock, (4.0,))
+    budget = Budget(Limit(until=clock.now + 7), clock.process_time)
+    reports = until_closed(Turns(0, Order(plan=PLAN, schedules=6, floor=3), budget, runner))
+    assert runner.ran == [0, 1] and reports[-1].evidence is None
+
+
+def test_limit_of_wall_time_cuts_a_schedule_and_names_its_cost() -> None:
+    plan = Plan(scenario="retract-resume", shape="llama-3-8b", requests=100_000)
+    began = time.monotonic()
+    reports = [*take_turns([(0, Order(plan=plan, schedules=24, floor=3))], Limit(until=began + 1.0))]
+    assert time.monotonic() - began < 10
+    (end,) = reports
+    assert end.cut is not None and "schedule 0 after" in end.cut
+    assert "100,000 requests, 131,072 bytes of KV a token" in end.cut  # 32 layers, 8 heads of 128, K and V in two bytes
+
+
+def test_cell_ends_with_its_first_failing_schedule(clock: Clock) -> None:
+    runner = Timed(clock, (1.0,), fails_at=2)
+    reports = until_closed(Turns(0, Order(plan=PLAN, schedules=6), Budget(Limit(), clock.process_time), runner))
+    assert runner.ran == [0, 1, 2] and reports[-2].findings == (FINDING,)
+
+
+@pytest.mark.parametrize(("fails", "runs"), [(False, 6), (True, 3)])
+def test_conditional_finding_ends_a_cell_only_where_asked(fails: bool, runs: int, clock: Clock) -> None:
+    runner = Timed(clock, (1.0,), fails_at=2, finding=replace(FINDING, condition="peers of other releases"))
+    order = Order(plan=PLAN, schedules=6, fails_on_conditional=fails)
+    reports = until_closed(Turns(0, order, Budget(Limit(), clock.process_time), runner))
+    assert len(runner.ran) == runs and sum(len(each.findings) for each in reports) == 1
+
+
+def test_interrupted_cell_goes_on_behind_what_was_judged(clock: Clock) -> None:
+    runner = Timed(clock, (1.0,))
+    order = Order(plan=PLAN, schedules=6, floor=3, before=Evidence(schedules=4))
+    until_closed(Turns(0, order, Budget(Limit(), clock.process_time), runner))
+    assert runner.ran == [4, 5]
 
 
 @pytest.mark.parametrize(
     ("line", "schedules", "ran"),
     [
-        ("retract-resume:shape=glm-5.1-tiny", 24, [0, 8, 16, 24, 32, 40]),
-        ("retract-resume:shape=glm-5.1-tiny", 2, [0, 8]),
-        ("retract-resume:shape=glm-5.1-tiny,trace=sample", 24, []),
-        ("retract-resume:shape=glm-5.1-tiny,schedule=5", 24, [8, 16, 24, 32, 40, 48]),
+        ("retract-resume:shape=glm-5.1-tiny", 24, [0, 8, 16, 24, 32, 40, 48]),
+        ("retract-resume:shape=glm-5.1-tiny", 3, [0, 8, 16]),
+        ("retract-resume:shape=glm-5.1-tiny,trace=sample", 24, [0]),
+        ("retract-resume:shape=glm-5.1-tiny,schedule=5", 24, [5, 8, 16, 24, 32, 40, 48]),
     ],
 )
-def test_schedules_beside_the_time_begin_workloads(line: str, schedules: int, ran: list[int]) -> None:
-    order = Order(plan=parse_line(line), schedules=schedules, max_time_s=-1.0)
-    assert [each.schedule for each, _ in _in_time(order, lambda: True)] == ran
-    assert [*_in_time(order)] == []
+def test_cell_without_evidence_begins_further_workloads(
+    line: str, schedules: int, ran: list[int], clock: Clock
+) -> None:
+    runner = Timed(clock, (1.0,), is_poor=True)
+    budget = Budget(Limit(cpu_s=0.5), clock.process_time)
+    reports = until_closed(Turns(0, Order(plan=parse_line(line), schedules=schedules), budget, runner))
+    assert runner.ran == ran and reports[-1].reason == "nothing was retracted"
+
+
+def test_orders_survive_the_pipe() -> None:
+    plan = parse_line("retract-resume:shape=llama-3-tiny,seed=3")
+    order = Order(plan=plan, schedules=2, floor=1, before=Evidence(schedules=1, retractions=5))
+    lines = [*work(asked([(7, order)], Limit(cpu_s=1e9)))]
+    assert [('"cell": 7' in line, '"schedule": 1' in line) for line in lines[:1]] == [(True, True)]
+    assert len(lines) == 2
+
+
+@dataclass(slots=True)
+class Answers:
+    """Stands in for an engine's child. answers: by schedule, why it is no evidence, or a finding; else judged."""
+
+    answers: dict[int, str | Finding]
+    lost: int = 0
+    cpu_s: float = 0.0
+    asked: list[int] = field(default_factory=list)
+
+    def run(self, plan: Plan) -> Reply:
+        """One schedule."""
+        self.asked.append(plan.schedule)
+        answer = self.answers.get(plan.schedule)
+        if isinstance(answer, Finding):
+            return Reply(evidence=Evidence(schedules=1), findings=(answer,))
+        if answer == "lost":
+            self.lost += 1
+        return Reply(evidence=Evidence(schedules=1), unknown=answer)
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked_for"),
+    [
+        ({0: "no load was asked for", 1: FINDING}, [0, 1]),  # the first schedule could not be judged, and hides nothing
+        (dict.fromkeys(range(24), "this release has no trees"), [*range(UNKNOWNS)]),
+        ({0: "lost", 1: "lost"}, [0, 1]),
+        ({5: "no load was asked for"}, [*range(24)]),
+    ],
+)
+def test_probe_goes_on_behind_a_schedule_that_cannot_be_judged(
+    answers: dict[int, str | Finding], asked_for: list[int]
+) -> None:
+    engine = Answers(answers)
+    reports = [*run_cell(0, Order(plan=PLAN, schedules=24), installed=cast(EngineRunner, engine))]
+    assert engine.asked == asked_for
+    assert any(each.reason for each in reports) and any(each.findings for each in reports) == (
+        1 in answers and answers[1] is FINDING
+    )

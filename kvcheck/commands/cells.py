@@ -1,13 +1,14 @@
 """Running cells: here, or in child processes that report one JSON line a schedule.
 
 Invariants:
+- Cells take turns by the number of the schedule, so that every cell has run a few before one has run many.
+- A cell goes on until its floor, whatever it costs; only a limit of wall time that was asked for ends it before.
 - A child that dies is a finding (KV902) of the cell it was running, not the end of the run.
 - Children speak JSON lines over a pipe; nothing is unpickled.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import queue
@@ -16,229 +17,181 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvcheck.commands.cell_runners import Runner, runner_of
+from kvcheck.commands.orders import Limit, Order, Report
+from kvcheck.core.deadline import TimeUp, time_limit
 from kvcheck.core.errors import InternalError
 from kvcheck.core.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.stress.schedule import Plan, further_workloads, parse_line
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.engine import StressEngine
     from kvcheck.core.stress.engines import EngineRunner
     from kvcheck.core.stress.processes.engine import ProcessEngine
 
 
 MORE_WORKLOADS = 6
 """One workload of retract-resume in five resumes nobody into pages that others had used (9 of 48, glm-5.1-tiny)."""
+LATE_S = 2.0
+"""A child keeps the limit of wall time itself; so long after it, it is ended."""
+ENDING_S = 0.3
+"""What a child has for taking its temporary folders away, before it is killed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """A cell to run: its first plan, how many schedules, and the seconds it may take (None: no limit).
-
-    confirms: run what the first failing schedule left unordered in the other order too, while there is time.
-    """
-
-    plan: Plan
-    schedules: int
-    max_time_s: float | None = None
-    confirms: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """One schedule's outcome, or the end of a cell (`evidence` None). reason: why it cannot count as a pass.
-
-    divergence: how a replay left its recorded choices. note: for the record; is_note_told: for the terminal too.
-    """
-
-    cell: int
-    findings: tuple[Finding, ...] = ()
-    evidence: Evidence | None = None
-    duration_s: float = 0.0
-    reason: str | None = None
-    divergence: str | None = None
-    note: str | None = None
-    is_note_told: bool = False
-    error: str | None = None
-    exit_code: int | None = None
+def run_orders(
+    orders: Sequence[Order],
+    jobs: int,
+    limit: Limit,
+    processes: ProcessEngine | None = None,
+    installed: EngineRunner | None = None,
+) -> Iterator[Report]:
+    """Run all cells, `jobs` at a time."""
+    if jobs <= 1 or len(orders) <= 1 or installed is not None:
+        yield from take_turns([*enumerate(orders)], limit, processes, installed)
+        return
+    yield from _run_children(orders, jobs, limit)
 
 
 def run_cell(
     number: int, order: Order, processes: ProcessEngine | None = None, installed: EngineRunner | None = None
 ) -> Iterator[Report]:
-    """Run a cell's schedules until one fails, all have run, or its time is up.
-
-    processes: runs ranks that are some. installed: the engine that the plan is about, where it is one.
-    """
-    from kvcheck.core.stress.confirm import confirmed
-    from kvcheck.core.stress.engine import evidence_gap
-
-    if order.plan.is_in_processes:
-        yield from _run_processes(number, order, processes)
-        return
-    if installed is not None:
-        yield from _run_probe(number, order, installed)
-        return
-    if order.plan.is_delayed:
-        yield from _run_delayed(number, order)
-        return
-    plan = order.plan
-    engine = engine_of(plan)
-    started = time.monotonic()
-    total = Evidence(schedules=0)
-    failed = False
-
-    def has_time() -> bool:
-        return order.max_time_s is None or time.monotonic() - started <= order.max_time_s
-
-    def lacks() -> bool:
-        return evidence_gap(plan, total) is not None
-
-    for each, began in _in_time(order, lacks):
-        outcome = engine.run(each)
-        total = total.plus(outcome.evidence)
-        reason = f"an oracle broke: {outcome.broken_oracles[0]}" if outcome.broken_oracles else None
-        yield Report(
-            cell=number,
-            findings=confirmed(engine, outcome, has_time) if order.confirms else outcome.findings,
-            evidence=outcome.evidence,
-            duration_s=time.monotonic() - began,
-            reason=reason,
-            divergence=outcome.divergence,
-            note=engine.note(each) if each.trace is not None else None,
-        )
-        if outcome.findings:
-            failed = True
-            break
-    gap = None if failed else evidence_gap(plan, total)
-    yield Report(cell=number, reason=gap)
+    """Run the schedules of one cell until one fails or all have run."""
+    yield from take_turns([(number, order)], Limit(), processes, installed)
 
 
-def _in_time(order: Order, lacks: Callable[[], bool] = lambda: False) -> Iterator[tuple[Plan, float]]:
-    """The schedules of a cell and when each begins, until its time is up.
-
-    One begins where half of it, as the last one went, is still within the time: cells keep their shares on average.
-    The first one warms up, and says nothing of the second. lacks: whether there is no evidence yet; then the first
-    schedules of up to MORE_WORKLOADS further workloads are run besides, as one may exercise what another does not.
-    """
-    from kvcheck.core.stress.engine import schedules
-
-    began = last = time.monotonic()
-    for number, each in enumerate(schedules(order.plan, order.schedules)):
-        started = time.monotonic()
-        expected = started - last if number > 1 else 0.0
-        if order.max_time_s is not None and started - began + expected / 2 > order.max_time_s:
-            for more in further_workloads(each, min(MORE_WORKLOADS, order.schedules - number)):
-                if not lacks():
-                    return
-                yield more, time.monotonic()
-            return
-        yield each, started
-        last = started
-
-
-def engine_of(plan: Plan) -> StressEngine:
-    """An engine with what the plan has under test."""
-    from kvcheck.core.stress.engine import StressEngine
-    from kvcheck.core.targets import TARGETS
-    from kvcheck.core.targets.mutants import mutant_target
-    from kvcheck.core.targets.target import Target
-
-    target: Target = TARGETS.load(plan.target)() if plan.mutant is None else mutant_target(plan.mutant)
-    return StressEngine(target)
-
-
-def _run_delayed(number: int, order: Order) -> Iterator[Report]:
-    """A cell of a device under delays: each schedule runs without them and with them, and both are judged."""
-    from kvcheck.core.stress.delayed import Rates, check_operations, run_both
-    from kvcheck.core.stress.engine import evidence_gap
-
-    engine = engine_of(order.plan)
-    check_operations(engine, order.plan)
-    rates, total, failed = Rates(), Evidence(schedules=0), False
-    for each, started in _in_time(order):
-        free, held = run_both(engine, each)
-        rates, total = rates.plus(free, held), total.plus(held.evidence)
-        broken = next(iter((*free.broken_oracles, *held.broken_oracles)), None)
-        findings = held.findings or free.findings
-        yield Report(
-            cell=number,
-            findings=findings,
-            evidence=held.evidence,
-            duration_s=time.monotonic() - started,
-            reason=None if broken is None else f"an oracle broke: {broken}",
-        )
-        if findings:
-            failed = True
-            break
-    gap = None if failed or not total.schedules else rates.gap or evidence_gap(order.plan, total)
-    note = f"{order.plan.cell}: {rates.text()}"
-    yield Report(cell=number, reason=gap, note=note, is_note_told=True)
-
-
-def _run_processes(number: int, order: Order, processes: ProcessEngine | None) -> Iterator[Report]:
-    """A cell whose ranks are processes: each schedule runs all of them once."""
-    from kvcheck.core.stress.engine import evidence_gap
-    from kvcheck.core.stress.processes.engine import ProcessEngine
-
-    engine = processes or ProcessEngine()
-    total = Evidence(schedules=0)
-    for each, started in _in_time(order):
-        outcome = engine.run(each)
-        total = total.plus(outcome.evidence)
-        yield Report(
-            cell=number,
-            findings=outcome.findings,
-            evidence=outcome.evidence,
-            duration_s=time.monotonic() - started,
-            note=engine.note,
-            is_note_told=True,
-        )
-        if outcome.findings:
-            yield Report(cell=number)
-            return
-    yield Report(cell=number, reason=evidence_gap(order.plan, total))
-
-
-def _run_probe(number: int, order: Order, installed: EngineRunner) -> Iterator[Report]:
-    """A cell of an installed engine: each schedule is asked of its child."""
-    for each, started in _in_time(order):
-        reply = installed.run(each)
-        yield Report(
-            cell=number,
-            findings=reply.findings,
-            evidence=reply.evidence,
-            duration_s=time.monotonic() - started,
-            reason=reply.unknown,
-            note="; ".join(f"{each.cell}: {note}" for note in reply.notes) or None,
-        )
-        if reply.findings or reply.unknown is not None:
-            break
-    yield Report(cell=number)
-
-
-def run_orders(
-    orders: Sequence[Order], jobs: int, processes: ProcessEngine | None = None, installed: EngineRunner | None = None
+def take_turns(
+    share: Sequence[tuple[int, Order]],
+    limit: Limit,
+    processes: ProcessEngine | None = None,
+    installed: EngineRunner | None = None,
 ) -> Iterator[Report]:
-    """Run all cells, `jobs` at a time."""
-    if jobs <= 1 or len(orders) <= 1 or installed is not None:
-        for number, order in enumerate(orders):
-            yield from run_cell(number, order, processes, installed)
-        return
-    yield from _run_children(orders, jobs)
+    """Run cells, a schedule of each in turn, until all have ended; each ends with a report of its own.
+
+    processes: runs ranks that are some. installed: the engine that the plans are about, where they are about one.
+    """
+
+    def spent() -> float:
+        return time.process_time() + (installed.cpu_s if installed is not None else 0.0)
+
+    budget = Budget(limit, spent)
+    cells = [Turns(number, order, budget, runner_of(order, processes, installed)) for number, order in share]
+    while cells:
+        for cell in cells:
+            yield from cell.turn()
+        cells = [cell for cell in cells if cell.is_open]
 
 
-def _run_children(orders: Sequence[Order], jobs: int) -> Iterator[Report]:
+class Budget:
+    """What is left of a limit. spent: the CPU seconds of who runs the cells, until now."""
+
+    def __init__(self, limit: Limit, spent: Callable[[], float]) -> None:
+        self.until = limit.until
+        self.spent = spent
+        self._cpu_until = None if limit.cpu_s is None else spent() + limit.cpu_s
+
+    def fits(self, *, cpu_s: float, wall_s: float) -> bool:
+        """Whether half of a schedule that is expected to take so long is still inside: limits are kept on average."""
+        is_in_cpu = self._cpu_until is None or self.spent() + cpu_s / 2 <= self._cpu_until
+        return is_in_cpu and (self.until is None or time.monotonic() + wall_s / 2 <= self.until)
+
+    @property
+    def is_over(self) -> bool:
+        """The limit of wall time has come."""
+        return self.until is not None and time.monotonic() >= self.until
+
+
+class Turns:
+    """One cell under way.
+
+    Its schedules run in order; when the budget ends them and there is no evidence yet, the first schedules of up to
+    MORE_WORKLOADS further workloads follow: one may exercise what another does not.
+    """
+
+    def __init__(self, number: int, order: Order, budget: Budget, runner: Runner) -> None:
+        self._number, self._order, self._budget, self._runner = number, order, budget, runner
+        self._total, self._ran = order.before, order.before.schedules
+        self._more: Iterator[Plan] | None = None
+        self._cpu_s = self._wall_s = 0.0
+        self._conditional: set[tuple[str, str | None, str | None]] = set()
+        self.is_open = True
+
+    def turn(self) -> Iterator[Report]:
+        """The next schedule; the cell's end, where there is none or this one fails."""
+        plan = self._next()
+        if plan is None:
+            yield self._end(self._runner.gap(self._total))
+            return
+        began, spent = time.monotonic(), self._budget.spent()
+        try:
+            with time_limit(self._budget.until):
+                report = self._runner.run(plan)
+        except TimeUp:
+            yield self._end(self._runner.gap(self._total), _cut(plan, time.monotonic() - began))
+            return
+        self._cpu_s, self._wall_s = self._budget.spent() - spent, time.monotonic() - began
+        assert report.evidence is not None, "a schedule has evidence"
+        self._total, self._ran = self._total.plus(report.evidence), self._ran + 1
+        findings = self._news(self._confirmed(report.findings))
+        yield replace(report, cell=self._number, schedule=plan.schedule, findings=findings, duration_s=self._wall_s)
+        if any(each.condition is None or self._order.fails_on_conditional for each in findings):
+            yield self._end(None)
+
+    def _next(self) -> Plan | None:
+        """The plan to run now, or None."""
+        order, at = self._order, self._ran
+        if self._budget.is_over or self._runner.gives_up:
+            return None
+        behind = replace(order.plan, schedule=order.plan.schedule + at)
+        if self._more is None:
+            is_due = at < order.floor or self._budget.fits(cpu_s=self._cpu_s, wall_s=self._wall_s)
+            if at < order.schedules and is_due:
+                return behind
+            self._more = further_workloads(behind, min(MORE_WORKLOADS, max(0, order.schedules - at)))
+        return None if self._runner.gap(self._total) is None else next(self._more, None)
+
+    def _confirmed(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        if not findings:
+            return ()
+        try:
+            with time_limit(self._budget.until):
+                return self._runner.confirm(findings, lambda: not self._budget.is_over)
+        except TimeUp:
+            return findings
+
+    def _news(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        """The findings without the conditional ones that an earlier schedule has given: they do not end the cell."""
+        fresh = [each for each in findings if (each.code, each.buffer, each.condition) not in self._conditional]
+        self._conditional |= {(each.code, each.buffer, each.condition) for each in fresh if each.condition is not None}
+        return tuple(fresh)
+
+    def _end(self, reason: str | None, cut: str | None = None) -> Report:
+        self.is_open = False
+        note = self._runner.closing()
+        return Report(cell=self._number, reason=reason, cut=cut, note=note, is_note_told=note is not None)
+
+
+def _cut(plan: Plan, after_s: float) -> str:
+    from kvcheck.core.stress.cost import cost_text
+
+    return f"--max-time cut its schedule {plan.schedule} after {after_s:.1f} s ({cost_text(plan)})"
+
+
+def _run_children(orders: Sequence[Order], jobs: int, limit: Limit) -> Iterator[Report]:
     messages: queue.Queue[tuple[int, str | None]] = queue.Queue()
     shares = [list(range(start, len(orders), jobs)) for start in range(min(jobs, len(orders)))]
-    children = [_start(index, [(n, orders[n]) for n in share], messages) for index, share in enumerate(shares)]
+    children = [_start(index, [(n, orders[n]) for n in share], limit, messages) for index, share in enumerate(shares)]
     open_cells = [set(share) for share in shares]
     running = len(children)
     try:
         while running:
-            index, line = messages.get()
+            try:
+                index, line = messages.get(timeout=_patience_s(limit))
+            except queue.Empty:
+                for cell in sorted(set().union(*open_cells)):
+                    yield Report(cell=cell, cut="--max-time ended the process that ran it")
+                return
             if line is not None:
                 report = _decode(line)
                 if report.evidence is None and report.error is None:
@@ -249,16 +202,31 @@ def _run_children(orders: Sequence[Order], jobs: int) -> Iterator[Report]:
             code = children[index].wait()
             for cell in sorted(open_cells[index]):
                 yield Report(cell=cell, error=f"the process that ran it ended with status {code}", exit_code=code)
+            open_cells[index].clear()
     finally:
-        for child in children:
-            if child.poll() is None:
-                child.terminate()
-        for child in children:
+        _end_all(children)
+
+
+def _patience_s(limit: Limit) -> float | None:
+    return None if limit.until is None else max(0.0, limit.until + LATE_S - time.monotonic())
+
+
+def _end_all(children: Sequence[subprocess.Popen[str]]) -> None:
+    """End children: asked first, so that they take their temporary folders away, then killed."""
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+    until = time.monotonic() + ENDING_S
+    for child in children:
+        try:
+            child.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
             child.wait()
 
 
 def _start(
-    index: int, share: list[tuple[int, Order]], messages: queue.Queue[tuple[int, str | None]]
+    index: int, share: list[tuple[int, Order]], limit: Limit, messages: queue.Queue[tuple[int, str | None]]
 ) -> subprocess.Popen[str]:
     child = subprocess.Popen(
         [sys.executable, "-m", "kvcheck.commands.worker"],
@@ -270,17 +238,7 @@ def _start(
     )
     if child.stdin is None or child.stdout is None:
         raise InternalError("a child process came without pipes")
-    rows = [
-        {
-            "cell": n,
-            "line": order.plan.line(),
-            "schedules": order.schedules,
-            "max_time_s": order.max_time_s,
-            "confirms": order.confirms,
-        }
-        for n, order in share
-    ]
-    child.stdin.write(json.dumps(rows))
+    child.stdin.write(_asked(share, limit))
     child.stdin.close()
     stdout = child.stdout
 
@@ -294,17 +252,31 @@ def _start(
     return child
 
 
+def _asked(share: Sequence[tuple[int, Order]], limit: Limit) -> str:
+    """Orders as JSON."""
+    rows = [
+        {"cell": number, "line": order.plan.line(), "order": {**_plain(order), "plan": None}} for number, order in share
+    ]
+    return json.dumps({"limit": to_plain(limit), "cells": rows})
+
+
+def _plain(order: Order) -> dict[str, object]:
+    plain = to_plain(order)
+    assert isinstance(plain, dict), "a dataclass becomes a dict"
+    return plain
+
+
 def work(text: str) -> Iterator[str]:
     """A child's side: orders as JSON in, reports as JSON lines out."""
-    for row in json.loads(text):
-        order = Order(
-            plan=parse_line(row["line"]),
-            schedules=row["schedules"],
-            max_time_s=row["max_time_s"],
-            confirms=row["confirms"],
-        )
-        for report in run_cell(row["cell"], order):
-            yield json.dumps(to_plain(dataclasses.replace(report)))
+    asked = json.loads(text)
+    limit: Limit = value_from(Limit, asked["limit"], "limit")
+    share = []
+    for row in asked["cells"]:
+        values = {**row["order"], "plan": parse_line(row["line"])}
+        values["before"] = value_from(Evidence, values["before"], "before")
+        share.append((row["cell"], Order(**values)))
+    for report in take_turns(share, limit):
+        yield json.dumps(to_plain(report))
 
 
 def _decode(line: str) -> Report:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvcheck.commands.cells import engine_of
+from kvcheck.commands.cell_runners import engine_of
 from kvcheck.commands.options import check_plan
 from kvcheck.core.errors import UsageError
 from kvcheck.core.record import MutantResult, Verdict

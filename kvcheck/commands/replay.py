@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands.cells import Order, Report, engine_of, run_cell
+from kvcheck.commands.cell_runners import engine_of
+from kvcheck.commands.cells import run_cell
 from kvcheck.commands.engines import installed_engine
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, check_choice, check_plan, check_positive
+from kvcheck.commands.orders import Order, Report
 from kvcheck.commands.terminal import say
 from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.record import Finding, Verdict, read_record

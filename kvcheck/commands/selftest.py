@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from kvcheck.commands.cells import Order, run_cell
+from kvcheck.commands.cells import run_cell
 from kvcheck.commands.closing import close
 from kvcheck.commands.device_trials import judge_on_device, not_begun, timed_mutants
 from kvcheck.commands.gate_trials import try_gate
@@ -29,6 +29,7 @@ from kvcheck.commands.options import (
     check_positive,
     draw_seed,
 )
+from kvcheck.commands.orders import Order
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Session
 from kvcheck.core.errors import UsageError

@@ -21,6 +21,7 @@ from kvcheck.commands.options import environment, new_run_id, tool
 from kvcheck.commands.terminal import say
 from kvcheck.core.record import (
     BenchRow,
+    Coverage,
     Evidence,
     Finding,
     MutantResult,
@@ -31,22 +32,72 @@ from kvcheck.core.record import (
 )
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import RunStore
+from kvcheck.core.stress.schedule import Plan
 
 MAX_FINDINGS_KEPT = 100
 
 
-@dataclass(slots=True)
-class Cell:
-    """One scenario with one shape, while it runs."""
+STOPPED = "stopped before the cell was finished"
 
-    id: str
-    shape: str
+
+@dataclass(slots=True, kw_only=True)
+class Cell:
+    """One scenario with one shape, while it runs.
+
+    plan: its first. wanted, floor: schedules planned, and without which it is no pass. ran: numbers of those that have
+    run. earlier: what those of an interrupted run tried. findings: those that fail it.
+    """
+
+    plan: Plan
     wanted: int
-    evidence: Evidence = field(default_factory=lambda: Evidence(schedules=0))
+    floor: int
+    fails_on_conditional: bool = False
+    evidence: Evidence = field(default_factory=Evidence)
     findings: int = 0
+    ran: list[int] = field(default_factory=list)
+    earlier: tuple[str, ...] = ()
     duration_s: float = 0.0
     reason: str | None = None
     is_done: bool = False
+    _coverage: tuple[int, Coverage] | None = None
+
+    @property
+    def id(self) -> str:
+        """ "scenario/shape"."""
+        return self.plan.cell
+
+    def add(self, findings: tuple[Finding, ...], evidence: Evidence, duration_s: float) -> None:
+        """One judged schedule."""
+        self.evidence = self.evidence.plus(evidence)
+        self.duration_s += duration_s
+        self.findings += sum(each.condition is None or self.fails_on_conditional for each in findings)
+
+    def take_over(self, row: ScenarioResult, findings: int) -> None:
+        """Go on where an interrupted run was. What that could not judge begins anew."""
+        if row.verdict is Verdict.UNKNOWN and row.reason != STOPPED:
+            return
+        self.evidence, self.duration_s = row.evidence, row.duration_s
+        self.earlier = row.coverage.tried if row.coverage is not None else ()
+        self.is_done = row.verdict is not Verdict.UNKNOWN
+        self.findings = max(1, findings) if row.verdict is Verdict.FAIL else 0
+
+    def coverage(self) -> Coverage:
+        """How much of what was planned it has run."""
+        from kvcheck.core.stress.coverage import coverage
+
+        if self._coverage is None or self._coverage[0] != len(self.ran):
+            found = coverage(self.plan, wanted=self.wanted, floor=self.floor, ran=self.ran, earlier=self.earlier)
+            self._coverage = len(self.ran), found
+        return self._coverage[1]
+
+    def shortfall(self, cut: str | None) -> str | None:
+        """Why it has run too little for a pass, and what ended it; None where it has not, or has failed."""
+        from kvcheck.core.stress.coverage import shortfall
+
+        if self.findings:
+            return None
+        why = shortfall(self.plan, self.coverage(), ran=self.evidence.schedules)
+        return why and f"{why}: {cut or 'its time was up; use a larger --max-time'}"
 
     def result(self) -> ScenarioResult:
         """The cell's row of the record, as of now."""
@@ -55,16 +106,17 @@ class Cell:
             verdict = Verdict.FAIL
         elif not self.evidence.schedules or self.reason or not self.is_done:
             verdict, code = Verdict.UNKNOWN, "KV990"
-        reason = self.reason or (None if self.is_done or self.findings else "stopped before the cell was finished")
+        reason = self.reason or (None if self.is_done or self.findings else STOPPED)
         return ScenarioResult(
             id=self.id,
-            shape=self.shape,
+            shape=self.plan.shape,
             verdict=verdict,
             code=code,
             reason=None if verdict is Verdict.PASS else reason,
             schedules=self.evidence.schedules,
             duration_s=round(self.duration_s, 3),
             evidence=self.evidence,
+            coverage=self.coverage(),
         )
 
 
@@ -110,12 +162,14 @@ class Session:
 
     def add(self, cell: Cell, findings: tuple[Finding, ...], evidence: Evidence, duration_s: float) -> None:
         """One judged schedule of a cell."""
-        cell.evidence = cell.evidence.plus(evidence)
-        cell.duration_s += duration_s
-        cell.findings += len(findings)
+        cell.add(findings, evidence, duration_s)
         self.keep(findings)
         self.save(complete=False)
-        self.progress(f"{cell.id}: schedule {cell.evidence.schedules} of {cell.wanted}")
+        ran, wanted = (
+            sum(counts)
+            for counts in zip(*((each.evidence.schedules, each.wanted) for each in self.cells.values()), strict=True)
+        )
+        self.progress(f"{ran} of {wanted} schedules, now {cell.id}")
 
     def keep(self, findings: tuple[Finding, ...]) -> None:
         """Number findings as this run's own, so that `kvcheck replay RUN.N` finds them."""

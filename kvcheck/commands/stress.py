@@ -3,18 +3,20 @@
 Invariants:
 - Everything the user named is checked before anything runs.
 - The exit code is the record's: 0 pass, 1 finding, 4 not enough evidence, 130 interrupted with what was judged saved.
+- A pass says how many schedules ran of how many wanted, and what they did not try.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands.cells import Order, Report, run_orders
+from kvcheck.commands.cells import run_orders
 from kvcheck.commands.closing import close
 from kvcheck.commands.crew import crew_of, find_place, serve_place
 from kvcheck.commands.engines import check_jobs, engine_facts, engine_plans, installed_engine, not_exercised, plan_facts
@@ -32,11 +34,12 @@ from kvcheck.commands.options import (
     draw_seed,
     for_scenario,
 )
+from kvcheck.commands.orders import Limit, Order, Report
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.terminal import cell_lines, warn
 from kvcheck.core.errors import UsageError
-from kvcheck.core.record import Evidence, Finding, Verdict, read_record
+from kvcheck.core.record import Evidence, Finding, read_record
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.schedule import PROCESS_TRANSPORTS, Plan
 
@@ -45,8 +48,9 @@ if TYPE_CHECKING:
     from kvcheck.core.stress.processes.engine import ProcessEngine
 
 DEFAULT_SCHEDULES = 24
-DEFAULT_MAX_TIME_S = 55.0
-"""With what comes before and after the schedules, a run of everything takes a minute."""
+DEFAULT_CPU_S = 55.0
+"""CPU seconds of each process: on an idle machine, a run of everything takes a minute. A busy one takes longer, and
+tries as much."""
 
 Names = Annotated[list[str] | None, typer.Argument(help="Scenarios; all when none is named.")]
 
@@ -62,6 +66,22 @@ Target = Annotated[
     ),
 ]
 
+SCHEDULES_HELP = (
+    f"Schedules for each scenario and shape. Default: {DEFAULT_SCHEDULES}, a trace or ranks as processes 1."
+)
+MAX_TIME_HELP = (
+    "Seconds for the whole run, whatever is under way. Default: none; "
+    f"{DEFAULT_CPU_S:g} CPU seconds a process, and what every cell needs for a pass."
+)
+MinSchedules = Annotated[
+    int | None,
+    typer.Option(help="Fewest schedules that make a pass of a cell, where that is more than it takes anyway."),
+]
+ConditionalFails = Annotated[
+    bool,
+    typer.Option("--fail-on-conditional", help="Findings under an assumption outside an engine's contract fail too."),
+]
+
 Bind = Annotated[str, typer.Option(help="Under torchrun: this machine's address, or auto for the one towards rank 0.")]
 
 
@@ -72,8 +92,9 @@ def stress(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     backend: Annotated[str | None, typer.Option(help="simulated, eager or cuda.")] = None,
     strategy: Annotated[str, typer.Option(help="portfolio, eager, lazy, delay or random.")] = "portfolio",
-    schedules: Annotated[int | None, typer.Option(help="Schedules for each scenario and shape.")] = None,
-    max_time: Annotated[float | None, typer.Option(help="Seconds for the whole run.")] = None,
+    schedules: Annotated[int | None, typer.Option(help=SCHEDULES_HELP)] = None,
+    min_schedules: MinSchedules = None,
+    max_time: Annotated[float | None, typer.Option(help=MAX_TIME_HELP)] = None,
     seed: Seed = None,
     trace: Annotated[
         str | None, typer.Option(metavar="FILE", help="Requests in Mooncake's JSONL format; sample: the packaged ones.")
@@ -89,12 +110,14 @@ def stress(
     output: Outputs = None,
     format_name: Format = "text",
     resume: Annotated[bool, typer.Option(help="Go on with the newest interrupted run of the same plan.")] = False,
+    fail_on_conditional: ConditionalFails = False,
     reports: Reports = True,
 ) -> int:
     """Stress the KV cache and judge every word it serves."""
+    began = time.monotonic()
     check_choice("--format", format_name, FORMATS)
     limits = {"--schedules": schedules, "--max-time": max_time, "--requests": requests, "--jobs": jobs}
-    for name, value in limits.items():
+    for name, value in {**limits, "--min-schedules": min_schedules}.items():
         check_positive(name, value)
     targets = report_targets(output)
     drawn = draw_seed() if seed is None else seed
@@ -102,8 +125,10 @@ def stress(
     plans = _cells(base, scenarios or [], shape or [])
     check_jobs(base, jobs)
     once = trace is not None or base.is_in_processes
-    wanted = schedules or (1 if once else DEFAULT_SCHEDULES)
-    bounded = schedules is None and not once
+    wanted = schedules or max(1 if once else DEFAULT_SCHEDULES, min_schedules or 0)
+    if wanted < (min_schedules or 0):
+        raise UsageError(f"--min-schedules {min_schedules}: expected at most --schedules, which is {wanted}")
+    bounded = schedules is None and not once and max_time is None
     check_targets(targets)
     place = find_place(base, bind)
     if place is not None and place.rank:
@@ -119,20 +144,20 @@ def stress(
             quiet=format_name == "json",
         )
         session.facts |= engine_facts(engine)
-        kept = _resumed(session, out) if resume else {}
         # Processes take turns on a device, and a lane that one of them holds is held for its turn only; an engine has
         # one child.
         is_alone = base.is_in_processes or base.backend == "cuda" or engine is not None
         workers = 1 if place is not None else jobs or (1 if is_alone else min(len(plans), session.cpus()))
-        limit = max_time if max_time is not None else (DEFAULT_MAX_TIME_S if bounded else None)
-        share = None if limit is None else limit * workers / max(1, len(plans))
-        orders = [_order(plan, wanted, share) for plan in plans if plan.cell not in kept]
-        for plan in plans:
-            session.cells[plan.cell] = kept.get(plan.cell) or Cell(plan.cell, plan.shape, wanted)
+        limit = Limit(cpu_s=DEFAULT_CPU_S if bounded else None, until=None if max_time is None else began + max_time)
+        _plan_cells(session, plans, wanted, min_schedules, fails_on_conditional=fail_on_conditional)
+        if resume:
+            _resume(session, out)
+        orders = [_order(cell) for cell in session.cells.values() if not cell.is_done]
         session.warnings += not_exercised(base, plans)
         for line in (_head(session, drawn, plans, workers, engine), ""):
             session.say(line)
-        interrupted = _collect(session, orders, workers, processes, engine, is_bounded=limit is not None)
+        interrupted = _collect(session, orders, workers, limit, processes, engine)
+        session.warnings += unfound_mutant(session, mutant)
     return close(session, targets, reports=reports, interrupted=interrupted)
 
 
@@ -145,8 +170,34 @@ def _head(session: Session, seed: int, plans: list[Plan], workers: int, engine: 
     return f"kvcheck {session.version}  seed {seed}  run {session.run_id}  {about}"
 
 
-def _order(plan: Plan, schedules: int, max_time_s: float | None) -> Order:
-    return Order(plan=plan, schedules=schedules, max_time_s=max_time_s, confirms=not plan.is_in_processes)
+def _plan_cells(
+    session: Session, plans: list[Plan], wanted: int, least: int | None, *, fails_on_conditional: bool
+) -> None:
+    from kvcheck.core.stress.coverage import floor_of
+
+    for plan in plans:
+        floor = floor_of(plan, wanted=wanted, least=least)
+        session.cells[plan.cell] = Cell(
+            plan=plan, wanted=wanted, floor=floor, fails_on_conditional=fails_on_conditional
+        )
+
+
+def _order(cell: Cell) -> Order:
+    return Order(
+        plan=cell.plan,
+        schedules=cell.wanted,
+        floor=cell.floor,
+        before=cell.evidence,
+        confirms=not cell.plan.is_in_processes,
+        fails_on_conditional=cell.fails_on_conditional,
+    )
+
+
+def unfound_mutant(session: Session, mutant: str | None) -> list[str]:
+    """A line where a bug was put back and no cell failed."""
+    if mutant is None or any(cell.findings for cell in session.cells.values()):
+        return []
+    return [f"mutant {mutant} was put back and nothing was found: this run is no evidence for the fixed code"]
 
 
 def _base_plan(
@@ -217,22 +268,21 @@ def _collect(
     session: Session,
     orders: list[Order],
     workers: int,
+    limit: Limit,
     processes: ProcessEngine | None,
     engine: EngineRunner | None,
-    *,
-    is_bounded: bool,
 ) -> bool:
     """Take reports until all cells are done; True when interrupted."""
     ids = [order.plan.cell for order in orders]
     try:
-        for report in run_orders(orders, workers, processes, engine):
-            _take(session, session.cells[ids[report.cell]], report, is_bounded=is_bounded)
+        for report in run_orders(orders, workers, limit, processes, engine):
+            _take(session, session.cells[ids[report.cell]], report)
     except KeyboardInterrupt:
         return True
     return False
 
 
-def _take(session: Session, cell: Cell, report: Report, *, is_bounded: bool) -> None:
+def _take(session: Session, cell: Cell, report: Report) -> None:
     if report.note and report.note not in session.warnings:
         session.warnings.append(report.note)
         if report.is_note_told:
@@ -242,14 +292,11 @@ def _take(session: Session, cell: Cell, report: Report, *, is_bounded: bool) -> 
         return
     if report.evidence is not None:
         cell.reason = cell.reason or report.reason
+        cell.ran.append(report.schedule)
         session.add(cell, report.findings, report.evidence, report.duration_s)
         return
     cell.is_done = True
-    if not cell.findings and not cell.evidence.schedules:
-        cell.reason = "its time was up before the first schedule; use a larger --max-time"
-    elif cell.evidence.schedules < cell.wanted and not cell.findings and is_bounded:
-        cell.wanted = cell.evidence.schedules
-    cell.reason = cell.reason or report.reason
+    cell.reason = cell.reason or cell.shortfall(report.cut) or report.reason
     session.save(complete=False)
     for line in cell_lines(cell.result()):
         session.say(line)
@@ -262,15 +309,15 @@ def _child_died(session: Session, cell: Cell, report: Report) -> None:
     else:
         message = f"{cell.id}: {report.error}"
         finding = Finding(
-            code="KV902", oracle="liveness", scenario=cell.id.split("/")[0], shape=cell.shape, message=message
+            code="KV902", oracle="liveness", scenario=cell.id.split("/")[0], shape=cell.plan.shape, message=message
         )
         session.add(cell, (finding,), Evidence(schedules=1), 0.0)
     for line in cell_lines(cell.result()):
         session.say(line)
 
 
-def _resumed(session: Session, out: Path) -> dict[str, Cell]:
-    """Finished cells of the newest interrupted run with the same plan."""
+def _resume(session: Session, out: Path) -> None:
+    """Take over what the newest interrupted run with the same plan has judged: cells that ended, and begun ones."""
     for run_id in reversed(RunStore(out).run_ids()):
         if run_id == session.run_id:
             continue
@@ -290,22 +337,17 @@ def _resumed(session: Session, out: Path) -> dict[str, Cell]:
             warn(text)
             continue
         session.keep(record.findings)
-        cells = {}
         for row in record.scenarios:
-            if row.verdict is not Verdict.UNKNOWN:
-                cells[row.id] = Cell(
-                    row.id,
-                    row.shape,
-                    row.schedules,
-                    row.evidence,
-                    int(row.verdict is Verdict.FAIL),
-                    row.duration_s,
-                    None,
-                    True,
-                )
-                session.warnings += [line for line in record.warnings if line.startswith(f"{row.id}: ")]
-        session.say(f"resuming {record.run_id}: {len(cells)} of {len(record.scenarios)} cells are done")
-        return cells
+            session.cells[row.id].take_over(row, sum(each.cell == row.id for each in record.findings))
+        kept = [cell for cell in session.cells.values() if cell.evidence.schedules]
+        session.warnings += [
+            line for line in record.warnings if any(line.startswith(f"{cell.id}: ") for cell in kept if cell.is_done)
+        ]
+        done = sum(cell.is_done for cell in kept)
+        session.say(
+            f"resuming {record.run_id}: {done} of {len(record.scenarios)} cells are done, {len(kept) - done} begun"
+        )
+        return
     raise UsageError(f"--resume: no interrupted run with this plan and seed under {out}; name the seed with --seed")
 
 

@@ -15,6 +15,7 @@ import typer
 from kvcheck.core.codes import CODES
 from kvcheck.core.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.printable import printable
+from kvcheck.core.report.wording import counted, coverage_text
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
 MAX_SHOWN = 3
@@ -44,16 +45,18 @@ def _shown(line: str, encoding: str | None) -> str:
 
 
 def cell_lines(row: ScenarioResult) -> list[str]:
-    """One cell: verdict, id, schedules, evidence, seconds; then why, if it is no pass."""
-    evidence = row.evidence
+    """One cell: verdict, id, schedules, evidence, seconds; then why, if it is no pass, and what it has tried."""
+    evidence, found = row.evidence, row.coverage
     counts = [
-        f"{row.schedules} schedules",
+        counted(row.schedules, "schedule") if found is None else f"{row.schedules}/{found.wanted} schedules",
         *(_cache_counts(evidence) if evidence.lookups else _pair_counts(evidence) or _retract_counts(evidence)),
     ]
     words = sum(evidence.words_verified.values())
     counts.append(f"{words:,} words")
     line = f" {_WORDS[row.verdict]}  {row.id:<34} {'  '.join(counts)}  {row.duration_s:.1f}s"
-    return [line, f"       {row.code}: {row.reason}"] if row.reason else [line]
+    why = [f"       {row.code}: {row.reason}"] if row.reason else []
+    tried = [f"       {coverage_text(found)}"] if found is not None and (found.tried or found.not_tried) else []
+    return [line, *why, *tried]
 
 
 def _retract_counts(evidence: Evidence) -> list[str]:

@@ -7,12 +7,13 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from importlib.resources import files
 
 from markupsafe import Markup
 
 from kvcheck.core.codes import CODES
-from kvcheck.core.record import Evidence, ScenarioResult, Verdict
+from kvcheck.core.record import Coverage, Evidence, ScenarioResult, Verdict
 from kvcheck.core.report.printable import printable
 
 MARKS = {"pass": "✔", "unknown": "?", "fail": "✘"}
@@ -36,6 +37,37 @@ def why_text(row: ScenarioResult) -> str:
     known = CODES.get(row.code or "")
     named = f"{row.code} {known.title}" if known else row.code
     return ": ".join(part for part in (named, row.reason) if part)
+
+
+def coverage_text(found: Coverage) -> str:
+    """What was tried and what was not, counted by kind: "tried eager, lazy, 1 of 9 delays; not tried: random"."""
+    tried, left = _by_kind(sorted(found.tried, key=_is_setting)), _by_kind(sorted(found.not_tried, key=_is_setting))
+    parts = [_kind_text(kind, names, len(names) + len(left.get(kind, ()))) for kind, names in tried.items()]
+    never = [_kind_text(kind, names, 0) for kind, names in left.items() if kind not in tried]
+    return f"tried {', '.join(parts) or 'nothing'}" + (f"; not tried: {', '.join(never)}" if never else "")
+
+
+def _by_kind(names: Iterable[str]) -> dict[str, list[str]]:
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kind, _, value = name.partition(":")
+        kinds.setdefault(kind, []).append(value)
+    return kinds
+
+
+def _is_setting(name: str) -> bool:
+    """Orders are told before settings."""
+    return ":" in name and not name.startswith("delay:")
+
+
+def _kind_text(kind: str, values: list[str], of: int) -> str:
+    """A kind without values is its own name; else how many of its values, of so many (0: of none that was tried)."""
+    if values == [""]:
+        return kind
+    if len(values) == 1 and of <= 1:
+        return f"{kind} {values[0]}"
+    many = f"{kind[:-1]}ies" if kind.endswith("cy") else plural(2, kind)
+    return f"{len(values)} of {of} {many}" if of else f"any of {len(values)} {many}"
 
 
 def clip(text: str, limit: int) -> str:

@@ -52,12 +52,14 @@ def probe_of(plan: Plan) -> tuple[ProbeRow, str]:
 
 @dataclass(slots=True)
 class EngineRunner:
-    """Runs plans of one target, in one child as long as that lives."""
+    """Runs plans of one target, in one child as long as that lives. lost: children that did not answer."""
 
     target: str
     patience: Patience = field(default_factory=Patience)
     device: str = "cpu"
+    lost: int = 0
     _child: EngineProcess | None = None
+    _spent_s: float = 0.0
 
     def start(self) -> Hello:
         """The engine, ready. Raises UnknownVerdict."""
@@ -73,12 +75,19 @@ class EngineRunner:
             assert self._child is not None
             reply = self._child.ask(Ask(probe=row.name, subject=subject, seed=plan.seed, schedule=plan.schedule))
         except UnknownVerdict as error:
+            self.lost += 1
             self.close()
             return Reply(evidence=Evidence(schedules=1), unknown=str(error))
         return replace(reply, findings=tuple(complete(finding, plan) for finding in reply.findings))
 
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds that its children have taken."""
+        return self._spent_s + (0.0 if self._child is None else self._child.cpu_s)
+
     def close(self) -> None:
         """End the child."""
         if self._child is not None:
+            self._spent_s = self.cpu_s
             self._child.close()
             self._child = None

@@ -228,6 +228,20 @@ def make_strategy(name: str, *, seed: int, schedule: int, choices: str | None) -
     return STRATEGIES.load(name)(Draw(seed=seed, schedule=schedule, choices=choices))
 
 
+def order_of(name: str, schedule: int) -> str:
+    """The order in which a strategy runs that schedule: "eager", "lazy", "delay:LEG" (or "delay:all") or "random"."""
+    if name == "delay":
+        return _delay_name(delayed_legs(schedule))
+    if name != "portfolio":
+        return name
+    first = ("eager", "lazy", *(_delay_name(legs) for legs in DELAYS))
+    return first[schedule] if schedule < len(first) else "random"
+
+
+def _delay_name(legs: tuple[str, ...]) -> str:
+    return f"delay:{legs[0] if len(legs) == 1 else 'all'}"
+
+
 def portfolio(draw: Draw) -> Chooser:
     """Eager, lazy, every delay once, then random: the first few find most bugs and cost one schedule each."""
     first = (eager(draw), lazy(draw), *(DelayStrategy(legs) for legs in DELAYS))

@@ -97,6 +97,16 @@ class HiCacheScenario:
             engine = target.build(make_setup(shape, load, backend, history, transport, host=tier, readers=readers))
             return serve(engine, load, history, backend, aborts=LoadingAborts())
 
+    def settings(self, variant: int) -> tuple[str, ...]:
+        """Layout, copy method, write policy and eviction order of the host tier, and what lies behind it."""
+        return (
+            f"host layout:{HOST_LAYOUTS[variant % 3]}",
+            f"copy method:{COPY_METHODS[variant // 3 % 2]}",
+            f"write policy:{_write_policy(variant)}",
+            f"eviction order:{_eviction_order(variant)}",
+            f"store:{STORES_USED[variant % 4] or 'none'}",
+        )
+
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Loads, evictions on both tiers, and words of every buffer on both."""
         for what, count in (
@@ -128,9 +138,17 @@ def host_tier(shape: ModelShape, load: Load, variant: int, store: PageStore | No
         units={"full": pages, "window": windows, "state": TRACE_HOST_STATES if load.from_trace else HOST_STATES},
         layout=HOST_LAYOUTS[variant % 3],
         method=COPY_METHODS[variant // 3 % 2],
-        write_policy=list(WRITE_POLICIES)[variant // 2 % 3],
-        order=list(EVICTION_ORDERS)[(variant + variant // 3 + 2) % 3],
+        write_policy=_write_policy(variant),
+        order=_eviction_order(variant),
         ack_period=(5, 3, 1, 2)[variant % 4],
         store=store,
         ring=(1, 2, 1, 1, 3)[variant % 5],
     )
+
+
+def _write_policy(variant: int) -> str:
+    return list(WRITE_POLICIES)[variant // 2 % 3]
+
+
+def _eviction_order(variant: int) -> str:
+    return list(EVICTION_ORDERS)[(variant + variant // 3 + 2) % 3]

@@ -110,6 +110,16 @@ class PDTransfer:
         aborts = Aborts(STAGES[variant % len(STAGES)], faults)
         return serve(engine, load, history, backend, aborts=aborts, retries=Retries(faults, aborts, variant))
 
+    def settings(self, variant: int) -> tuple[str, ...]:
+        """Ranks, the stage of aborts, and how metadata rows travel."""
+        prefill, decode = self.ranks or RANKS[variant % len(RANKS)]
+        way = "messages" if self._aux_over_messages(variant) else f"engine, {self._paths(variant)['aux']}"
+        return (
+            f"rank layout:{prefill}x{decode}",
+            f"abort stage:{STAGES[variant % len(STAGES)]}",
+            f"metadata path:{way}",
+        )
+
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Transfers, and words of every buffer, sealed and read."""
         if not evidence.transfers:

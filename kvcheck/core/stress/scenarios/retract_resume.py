@@ -65,6 +65,10 @@ class RetractResume:
         engine = target.build(make_setup(shape, load, backend, history, transport))
         return serve(engine, load, history, backend)
 
+    def settings(self, variant: int) -> tuple[str, ...]:
+        """None: the number of the schedule picks the order alone."""
+        return ()
+
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Retractions, foreign reuse, and words of every buffer."""
         if not evidence.retractions or not evidence.resumes:

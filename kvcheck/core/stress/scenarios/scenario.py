@@ -59,5 +59,8 @@ class Scenario(Protocol):
     ) -> int:
         """Drive the target to the end; returns device evictions. variant: number of the schedule, picks settings."""
 
+    def settings(self, variant: int) -> tuple[str, ...]:
+        """What the number of the schedule picks, each as "kind:value"; none where it picks nothing."""
+
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """What was not exercised, in words, or None when the evidence is enough."""

@@ -1,0 +1,40 @@
+"""Cost: what a schedule has to move and judge, for whoever asked for more than the time allows.
+
+Invariants:
+- A cost is worked out from shape and request numbers alone; nothing is built or run for it.
+"""
+
+from __future__ import annotations
+
+from kvcheck.core.pools import POOLS
+from kvcheck.core.pools.buffers import Granularity
+from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.targets.installed import is_engine
+from kvcheck.core.workload.shapes import shape as shape_named
+
+
+def cost_text(plan: Plan) -> str:
+    """What a schedule of the plan costs, and what costs less, in words."""
+    if is_engine(plan.target):
+        return "the engine had not answered"
+    shape = shape_named(plan.shape)
+    requests = "the requests of the trace" if plan.trace is not None else "its requests"
+    if plan.requests is not None:
+        requests = f"{plan.requests:,} requests"
+    return (
+        f"{requests}, {token_bytes(shape):,} bytes of KV a token; a smaller --shape, fewer --requests or a larger "
+        "--max-time would end"
+    )
+
+
+def token_bytes(shape: ModelShape) -> int:
+    """Bytes that one token takes in all layers of the device pool, states apart."""
+    total = 0
+    for space in POOLS.load(shape.family)(shape):
+        for buffer in space.buffers:
+            if buffer.rows is Granularity.TOKEN:
+                total += len(space.layers) * buffer.row_bytes
+            elif buffer.rows is Granularity.PAGE:
+                total += len(space.layers) * buffer.row_bytes // shape.page_size
+    return total

@@ -1,0 +1,96 @@
+"""Coverage: how many schedules a cell has run of those it wanted, what they tried, and when that is enough for a pass.
+
+A name of what is tried is "eager", "lazy", "random", or "kind:value" such as "delay:d2h" or "rank layout:2x1".
+
+Invariants:
+- A cell below its floor is no pass, whatever ended it.
+- What a full round of schedules would try and none of these did is named, however few were asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable
+
+from kvcheck.core.record import Coverage
+from kvcheck.core.stress.engine import scenario_of
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.strategies import order_of
+from kvcheck.core.targets.installed import is_engine
+
+FLOOR = 3
+"""The portfolio's first three are eager, lazy and one delay; by then ranks and settings have changed too."""
+ROUND = 24
+"""Schedules by which every order and every setting has come at least once."""
+PROBE_FLOOR = 12
+"""prefixes.swa of SGLang 0.5.10.post1 failed in the sixth schedule of a seed, and passed with two."""
+
+
+def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
+    """Schedules without which a cell is no pass. least: what the user asks for at least; it can only raise the floor.
+
+    A trace is one workload and ranks as processes run in an order of the machine's own: of both, one schedule is what
+    was asked for. A mutant is there to be found, so that all of its schedules have to run.
+    """
+    if plan.mutant is not None:
+        usual = wanted
+    elif is_engine(plan.target):
+        usual = PROBE_FLOOR
+    else:
+        usual = 1 if plan.trace is not None or plan.is_in_processes else FLOOR
+    return max(usual, least or 0)
+
+
+def tried_by(plan: Plan) -> tuple[str, ...]:
+    """What one schedule tries: its order and the settings that its number picks; nothing for an engine's probe."""
+    if is_engine(plan.target):
+        return ()
+    settings = scenario_of(plan).settings(plan.schedule)
+    if plan.is_in_processes:
+        return ("the machine's order", *settings)
+    if plan.backend == "eager":
+        return ("eager", *settings)
+    if plan.backend == "cuda" and not plan.is_delayed:
+        return ("the device's order", *settings)
+    return (order_of(plan.strategy, plan.schedule), *settings)
+
+
+def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earlier: tuple[str, ...] = ()) -> Coverage:
+    """The coverage of the cell that begins with `plan`.
+
+    ran: numbers of the schedules that have run to their end. earlier: what was tried before those.
+    """
+    planned = range(plan.schedule, plan.schedule + max(wanted, ROUND))
+    tried = [*dict.fromkeys((*earlier, *_names(plan, sorted(ran))))]
+    left = [name for name in _names(plan, planned) if name not in tried]
+    return Coverage(wanted=wanted, floor=floor, tried=tuple(tried), not_tried=(*left, *_left_out(plan)))
+
+
+def shortfall(plan: Plan, found: Coverage, *, ran: int) -> str | None:
+    """Why so many schedules are too few for a pass, or None."""
+    if ran < found.floor:
+        return f"{ran} of {found.wanted} schedules ran, and a pass takes {found.floor}"
+    if plan.strategy == "portfolio" and plan.backend == "simulated" and {*found.tried} & {*_ORDERS} == {"eager"}:
+        return f"{ran} of {found.wanted} schedules ran, and none of them was lazy or delayed"
+    return None
+
+
+_ORDERS = ("eager", "lazy", "random", *(order_of("delay", number) for number in range(9)))
+
+
+def _names(plan: Plan, numbers: Iterable[int]) -> list[str]:
+    """What these schedules try, each once, in the order in which they come to it."""
+    return [*dict.fromkeys(name for at in numbers for name in tried_by(dataclasses.replace(plan, schedule=at)))]
+
+
+def _left_out(plan: Plan) -> tuple[str, ...]:
+    """Orders that a plan leaves out by its strategy or backend."""
+    if is_engine(plan.target):
+        return ()
+    if plan.is_in_processes:
+        return ("chosen orders",)
+    if plan.backend == "eager":
+        return ("lazy", "delays", "random")
+    others = {"eager": ("lazy", "delays", "random"), "lazy": ("eager", "delays", "random")}
+    others |= {"random": ("eager", "lazy", "delays"), "delay": ("eager", "lazy", "random")}
+    return others.get(plan.strategy, ()) if plan.backend == "simulated" else ()
