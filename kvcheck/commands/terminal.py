@@ -102,6 +102,8 @@ def finding_lines(number: int, finding: Finding) -> list[str]:
         lines.append(f"    where   {'  '.join([finding.buffer or '', *where]).strip()}")
     if finding.seen_request is not None:
         lines.append(f"    whose   request {finding.seen_request} instead of request {finding.request}")
+    if finding.condition is not None:
+        lines.append(f"    only if {finding.condition}; conditional: it fails a run with --fail-on-conditional")
     lines += [
         f"    what    {finding.message}",
         f"    repro   {finding.replay}",
@@ -118,10 +120,17 @@ def findings_block(findings: tuple[Finding, ...]) -> list[str]:
     Each code comes before a code's second kind, and a false status before the wrong bytes that follow from it.
     """
     kinds: dict[tuple[str, str | None, str], Finding] = {}
-    for finding in findings:
+    for finding in sorted(findings, key=lambda each: each.condition is not None):
         kinds.setdefault((finding.code, finding.buffer, finding.shape), finding)
     first_of_code = {finding.code: finding for finding in reversed(kinds.values())}
-    ordered = sorted(kinds.values(), key=lambda each: (each is not first_of_code[each.code], each.oracle != "protocol"))
+    ordered = sorted(
+        kinds.values(),
+        key=lambda each: (
+            each.condition is not None,
+            each is not first_of_code[each.code],
+            each.oracle != "protocol",
+        ),
+    )
     shown = ordered[:MAX_SHOWN]
     lines = [line for number, finding in enumerate(shown, 1) for line in (*finding_lines(number, finding), "")]
     if len(findings) > len(shown):
@@ -139,6 +148,9 @@ def verdict_lines(record: RunRecord) -> list[str]:
         for verdict, word in ((Verdict.PASS, "passed"), (Verdict.FAIL, "failed"), (Verdict.UNKNOWN, "unknown"))
         if verdict in counts
     ]
+    conditional = sum(finding.condition is not None for finding in record.findings)
+    if conditional:
+        parts.append(counted(conditional, "conditional finding"))
     state = "" if record.complete else "   (interrupted: partial)"
     work = f"{record.evidence.schedules} schedules, {record.evidence.events:,} events"
     if record.bench:

@@ -30,6 +30,7 @@ from kvcheck.core.report.wording import (
     WORST_FIRST,
     clip,
     counted,
+    coverage_text,
     evidence_text,
     part,
     plural,
@@ -105,8 +106,11 @@ def render(record: RunRecord) -> str:
 
 
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """By code, as they are numbered from wrong bytes to nothing touched; the run's own order within a code."""
-    return tuple(sorted(findings, key=lambda finding: finding.code))
+    """By code, as they are numbered from wrong bytes to nothing touched; the run's own order within a code.
+
+    Conditional ones come last.
+    """
+    return tuple(sorted(findings, key=lambda finding: (finding.condition is not None, finding.code)))
 
 
 def _embed(text: str) -> tuple[str, str]:
@@ -130,12 +134,13 @@ def _subtitle(record: RunRecord) -> str:
 
 def _banner(record: RunRecord, ordered: tuple[Finding, ...]) -> dict[str, str]:
     failing = [row for row in record.mutants if row.verdict is Verdict.FAIL]
-    if ordered:
+    conditional = sum(finding.condition is not None for finding in ordered)
+    if len(ordered) > conditional or (ordered and record.verdict is Verdict.FAIL):
         worst = ordered[0]
         known = CODES.get(worst.code)
         title = f" {known.title}" if known else ""
         return {
-            "summary": counted(len(ordered), "finding"),
+            "summary": _findings_text(len(ordered), conditional),
             "message": clip(f"{worst.code}{title}: {worst.message}", 400),
             "command": worst.replay or record.repro,
         }
@@ -148,8 +153,16 @@ def _banner(record: RunRecord, ordered: tuple[Finding, ...]) -> dict[str, str]:
     if record.bench and record.verdict is Verdict.PASS:
         return {"summary": "price list", "message": clip(in_short(record.bench), 600), "command": record.repro}
     if record.verdict is Verdict.PASS:
-        return {"summary": "no finding", "message": f"Judged: {judged}.", "command": record.repro}
+        summary = _findings_text(conditional, conditional) if conditional else "no finding"
+        return {"summary": summary, "message": f"Judged: {judged}.", "command": record.repro}
     return {"summary": "not judged", "message": clip(_why_not(record), 400), "command": record.repro}
+
+
+def _findings_text(number: int, conditional: int) -> str:
+    """How many findings, and how many of them stand under a condition."""
+    if number == conditional:
+        return f"{number:,} conditional {plural(number, 'finding')}"
+    return counted(number, "finding") + (f", {conditional:,} of them conditional" if conditional else "")
 
 
 def _why_not(record: RunRecord) -> str:
@@ -187,7 +200,9 @@ def _scenario(row: ScenarioResult) -> dict[str, str]:
         "id": row.id,
         "shape": row.shape,
         "why": why_text(row),
-        "schedules": f"{row.schedules:,}",
+        "schedules": f"{row.schedules:,}" + (f" of {row.coverage.wanted:,}" if row.coverage is not None else ""),
+        "tried": "" if row.coverage is None or not row.coverage.tried else coverage_text(row.coverage),
+        "not_tried": "" if row.coverage is None else ", ".join(row.coverage.not_tried),
         "evidence": evidence_text(row.evidence, but=("schedules",)) or "n/a",
         "duration": f"{row.duration_s:.1f} s",
     }
@@ -211,6 +226,7 @@ def _cards(findings: tuple[Finding, ...], repro: str) -> list[dict[str, str]]:
                 "meaning": known.meaning if known else "This version does not know the code.",
                 "scenario": " · ".join(part for part in (finding.scenario, finding.shape) if part),
                 "message": clip(finding.message, MESSAGE_CHARS),
+                "condition": clip(finding.condition or "", MESSAGE_CHARS),
                 "where": _where(finding),
                 "whose": _whose(finding),
                 "oracle": finding.oracle,
