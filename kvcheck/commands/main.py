@@ -50,15 +50,15 @@ OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, e
 EXAMPLES: dict[str, str] = {
     "stress": "Examples: kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "
     "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --trace conversation.jsonl --requests 1000",
-    "replay": "Examples: kvcheck replay 20260102-030405-0c4e.1 --times 100 | "
+    "replay": "Examples: kvcheck replay 20260102-030405-0c4e91d7.1 --times 100 | "
     "kvcheck replay retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3",
     "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token | "
     "kvcheck selftest --aa 200 | kvcheck selftest --aa 100 --planted 20",
     "bench": "Examples: kvcheck bench | kvcheck bench metadata-read --shape glm-5.1 --seed 1 | "
     "kvcheck bench offload-restore --max-time 60 -o html=prices.html",
-    "gate": "Examples: kvcheck gate 20260102-030405-0c4e --budget reports/baselines/cpu.toml | "
+    "gate": "Examples: kvcheck gate 20260102-030405-0c4e91d7 --budget reports/baselines/cpu.toml | "
     "kvcheck gate STRESS_RUN BENCH_RUN --budget budgets.toml --on-inconclusive warn -o md=gate.md",
-    "report": "Examples: kvcheck report 20260102-030405-0c4e | kvcheck report 20260102 -o html=report.html",
+    "report": "Examples: kvcheck report 20260102-030405-0c4e91d7 | kvcheck report 20260102 -o html=report.html",
     "list": "Examples: kvcheck list mutants | kvcheck list shapes --json",
     "doctor": "Example: kvcheck doctor --out runs",
     "explain": "Examples: kvcheck explain KV102 | kvcheck explain offload-skips-index-buffer",

@@ -38,8 +38,8 @@ Reports = Annotated[bool, typer.Option(help="Write report.html and CSV beside ru
 
 
 def new_run_id() -> str:
-    """Date, time and four random hex digits."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    """Date, time and eight random hex digits: ids sort by time, and runs of one second differ."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
 
 
 def draw_seed() -> int:

@@ -140,10 +140,10 @@ class Session:
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._argv, self._repro, self._seed, self.plan = argv, repro, seed, dict(plan)
         self._quiet = quiet
-        self.run_id = new_run_id()
         self._environment = environment()
         self._store = RunStore(out)
-        self.folder = self._store.folder(self.run_id)
+        self.run_id = self._store.claim(new_run_id)
+        self.folder = out / self.run_id
 
     @property
     def version(self) -> str:

@@ -1,6 +1,7 @@
 """Where runs are kept: `OUT/<run_id>/run.json`, written whole or not at all, and found again by name.
 
 Invariants:
+- The folder of a new run was not there before: two runs never share one.
 - A file is replaced in one step; whoever reads it meanwhile sees the old text or the new one, never half of it.
 - What the operating system refuses is a UsageError with the path, the reason and the option that helps.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import difflib
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from kvcheck.core.record import RunRecord, check_run_id
 
 RUN_FILE = "run.json"
 LISTED_RUNS = 5
+DRAWS = 8
+"""Ids tried for a new run. Two of one second share eight hex digits once in 4 billion: eight times is no chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,25 @@ class RunStore:
     """The folder that holds one folder per run."""
 
     out: Path
+
+    def claim(self, draw: Callable[[], str]) -> str:
+        """The first id drawn whose folder was not there; it is made, and is this run's alone. Raises UsageError."""
+        make_folder(self.out)
+        run_id = ""
+        for _ in range(DRAWS):
+            run_id = draw()
+            check_run_id(run_id)
+            try:
+                (self.out / run_id).mkdir()
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise _unwritable(self.out / run_id, error) from error
+            return run_id
+        raise UsageError(
+            f"{self.out}: expected an id that no run has, got one that is taken {DRAWS} times, last {run_id}; "
+            "choose another folder with --out DIR"
+        )
 
     def folder(self, run_id: str) -> Path:
         """`out/<run_id>/`, made if it is not there. Raises UsageError if it cannot be."""
