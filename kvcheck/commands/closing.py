@@ -2,7 +2,9 @@
 
 Invariants:
 - The record is saved and the findings and verdict are printed before a report is tried.
-- The exit code is the record's, whatever becomes of the reports.
+- A finding is printed and exits 1, whether or not the record could be saved.
+- A run without a finding whose record could not be saved is no pass: it exits 2.
+- Once the record is saved the exit code is the record's, whatever becomes of the reports.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from pathlib import Path
 from kvcheck.commands.report import write_reports
 from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import findings_block, place_lines, verdict_lines, warn
+from kvcheck.core.errors import UsageError
+from kvcheck.core.record import Verdict
 
 
 def close(session: Session, targets: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
@@ -19,6 +23,10 @@ def close(session: Session, targets: list[tuple[str, Path]], *, reports: bool, i
     session.clear_progress()
     code = 130 if interrupted else None
     record = session.save(complete=not interrupted, exit_code=code)
+    is_kept = session.is_saved
+    if not is_kept:
+        code = _code_without_record(record.exit_code)
+        record = session.record(complete=not interrupted, exit_code=code)
     session.say()
     for line in [*findings_block(record.findings), *verdict_lines(record)]:
         session.say(line)
@@ -29,8 +37,15 @@ def close(session: Session, targets: list[tuple[str, Path]], *, reports: bool, i
             warn(problem)
         if problems:
             session.warnings += problems
-            record = session.save(complete=True)
-    for line in place_lines(record, page or str(session.folder / "run.json")):
+            record = session.save(complete=True, exit_code=code)
+    kept = str(session.folder / "run.json") if is_kept else "none: run.json could not be saved whole"
+    for line in place_lines(record, page or kept):
         session.say(line)
     session.print_json(record)
     return record.exit_code
+
+
+def _code_without_record(exit_code: int) -> int:
+    """The exit code of a run whose record could not be saved: a gate has nothing to read, but a finding is one."""
+    is_no_finding = exit_code in (Verdict.PASS.exit_code, Verdict.UNKNOWN.exit_code)
+    return UsageError.exit_code if is_no_finding else exit_code

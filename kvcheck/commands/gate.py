@@ -18,10 +18,11 @@ import typer
 from kvcheck.commands.fresh_rounds import FreshRounds
 from kvcheck.commands.gate_lines import result_lines
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, check_choice, check_positive, draw_seed, tool
+from kvcheck.commands.report import loaded, report_problem
 from kvcheck.commands.terminal import say, warn
-from kvcheck.core.errors import UnknownVerdict, UsageError
+from kvcheck.core.errors import UsageError
 from kvcheck.core.record import read_record
-from kvcheck.core.report import GATE_WRITERS, GateWriter
+from kvcheck.core.report import GATE_WRITERS
 from kvcheck.core.report.budgets import read_budgets
 from kvcheck.core.report.gate import Rules, decide
 from kvcheck.core.report.gate_result import (
@@ -95,29 +96,29 @@ def gate(
     return result.exit_code
 
 
-def _targets(output: list[str]) -> list[tuple[str, GateWriter, Path]]:
-    """The -o options, each with its writer. Raises UsageError for one that cannot be done as asked."""
-    targets: list[tuple[str, GateWriter, Path]] = []
+def _targets(output: list[str]) -> list[tuple[str, Path]]:
+    """The -o options. Raises UsageError for one that cannot be done as asked."""
+    targets: list[tuple[str, Path]] = []
     for text in output:
         format_name, equals, path = text.partition("=")
         if not equals or not path:
             raise UsageError(f"-o {text!r}: expected FORMAT=PATH, for example -o md=gate.md")
-        writer = GATE_WRITERS.load(format_name)
-        if Path(path).resolve() in (other.resolve() for _, _, other in targets):
+        loaded(GATE_WRITERS, format_name)
+        if Path(path).resolve() in (other.resolve() for _, other in targets):
             raise UsageError(f"two reports would be written to {path}; expected a path for each")
         check_writable(Path(path))
-        targets.append((format_name, writer, Path(path)))
+        targets.append((format_name, Path(path)))
     return targets
 
 
-def _tell(result: GateResult, targets: list[tuple[str, GateWriter, Path]], *, is_quiet: bool) -> None:
+def _tell(result: GateResult, targets: list[tuple[str, Path]], *, is_quiet: bool) -> None:
     lines = result_lines(result)
-    for format_name, write, path in targets:
-        try:
-            write(result, path)
+    for format_name, path in targets:
+        problem = report_problem(GATE_WRITERS, format_name, result, path)
+        if problem is None:
             lines.append(f" report {path}")
-        except (UsageError, UnknownVerdict) as error:
-            warn(f"no {format_name} report at {path}: {error}")
+        else:
+            warn(problem)
     for row in result.rows:
         if row.verdict.name == "INCONCLUSIVE" and result.on_inconclusive == "warn":
             warn(f"{row.id} is INCONCLUSIVE and passes by --on-inconclusive warn")

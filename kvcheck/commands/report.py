@@ -3,11 +3,13 @@
 Invariants:
 - A report is made from the record alone: nothing is run again, and the record is not changed.
 - Every run is read and every option checked before the first file is written.
-- A report that cannot be made changes no verdict; what was asked for and cannot be made is refused before a run.
+- A report that cannot be made changes no verdict, whatever its writer raises; what was asked for and cannot be made is
+  refused before a run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,12 +17,13 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from kvcheck.commands.terminal import say
-from kvcheck.core.errors import UnknownVerdict, UsageError
+from kvcheck.core.errors import KvcheckError, UnknownVerdict, UsageError
 from kvcheck.core.record import RunRecord, read_record
 from kvcheck.core.registry import Registry
 from kvcheck.core.report import COMPARISON_WRITERS, WRITERS, destinations
 from kvcheck.core.report.store import check_writable, find_run, make_folder
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 RUNS_FOLDER = Path("reports/runs")
@@ -50,7 +53,7 @@ def report(
 
     Examples:
 
-      kvcheck report 20260102-030405-0c4e
+      kvcheck report 20260102-030405-0c4e91d7
 
       kvcheck report 20260102 -o html=report.html -o csv=run.csv
 
@@ -121,13 +124,28 @@ def write_reports(
     page = None
     problems = []
     for job in jobs:
-        try:
-            loaded(WRITERS, job.format_name)(job.record, job.path)
-        except (UsageError, UnknownVerdict) as error:
-            problems.append(f"no {job.format_name} report at {job.path}: {error}")
-        else:
-            page = str(job.path) if job.format_name == "html" else page
+        problem = report_problem(WRITERS, job.format_name, job.record, job.path)
+        if problem is not None:
+            problems.append(problem)
+        elif job.format_name == "html":
+            page = str(job.path)
     return page, tuple(problems)
+
+
+def report_problem(
+    writers: Registry[Callable[[S, Path], None]], format_name: str, subject: S, path: Path
+) -> str | None:
+    """Write one report of what was judged already; why there is none, or None if there is."""
+    try:
+        loaded(writers, format_name)(subject, path)
+    except KvcheckError as error:
+        return f"no {format_name} report at {path}: {error}"
+    except Exception as error:  # a writer that breaks must not replace the verdict by 70
+        return (
+            f"no {format_name} report at {path}: its writer failed ({type(error).__name__}: {error}); "
+            "please report it with the run.json"
+        )
+    return None
 
 
 def loaded(writers: Registry[T], format_name: str) -> T:

@@ -2,6 +2,7 @@
 
 Invariants:
 - run.json is complete JSON after every schedule, with `complete` false until the end.
+- A save that fails ends nothing: what was judged stays, `is_saved` is false, and a warning says why.
 - A cell that judged nothing, or not enough, is UNKNOWN with the reason and what would change it.
 - Results go to stdout, progress to stderr; with --format json stdout is the record and nothing else.
 """
@@ -18,7 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvcheck.commands.options import environment, new_run_id, tool
-from kvcheck.commands.terminal import say
+from kvcheck.commands.terminal import say, warn
+from kvcheck.core.errors import UsageError
 from kvcheck.core.record import (
     BenchRow,
     Coverage,
@@ -136,6 +138,7 @@ class Session:
         self.results: list[ScenarioResult] = []
         self.facts: dict[str, object] = {}
         self.warnings: list[str] = []
+        self.is_saved = False
         self._started = time.monotonic()
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._argv, self._repro, self._seed, self.plan = argv, repro, seed, dict(plan)
@@ -205,9 +208,19 @@ class Session:
         )
 
     def save(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
-        """Write the record, whole or not at all."""
+        """Write the record, whole or not at all; the record as it is meant to be, saved or not."""
         record = self.record(complete=complete, exit_code=exit_code)
-        self._store.save(record)
+        try:
+            self._store.save(record)
+        except UsageError as error:
+            self.is_saved = False
+            text = f"a save of the record failed: {error}"
+            if text not in self.warnings:
+                self.warnings.append(text)
+                self.clear_progress()
+                warn(text)
+            return self.record(complete=complete, exit_code=exit_code)
+        self.is_saved = True
         return record
 
     def progress(self, text: str) -> None:
