@@ -203,6 +203,29 @@ def test_only_regular_files_are_read(store: FileStore, tmp_path: Path) -> None:
     assert set(os.listdir(tmp_path)) == {"store", "outside"} and os.listdir(store.folder / "drafts") == []
 
 
+@pytest.mark.parametrize("capacity_bytes", [None, 10_000])
+def test_a_folder_in_the_place_of_an_object_is_named_and_costs_nothing(
+    capacity_bytes: int | None, tmp_path: Path
+) -> None:
+    store = FileStore(tmp_path, capacity_bytes)
+    store.put(KEYS[0], payload_of(0))
+    used = tmp_path / "used"
+    before = used.read_bytes() if capacity_bytes else b""
+    place = tmp_path / KEYS[1][:2] / KEYS[1][2:4] / KEYS[1]
+    place.mkdir(parents=True)
+    for each in range(60):  # a folder with a size, also where an empty one has none
+        (place / f"{each:0>200}").touch()
+    opened = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        assert store.get(KEYS[1], 3000) is None
+        with pytest.raises(StorageError, match=f"{KEYS[1]}: Is a directory"):
+            store.put(KEYS[1], payload_of(1))
+    assert len(os.listdir("/proc/self/fd")) == opened
+    assert store.get(KEYS[0], 3000) == payload_of(0)
+    assert not capacity_bytes or used.read_bytes() >= before, "too much may be counted, too little never"
+    store.close()
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
 @pytest.mark.parametrize("call", ["write", "fsync", "replace", "mkdir"])
 def test_a_disk_that_says_no(store: FileStore, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:

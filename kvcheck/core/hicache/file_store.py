@@ -81,7 +81,8 @@ class FileStore:
                 os.fsync(shelf)  # even if the object was there: its writer may have died before this step
         except OSError as error:
             raise StorageError(
-                f"page store {self.folder} could not keep {len(data)} bytes: {error.strerror}; no part of them was left"
+                f"page store {self.folder} could not keep {len(data)} bytes as {key[:2]}/{key[2:4]}/{key}: "
+                f"{error.strerror}; no part of them was left"
             ) from error
 
     def get(self, key: str, size: int) -> bytes | None:
@@ -152,7 +153,8 @@ class FileStore:
             return
         old = 0
         with suppress(FileNotFoundError):
-            old = _status(shelf, key).st_size
+            status = _status(shelf, key)
+            old = 0 if stat.S_ISDIR(status.st_mode) else status.st_size  # a folder is not counted, nor replaced
         used = _read_count(ledger)
         if used - old + size > self._capacity_bytes:
             used = self._count()
@@ -294,11 +296,14 @@ def _holds(shelf: int, key: str, data: bytes) -> bool:
 def _read_object(shelf: int, key: str, *, size: int) -> bytes:
     """The bytes of an object file of that size, or b"" for anything else that lies there."""
     opened = os.open(key, READ, dir_fd=shelf)
-    with os.fdopen(opened, "rb", buffering=0) as stream:
-        status = os.fstat(opened)
+    try:
+        status = os.fstat(opened)  # first: a folder opens, and becomes no stream that would close it
         if not stat.S_ISREG(status.st_mode) or status.st_size != size:
             return b""
-        return stream.readall()
+        with os.fdopen(opened, "rb", buffering=0, closefd=False) as stream:
+            return stream.readall()
+    finally:
+        os.close(opened)
 
 
 def _read_count(ledger: int) -> int:
