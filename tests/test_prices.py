@@ -6,11 +6,14 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
+from literal_record import PASSED
 
 from kvcheck.core.record import BenchRow, Interval
+from kvcheck.core.report import WRITERS
 from kvcheck.core.report.prices import added_us, curves, fitted, in_short, price_list, verdict
 
 ROW = BenchRow(
@@ -69,3 +72,22 @@ def test_cost_over_size_is_fitted() -> None:
     (curve,) = curves(sizes)
     assert (curve.fixed, curve.rate) == ("1 µs", "1 GB/s")
     assert curves(sizes[:2]) == []
+
+
+@pytest.mark.parametrize("least", [0.0, 5e-324, 1e-310, 1e-200, 1e-160])
+def test_times_that_no_clock_gives_still_make_a_page(least: float, tmp_path: Path) -> None:
+    tiny = Interval(least, least, least)
+    sizes = [
+        replace(ROW, bytes=size, us=us, baseline_us=tiny)
+        for size, us in ((1000, tiny), (4000, Interval(2.0)), (16000, Interval(3.0)))
+    ]
+    step = replace(STEP, baseline_us=tiny)
+    for order in (sizes, sizes[::-1], [replace(row, us=tiny) for row in sizes]):
+        record = replace(PASSED, bench=(*order, step))
+        for name in WRITERS.names():
+            WRITERS.load(name)(record, tmp_path / f"run.{name}")
+        (curve,) = curves(order)
+        assert (curve.fixed == "n/a (a time is 0)") is (least == 0.0)
+        shown = [value for row in (*price_list([*order, step]), curve) for value in asdict(row).values()]
+        assert not any(word in value.split() for value in shown for word in ("inf", "nan", "+inf", "+nan"))
+    assert price_list([sizes[1], replace(step, baseline_us=Interval(0.0))])[0].share == "n/a"

@@ -203,6 +203,19 @@ def test_csv_formulas_are_defused_and_numbers_are_not() -> None:
     assert ",-1," in text and "'-1," not in text
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        *("\n=", "\u00a0=", "\ufeff=", "\u200b@", "\u2060+", "\u3000-", " ="),
+        *("\uff1d", "\uff0b", "\uff0d", "\uff20", "\ufe66", "\n", "\t"),
+    ],
+)
+def test_csv_guards_what_hides_a_formula(start: str) -> None:
+    text = tables(replace(FAILED, findings=(replace(FOREIGN, message=f"{start}1+1"),)))["findings.csv"]
+    (row,) = csv.DictReader(io.StringIO(text, newline=""))
+    assert row["message"] == f"'{start}1+1"
+
+
 @pytest.mark.parametrize("message", ["a\rb", "a\r\nb", "a\nb", 'a"b', "a,b"])
 def test_csv_text_stays_in_its_cell(message: str) -> None:
     text = tables(replace(FAILED, findings=(replace(FOREIGN, message=message),)))["findings.csv"]

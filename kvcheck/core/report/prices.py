@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -137,22 +138,27 @@ def curves(rows: Sequence[BenchRow]) -> list[Curve]:
     for (case, arm), each in by_arm.items():
         if len(each) < 3:
             continue
-        fixed, slope = fitted([(float(row.bytes or 0), row.us.est) for row in each])
-        rate = f"{1 / slope / 1e3:.3g} GB/s" if slope > 0 else "n/a (no slope)"
+        line = fitted([(float(row.bytes or 0), row.us.est) for row in each])
         found.append(
             Curve(
                 what=f"{case} {arm}",
-                fixed=time_text(max(0.0, fixed)),
-                rate=rate,
+                fixed="n/a (a time is 0)" if line is None else time_text(max(0.0, line[0])),
+                rate="n/a (no slope)" if line is None or line[1] <= 0 else _rate(1, line[1]),
                 sizes=", ".join(row.size for row in each),
             )
         )
     return found
 
 
-def fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(a, b) of y = a + b x, each point weighted by 1 / y**2, so that small sizes count as much as large ones."""
-    weights = [1 / y**2 for _, y in points]
+def fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """(a, b) of y = a + b x, each point weighted by 1 / y**2, so that small sizes count as much as large ones.
+
+    None where a y is not above 0: such a point has no weight. Weights are relative to the largest: none is infinite.
+    """
+    least = min(y for _, y in points)
+    if least <= 0:
+        return None
+    weights = [(least / y) ** 2 for _, y in points]
     total = sum(weights)
     mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
     mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
@@ -170,8 +176,15 @@ def time_text(value: float) -> str:
     return f"{sign}{size:.3g} µs"
 
 
+def _rate(size_bytes: int, us: float) -> str:
+    rate = size_bytes / us / 1e3
+    return f"{rate:.3g} GB/s" if math.isfinite(rate) else "n/a"
+
+
 def _percent(value: float) -> str:
     """Two digits, and never an exponent."""
+    if not math.isfinite(value):
+        return "n/a"
     return f"{value:+.0f} %" if abs(value) >= 10 else f"{value:+.2f} %" if abs(value) >= 0.01 else f"{value:+.4f} %"
 
 
@@ -192,7 +205,7 @@ def _price(row: BenchRow, step: float | None) -> Price:
     limit = "n/a"
     if row.limit is not None and row.limit_ratio is not None:
         limit = f"{100 * row.limit_ratio.est:.0f} % of {row.limit}"
-    rate = f"{row.bytes / row.us.est / 1e3:.3g} GB/s" if row.bytes and row.us.est > 0 else "n/a"
+    rate = _rate(row.bytes, row.us.est) if row.bytes and row.us.est > 0 else "n/a"
     return Price(
         kind=KINDS.get(row.case, "other"),
         what=f"{row.case} {row.arm}",
@@ -201,7 +214,7 @@ def _price(row: BenchRow, step: float | None) -> Price:
         cost=time_text(row.us.est),
         rate=rate,
         added=("" if added.est < 0 else "+") + time_text(added.est),
-        share="n/a" if step is None else _percent(100 * added.est / step),
+        share="n/a" if not step else _percent(100 * added.est / step),
         ratio=f"{row.ratio.est:.3g} ({interval})",
         floor=f"±{100 * row.floor:.1f} %",
         limit=limit,

@@ -4,7 +4,8 @@ A path that ends in .csv gets one table, whose `kind` column tells scenario, fin
 path is a folder that gets findings.csv, scenarios.csv, words.csv, mutants.csv and bench.csv.
 
 Invariants:
-- A text that a spreadsheet would run as a formula gets a leading apostrophe; numbers stay numbers.
+- A text that a spreadsheet would run as a formula gets a leading apostrophe; numbers stay numbers. What stands before
+  the formula and is not seen is looked through, and wide forms of its first character count too.
 - What does not apply is an empty cell, never 0; a column is there even when no row fills it.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,7 +24,10 @@ from kvcheck.core.report.store import make_folder, write_text
 
 Row = Mapping[str, object]
 
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+FORMULA_STARTS = frozenset("=+-@")
+BREAKS = ("\t", "\r", "\n")
+UNSEEN = frozenset({"Cc", "Cf", "Mn", "Zs", "Zl", "Zp"})
+"""Categories of characters that readers drop or do not show: spaces, byte order marks, zero-width marks."""
 EVIDENCE_COUNTS = tuple(row.name for row in dataclasses.fields(Evidence) if row.name != "words_verified")
 FINDING_COLUMNS = tuple(row.name for row in dataclasses.fields(Finding))
 COVERAGE_COLUMNS = tuple(row.name for row in dataclasses.fields(Coverage))
@@ -88,7 +93,13 @@ def _safe(cell: object) -> object:
         return cell
     # A lone carriage return is a line break to some readers, and is written unquoted: it would split the row.
     lines = cell.replace("\r\n", "\n").replace("\r", "\n")
-    return "'" + lines if cell.startswith(FORMULA_STARTS) else lines
+    return "'" + lines if cell.startswith(BREAKS) or _starts_formula(cell) else lines
+
+
+def _starts_formula(text: str) -> bool:
+    """Whether the first character that is seen, or its plain form, begins a formula."""
+    seen = next((char for char in text if unicodedata.category(char) not in UNSEEN), "")
+    return unicodedata.normalize("NFKC", seen)[:1] in FORMULA_STARTS
 
 
 def _plain_row(value: Finding | ScenarioResult | MutantResult) -> dict[str, object]:
