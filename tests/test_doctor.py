@@ -9,7 +9,10 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +29,7 @@ APP.command("doctor")(module.doctor)
 APP.command("list")(module.list_kind)
 APP.command("explain")(module.explain)
 
+ROOT = Path(__file__).parent.parent
 STATES = ("ok", "missing", "unknown")
 
 
@@ -172,3 +176,18 @@ def test_explain_of_an_unknown_name_gives_the_near_match(name: str, near: str) -
 def test_help_has_an_example(command: str) -> None:
     status, output, _ = run(command, "--help")
     assert status == 0 and f"kvcheck {command}" in output
+
+
+@pytest.mark.parametrize("argv", [*(["list", kind] for kind in module.KINDS), ["explain", "ordering"]], ids=" ".join)
+def test_texts_that_are_read_from_the_source_are_the_docstrings(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = run(*argv)
+    monkeypatch.setattr(module, "sys", SimpleNamespace(flags=SimpleNamespace(optimize=2)))
+    assert run(*argv) == plain and plain[0] == 0
+
+
+def test_an_explanation_is_there_where_docstrings_are_removed() -> None:
+    command = [sys.executable, "-OO", "-m", "kvcheck", "explain", "ordering"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ended.stdout == run("explain", "ordering")[1] and len(ended.stdout) > 100

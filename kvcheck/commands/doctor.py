@@ -4,10 +4,12 @@ Invariants:
 - Only doctor looks at the machine; all it leaves behind is the folder for runs, where it tried to write.
 - Torch is imported for the facts that only torch knows; every version is read from package metadata.
 - What cannot be told is "unknown", never "ok".
+- A docstring that is shown is also shown by `python -OO`, which removes docstrings: it is read from the source then.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import importlib.metadata
@@ -16,10 +18,12 @@ import json
 import platform
 import re
 import sys
+import textwrap
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -203,8 +207,21 @@ def _text(thing: object) -> str:
     if isinstance(source, str) and source:  # a model shape says where its numbers come from
         return f"{getattr(thing, 'family', '')}: {source}".removeprefix(": ")
     if inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing):
+        return _docstring(thing)
+    return _docstring(type(thing))
+
+
+def _docstring(thing: type | Callable[..., object] | ModuleType) -> str:
+    """The docstring of a thing of ours; `python -OO` removes them, and then its source has it."""
+    if sys.flags.optimize < 2:
         return inspect.getdoc(thing) or ""
-    return inspect.getdoc(type(thing)) or ""
+    for each in inspect.getmro(thing)[:-1] if inspect.isclass(thing) else (thing,):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(each)))
+        node = tree if inspect.ismodule(thing) else tree.body[0]
+        assert isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef), "source of a class, function or module"
+        if text := ast.get_docstring(node):
+            return text
+    return ""
 
 
 def _card(name: str) -> dict[str, str]:
