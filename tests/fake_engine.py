@@ -13,6 +13,9 @@ from pathlib import Path
 FAKES = sorted(str(each) for each in Path(__file__).parent.glob("fake_*/"))
 HELLO = '{"hello": {"engine": "sglang", "version": "0", "python": "3", "torch": "2", "device": "cpu"}}'
 
+GREET = 'while [ "$1" != -u ]; do shift; done; printf "%s\\n" "$4" > "/proc/self/fd/$5"'
+"""Says what a child of kvcheck says first, in a shell script that stands for the interpreter."""
+
 
 def environment(folder: Path, fault: str | None) -> Path:
     """An environment with the stand-ins and their fault; None: with no engine at all."""
@@ -33,10 +36,10 @@ def put_fault(folder: Path, fault: str) -> None:
     (site / "fault").write_text(fault)
 
 
-def interpreter(folder: Path, script: str) -> Path:
+def interpreter(folder: Path, script: str, greeting: str = GREET) -> Path:
     """A program that says what the script says, in the place of an interpreter."""
     file = folder / "bin" / "python"
     file.parent.mkdir(parents=True)
-    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.write_text(f"#!/bin/sh\n{greeting}\n{script}\n")
     file.chmod(0o755)
     return folder

@@ -24,6 +24,15 @@ def poll(is_so: Callable[[], bool], within_s: float = SOON_S) -> bool:
     return True
 
 
+def children_of(pid: int) -> list[int]:
+    """Processes that any thread of this one has started."""
+    try:
+        files = [*Path(f"/proc/{pid}/task").glob("*/children")]
+        return [int(child) for file in files for child in file.read_text(encoding="ascii").split()]
+    except OSError:  # a thread has ended meanwhile
+        return []
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:

@@ -22,7 +22,7 @@ import pytest
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "kvcheck"
 
-BASE_NAMES = ("errors", "paging", "registry", "record", "codes", "bugs", "rounds", "deadline")
+BASE_NAMES = ("errors", "paging", "registry", "record", "codes", "bugs", "rounds", "deadline", "child")
 BASE = frozenset(f"core.{name}" for name in BASE_NAMES)
 RUN_PARTS = ("kernels", "core.backend", "core.pools", "core.offload", "core.hicache", "core.transfer", "core.scheduler")
 JUDGED_PARTS = (*RUN_PARTS, "core.targets", "core.workload")
@@ -31,12 +31,10 @@ ENGINES = ("core.targets.sglang", "core.targets.vllm", "core.targets.lmcache")
 # module or package: (what it may import besides itself and BASE, why). Lowest first; the longest match rules.
 MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "kernels": ((), "tensor in, tensor out; even BASE is above them"),
-    "core.errors": ((), "BASE"),
-    "core.paging": ((), "BASE"),
-    "core.registry": ((), "BASE"),
-    "core.codes": ((), "BASE"),
-    "core.bugs": ((), "BASE"),
+    **dict.fromkeys(("core.errors", "core.paging", "core.registry", "core.codes", "core.bugs"), ((), "BASE")),
     "core.record": ((), "BASE: reports read it without loading what was measured"),
+    "core.child_start": ((), "runs before anything of kvcheck is imported"),
+    "core.child": (("core.child_start",), "BASE: all layers that have processes start them alike"),
     "core.rounds": ((), "BASE: what a benchmark measures and what a gate says of it count alike"),
     "core.deadline": ((), "BASE: whatever takes its time can be given a limit"),
     "core.backend": (("kernels",), "runs operations, knows nothing of pools"),
@@ -148,7 +146,7 @@ BANS = (
     ),
     Ban(
         where=EVERYWHERE,
-        but=("commands", "core.transfer.engine_child", "core.targets.engines.serve"),  # libraries read variables
+        but=("commands", "core.child", "core.transfer.engine_child", "core.targets.engines.serve"),  # read by libraries
         names=frozenset({"os.environ", "os.environb", "os.getenv", "os.putenv"}),
         why="the environment is read in commands/ only, so a plan says everything a run depends on",
     ),

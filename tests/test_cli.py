@@ -20,6 +20,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+from live_processes import children_of, is_alive
 
 from kvcheck.commands import main as module
 from kvcheck.commands.main import run
@@ -279,8 +280,8 @@ def test_an_interrupt_exits_130_with_what_was_judged(
     while not list(tmp_path.glob("*/run.json")) and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    before = children.read_text(encoding="ascii").split() if children.exists() else []
+    before = children_of(process.pid)
+    assert len(before) == (2 if jobs == "2" else 0)
     for number in signals:
         process.send_signal(number)
     output, errors = process.communicate(timeout=PATIENCE_S)
@@ -289,7 +290,7 @@ def test_an_interrupt_exits_130_with_what_was_judged(
     record = only_record(tmp_path)
     assert (record["complete"], record["exit_code"]) == (False, 130)
     assert record["evidence"]["schedules"] >= 1
-    assert not [pid for pid in before if Path(f"/proc/{pid}").exists()]
+    assert not [pid for pid in before if is_alive(pid)]
 
 
 def test_a_reader_that_left_is_not_a_finding() -> None:

@@ -89,7 +89,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineSettings:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "engine.py").write_text(STAND_IN)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{PROJECT}")
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("MC_STRANGER", "1")
     monkeypatch.setattr(importlib.metadata, "version", installed_version)
     return EngineSettings(call_s=SOON_S, variables=(("MC_STAND_IN_LOG", str(tmp_path / "calls")),))
@@ -281,7 +281,7 @@ def test_an_engine_dies_with_its_worker(what: str, tmp_path: Path) -> None:
         "print(engine.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    tests = f"{os.environ['PYTHONPATH']}{os.pathsep}{Path(__file__).parent}"
+    tests = os.pathsep.join(map(str, (tmp_path, PROJECT, Path(__file__).parent)))
     with subprocess.Popen(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,

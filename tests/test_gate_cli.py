@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_engine import GREET
 from gate_rig import bench_row, bench_run
 from literal_record import FAILED, PASSED, UNJUDGED
+from live_processes import children_of, is_alive
 
 from kvcheck.commands.gate_trials import PARTS
 from kvcheck.commands.main import run
@@ -333,7 +335,7 @@ def test_trials_that_are_interrupted_say_what_they_have(
 def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of trials are this shell script."""
     program = folder / "trials"
-    program.write_text(f"#!/bin/sh\n{script}\n", encoding="ascii")
+    program.write_text(f"#!/bin/sh\n{GREET}\n{script}\n", encoding="ascii")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
 
@@ -373,16 +375,15 @@ def test_real_trials_run_in_processes_of_their_own_and_end_with_their_parent() -
         text=True,
         start_new_session=True,
     )
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + PATIENCE_S
-    found: list[str] = []
+    found: list[int] = []
     while not found and time.monotonic() < deadline:
         assert process.poll() is None
-        found = children.read_text(encoding="ascii").split()
+        found = children_of(process.pid)
         time.sleep(0.05)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, errors) == (130, "")
     assert output.endswith(" exit 130\n")
-    assert not [pid for pid in found if Path(f"/proc/{pid}").exists()]
+    assert not [pid for pid in found if is_alive(pid)]

@@ -10,10 +10,8 @@ Invariants:
 from __future__ import annotations
 
 import json
-import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from kvcheck.commands.cell_runners import Runner, runner_of
 from kvcheck.commands.orders import Limit, Order, Report
+from kvcheck.core.child import Streams, start
 from kvcheck.core.deadline import TimeUp, time_limit
 from kvcheck.core.errors import InternalError
 from kvcheck.core.record import Evidence, Finding, to_plain, value_from
@@ -228,14 +227,8 @@ def _end_all(children: Sequence[subprocess.Popen[str]]) -> None:
 def _start(
     index: int, share: list[tuple[int, Order]], limit: Limit, messages: queue.Queue[tuple[int, str | None]]
 ) -> subprocess.Popen[str]:
-    child = subprocess.Popen(
-        [sys.executable, "-m", "kvcheck.commands.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    streams = Streams(stdin=subprocess.PIPE)
+    child = start("kvcheck.commands.worker", streams=streams, variables={"OMP_NUM_THREADS": "1"})
     if child.stdin is None or child.stdout is None:
         raise InternalError("a child process came without pipes")
     child.stdin.write(_asked(share, limit))

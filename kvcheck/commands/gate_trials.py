@@ -22,6 +22,7 @@ from typing import Any
 from kvcheck.commands.fresh_rounds import PRECISION, ROUNDS_MAX, FreshRounds
 from kvcheck.commands.options import check_positive, draw_seed, environment, tool
 from kvcheck.commands.terminal import say
+from kvcheck.core.child import Streams, end, start
 from kvcheck.core.errors import InternalError, UsageError
 from kvcheck.core.record import Evidence, RunRecord, Verdict, to_plain, value_from
 from kvcheck.core.report.budgets import Budget
@@ -91,25 +92,19 @@ def _here(count: int, planted: float, seed: int) -> Iterator[Trial]:
 
 def _in_processes(count: int, planted: float, seed: int) -> Iterator[Trial]:
     """The same, TRIALS to a process of its own."""
-    for start in range(0, count, TRIALS):
-        arguments = ["--aa", str(min(TRIALS, count - start)), "--planted", str(planted), "--seed", str(seed + start)]
-        child = subprocess.Popen(
-            [sys.executable, "-m", "kvcheck", "selftest", *arguments, "--format", "json"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,  # an interruption is told once, here, and not by the child too
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+    for first in range(0, count, TRIALS):
+        arguments = ["--aa", str(min(TRIALS, count - first)), "--planted", str(planted), "--seed", str(seed + first)]
+        streams = Streams(stderr=subprocess.PIPE)  # an interruption is told once, here, and not by the child too
+        child = start("kvcheck", "selftest", *arguments, "--format", "json", streams=streams)
         try:
             text, said = child.communicate()
         finally:
             if child.poll() is None:  # interrupted
-                child.terminate()
+                end(child)
                 child.communicate()
         if child.returncode not in (0, 4):
             sys.stderr.write(said)
-            raise InternalError(f"trials {start + 1} and on: their process ended with status {child.returncode}")
+            raise InternalError(f"trials {first + 1} and on: their process ended with status {child.returncode}")
         answer: dict[str, Any] = json.loads(text)
         yield from value_from(tuple[Trial, ...], answer["trials"], "trials")
 

@@ -2,17 +2,20 @@
 
 Invariants:
 - Text stays text, so that it can be searched, copied and read aloud; a name is never parsed as a formula.
-- The same counts give the same bytes: no date, no random ids.
+- The same counts give the same bytes: no date, no random ids, no settings of a matplotlibrc.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Mapping
+from pathlib import Path
 
-from matplotlib import rc_context
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
+with contextlib.chdir(Path(__file__).parent):  # matplotlib reads a matplotlibrc of the current folder
+    from matplotlib import rc_context, rcParamsDefault
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
 
 from kvcheck.core.report.printable import printable
 
@@ -22,6 +25,12 @@ TEXT_COLOUR = "#808080"
 SHOWN_BUFFERS = 40
 NAME_CHARS = 48
 
+SETTINGS = rcParamsDefault | {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "kvcheck",
+    "text.parse_math": False,
+    "font.size": 9.0,
+}
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -30,7 +39,7 @@ def words_svg(words: Mapping[str, int]) -> str:
     rows = sorted(words.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_BUFFERS]
     if not rows:
         return ""
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "kvcheck", "text.parse_math": False, "font.size": 9.0}):
+    with rc_context(SETTINGS):
         figure = Figure(figsize=(7.2, 0.5 + 0.28 * len(rows)), facecolor="none")
         canvas = FigureCanvasSVG(figure)
         axes = figure.add_subplot(facecolor="none")

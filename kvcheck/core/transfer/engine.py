@@ -16,7 +16,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from kvcheck.core.child import Streams, start
 from kvcheck.core.errors import TransferError, UnknownVerdict, UsageError
 from kvcheck.core.transfer import engine_child
 from kvcheck.core.transfer.engine_library import (
@@ -225,19 +225,17 @@ class MooncakeEngine:
     def __exit__(self, *_: object) -> None:
         self.fence()
 
-    def _spawn(self) -> tuple[subprocess.Popen[bytes], Channel]:
+    def _spawn(self) -> tuple[subprocess.Popen[str], Channel]:
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", self.program], stdin=theirs.fileno(), stdout=self._log, stderr=self._log
-            )
+            streams = Streams(stdin=theirs.fileno(), stdout=self._log, stderr=self._log)
+            process = start(self.program, streams=streams, leads_group=False)  # it ends with its worker's group
         return process, Channel(ours)
 
     def _handshake(self, regions: Mapping[str, SharedRegion], host: str) -> tuple[str, dict[str, Extent]]:
         deadline = time.monotonic() + self._settings.start_s
         asked = {
-            "worker": os.getpid(),
             "host": host,
             "protocol": PROTOCOLS[self.protocol].told,
             "flag": PROTOCOLS[self.protocol].flag,

@@ -1,10 +1,10 @@
 """The engine process: maps its worker's regions, runs the library, and answers one code a call.
 
-Started as `python -m`, with its end of a socket pair as standard input. Apart from the worker, because the library ends
+Started with its end of a socket pair as standard input. Apart from the worker, because the library ends
 the process on bad arguments, cannot cancel a call, and lets go of memory for certain only by dying.
 
 Invariants:
-- It dies with its worker, also in the middle of a call: a thread waits for the end of the worker and of the socket.
+- It dies with its worker, as every child, and with the socket, also in the middle of a call: a thread waits for that.
 - After the first call that failed it makes no other: the library may still move bytes of that one.
 - The library sees only the variables that the worker sent; MC_ variables of the user's environment are dropped.
 """
@@ -80,7 +80,7 @@ def run(channel: Channel, link: socket.socket, answer: Callable[[Channel, Librar
     """As `main`; ends by ChannelClosed."""
     request = channel.receive(descriptors=MOST_DESCRIPTORS)
     asked = unpack_json(request.payload)
-    die_with(int(str(asked["worker"])), link)
+    die_with(link)
     try:
         maps = map_regions(channel, asked)
         library, ready = set_up(asked, maps)
@@ -94,15 +94,10 @@ def run(channel: Channel, link: socket.socket, answer: Callable[[Channel, Librar
     answer(channel, library)
 
 
-def die_with(worker: int, link: socket.socket) -> None:
-    """End this process when the worker ends or closes the socket, whatever the main thread does then."""
+def die_with(link: socket.socket) -> None:
+    """End this process when the worker closes the socket, whatever the main thread does then."""
     poll = select.poll()
     poll.register(link.fileno(), select.POLLRDHUP)
-    try:
-        poll.register(os.pidfd_open(worker), select.POLLIN)
-    except OSError:
-        if os.getppid() != worker:  # gone already; otherwise a kernel without such descriptors: the socket has to do
-            os._exit(0)
 
     def watch() -> None:
         poll.poll()

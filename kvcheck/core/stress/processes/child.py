@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Protocol
 
+from kvcheck.core.child import Streams, start
 from kvcheck.core.stress.processes.order import RankOrder
 
 LOOK_S = 0.005
@@ -77,15 +77,10 @@ class LocalChild:
         self.order = order
         self._put = put
         self._reaping = threading.Lock()
-        self._said: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115, it is closed by `forget`
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            text=True,
-            start_new_session=True,
-        )
+        with contextlib.ExitStack() as on_failure:
+            self._said: IO[str] = on_failure.enter_context(tempfile.TemporaryFile("w+"))
+            self.process = start(program, streams=Streams(stdin=subprocess.PIPE, stderr=self._said))
+            on_failure.pop_all()  # `forget` closes it
         assert self.process.stdin is not None and self.process.stdout is not None
         with contextlib.suppress(OSError):
             self.process.stdin.write(order.to_json() + "\n")

@@ -18,28 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import kvcheck
+from kvcheck.core.child import Build, Streams, check, spawn
 from kvcheck.core.errors import UnknownVerdict
-from kvcheck.core.targets.engines import lifeline, serve
+from kvcheck.core.targets.engines import serve
 from kvcheck.core.targets.engines.wire import LONGEST_LINE, Ask, Hello, Message, Refusal, Reply, decode, encode
 
-OLDEST_PYTHON = (3, 11)
-BOOT = """
-import importlib.util, sys
-if sys.version_info < %r:
-    sys.exit("kvcheck needs Python %s or newer in the engine's environment, which has " + sys.version.split()[0])
-folder, entry, device = sys.argv[1:]
-spec = importlib.util.spec_from_file_location("kvcheck", folder + "/__init__.py", submodule_search_locations=[folder])
-sys.modules["kvcheck"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["kvcheck"])
-from %s import tie
-tie()
-from %s import main
-main(entry, device)
-"""
-"""Finds kvcheck by its folder alone: nothing else that is installed beside it can be seen by the engine."""
-
-SOURCE = str(Path(kvcheck.__file__).parent)
 TAIL = 20_000
 
 
@@ -66,19 +49,10 @@ class EngineProcess:
         self._is_ready = False
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, `close` closes it
         self._lines: queue.Queue[str | None] = queue.Queue()
-        boot = BOOT % (OLDEST_PYTHON, ".".join(map(str, OLDEST_PYTHON)), lifeline.__name__, serve.__name__)
+        streams = Streams(stdin=subprocess.PIPE, stderr=self._said)
         try:
-            self._child = subprocess.Popen(
-                # -I: neither the folder kvcheck was started in nor variables meant for kvcheck's own interpreter count.
-                [str(python), "-I", "-u", "-c", boot, SOURCE, entry, device],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._said,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,
-            )
+            self._started = spawn(serve.__name__, entry, device, streams=streams, engine_python=python)
+            self._child = self._started.process
         except OSError as error:
             self._said.close()
             raise UnknownVerdict(f"{self._name}: cannot be started: {error}") from error
@@ -122,13 +96,26 @@ class EngineProcess:
                     stream.close()
 
     def _greeting(self) -> Hello:
+        build = self._build()
         answer = self._hear(self._patience.start_s, "getting ready")
         if isinstance(answer, Refusal):
             self.close()
             raise UnknownVerdict(f"{self._name}: {answer.reason}; next: {self._next}")
         if not isinstance(answer, Hello):
             raise self._lost(f"said {type(answer).__name__.lower()} instead of being ready")
+        if build is None:
+            raise self._lost("did not say which kvcheck it runs")
         return answer
+
+    def _build(self) -> Build | None:
+        """Which kvcheck the child runs; None where it did not say. Raises InternalError for another than this one."""
+        try:
+            build = self._started.greet(self._patience.start_s)
+        except TimeoutError:
+            raise self._lost(f"said nothing for {self._patience.start_s:g} s: getting ready") from None
+        if build is not None:
+            check(build, self._name, is_own_python=False)
+        return build
 
     def _hear(self, within_s: float, what: str) -> Message:
         try:

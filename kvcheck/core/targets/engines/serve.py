@@ -1,6 +1,6 @@
 """Serve: the child that holds an engine. Run by the interpreter of the engine's own environment.
 
-Needs numpy and torch from there, and kvcheck's source on its path; answers one JSON line for each it reads.
+Needs numpy and torch from there; answers one JSON line for each it reads.
 
 Invariants:
 - Nothing but answers is written to the parent: what an engine prints goes to standard error.
@@ -141,3 +141,7 @@ def main(entry: str, device: str) -> None:
         os.environ[name] = value
     torch.set_num_threads(1)
     serve(entry, device, sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,301 @@
+"""Children: how every process of kvcheck is started, what it inherits, and which kvcheck it has to be.
+
+Invariants:
+- A child imports the parent's own kvcheck, and nothing from the current folder; it says so before it is believed.
+- It inherits the variables of INHERITED (an engine: of ENGINE too), and never one that looks like a secret.
+- It ends with its parent, also after SIGKILL and while it is stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+import kvcheck
+from kvcheck.core import child_start
+from kvcheck.core.errors import InternalError, UnknownVerdict
+
+INHERITED = re.compile(
+    r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|XDG_CACHE_HOME|LD_LIBRARY_PATH|LD_PRELOAD"
+    r"|CC|CXX|CPATH|C_INCLUDE_PATH|LIBRARY_PATH|VIRTUAL_ENV|CONDA_PREFIX"
+    r"|(CUDA|NVIDIA|NCCL|GLOO|UCX|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|NUMBA|MC|MOONCAKE)_\w+"
+    r"|(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|MALLOC)_\w+|GLIBC_TUNABLES"
+)
+"""Variables of the caller that every child sees. docs/children.md says the same."""
+ENGINE = re.compile(
+    r"HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE|TRANSFORMERS_CACHE|TRANSFORMERS_OFFLINE|TOKENIZERS_PARALLELISM"
+    r"|(SGLANG|SGL|VLLM|LMCACHE|FLASHINFER|TVM)_\w+"
+)
+"""Variables that an installed engine sees besides."""
+SECRET = re.compile(
+    r"(.*_)?(TOKEN|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|KEY|APIKEY|AUTH)(_.*)?", re.IGNORECASE
+)
+SECRET_VALUE = re.compile(r"://[^/\s]*@")
+"""A name and password within an address."""
+
+GREETING_S = 120.0
+ENDING_S = 5.0
+PACKAGE = str(Path(kvcheck.__file__).resolve().parent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """Which kvcheck a process runs: the package's folder, its version, and that of Python."""
+
+    package: str
+    version: str
+    python: str
+
+
+OWN = Build(package=PACKAGE, version=kvcheck.__version__, python=sys.version.split()[0])
+
+
+def inherited(variables: Mapping[str, str], *, is_engine: bool = False) -> dict[str, str]:
+    """What a child sees of the caller's variables."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if (INHERITED.fullmatch(name) or (is_engine and ENGINE.fullmatch(name)))
+        and not SECRET.fullmatch(name)
+        and not SECRET_VALUE.search(value)
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """The standard streams of a child, as subprocess takes them."""
+
+    stdin: int | IO[str] | IO[bytes] | None = subprocess.DEVNULL
+    stdout: int | IO[str] | IO[bytes] | None = subprocess.PIPE
+    stderr: int | IO[str] | IO[bytes] | None = None
+
+
+class Started:
+    """A child that has been started. program: the module that it runs."""
+
+    def __init__(self, program: str, process: subprocess.Popen[str], hello: int) -> None:
+        self.program = program
+        self.process = process
+        self._hello = hello
+
+    def greet(self, within_s: float = GREETING_S) -> Build | None:
+        """Which kvcheck it says that it is; None where it ended without a word. Raises TimeoutError."""
+        said = b""
+        deadline = time.monotonic() + within_s
+        poll = select.poll()
+        poll.register(self._hello, select.POLLIN)
+        try:
+            while not said.endswith(b"\n"):
+                if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                    raise TimeoutError
+                if not (more := os.read(self._hello, 1 << 16)):
+                    return None
+                said += more
+        finally:
+            os.close(self._hello)
+        try:
+            return Build(**{str(name): str(value) for name, value in json.loads(said).items()})
+        except (ValueError, TypeError, AttributeError):
+            return Build(package=repr(said[:200]), version="unknown", python="unknown")
+
+
+def start(
+    program: str,
+    *arguments: str,
+    streams: Streams,
+    variables: Mapping[str, str] | None = None,
+    leads_group: bool = True,
+) -> subprocess.Popen[str]:
+    """A process of this interpreter that runs `program` as __main__, and has said that it is this very kvcheck.
+
+    variables: set besides what it inherits. leads_group: whether it has a process group of its own.
+    Raises UnknownVerdict where the machine cannot start it, InternalError where it is another kvcheck.
+    """
+    try:
+        child = spawn(program, *arguments, streams=streams, variables=variables, leads_group=leads_group)
+    except OSError as error:
+        raise UnknownVerdict(f"{program}: the machine cannot start this process: {error}") from error
+    is_greeted = False
+    try:
+        build = child.greet()
+        if build is None:
+            raise UnknownVerdict(f"{program}: the process {_ended(child.process)} before kvcheck was loaded in it")
+        check(build, program)
+        is_greeted = True
+    except TimeoutError:
+        raise UnknownVerdict(f"{program}: the process said nothing for {GREETING_S:g} s") from None
+    finally:
+        if not is_greeted:  # interrupted, say: nobody else could end it
+            child.process.kill()
+            child.process.wait()
+            for stream in (child.process.stdin, child.process.stdout):
+                if stream is not None:
+                    stream.close()
+    return child.process
+
+
+def check(build: Build, program: str, *, is_own_python: bool = True) -> None:
+    """Raise InternalError unless `build` is the kvcheck that runs here, under the same Python where it has to be."""
+    expected = OWN if is_own_python else Build(package=OWN.package, version=OWN.version, python=build.python)
+    if build != expected:
+        raise InternalError(
+            f"{program} runs another kvcheck: expected {_text(expected)}, got {_text(build)}; "
+            "next: start again, and leave the installed kvcheck as it is while it runs"
+        )
+
+
+def spawn(
+    program: str,
+    *arguments: str,
+    streams: Streams,
+    variables: Mapping[str, str] | None = None,
+    leads_group: bool = True,
+    engine_python: Path | None = None,
+) -> Started:
+    """The same, not greeted yet. engine_python: the interpreter of an engine's environment. Raises OSError.
+
+    An engine's process leads a group, which ends with kvcheck as a whole, and imports what its own environment has.
+    """
+    is_engine = engine_python is not None
+    hello, said = os.pipe()
+    command = [
+        *([str(engine_python), "-I"] if is_engine else [sys.executable, "-I", *_interpreter_flags()]),
+        "-u",
+        child_start.__file__,
+        program,
+        json.dumps(asdict(OWN)),
+        str(said),
+        str(os.getpid()),
+        child_start.GROUP if is_engine else child_start.PROCESS,
+        json.dumps(None if is_engine else import_paths(sys.path)),
+        *arguments,
+    ]
+
+    def begin() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command,
+            stdin=streams.stdin,
+            stdout=streams.stdout,
+            stderr=streams.stderr,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            env={**inherited(os.environ, is_engine=is_engine), **(variables or {})},
+            start_new_session=leads_group or is_engine,
+            pass_fds=(said,),
+        )
+
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(os.close, hello)
+        try:
+            process = _STARTER.run(begin)
+        finally:
+            os.close(said)
+        on_failure.pop_all()
+    return Started(program, process, hello)
+
+
+def end(process: subprocess.Popen[str], within_s: float = ENDING_S) -> None:
+    """SIGTERM, and SIGKILL where it is not gone in time, as a stopped process never is."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+def import_paths(paths: list[str]) -> list[str]:
+    """Where this process imports from, without the current folder: relative entries, and it by its name."""
+    try:
+        here = os.getcwd()
+    except OSError:  # it was removed
+        here = ""
+    return [path for path in paths if os.path.isabs(path) and path != here]
+
+
+def _interpreter_flags() -> list[str]:
+    """Flags of this interpreter that -I would lose."""
+    return [
+        *(["-B"] if sys.flags.dont_write_bytecode else []),
+        *([f"-{'O' * sys.flags.optimize}"] if sys.flags.optimize else []),
+        *(["-X", "utf8"] if sys.flags.utf8_mode else []),
+        *(f"-W{option}" for option in sys.warnoptions),
+    ]
+
+
+def _ended(process: subprocess.Popen[str]) -> str:
+    try:
+        code = process.wait(ENDING_S)
+    except subprocess.TimeoutExpired:
+        return "closed its pipe"
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
+def _text(build: Build) -> str:
+    return f"{build.package} version {build.version} on Python {build.python}"
+
+
+class _Starter:
+    """The thread that starts all children. The kernel ends a tied child with the thread that started it, so this one
+    stays until the process ends.
+    """
+
+    def __init__(self) -> None:
+        self._orders: queue.SimpleQueue[tuple[Callable[[], subprocess.Popen[str]], Future[subprocess.Popen[str]]]]
+        self._orders = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def run(self, begin: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
+        """What `begin` returns or raises. A process that nobody waits for any more is ended."""
+        future: Future[subprocess.Popen[str]] = Future()
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._serve, name="starter of children", daemon=True)
+                self._thread.start()
+        self._orders.put((begin, future))
+        has_result = False
+        try:
+            process = future.result()
+            has_result = True
+            return process
+        finally:
+            if not has_result and not future.cancel():  # interrupted
+                future.add_done_callback(_abandon)
+
+    def _serve(self) -> None:
+        while True:
+            begin, future = self._orders.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                process = begin()
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                future.set_exception(error)
+            else:
+                future.set_result(process)
+
+
+def _abandon(future: Future[subprocess.Popen[str]]) -> None:
+    if future.exception() is None:
+        with contextlib.suppress(OSError):
+            future.result().kill()
+
+
+_STARTER = _Starter()
