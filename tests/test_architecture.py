@@ -22,7 +22,7 @@ import pytest
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "kvcheck"
 
-BASE_NAMES = ("errors", "paging", "registry", "record", "codes", "bugs", "rounds", "deadline", "child")
+BASE_NAMES = ("errors", "paging", "registry", "record", "codes", "bugs", "rounds", "deadline", "child", "scratch")
 BASE = frozenset(f"core.{name}" for name in BASE_NAMES)
 RUN_PARTS = ("kernels", "core.backend", "core.pools", "core.offload", "core.hicache", "core.transfer", "core.scheduler")
 JUDGED_PARTS = (*RUN_PARTS, "core.targets", "core.workload")
@@ -31,7 +31,7 @@ ENGINES = ("core.targets.sglang", "core.targets.vllm", "core.targets.lmcache")
 # module or package: (what it may import besides itself and BASE, why). Lowest first; the longest match rules.
 MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "kernels": ((), "tensor in, tensor out; even BASE is above them"),
-    **dict.fromkeys(("core.errors", "core.paging", "core.registry", "core.codes", "core.bugs"), ((), "BASE")),
+    **{f"core.{name}": ((), "BASE") for name in ("errors", "paging", "registry", "codes", "bugs", "scratch")},
     "core.record": ((), "BASE: reports read it without loading what was measured"),
     "core.child_start": ((), "runs before anything of kvcheck is imported"),
     "core.child": (("core.child_start",), "BASE: all layers that have processes start them alike"),

@@ -64,6 +64,7 @@ def test_doctor_has_a_line_for_each_component_and_exits_0(tmp_path: Path) -> Non
         "torch threads",
         "CUDA device",
         "CPU noise",
+        "temporary folders",
         "reports folder",
     ]
     for name in names:

@@ -14,6 +14,7 @@ from live_processes import is_alive, poll
 
 ROOT = Path(__file__).parent.parent
 IMPORTS_S = 120.0
+GONE_S = 2.0
 SLOW = """
 import os, subprocess, sys, time
 helper = subprocess.Popen(["sleep", "600"])
@@ -25,7 +26,8 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_killed_kvcheck_leaves_no_child_that_imports(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
+def test_killed_kvcheck_leaves_no_child_that_imports(is_stopped: bool, tmp_path: Path) -> None:
     env, told = environment(tmp_path / "env", None), tmp_path / "ids"
     (site,) = env.glob("lib/python*/site-packages")
     (site / "sglang.py").write_text(SLOW.format(file=str(told)), encoding="utf-8")
@@ -35,10 +37,12 @@ def test_killed_kvcheck_leaves_no_child_that_imports(tmp_path: Path) -> None:
             assert poll(told.exists, IMPORTS_S), "the child never began to import"
             ids = [int(text) for text in told.read_text().split()]
             assert len(ids) == 2 and all(map(is_alive, ids))
+            for each in ids if is_stopped else ():
+                os.kill(each, signal.SIGSTOP)
         finally:
             parent.kill()
     try:
-        assert poll(lambda: not any(map(is_alive, ids)))
+        assert poll(lambda: not any(map(is_alive, ids)), GONE_S)
     finally:
         for each in filter(is_alive, ids):
             os.kill(each, signal.SIGKILL)

@@ -1,7 +1,8 @@
 """`kvcheck doctor`, `kvcheck list` and `kvcheck explain`: what this machine has, and what kvcheck knows.
 
 Invariants:
-- Only doctor looks at the machine; all it leaves behind is the folder for runs, where it tried to write.
+- Only doctor looks at the machine; all it leaves behind is the folder for runs, where it tried to write. It removes
+  temporary folders of runs that were killed, and says which.
 - Torch is imported for the facts that only torch knows; every version is read from package metadata.
 - What cannot be told is "unknown", never "ok".
 - A docstring that is shown is also shown by `python -OO`, which removes docstrings: it is read from the source then.
@@ -33,6 +34,7 @@ from kvcheck.core.codes import CODES, Code
 from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.registry import Registry
 from kvcheck.core.report.store import write_text
+from kvcheck.core.scratch import sweep
 from kvcheck.core.stress.invariants import Invariant
 
 RUNS_FOLDER = Path("reports/runs")
@@ -99,7 +101,7 @@ def doctor(
 
       kvcheck doctor --out /tmp/runs
     """
-    checks = [_python(), *_libraries(), *_torch_checks(), _pressure(), _writable(out)]
+    checks = [_python(), *_libraries(), *_torch_checks(), _pressure(), _leftovers(), _writable(out)]
     width = max(len(check.name) for check in checks)
     for check in checks:
         fix = f"   fix: {check.fix}" if check.fix else ""
@@ -317,6 +319,16 @@ def _pressure() -> Check:
         return Check(name=name, state="unknown", detail=f"{PRESSURE_FILE}: {error}", fix=fix)
     busy = "; busy, times will scatter" if percent >= BUSY_PERCENT else ""
     return Check(name=name, state="ok", detail=f"work waited {percent:.1f}% of the last 10 s{busy}")
+
+
+def _leftovers() -> Check:
+    """Temporary folders of runs that were killed, which are removed."""
+    name, swept = "temporary folders", sweep()
+    removed = f"removed {', '.join(swept.removed)}, left by runs that were killed" if swept.removed else ""
+    if swept.kept:
+        said = f"cannot remove {'; '.join(swept.kept)}"
+        return Check(name=name, state="unknown", detail="; ".join(filter(None, (said, removed))))
+    return Check(name=name, state="ok", detail=removed or "none is left by a run that was killed")
 
 
 def _writable(out: Path) -> Check:

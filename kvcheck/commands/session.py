@@ -34,6 +34,7 @@ from kvcheck.core.record import (
 )
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import RunStore
+from kvcheck.core.scratch import sweep
 from kvcheck.core.stress.schedule import Plan
 
 MAX_FINDINGS_KEPT = 100
@@ -143,6 +144,7 @@ class Session:
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._argv, self._repro, self._seed, self.plan = argv, repro, seed, dict(plan)
         self._quiet = quiet
+        sweep()  # folders of runs that were killed
         self._environment = environment()
         self._store = RunStore(out)
         self.run_id = self._store.claim(new_run_id)

@@ -17,10 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, Protocol
 
 from kvcheck.core.child import Streams, start
+from kvcheck.core.scratch import ScratchFolder
 from kvcheck.core.stress.processes.order import RankOrder
 
 LOOK_S = 0.005
@@ -142,7 +142,7 @@ class LocalLauncher:
     def __init__(self, program: str, *, host: str) -> None:
         self._program = program
         self._host = host
-        self._folder = tempfile.TemporaryDirectory(prefix="kvcheck-ranks-")
+        self._folder = ScratchFolder("ranks")
 
     def start(self, order: RankOrder, put: Put) -> LocalChild:
         """A child process."""
@@ -150,8 +150,8 @@ class LocalLauncher:
 
     def meeting(self, name: str) -> str:
         """A file."""
-        return str(Path(self._folder.name) / name)
+        return str(self._folder.path / name)
 
     def close(self) -> None:
         """The files are gone."""
-        self._folder.cleanup()
+        self._folder.close()

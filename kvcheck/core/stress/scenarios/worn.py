@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from kvcheck.core.errors import InternalError, StorageError, UsageError
 from kvcheck.core.hicache.file_store import FileStore
 from kvcheck.core.hicache.memory_store import MemoryStore
 from kvcheck.core.hicache.storage import PageStore
+from kvcheck.core.scratch import ScratchFolder
 
 WORN_EVERY = 11
 """Of so many reads of the store, one finds its object damaged."""
@@ -92,15 +92,15 @@ def worn_store(kind: str | None) -> Iterator[PageStore | None]:
         with closing(WornMemory()) as store:
             yield store
     elif kind == "files":
-        with _temporary_folder() as folder, closing(WornFiles(Path(folder))) as files:
+        with _temporary_folder() as folder, closing(WornFiles(folder.path)) as files:
             yield files
     else:
         raise InternalError(f"no worn store of kind {kind!r}")
 
 
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+def _temporary_folder() -> ScratchFolder:
     try:
-        return tempfile.TemporaryDirectory(prefix="kvcheck-store-", ignore_cleanup_errors=True)
+        return ScratchFolder("store")
     except OSError as error:
         raise _unusable(error) from error
 

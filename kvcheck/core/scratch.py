@@ -1,0 +1,117 @@
+"""Scratch folders: temporary folders that are gone with the run that made them, at the latest when another one begins.
+
+Invariants:
+- A folder belongs to a process as long as that holds its lock; the kernel lets go of it when the process ends.
+- Only a folder of this user, of the form that is made here, that nobody holds is removed; no link is followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+KINDS = ("ranks", "store")
+MADE_HERE = re.compile(rf"kvcheck-({'|'.join(KINDS)})-[a-z0-9_]{{8}}")
+FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+TRIES = 100
+
+
+class ScratchFolder:
+    """A new, empty folder of this process, gone when it is closed. kind: one of KINDS. Raises OSError."""
+
+    def __init__(self, kind: str) -> None:
+        assert kind in KINDS
+        for _ in range(TRIES):
+            self.path = Path(tempfile.mkdtemp(prefix=f"kvcheck-{kind}-"))
+            lock = _lock(self.path)
+            if lock is not None:
+                break
+        else:
+            raise OSError(f"{TRIES} folders in {tempfile.gettempdir()} were removed while they were made")
+        self._end = weakref.finalize(self, _remove, str(self.path), lock)
+
+    def close(self) -> None:
+        """Remove it. What cannot be removed now is removed by a later run."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Folders of processes that are gone: those that were removed, and those that could not be, with the reason."""
+
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def sweep() -> Swept:
+    """Remove the folders that dead runs of this user left in the folder for temporary files."""
+    removed, kept = [], []
+    try:
+        paths = [entry for entry in Path(tempfile.gettempdir()).iterdir() if MADE_HERE.fullmatch(entry.name)]
+    except OSError:  # there is no such folder, or it cannot be read: nothing was left there that could be removed
+        paths = []
+    for path in sorted(paths):
+        try:
+            if (lock := _lock(path, is_strict=True)) is None:
+                continue
+            try:
+                shutil.rmtree(path)
+                removed.append(str(path))
+            finally:
+                os.close(lock)
+        except FileNotFoundError:  # another run was faster
+            continue
+        except OSError as error:
+            kept.append(f"{path}: {error.strerror}")
+    return Swept(tuple(removed), tuple(kept))
+
+
+def _lock(path: Path, *, is_strict: bool = False) -> int | None:
+    """A descriptor that holds the folder's lock; None where another process has it, or the folder is not of our making.
+
+    is_strict: None also where this file system has no locks, as nobody can say then whether the folder is in use.
+    """
+    try:
+        folder = os.open(path, FLAGS)
+    except OSError:  # gone, a link, or another user's
+        return None
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(os.close, folder)
+        found = os.fstat(folder)
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
+            return None
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except OSError:
+            if is_strict:
+                return None
+        try:
+            is_there = os.path.samestat(os.lstat(path), found)
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            return None
+        on_failure.pop_all()
+        return folder
+
+
+def _remove(path: str, lock: int) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)
