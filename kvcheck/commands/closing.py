@@ -30,14 +30,14 @@ def close(session: Session, targets: list[tuple[str, Path]], *, reports: bool, i
     session.say()
     for line in [*findings_block(record.findings), *verdict_lines(record)]:
         session.say(line)
-    page = None
-    if not interrupted:
-        page, problems = write_reports(record, session.folder, targets, beside=reports)
-        for problem in problems:
-            warn(problem)
-        if problems:
-            session.warnings += problems
-            record = session.save(complete=True, exit_code=code)
+    if interrupted and session.resumes:
+        session.say(f" next   {session.repro} --resume")
+    page, problems = write_reports(record, session.folder, targets, beside=reports)
+    for problem in problems:
+        warn(problem)
+    if problems:
+        session.warnings += problems
+        record = session.save(complete=not interrupted, exit_code=code)
     kept = str(session.folder / "run.json") if is_kept else "none: run.json could not be saved whole"
     for line in place_lines(record, page or kept):
         session.say(line)

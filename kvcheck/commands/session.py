@@ -126,11 +126,20 @@ class Cell:
 class Session:
     """Builds one RunRecord and saves it as it grows.
 
-    results: of what has no cells, beside those of the cells. facts: what a command adds to the environment.
+    results: of what has no cells, beside those of the cells. facts: what a command adds to the environment. repro: the
+    command that repeats the run; resumes: with --resume, it goes on with it. quiet: nothing but JSON goes to stdout.
     """
 
     def __init__(
-        self, *, argv: list[str], repro: str, seed: int | None, plan: Mapping[str, object], out: Path, quiet: bool
+        self,
+        *,
+        argv: list[str],
+        repro: str,
+        seed: int | None,
+        plan: Mapping[str, object],
+        out: Path,
+        quiet: bool,
+        resumes: bool = False,
     ) -> None:
         self.cells: dict[str, Cell] = {}
         self.findings: list[Finding] = []
@@ -142,7 +151,8 @@ class Session:
         self.is_saved = False
         self._started = time.monotonic()
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        self._argv, self._repro, self._seed, self.plan = argv, repro, seed, dict(plan)
+        self._argv, self.repro, self._seed, self.plan = argv, repro, seed, dict(plan)
+        self.resumes = resumes
         self._quiet = quiet
         sweep()  # folders of runs that were killed
         self._environment = environment()
@@ -192,7 +202,7 @@ class Session:
             run_id=self.run_id,
             tool=tool(),
             argv=tuple(self._argv),
-            repro=self._repro,
+            repro=self.repro,
             seed=self._seed,
             started_at=self._started_at,
             duration_s=round(self.elapsed_s, 3),

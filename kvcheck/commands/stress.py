@@ -37,7 +37,7 @@ from kvcheck.commands.options import (
 from kvcheck.commands.orders import Limit, Order, Report
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Cell, Session
-from kvcheck.commands.terminal import cell_lines, warn
+from kvcheck.commands.terminal import cell_lines, complain, warn
 from kvcheck.core.errors import UsageError
 from kvcheck.core.record import Evidence, Finding, read_record
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
@@ -142,6 +142,7 @@ def stress(
             plan={"schedules": wanted, "max_time_s": max_time, **plan_facts(plans)},
             out=out,
             quiet=format_name == "json",
+            resumes=True,
         )
         session.facts |= engine_facts(engine)
         # Processes take turns on a device, and a lane that one of them holds is held for its turn only; an engine has
@@ -278,6 +279,7 @@ def _collect(
         for report in run_orders(orders, workers, limit, processes, engine):
             _take(session, session.cells[ids[report.cell]], report)
     except KeyboardInterrupt:
+        complain("interrupted: what was judged is kept")
         return True
     return False
 
@@ -353,4 +355,4 @@ def _resume(session: Session, out: Path) -> None:
 
 def _repro(argv: list[str], drawn: int, seed: int | None) -> str:
     extra = [] if seed is not None else ["--seed", str(drawn)]
-    return shlex.join(["kvcheck", *argv, *extra])
+    return shlex.join(["kvcheck", *(word for word in argv if word != "--resume"), *extra])
