@@ -22,6 +22,7 @@ from kvcheck.core.targets.engines.streams import EAGER, LAZY, RANDOM, Machine, S
 from kvcheck.core.targets.engines.stubs import Stubs
 from kvcheck.core.targets.engines.tensors import inventory
 from kvcheck.core.targets.engines.wire import decode
+from kvcheck.core.targets.sglang.service import end_of
 from kvcheck.core.workload.mix import Mix
 
 ENGINE = "an_engine"
@@ -239,6 +240,19 @@ def test_probe_without_evidence_is_no_pass(subject: str, why: str, machine: Mach
         mix=Mix(1),
     )
     assert why in str(run(Empty(), rig)) and rig.judge.evidence().words_verified == {}
+
+
+@pytest.mark.parametrize(
+    "request_of_a_release",
+    [
+        SimpleNamespace(extend_end=7, fill_ids=[0] * 9),
+        SimpleNamespace(extend_range=SimpleNamespace(start=2, end=7)),
+        SimpleNamespace(fill_len=7),
+        SimpleNamespace(fill_ids=[0] * 7),
+    ],
+)
+def test_end_of_a_round_is_found_by_each_releases_name(request_of_a_release: SimpleNamespace) -> None:
+    assert end_of(request_of_a_release) == 7
 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", '{"hello": 1}', '{"reply": {}}', '{"x": {}}', "[" * 5000, "nan"])

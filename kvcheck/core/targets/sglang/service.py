@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections.abc import Sequence
 from functools import partial
@@ -137,7 +138,7 @@ class Service:
 
     def _stash(self) -> None:
         request = self.chunked
-        if request is not None and _end_of(request) > prefix_of(request):
+        if request is not None and end_of(request) > prefix_of(request):
             self._publish(request, chunked=True)
 
     def _merge(self) -> None:
@@ -309,7 +310,7 @@ class Service:
 
     def _publish(self, request: Any, *, chunked: bool) -> None:
         live, names, tree = self.lives[request.rid], self.rig.names, self.tree
-        end = _end_of(request)
+        end = end_of(request)
         if names.has("tree.publish"):
             publish = names["tree.publish"]
             call = partial(publish, request, tree, **optional(publish, chunked=chunked))
@@ -348,11 +349,13 @@ def prefix_of(request: Any) -> int:
     return int(request.prefix_len) if hasattr(request, "prefix_len") else len(request.prefix_indices)
 
 
-def _end_of(request: Any) -> int:
-    """Where its tokens of this round end."""
-    for name in ("extend_end", "fill_len"):
-        if hasattr(request, name):
-            return int(getattr(request, name))
+def end_of(request: Any) -> int:
+    """Where its tokens of this round end, by the name that the release has for it."""
+    for name in ("extend_end", "extend_range.end", "fill_len"):
+        try:
+            return int(operator.attrgetter(name)(request))
+        except AttributeError:
+            continue
     return len(request.fill_ids)
 
 
