@@ -40,6 +40,7 @@ FAULTS = [
     ("moved-in-place", "index-moves.hybrid-kernel", {"KV302"}),
     ("moved-in-place", "index-moves.mamba-tree-kernel", {"KV302", "KV902"}),
     ("side-not-moved", "index-moves.hybrid-kernel", {"KV302"}),
+    ("paged-not-moved", "index-moves.hybrid-kernel", {"KV302"}),
     ("sorted-in-place", "index-moves.hybrid-direct", {"KV301", "KV303"}),
     ("sorted-in-place", "index-moves.tree-direct", {"KV303"}),
     ("wrong-pairing", "index-moves.hybrid-direct", {"KV301"}),
@@ -150,6 +151,14 @@ def test_what_is_no_evidence_is_unknown_and_says_why(
     put_fault(fake, fault)
     reply = child.ask(ask_of(shape))
     assert not reply.findings and reply.unknown is not None and why in reply.unknown
+
+
+@pytest.mark.parametrize("shape", ["index-moves.tree-kernel", "index-moves.mamba-tree-direct"])
+def test_prefixes_are_as_long_as_the_tree_loads(child: EngineProcess, fake: Path, shape: str) -> None:
+    put_fault(fake, "loads-long-alone")
+    reply = first_bad(child, shape)
+    assert (reply.findings, reply.unknown) == ((), None)
+    assert any("loads 256 tokens or more" in note for note in reply.notes)
 
 
 def test_finding_names_the_owner_and_the_place(child: EngineProcess, fake: Path) -> None:

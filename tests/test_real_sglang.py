@@ -33,6 +33,7 @@ pytestmark = [
 SCHEDULES = 6
 HOST_POOLS = "mem_cache/memory_pool_host.py"
 RADIX = "mem_cache/radix_cache.py"
+POOL = "mem_cache/memory_pool.py"
 HYBRID = "mem_cache/hybrid_cache/hybrid_cache_controller.py"
 SHAPES = (
     "retract.nsa",
@@ -64,7 +65,6 @@ LACKING = {
     ],
     "index-moves.mamba-tree-direct": [(NO_HYBRID, HYBRID, None)],
 }
-POOL = "mem_cache/memory_pool.py"
 INDEX = "mem_cache/index_key_cache.py"
 METADATA = "disaggregation/utils.py"
 CONTROLLER = "managers/cache_controller.py"

@@ -1,5 +1,8 @@
 """Lists given to the hybrid controller, called as a tree of hybrid models calls it: pages, and a side pool's states.
 
+The group of host pools is the release's own, so that what it can do follows from its pools as it does in a server. The
+pools in it stand in: they hand out ids and record what a copy is given.
+
 Invariants:
 - What the tree keeps is as it was when the controller took it: the same values, on the same side, on both tiers.
 - What the copy is given pairs the same host and device pages, on the side where the copy reads its lists.
@@ -23,8 +26,19 @@ from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.engines.streams import SideStream
 
 LAYERS, HOST_SLOTS = 2, 64
-SIDE = "mamba"
 SIDES = {"device": DEVICE, "host": HOST}
+STAGED_BACKUPS = ((False, False), (True, True), (True, False), (False, True))
+"""Whether backups of pages, and of states, are staged page by page: copies that read host ids on the host as well."""
+POLICIES = ("write_through", "write_back", "write_through_selective")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Lists that a copy is given. is_staged: it reads the host's on either side."""
+
+    host: torch.Tensor
+    device: torch.Tensor
+    is_staged: bool
 
 
 @dataclass(slots=True)
@@ -41,12 +55,17 @@ class Kept:
 
 @dataclass(slots=True)
 class Scene:
-    """A controller over pools that hand out ids and record what a copy is given."""
+    """A controller over pools that hand out ids and record what a copy is given.
+
+    staged: one of STAGED_BACKUPS, for a way of copying that may be staged and a group of pools that lets each do so.
+    """
 
     rig: Rig
     way: tuple[str, str]
+    staged: tuple[bool, bool] = STAGED_BACKUPS[0]
+    policy: str = POLICIES[0]
     kept: list[Kept] = field(default_factory=list)
-    given: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    given: list[Given] = field(default_factory=list)
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     issued: list[torch.Tensor] = field(default_factory=list)
 
@@ -109,14 +128,14 @@ class Scene:
         """The copy was given the same pairs, on the side where it reads them."""
         judge = self.rig.judge
         reads = DEVICE if self.way[0] == "kernel" else HOST
-        for host, device in self.given:
-            for tier, value in (("host", host), ("device", device)):
-                if value.device.type != reads:
+        for given in self.given:
+            for tier, value in (("host", given.host), ("device", given.device)):
+                if value.device.type != reads and not (tier == "host" and given.is_staged):
                     where = "the device" if reads == DEVICE else "the host"
                     text = f"{how}: the copy is given {tier} pages on {side(value)}, and reads them on {where}"
                     judge.find("KV302", "contract", text, tier=tier, lane="copy")
         wanted = sorted({pair for pages in self.pairs for pair in _pairs(*pages)})
-        seen = sorted({pair for pages in self.given for pair in _pairs(*pages)})
+        seen = sorted({pair for given in self.given for pair in _pairs(given.host, given.device)})
         judge.words["pairs"] = judge.words.get("pairs", 0) + len(seen)
         if seen != wanted:
             text = f"{how}: the copy pairs pages {seen}, expected {wanted}"
@@ -132,6 +151,7 @@ class Scene:
         counter = fitted(names["layers.counter"], {"num_layers": LAYERS})
         own |= {
             "io_backend": self.way[0],
+            "write_policy": self.policy,
             "device": DEVICE,
             "write_queue": [],
             "load_queue": [],
@@ -146,9 +166,11 @@ class Scene:
             "load_fence_stream": None,
             "has_draft": False,
             "is_kv_sharded": False,
-            "l2_transfer_engine": SimpleNamespace(submit_device_to_host=_submitted, submit_host_to_device=_submitted),
-            "_l2_transfers": self._take,
-            "_l2_load_transfers": self._take,
+            "host_memory_mode": "cache",
+            "l2_transfer_engine": SimpleNamespace(
+                submit_device_to_host=partial(self._submitted, True),
+                submit_host_to_device=partial(self._submitted, False),
+            ),
             "_num_tokens_by_pool": lambda _: {},
             "_transfer_num_bytes": lambda _: 0,
         }
@@ -158,56 +180,69 @@ class Scene:
         return made
 
     def _pools(self) -> dict[str, Any]:
-        """Pools of both tiers, which hand out ids and record what a copy is given."""
-        host = SimpleNamespace(
-            alloc=lambda count, *_, **__: self.ids(count, HOST),
-            free=lambda _: None,
-            layout=self.way[1],
-            can_use_write_back_jit=False,
-            supports_per_pool_backup_indices=False,
-            size_per_token=1,
-            backup_from_device_all_layer=lambda _, host, device, *__, pool_transfers=None: self._take(
-                host, device, pool_transfers
-            ),
-            load_to_device_per_layer=lambda _, host, device, *__, pool_transfers=None: self._take(
-                host, device, pool_transfers
-            ),
-        )
+        """The release's group over pools of pages and states, and what gives out ids on the device."""
+        group = self._group(self.staged)
+        if self.staged != (False, False) and not hasattr(group, "can_use_write_back_jit"):
+            group = self._group((False, False))  # a release without staged backups
+        elif len({*self.staged}) > 1 and not getattr(group, "supports_per_pool_backup_indices", False):
+            group = self._group((False, False))  # a release whose pools are all staged, or none is
         device = SimpleNamespace(
             alloc=lambda count: self.ids(count, DEVICE),
             free=lambda _: None,
             set_hicache_transfer_done_event=lambda *_: None,
         )
-        entry = SimpleNamespace(
-            host_pool=host,
-            device_pool=device,
-            share_indices_with_anchor=False,
-            host_evict_fn=None,
-            device_evict_fn=None,
-            device_alloc_fn=None,
-            device_free_fn=None,
-        )
-        host.entry_map = {getattr(self._pool_name(), "value", SIDE): entry, self._pool_name(): entry}
-        host.anchor_entry = entry
-        host.resolve_host_transfers = self._resolve
-        return {"mem_pool_host": host, "mem_pool_device": device, "mem_pool_device_allocator": device}
+        return {"mem_pool_host": group, "mem_pool_device": device, "mem_pool_device_allocator": device}
 
-    def _pool_name(self) -> Any:
+    def _group(self, staged: tuple[bool, bool]) -> Any:
         names = self.rig.names
-        return names["hicache.pool-name"].MAMBA if names.has("hicache.pool-name") else SIDE
+        known = names["hicache.pool-name"]
+        entries = [
+            fitted(
+                names["hicache.host-entry"],
+                {
+                    "name": name,
+                    "host_pool": self._host_pool(is_staged and self.way == ("kernel", "page_first")),
+                    "device_pool": SimpleNamespace(
+                        alloc=lambda count: self.ids(count, DEVICE), free=lambda _: None, host_transfer_translate=None
+                    ),
+                    "layer_mapper": lambda layer: layer,
+                    "is_primary_index_anchor": name is known.KV,
+                },
+            )
+            for name, is_staged in zip((known.KV, known.MAMBA), staged, strict=True)
+        ]
+        return fitted(names["hicache.host-group"], {"entries": entries})
 
-    def _resolve(self, pools: Any, **_: object) -> Any:
-        """Host pages for what has none, as a group of host pools gives them out."""
-        for pool in pools or []:
-            if pool.host_indices is None:
-                pool.host_indices = self.ids(len(pool.device_indices), HOST)
-        return pools
+    def _host_pool(self, is_staged: bool) -> SimpleNamespace:
+        """A pool of the host, as far as a group and a controller look at it."""
+        return SimpleNamespace(
+            alloc=lambda count, *_, **__: self.ids(count, HOST),
+            free=lambda ids: len(ids),
+            layout=self.way[1],
+            page_size=1,
+            device=HOST,
+            size=HOST_SLOTS,
+            logical_size=HOST_SLOTS,
+            size_per_token=1,
+            can_use_write_back_jit=is_staged,
+            backup_from_device_all_layer=lambda _, host, device, *__: self._take(host, device, is_staged),
+            load_to_device_per_layer=lambda _, host, device, *__: self._take(host, device, False),
+        )
 
-    def _take(self, host: torch.Tensor, device: torch.Tensor, pools: Any = None) -> list[Any]:
+    def _submitted(
+        self, is_backup: bool, transfers: Any, *_: object, on_layer_done: Any = None, **__: object
+    ) -> SimpleNamespace:
+        """Copies that a controller hands over together, and that are done."""
+        for each in transfers:
+            is_staged = is_backup and each.host_pool.can_use_write_back_jit
+            self._take(each.host_indices, each.device_indices, is_staged)
+        for layer in range(LAYERS if on_layer_done else 0):
+            on_layer_done(layer)
+        return SimpleNamespace(start_event=None, finish_event=None, timing_enabled=False)
+
+    def _take(self, host: torch.Tensor, device: torch.Tensor, is_staged: bool) -> None:
         """What a copy is given."""
-        self.given.append((host, device))
-        self.given += [(pool.host_indices, pool.device_indices) for pool in pools or []]
-        return []
+        self.given.append(Given(host, device, is_staged))
 
 
 def _hybrid(scene: Scene, nodes: int, how: str) -> None:
@@ -218,7 +253,7 @@ def _hybrid(scene: Scene, nodes: int, how: str) -> None:
     held: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
     for at in range(nodes):
         value, states = scene.ids(3, DEVICE), scene.ids(2, DEVICE)
-        extra = transfer(name=scene._pool_name(), device_indices=states)
+        extra = transfer(name=names["hicache.pool-name"].MAMBA, device_indices=states)
         host = rig.measured(partial(controller.write, value, node_id=at, extra_pools=[extra]), "write")
         was_value, was_side, was_host, was_side_host = scene.issued[-4:]
         node = SimpleNamespace(value=value, host_value=host, side_host=extra.host_indices, extra=extra)
@@ -233,7 +268,7 @@ def _hybrid(scene: Scene, nodes: int, how: str) -> None:
         held.append((node, was_host, was_side_host))
     scene.kept.clear()
     for at, (node, was_host, was_side_host) in enumerate(held):
-        extra = transfer(name=scene._pool_name(), host_indices=node.side_host)
+        extra = transfer(name=names["hicache.pool-name"].MAMBA, host_indices=node.side_host)
         pages = rig.measured(partial(controller.load, node.host_value, node_id=at, extra_pools=[extra]), "load")
         was_pages, was_side = scene.issued[-2:]
         what = f"node {at} loaded {how}"
@@ -251,13 +286,6 @@ def _hybrid(scene: Scene, nodes: int, how: str) -> None:
 def _reader(holder: Any, name: str) -> Callable[[], torch.Tensor | None]:
     """Read an attribute, which may be one of an attribute, each time anew."""
     return lambda: operator.attrgetter(name)(holder)
-
-
-def _submitted(*_: object, on_layer_done: Any = None, **__: object) -> SimpleNamespace:
-    """A copy that is done."""
-    for layer in range(LAYERS if on_layer_done else 0):
-        on_layer_done(layer)
-    return SimpleNamespace(start_event=None, finish_event=None, timing_enabled=False)
 
 
 def _pairs(host: torch.Tensor, device: torch.Tensor) -> list[tuple[int, int]]:

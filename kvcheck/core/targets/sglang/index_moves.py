@@ -16,7 +16,8 @@ from functools import partial
 from kvcheck.core.targets.engines.device import present
 from kvcheck.core.targets.engines.guard import CannotDrive, Fault, attempt
 from kvcheck.core.targets.engines.probe import Rig
-from kvcheck.core.targets.sglang.hybrid_moves import Scene
+from kvcheck.core.targets.sglang.hybrid_moves import POLICIES as HYBRID_POLICIES
+from kvcheck.core.targets.sglang.hybrid_moves import STAGED_BACKUPS, Scene
 from kvcheck.core.targets.sglang.runtime import prepare
 from kvcheck.core.targets.sglang.tree_moves import TreeScene
 from kvcheck.core.targets.sglang.trees import NEEDS, TreeKind, found_kinds
@@ -36,7 +37,8 @@ class IndexMoves:
     def needs(self, subject: str) -> tuple[str, ...]:
         """The controller, and what holds its lists."""
         if subject.startswith("hybrid"):
-            return ("hicache.hybrid", "hicache.transfer", "hicache.pool-name", "layers.counter")
+            own = ("hybrid", "transfer", "pool-name", "host-group", "host-entry")
+            return (*(f"hicache.{name}" for name in own), "layers.counter")
         return NEEDS
 
     def control(self, rig: Rig) -> None:
@@ -51,8 +53,11 @@ class IndexMoves:
         """A copy that needs its lists on the device, or in another order."""
         ways = WAYS[rig.subject.rpartition("-")[2]]
         if rig.subject.startswith("hybrid"):
+            way, turn = ways[rig.schedule % len(ways)], rig.schedule // len(ways)
+            policy = HYBRID_POLICIES[rig.schedule % len(HYBRID_POLICIES)]
             with present():
-                Scene(rig, ways[0]).run(1 + rig.schedule % 2, f"by {' '.join(ways[0])}")
+                scene = Scene(rig, way, STAGED_BACKUPS[turn % len(STAGED_BACKUPS)], policy)
+                scene.run(1 + turn % 2, f"by {' '.join(way)}, {policy}")
         else:
             _each_tree(rig, ways, POLICIES[rig.schedule % 2], TreeScene.run)
 

@@ -63,6 +63,8 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "hicache.hybrid": (f"{_MEM}.hybrid_cache.hybrid_cache_controller:HybridCacheController",),
     "hicache.transfer": (f"{_MEM}.hicache_storage:PoolTransfer",),
     "hicache.pool-name": (f"{_MEM}.hicache_storage:PoolName",),
+    "hicache.host-group": (f"{_MEM}.pool_host.group:HostPoolGroup", f"{_MEM}.memory_pool_host:HostPoolGroup"),
+    "hicache.host-entry": (f"{_MEM}.pool_host.group:PoolEntry", f"{_MEM}.memory_pool_host:PoolEntry"),
     # Trees over a host tier: one a kind of model, later one for all, which had no host tier at first.
     "hicache.tree": (f"{_MEM}.hiradix_cache:HiRadixCache",),
     "hicache.mamba-tree": (f"{_MEM}.hi_mamba_radix_cache:HiMambaRadixCache",),

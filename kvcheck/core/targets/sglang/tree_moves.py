@@ -22,12 +22,17 @@ from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.sglang.trees import PAGES, STATE, STATES, TOKENS, Tree, TreeKind, build
 
 SHARED, TAIL = 4, 16
-"""Tokens that two prefixes share, and the longest end that one has alone; loads of fewer than ten are not worth it."""
+"""Tokens that two prefixes share, and the longest end that one has alone, where a tree loads ten tokens or more."""
+WORTH = 6
+"""Tokens by which the longest end is longer than the fewest that a tree loads; drawn ends are up to three shorter."""
 
 
 @dataclass(slots=True)
 class TreeScene:
-    """A tree and what its slots hold. way: how copies are made. policy: when pages are backed up."""
+    """A tree and what its slots hold. way: how copies are made. policy: when pages are backed up.
+
+    tail, tokens: the longest end of a prefix, and slots on the device, as the release's tree needs them.
+    """
 
     rig: Rig
     way: tuple[str, str]
@@ -35,20 +40,32 @@ class TreeScene:
     holds: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)
     copies: dict[tuple[str, bool], int] = field(default_factory=dict)
     step: str = ""
+    tail: int = TAIL
+    tokens: int = TOKENS
     tree: Tree = field(init=False)
 
     def start(self, kind: TreeKind, model: str) -> None:
-        """Make the tree. Raises ValueError, of the engine, where it refuses the way."""
-        self.tree = build(self.rig, kind, model, self.way, self.policy, self._copy)
+        """Make the tree, and a larger one where it loads no prefix of ours, which are too short for it.
+
+        Raises ValueError, of the engine, where it refuses the way.
+        """
+        self.tree = build(self.rig, kind, model, self.way, self.policy, self._copy, self.tokens)
+        fewest = int(getattr(self.tree.cache, "load_back_threshold", 0))
+        if fewest + WORTH > self.tail:
+            self.tail = fewest + WORTH
+            self.tokens = TOKENS * -(-self.tail // TAIL)
+            self.tree = build(self.rig, kind, model, self.way, self.policy, self._copy, self.tokens)
+            self.rig.judge.note(f"{self.tree.name} loads {fewest} tokens or more: prefixes of {self.tail}")
 
     def fill(self) -> list[tuple[int, ...]]:
         """Three prefixes, two of which begin alike."""
         mix, token = self.rig.mix, 1000
+        apart = 100 * -(-self.tail // 100)
         prefixes: list[tuple[int, ...]] = []
         shared: tuple[int, ...] = tuple(range(token, token + SHARED))
         for at in range(3):
-            token += 100
-            own = tuple(range(token, token + TAIL - mix.below(4)))
+            token += apart
+            own = tuple(range(token, token + self.tail - mix.below(4)))
             prefixes.append(shared + own if at < 2 else own)
         for at, prefix in enumerate(prefixes):
             self._insert(prefix)
@@ -76,10 +93,10 @@ class TreeScene:
         self._evict("evicted from the device again")
         tree.evict_host_states(1)
         self.check("after a state was evicted from the host")
-        tree.evict_host(TAIL)
+        tree.evict_host(self.tail)
         self.check("after an eviction from the host")
         self.account("after an eviction from the host")
-        again = tuple(range(5000, 5000 + TAIL))
+        again = tuple(range(5000, 5000 + self.tail))
         self._insert(again)
         tree.settle()
         self._evict("evicted once more")
@@ -87,7 +104,7 @@ class TreeScene:
         tree.start_loads()
         tree.settle()
         self.check("after slots of the host were used again")
-        tree.evict_host(2 * TOKENS)
+        tree.evict_host(2 * self.tokens)
         self.check("after all was evicted from the host")
         for kind in tree.hosts:
             self._want(kind, is_backup=True)
@@ -161,8 +178,8 @@ class TreeScene:
         there = self.holds.setdefault((tier, kind), {})
         there.update(zip((int(slot) for slot in on_host(slots).tolist()), tokens, strict=True))
 
-    def _evict(self, step: str, tokens: int = TOKENS, states: int = STATES) -> None:
-        self.tree.evict(tokens, states)
+    def _evict(self, step: str, tokens: int | None = None, states: int = STATES) -> None:
+        self.tree.evict(self.tokens if tokens is None else tokens, states)
         self.tree.settle()
         self.check(step)
 

@@ -27,7 +27,7 @@ from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.sglang.pools import ROWS, sizes, state_params
 
 TOKENS, STATES = 160, 12
-"""Slots on the device; the host has twice as many."""
+"""Slots on the device, where prefixes are short; the host has twice as many."""
 PAGES, STATE = "pages", "states"
 """Kinds of lists: of the tokens of a node, and of its recurrent state."""
 ALONE = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
@@ -205,11 +205,16 @@ def found_kinds(rig: Rig, model: str) -> list[TreeKind]:
     return kinds
 
 
-def build(rig: Rig, kind: TreeKind, model: str, way: tuple[str, str], policy: str, given: Given) -> Tree:
-    """A tree over pools of its own. Raises ValueError, of the engine, where it refuses this way of copying."""
+def build(
+    rig: Rig, kind: TreeKind, model: str, way: tuple[str, str], policy: str, given: Given, tokens: int = TOKENS
+) -> Tree:
+    """A tree over pools of its own, with so many tokens on the device.
+
+    Raises ValueError, of the engine, where it refuses this way of copying.
+    """
     names = rig.names
     args = _publish(rig, way, policy)
-    offered: dict[str, Any] = {**sizes(1, TOKENS, TOKENS), "device": kind.device, "size": TOKENS, "mamba_size": STATES}
+    offered: dict[str, Any] = {**sizes(1, tokens, tokens), "device": kind.device, "size": tokens, "mamba_size": STATES}
     if model == "mamba-tree":
         offered |= {"cache_params": state_params(), "mamba_layer_ids": [0, 2]}
     rows = fitted(

@@ -43,11 +43,11 @@ class HostPools:
         self.alloc = pools[0].alloc
 
     def backup_from_device_all_layer(self, device_pool, host, device, io_backend, pool_transfers=None):
-        for pool, lists in zip(self.pools, [(host, device), *_lists(pool_transfers)], strict=True):
+        for pool, lists in zip(self.pools, [(host, device), *_lists(pool_transfers)], strict=False):
             pool.backup_from_device_all_layer(device_pool, *lists, io_backend)
 
     def load_to_device_per_layer(self, device_pool, host, device, layer, io_backend, pool_transfers=None):
-        for pool, lists in zip(self.pools, [(host, device), *_lists(pool_transfers)], strict=True):
+        for pool, lists in zip(self.pools, [(host, device), *_lists(pool_transfers)], strict=False):
             pool.load_to_device_per_layer(device_pool, *lists, layer, io_backend)
 
 
@@ -94,6 +94,8 @@ class HiCacheController:
 
     def move_indices(self, host_indices, device_indices):
         if self.io_backend == "kernel":
+            if has_fault("paged-not-moved") and self.mem_pool_host.layout == "page_first":
+                return host_indices, device_indices
             return host_indices.to(self.device), device_indices
         device_indices = device_indices.cpu()
         if self.mem_pool_host.layout != "layer_first":

@@ -6,6 +6,7 @@ from typing import Any
 
 
 class PoolName(enum.StrEnum):
+    KV = "kv"
     MAMBA = "mamba"
 
 

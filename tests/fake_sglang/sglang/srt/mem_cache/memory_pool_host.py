@@ -1,5 +1,7 @@
 """Memory on the host: rows of tokens, and of pages where the pool has an index; copied by the driver."""
 
+from dataclasses import dataclass
+
 import torch
 from sgl_kernel.kvcacheio import (
     transfer_kv_all_layer_direct_lf_pf,
@@ -8,6 +10,21 @@ from sgl_kernel.kvcacheio import (
 )
 
 from sglang import has_fault
+from sglang.srt.managers.cache_controller import HostPools
+
+
+@dataclass
+class PoolEntry:
+    name: str
+    host_pool: object
+    device_pool: object
+    is_primary_index_anchor: bool = False
+
+
+class HostPoolGroup(HostPools):
+    def __init__(self, entries):
+        pools = [entry.host_pool for entry in entries]
+        super().__init__(pools, pools[0].layout, entries[-1].device_pool)
 
 
 class HostPool:

@@ -29,6 +29,7 @@ class HostTree:
         self.cache_controller = controller
         self.is_write_through = server_args.hicache_write_policy == "write_through"
         self.root_node = TreeNode()
+        self.load_back_threshold = 256 if has_fault("loads-long-alone") else 10
 
     def insert(self, params):
         node = self.root_node.children[tuple(params.key)] = TreeNode(params.key)
@@ -71,6 +72,8 @@ class HostTree:
 
     def init_load_back(self, params):
         node = params.last_host_node
+        if len(node.host_value) < self.load_back_threshold:
+            return
         extra = [PoolTransfer(PoolName.MAMBA, host_indices=node.mamba_host_value)] if self.states else None
         node.value = self.cache_controller.load(node.host_value, extra_pools=extra).clone()
         if extra:
