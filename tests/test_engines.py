@@ -50,6 +50,7 @@ FAULTS = [
     ("state-dies", "state-lengths.nsa-longer", {"KV902"}),
     ("state-trims", "state-lengths.nsa-shorter", {"KV102", "KV301"}),
     ("gate-of-one-rank", "agreement.metadata", {"KV601"}),
+    ("gate-of-one-rank", "agreement.default-metadata", {"KV601"}),
     ("no-gate", "agreement.metadata", {"KV203"}),
     ("metadata-turned", "agreement.everything", {"KV203"}),
     ("room-kept", "agreement.everything", {"KV203"}),

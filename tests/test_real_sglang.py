@@ -51,6 +51,7 @@ SHAPES = (
     "index-moves.tree-direct",
     "index-moves.mamba-tree-kernel",
     "index-moves.mamba-tree-direct",
+    "agreement.default-metadata",
 )
 # Edits of lists reach several shapes; each is turned round by its own edit alone.
 GROUPS = (SHAPES[:10], *((shape,) for shape in SHAPES[10:]))
@@ -144,6 +145,7 @@ BREAK = {
         (METADATA, r"if actual_room == 0:", "if False:"),
         (SENDER, r'in \("NVLINK", "INTRA_NODE_NVLINK"\)', '== "NVLINK"'),
     ],
+    "agreement.default-metadata": [(METADATA, r"if actual_room == 0:", "if False:")],
     "index-moves.hybrid-kernel": [(HYBRID, r"\n( +)((?:# [^\n]*\n +)*)resolved_pool_transfers\.append\(", MOVED)],
     "index-moves.tree-kernel": [(CONTROLLER, r"\n( +)return host_indices, device_indices\n", SORTED)],
     "index-moves.tree-direct": [
@@ -194,6 +196,7 @@ MEND = {
     "state-lengths.nsa-longer": fails_where(">", "longer"),
     "state-lengths.nsa-shorter": fails_where("<", "shorter"),
     "agreement.metadata": [(SENDER, re.escape(SEND_AUX), "        if self.custom_mem_pool_type or (")],
+    "agreement.default-metadata": [(SENDER, re.escape(SEND_AUX), "        if True or (")],  # by socket, in order
 }
 
 

@@ -1,7 +1,6 @@
 """SGLang: two ranks are told Success, and the bytes of one have not landed yet (sgl-project/sglang #23252).
 
-ENV/bin/python docs/findings/sglang_status_before_bytes.py [pages]   exit 1: queues differ [or pages lack at a commit]
-"""
+exit 1: queues differ. "pages": or pages lack at a commit. "default": not by NVLink, by the default route (#26394)."""
 
 import sys
 from unittest.mock import MagicMock
@@ -14,7 +13,8 @@ from sglang.srt.disaggregation.mooncake import conn
 on_cpu.publish()
 shared = dict.fromkeys(("scheduler", "spec_algorithm", "req_to_metadata_buffer_idx_allocator"), MagicMock())
 shared["scheduler"].configure_mock(enable_decode_hicache=False, kv_checksum_computer=None)
-route = {"enable_custom_mem_pool": True, "custom_mem_pool_type": "INTRA_NODE_NVLINK", "kv_args": MagicMock()}
+route = {"enable_custom_mem_pool": "default" not in sys.argv, "custom_mem_pool_type": "INTRA_NODE_NVLINK"}
+route |= {"kv_args": MagicMock(), "_transfer_data": MagicMock()}
 
 
 def all_reduce(tensor, op, group):  # the group keeps what the late rank brings, which comes first and has the least

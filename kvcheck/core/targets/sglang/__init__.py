@@ -94,7 +94,7 @@ SGLANG: Final = EngineSpec(
         ProbeRow(
             name="agreement",
             scenario="nvlink-aux",
-            subjects=("metadata", "everything"),
+            subjects=("metadata", "everything", "default-metadata"),
             entry="kvcheck.core.targets.sglang.agreement:Agreement",
             shows="ranks commit the same requests at the same poll, and what they commit is all there",
         ),

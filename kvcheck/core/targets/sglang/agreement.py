@@ -1,8 +1,9 @@
 """Probe agreement: requests that are told done before their bytes are there, on ranks that see them at different times.
 
-The intra-node NVLink route is asked for by the engine's own variable. What it is told done lands later: the metadata
-alone, or every byte. Which device the metadata lies on and which way it goes is noted and decides nothing. In half of
-the schedules other requests have used every slot and page before, and what they left is still there.
+Metadata goes by the default route, or by the intra-node NVLink route, which a variable of the engine asks for. What is
+told done lands later: the metadata alone, or every byte. Which device the metadata lies on and which way it goes is
+noted and decides nothing. In half of the schedules other requests have used every slot and page before, and what they
+left is still there.
 
 Invariants:
 - Late writes of a rank land in the order in which they were sent, and messages arrive in theirs.
@@ -35,6 +36,8 @@ VARIABLE, ROUTE = "SGLANG_MOONCAKE_CUSTOM_MEM_POOL", "INTRA_NODE_NVLINK"
 RANKS, REQUESTS, PAGES = 2, 3, 2
 ROOM = "bootstrap_room"
 METADATA, EVERYTHING = "metadata", "everything"
+DEFAULT = "default-"
+"""Before a subject: no route is asked for. By the NVLink route some releases send metadata by socket, in order."""
 
 
 class Agreement:
@@ -42,15 +45,9 @@ class Agreement:
 
     def needs(self, subject: str) -> tuple[str, ...]:
         """Both sides of a transfer, the queue of a decode rank, and what it commits to."""
-        own = (
-            "server.variables",
-            "transfer.queue",
-            "transfer.queued",
-            "transfer.custom-pool",
-            "metadata.buffers",
-            "metadata.slots",
-        )
-        return (*NEEDS, *own, "request", "request.sampling", *pool_names("mla"))
+        own = ("transfer.queue", "transfer.queued", "metadata.buffers", "metadata.slots")
+        asked = () if subject.startswith(DEFAULT) else ("server.variables", "transfer.custom-pool")
+        return (*NEEDS, *own, *asked, "request", "request.sampling", *pool_names("mla"))
 
     def control(self, rig: Rig) -> None:
         """Nothing is late: one poll commits every request on both ranks."""
@@ -340,7 +337,13 @@ def _scheduler() -> SimpleNamespace:
 
 @contextmanager
 def route(rig: Rig) -> Iterator[None]:
-    """Ask for the intra-node NVLink route, as a server's environment would."""
+    """Ask for the subject's route, as a server's environment would."""
+    if rig.subject.startswith(DEFAULT):
+        if rig.names.has("transfer.custom-pool") and rig.names["transfer.custom-pool"]()[0]:
+            raise CannotDrive(f"expected the default route, and the environment asks for another; unset {VARIABLE}")
+        rig.judge.note("the default route: no pool of its own")
+        yield
+        return
     override = getattr(rig.names["server.variables"], VARIABLE).override(ROUTE)
     override.__enter__()
     try:
