@@ -49,6 +49,7 @@ FAULTS = [
     ("mixed-sides", "index-moves.tree-kernel", {"KV902"}),
     ("state-dies", "state-lengths.nsa-longer", {"KV902"}),
     ("state-trims", "state-lengths.nsa-shorter", {"KV102", "KV301"}),
+    ("state-result-lost", "state-failure.nsa", {"KV203"}),
     ("gate-of-one-rank", "agreement.metadata", {"KV601"}),
     ("gate-of-one-rank", "agreement.default-metadata", {"KV601"}),
     ("no-gate", "agreement.metadata", {"KV203"}),

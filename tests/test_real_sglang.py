@@ -52,6 +52,7 @@ SHAPES = (
     "index-moves.mamba-tree-kernel",
     "index-moves.mamba-tree-direct",
     "agreement.default-metadata",
+    "state-failure.nsa",
 )
 # Edits of lists reach several shapes; each is turned round by its own edit alone.
 GROUPS = (SHAPES[:10], *((shape,) for shape in SHAPES[10:]))
@@ -146,6 +147,7 @@ BREAK = {
         (SENDER, r'in \("NVLINK", "INTRA_NODE_NVLINK"\)', '== "NVLINK"'),
     ],
     "agreement.default-metadata": [(METADATA, r"if actual_room == 0:", "if False:")],
+    "state-failure.nsa": [(SENDER, r"if state_rc != 0:", "if False:")],
     "index-moves.hybrid-kernel": [(HYBRID, r"\n( +)((?:# [^\n]*\n +)*)resolved_pool_transfers\.append\(", MOVED)],
     "index-moves.tree-kernel": [(CONTROLLER, r"\n( +)return host_indices, device_indices\n", SORTED)],
     "index-moves.tree-direct": [
@@ -197,6 +199,10 @@ MEND = {
     "state-lengths.nsa-shorter": fails_where("<", "shorter"),
     "agreement.metadata": [(SENDER, re.escape(SEND_AUX), "        if self.custom_mem_pool_type or (")],
     "agreement.default-metadata": [(SENDER, re.escape(SEND_AUX), "        if True or (")],  # by socket, in order
+    "state-failure.nsa": [
+        (SENDER, r"\n( +)self\.maybe_send_extra\(\n", r"\n\1lost = self.maybe_send_extra(\n"),
+        (SENDER, r"polls\.append\(True if ret == 0 else False\)", "polls.append(ret == 0 and not lost)"),
+    ],
 }
 
 

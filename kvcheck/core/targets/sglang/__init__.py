@@ -92,6 +92,13 @@ SGLANG: Final = EngineSpec(
             shows="a state list longer or shorter than its receiver's harms nobody: its own request at most fails",
         ),
         ProbeRow(
+            name="state-failure",
+            scenario="pd-transfer",
+            subjects=("nsa", "swa"),
+            entry="kvcheck.core.targets.sglang.state_failure:StateFailure",
+            shows="a request whose states the copy engine failed to copy is told failed on both sides",
+        ),
+        ProbeRow(
             name="agreement",
             scenario="nvlink-aux",
             subjects=("metadata", "everything", "default-metadata"),

@@ -39,14 +39,19 @@ class Drained(BaseException):
 
 @dataclass(slots=True)
 class Link:
-    """Copy engine and wires. late: whether a write to this address lands later than it is told done."""
+    """Copy engine and wires. late: whether a write to this address lands later than it is told done.
+
+    fails: whether a copy to this address fails, as over a link that broke. failed: copies that did.
+    """
 
     late: Callable[[int], bool] = lambda _: False
+    fails: Callable[[int], bool] = lambda _: False
     ranges: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     flying: dict[str, deque[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(deque))
     wires: dict[int, deque[list[bytes]]] = field(default_factory=lambda: defaultdict(deque))
     moved_bytes: int = 0
     refused: int = 0
+    failed: int = 0
 
     def register(self, session: str, pointers: Sequence[int], lengths: Sequence[int]) -> None:
         """Memory that may be read or written under this name."""
@@ -59,6 +64,9 @@ class Link:
         for source, target, length in zip(sources, targets, lengths, strict=True):
             if not (self._holds(PREFILL, source, length) and self._holds(session, target, length)):
                 self.refused += 1
+                return -1
+            if self.fails(target):
+                self.failed += 1
                 return -1
             self.moved_bytes += length
             if self.late(target):

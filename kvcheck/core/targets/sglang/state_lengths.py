@@ -89,16 +89,21 @@ def _lane(what: str, case: str) -> str:
 
 
 class Pair:
-    """A prefill pool and a decode pool of one family, with content, and what lies between."""
+    """A prefill pool and a decode pool of one family, with content, and what lies between.
+
+    state_places: addresses of the decode pool's states.
+    """
 
     def __init__(self, rig: Rig) -> None:
         family, _ = parts(rig.subject)
         self._rig, self._judge, self._unit = rig, rig.judge, UNIT[family]
         self._ours, self._theirs = bench(rig, family), bench(rig, family)
+        self.state_places: list[range] = []
         memories = []
         for made in (self._ours, self._theirs):
             states = made.pool.get_state_buf_infos()
             memories.append(Memory(pages=made.pool.get_contiguous_buf_infos(), states=states))
+            self.state_places = [range(start, start + size) for start, size, *_ in zip(*states, strict=True)]
         self.peers = Peers(rig, Link(), memories[0], memories[1:], kinds=KINDS[family], flat=family == "nsa")
         self._lists: dict[int, tuple[list[int], list[int]]] = {}
         self._kept: dict[int, tuple[list[int], list[int]]] = {}
