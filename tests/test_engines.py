@@ -50,6 +50,7 @@ FAULTS = [
     ("state-dies", "state-lengths.nsa-longer", {"KV902"}),
     ("state-trims", "state-lengths.nsa-shorter", {"KV102", "KV301"}),
     ("state-result-lost", "state-failure.nsa", {"KV203"}),
+    ("pages-by-tokens", "token-moves.nsa", {"KV301"}),
     ("gate-of-one-rank", "agreement.metadata", {"KV601"}),
     ("gate-of-one-rank", "agreement.default-metadata", {"KV601"}),
     ("no-gate", "agreement.metadata", {"KV203"}),
@@ -161,6 +162,12 @@ def test_prefixes_are_as_long_as_the_tree_loads(child: EngineProcess, fake: Path
     reply = first_bad(child, shape)
     assert (reply.findings, reply.unknown) == ((), None)
     assert any("loads 256 tokens or more" in note for note in reply.notes)
+
+
+def test_move_of_tokens_that_servers_seldom_ask_for_is_conditional(child: EngineProcess, fake: Path) -> None:
+    put_fault(fake, "pages-by-tokens")
+    assert {"topk" in (finding.condition or "") for finding in first_bad(child, "token-moves.nsa").findings} == {True}
+    assert not first_bad(child, "token-moves.mla").findings
 
 
 def test_finding_names_the_owner_and_the_place(child: EngineProcess, fake: Path) -> None:

@@ -53,10 +53,12 @@ SHAPES = (
     "index-moves.mamba-tree-direct",
     "agreement.default-metadata",
     "state-failure.nsa",
+    "token-moves.nsa",
 )
 # Edits of lists reach several shapes; each is turned round by its own edit alone.
 GROUPS = (SHAPES[:10], *((shape,) for shape in SHAPES[10:]))
 NO_HYBRID = r"this release has no hicache\.(hybrid|mamba-tree) \(tried "
+NO_MOVE = r"(?s)\nclass MLATokenToKVPool\((?:(?!\nclass |def move_kv_cache).)*\nclass "
 ONLY_STAGED = r"MambaPoolHost only supports layout='page_first_direct'"
 # shape: why a release may have no verdict: the reason, a file of the release, and what has to be true of it.
 LACKING = {
@@ -66,6 +68,7 @@ LACKING = {
         (ONLY_STAGED, HOST_POOLS, "layout != .page_first_direct."),
     ],
     "index-moves.mamba-tree-direct": [(NO_HYBRID, HYBRID, None)],
+    "token-moves.nsa": [(r"of this release has no move_kv_cache", POOL, NO_MOVE)],
 }
 INDEX = "mem_cache/index_key_cache.py"
 METADATA = "disaggregation/utils.py"
@@ -148,6 +151,7 @@ BREAK = {
     ],
     "agreement.default-metadata": [(METADATA, r"if actual_room == 0:", "if False:")],
     "state-failure.nsa": [(SENDER, r"if state_rc != 0:", "if False:")],
+    "token-moves.nsa": [(POOL, r"self\.index_key_cache\.move\(tgt_loc, src_loc\)", "pass")],
     "index-moves.hybrid-kernel": [(HYBRID, r"\n( +)((?:# [^\n]*\n +)*)resolved_pool_transfers\.append\(", MOVED)],
     "index-moves.tree-kernel": [(CONTROLLER, r"\n( +)return host_indices, device_indices\n", SORTED)],
     "index-moves.tree-direct": [
@@ -191,6 +195,11 @@ def fails_where(sign: str, name: str) -> list[tuple[str, str, str]]:
 
 SEND_AUX = "        # TODO(shangming): Fix me when nvlink_transport of Mooncake is bug-free\n        if ("
 
+# Tokens of index pages, each by its key and its scale, where whole pages are moved by numbers of tokens.
+BY_TOKENS = (
+    "for part in (index_k[:, : 64 * 128].view(-1, 64, 128), index_k[:, 64 * 128 :].view(-1, 64, 4)): "
+    "part[tgt_loc_flat // 64, tgt_loc_flat % 64] = part[src_loc_flat // 64, src_loc_flat % 64]"
+)
 MEND = {
     "retract.nsa": [(POOL, r"(class NSATokenToKVPool\(MLATokenToKVPool\):\n)", r"\1" + SAVE_INDEX)],
     "metadata.get-buf": [(METADATA, r"(self\.\w+\[idx\]),", r"\1.clone(),")],
@@ -202,6 +211,10 @@ MEND = {
     "state-failure.nsa": [
         (SENDER, r"\n( +)self\.maybe_send_extra\(\n", r"\n\1lost = self.maybe_send_extra(\n"),
         (SENDER, r"polls\.append\(True if ret == 0 else False\)", "polls.append(ret == 0 and not lost)"),
+    ],
+    "token-moves.nsa": [
+        (file, r"index_k\[tgt_loc_flat\] = index_k\[src_loc_flat\]", BY_TOKENS)
+        for file in (POOL, "mem_cache/index_key_cache.py")
     ],
 }
 

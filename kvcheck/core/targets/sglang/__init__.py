@@ -40,6 +40,13 @@ SGLANG: Final = EngineSpec(
             devices=_BOTH,
         ),
         ProbeRow(
+            name="token-moves",
+            scenario="speculation",
+            subjects=_POOLS,
+            entry="kvcheck.core.targets.sglang.token_moves:TokenMoves",
+            shows="move_kv_cache moves a token's bytes of every buffer to its new slot, and no others",
+        ),
+        ProbeRow(
             name="metadata",
             scenario="retract-resume",
             subjects=("get-buf",),

@@ -10,6 +10,7 @@ class Variable:
 
 class Variables:
     SGLANG_MOONCAKE_CUSTOM_MEM_POOL = Variable()
+    SGLANG_NATIVE_MOVE_KV_CACHE = Variable()
 
 
 envs = Variables()

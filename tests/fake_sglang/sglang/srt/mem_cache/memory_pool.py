@@ -63,6 +63,10 @@ class MLATokenToKVPool(KVCache):
     def get_contiguous_buf_infos(self):
         return infos(self.kv_buffer, self.page_size)
 
+    def move_kv_cache(self, tgt_loc, src_loc):
+        for rows in self.kv_buffer:
+            rows[tgt_loc] = rows[src_loc]
+
 
 class MHATokenToKVPool(KVCache):
     def __init__(self, size, page_size, dtype, head_num, head_dim, layer_num, device, enable_memory_saver):
@@ -70,6 +74,10 @@ class MHATokenToKVPool(KVCache):
         shape = (size + page_size, head_num, head_dim)
         self.k_buffer = [torch.zeros(shape, dtype=dtype) for _ in range(layer_num)]
         self.v_buffer = [torch.zeros(shape, dtype=dtype) for _ in range(layer_num)]
+
+    def move_kv_cache(self, tgt_loc, src_loc):
+        for rows in (*self.k_buffer, *self.v_buffer):
+            rows[tgt_loc] = rows[src_loc]
 
     def get_key_buffer(self, layer_id):
         self.wait(layer_id)
@@ -101,6 +109,18 @@ class NSATokenToKVPool(MLATokenToKVPool):
 
     def get_state_buf_infos(self):
         return infos(self.index_k)
+
+    def move_kv_cache(self, tgt_loc, src_loc):
+        super().move_kv_cache(tgt_loc, src_loc)
+        if has_fault("pages-by-tokens"):
+            tgt_loc, src_loc = tgt_loc % len(self.index_k[0]), src_loc % len(self.index_k[0])
+        size = self.page_size
+        for pages in self.index_k:
+            if has_fault("pages-by-tokens"):
+                pages[tgt_loc] = pages[src_loc]
+                continue
+            for part in (pages[:, : size * 128].view(-1, size, 128), pages[:, size * 128 :].view(-1, size, 4)):
+                part[tgt_loc // size, tgt_loc % size] = part[src_loc // size, src_loc % size]
 
     def get_key_buffer(self, layer_id):
         self.wait(layer_id)
