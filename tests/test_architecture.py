@@ -100,7 +100,7 @@ MAY_CATCH_ALL = {
     "core.targets.engines.guard": "whatever an engine raises is its finding, or what cannot be driven",
     "core.stress.engine": "a crash of an oracle is UNKNOWN and a crash of the target is a finding",
     "commands.report": "a writer that breaks changes no verdict",
-    "commands.main": "the last place where a crash of our own becomes exit 70",
+    **dict.fromkeys(("commands.main", "commands.worker"), "the last place where a crash of our own becomes exit 70"),
 }
 ADAPTERS = {  # optional or slow library: the only modules that import it
     "mooncake": ("core.transfer.engine_child", "core.hicache.mooncake_store"),

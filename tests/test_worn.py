@@ -2,13 +2,12 @@
 
 Invariants:
 - Whatever a worn store does to an object, a read gives the exact bytes or None.
-- A folder that cannot be used ends the run as a usage error that says what to do, never as a verdict on the target.
+- A folder that cannot be used ends the schedule with what to do, never with a verdict on the target.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -19,10 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from kvcheck.core.errors import UsageError
+from kvcheck.commands.cells import BEGUN
+from kvcheck.commands.cells import _asked as asked
+from kvcheck.commands.orders import Limit, Order
+from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.stress.engine import StressEngine
 from kvcheck.core.stress.scenarios.worn import WORN_EVERY, worn_store
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
 
 ROOT = Path(__file__).parent.parent
@@ -61,7 +63,7 @@ def test_a_full_disk_stops_a_schedule_instead_of_changing_it(tmp_path: Path, mon
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(UsageError, match=r"No space left on device.*set TMPDIR"):
+    with pytest.raises(UnknownVerdict, match=r"No space left on device.*set TMPDIR"):
         StressEngine(BuiltinTarget()).run(WITH_FILES)
     assert list(tmp_path.iterdir()) == []
 
@@ -78,7 +80,7 @@ def test_a_process_that_is_told_to_end_takes_its_folder_along(tmp_path: Path) ->
     )
     assert process.stdin is not None
     line = f"hicache:shape=glm-5.1-tiny,seed=1,schedule={WITH_FILES.schedule},requests=400"
-    process.stdin.write(json.dumps([{"cell": 0, "line": line, "schedules": 1, "max_time_s": None, "confirms": False}]))
+    process.stdin.write(asked([(0, Order(plan=parse_line(line), schedules=1))], Limit()))
     process.stdin.close()
     process.stdin = None
     deadline = time.monotonic() + PATIENCE_S
@@ -87,5 +89,5 @@ def test_a_process_that_is_told_to_end_takes_its_folder_along(tmp_path: Path) ->
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, output, errors) == (130, "", "")
+    assert (process.returncode, output, errors) == (130, f"{BEGUN}\n", "")
     assert list(tmp_path.iterdir()) == []

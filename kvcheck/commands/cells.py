@@ -22,7 +22,7 @@ from kvcheck.commands.cell_runners import Runner, runner_of
 from kvcheck.commands.orders import Limit, Order, Report
 from kvcheck.core.child import Streams, start
 from kvcheck.core.deadline import TimeUp, time_limit
-from kvcheck.core.errors import InternalError
+from kvcheck.core.errors import InternalError, TargetError, UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.stress.schedule import Plan, further_workloads, parse_line
 
@@ -37,6 +37,10 @@ LATE_S = 2.0
 """A child keeps the limit of wall time itself; so long after it, it is ended."""
 ENDING_S = 0.3
 """What a child has for taking its temporary folders away, before it is killed."""
+
+
+BEGUN = '{"begun": true}'
+"""What a worker says when all is loaded: from now on its death is that of what is under test."""
 
 
 def run_orders(
@@ -129,6 +133,12 @@ class Turns:
         except TimeUp:
             yield self._end(self._runner.gap(self._total), _cut(plan, time.monotonic() - began))
             return
+        except (UnknownVerdict, OSError, MemoryError, RuntimeError, ImportError) as error:
+            why = str(error) if isinstance(error, UnknownVerdict) else machine_trouble(error)
+            if why is None:
+                raise
+            yield self._end(why, why)
+            return
         self._cpu_s, self._wall_s = self._budget.spent() - spent, time.monotonic() - began
         assert report.evidence is not None, "a schedule has evidence"
         self._total, self._ran = self._total.plus(report.evidence), self._ran + 1
@@ -182,6 +192,7 @@ def _run_children(orders: Sequence[Order], jobs: int, limit: Limit) -> Iterator[
     shares = [list(range(start, len(orders), jobs)) for start in range(min(jobs, len(orders)))]
     children = [_start(index, [(n, orders[n]) for n in share], limit, messages) for index, share in enumerate(shares)]
     open_cells = [set(share) for share in shares]
+    begun: set[int] = set()
     running = len(children)
     try:
         while running:
@@ -192,18 +203,40 @@ def _run_children(orders: Sequence[Order], jobs: int, limit: Limit) -> Iterator[
                     yield Report(cell=cell, cut="--max-time ended the process that ran it")
                 return
             if line is not None:
+                if line.strip() == BEGUN:
+                    begun.add(index)
+                    continue
                 report = _decode(line)
-                if report.evidence is None and report.error is None:
+                if report.error is not None:
+                    yield from _failed(report, open_cells[index])
+                    continue
+                if report.evidence is None:
                     open_cells[index].discard(report.cell)
                 yield report
                 continue
             running -= 1
             code = children[index].wait()
-            for cell in sorted(open_cells[index]):
-                yield Report(cell=cell, error=f"the process that ran it ended with status {code}", exit_code=code)
-            open_cells[index].clear()
+            why = f"the process that ran it ended with status {code}"
+            exit_code = TargetError.exit_code
+            if index not in begun:
+                why, exit_code = f"{why} while kvcheck was loaded, before its first schedule", UnknownVerdict.exit_code
+            yield from _failed(Report(error=why, exit_code=exit_code), open_cells[index])
     finally:
         _end_all(children)
+
+
+def _failed(report: Report, open_cells: set[int]) -> Iterator[Report]:
+    """The ends of the cells that a process has left: its death, or its last line, which says why it could not go on.
+
+    Raises what the process has raised where a run without other processes would have ended with it.
+    """
+    if report.exit_code == UsageError.exit_code:
+        raise UsageError(str(report.error))
+    if report.exit_code == InternalError.exit_code:
+        raise InternalError(str(report.error))
+    for cell in sorted(open_cells):
+        yield replace(report, cell=cell)
+    open_cells.clear()
 
 
 def _patience_s(limit: Limit) -> float | None:
@@ -269,7 +302,12 @@ def work(text: str) -> Iterator[str]:
         values["before"] = value_from(Evidence, values["before"], "before")
         share.append((row["cell"], Order(**values)))
     for report in take_turns(share, limit):
-        yield json.dumps(to_plain(report))
+        yield encode(report)
+
+
+def encode(report: Report) -> str:
+    """The report as a line."""
+    return json.dumps(to_plain(report))
 
 
 def _decode(line: str) -> Report:

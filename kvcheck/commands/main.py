@@ -24,7 +24,7 @@ from typer.main import get_command
 from kvcheck import __version__
 from kvcheck.commands.terminal import complain, say
 from kvcheck.core.deadline import LOOK_AGAIN_S, is_importing
-from kvcheck.core.errors import KvcheckError
+from kvcheck.core.errors import KvcheckError, UnknownVerdict, machine_trouble
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "stress": ("kvcheck.commands.stress:stress", "Stress the KV cache and judge every word it serves."),
@@ -150,6 +150,9 @@ def run(arguments: list[str]) -> int:
             return INTERRUPTED
         if hasattr(error, "exit_code"):
             return int(error.exit_code)
+        if trouble := machine_trouble(error):
+            complain(trouble)
+            return UnknownVerdict.exit_code
         for line in traceback.format_exc().splitlines():
             complain(line)
         complain(f"kvcheck itself failed ({type(error).__name__}: {error}); please report it with the lines above")

@@ -307,7 +307,7 @@ def _take(session: Session, cell: Cell, report: Report) -> None:
 def _child_died(session: Session, cell: Cell, report: Report) -> None:
     cell.is_done = True
     if report.exit_code in (2, 4, 70):
-        cell.reason = f"{report.error}; see the message above"
+        cell.reason = report.error
     else:
         message = f"{cell.id}: {report.error}"
         finding = Finding(

@@ -1,34 +1,60 @@
 """Child process of `kvcheck stress --jobs`: reads orders from stdin, writes one JSON line a schedule.
 
 Invariants:
-- Errors end the process with the exit code of their kind; the parent reports the cells that were left.
+- An error is the last line, with its exit code, and ends the process with it; the parent ends the cells that were left.
+- What kvcheck or the machine does wrong here is never the target's: only a process that ends without a last line is.
 - SIGTERM, with which the parent ends a run, unwinds the schedule under way: temporary folders do not outlive it.
 """
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
+import traceback
+from itertools import chain
 from types import FrameType
 
-from kvcheck.commands.cells import work
+from kvcheck.commands.cells import BEGUN, encode, work
+from kvcheck.commands.orders import Report
 from kvcheck.commands.terminal import complain
-from kvcheck.core.errors import KvcheckError
+from kvcheck.core.errors import InternalError, KvcheckError, UnknownVerdict, machine_trouble
 
 
 def main() -> int:
     """Run the orders on stdin."""
     signal.signal(signal.SIGTERM, _end)
     try:
-        for line in work(sys.stdin.read()):
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
-    except KvcheckError as error:
-        complain(str(error))
-        return error.exit_code
+        asked = sys.stdin.read()
+        importlib.import_module("kvcheck.core.stress.engine")  # a death while this is loaded is not the target's
+        for line in chain((BEGUN,), work(asked)):
+            _say(line)
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
+    except Exception as error:  # the target's own exceptions are findings already
+        return _last_line(error)
     return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _last_line(error: Exception) -> int:
+    trouble = machine_trouble(error)
+    if trouble is not None:
+        report = Report(error=trouble, exit_code=UnknownVerdict.exit_code)
+    elif isinstance(error, KvcheckError):
+        report = Report(error=str(error), exit_code=error.exit_code)
+    else:
+        for line in traceback.format_exc().splitlines():
+            complain(line)
+        text = f"kvcheck itself failed in a process of its own ({type(error).__name__}: {error}); please report it"
+        report = Report(error=text, exit_code=InternalError.exit_code)
+    _say(encode(report))
+    assert report.exit_code is not None
+    return report.exit_code
 
 
 def _end(number: int, frame: FrameType | None) -> None:

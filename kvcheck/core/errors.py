@@ -16,12 +16,13 @@
     +-- InternalError         70  kvcheck itself is wrong
 
 Invariants:
-- A leaf's exit code is a class attribute; nothing else decides exit codes.
+- A leaf's exit code is a class attribute; nothing else decides exit codes, but for `machine_trouble`, which is 4.
 - Messages say what was wrong, what was expected, what was found, and the command to run next where one helps.
 """
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 
@@ -89,3 +90,50 @@ class Hang(TargetError):
 
 class InternalError(KvcheckError):
     """kvcheck itself is wrong; report it."""
+
+
+_DISK = ("disk space", "set TMPDIR to a folder that has room")
+_FILES = ("file descriptors", "raise the limit (ulimit -n)")
+_MEMORY = ("memory", "free some, or use fewer --jobs")
+_NUMBERS = {
+    errno.ENOSPC: _DISK,
+    errno.EDQUOT: _DISK,
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.ENOMEM: _MEMORY,
+}
+_TEXTS = {
+    "can't allocate memory": _MEMORY,
+    "cannot allocate memory": _MEMORY,
+    "failed to map segment from shared object": _MEMORY,
+    "bad_alloc": _MEMORY,
+    "can't start new thread": _MEMORY,
+    "too many open files": _FILES,
+    "no space left on device": _DISK,
+}
+"""How torch, gloo and the loader of libraries say the same, without a number."""
+
+
+def machine_trouble(error: BaseException) -> str | None:
+    """What the machine is short of, where that is what raised `error` or its cause; None for any other error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        short = _short_of(cause)
+        if short is not None:
+            what, advice = short
+            text = f"{type(cause).__name__}: {cause}".strip(": ").splitlines()[0]
+            return f"the machine is short of {what}, which says nothing of the code under test: {text}; next: {advice}"
+        cause = cause.__cause__
+    return None
+
+
+def _short_of(error: BaseException) -> tuple[str, str] | None:
+    """What there is too little of, and what to do about it."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return _MEMORY
+    if isinstance(error, OSError):
+        return _NUMBERS.get(error.errno or 0)
+    if isinstance(error, RuntimeError | ImportError):
+        said = str(error).lower()
+        return next((short for text, short in _TEXTS.items() if text in said), None)
+    return None

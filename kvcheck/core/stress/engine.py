@@ -31,7 +31,9 @@ from kvcheck.core.errors import (
     LayoutMismatch,
     LengthMismatch,
     TargetError,
+    UnknownVerdict,
     UsageError,
+    machine_trouble,
 )
 from kvcheck.core.record import Evidence, Finding, Verdict
 from kvcheck.core.stress.audit import AuditBackend, naming
@@ -135,6 +137,8 @@ class StressEngine:
         except (UsageError, MemoryError):
             raise
         except (Exception, SystemExit) as error:  # the target's own error is what we are here to find
+            if trouble := machine_trouble(error):
+                raise UnknownVerdict(trouble) from error
             history.append(Broke(_code_of(error), type(error).__name__, str(error)))
         delays = _settled(backend, history)
         broken = _finish(oracles)

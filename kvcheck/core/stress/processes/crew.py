@@ -225,7 +225,12 @@ def _start(launcher: LocalLauncher, order: RankOrder, back: Mailbox) -> LocalChi
         ending = made[0].reap()
         back.send({"ended": ending.code, "text": ending.text})
 
-    made.append(launcher.start(order, put))
+    try:
+        made.append(launcher.start(order, put))
+    except UnknownVerdict as error:
+        kind = type(error).__name__
+        back.send({"event": "error", "kind": kind, "message": str(error), "exit_code": error.exit_code})
+        raise
     is_made.set()
     return made[0]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import ClassVar
 
-from kvcheck.core.errors import InternalError, UnknownVerdict, UsageError
+from kvcheck.core.errors import InternalError, TargetError, UnknownVerdict, UsageError
 from kvcheck.core.record import value_from
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.processes import worker
@@ -38,6 +38,7 @@ class RankStory:
 
     faulted: why a request has to fail, as its reason has to name it. stalled: requests of which a leg was held back.
     fenced: peers that it has cut off. refused: who was not let in again, and why; rejoined: who was, peer.incarnation.
+    is_refusal: it ended with an error of what is under test, such as a peer's memory that does not fit its own.
     lives: how earlier processes of the rank ended; before: requests that had ended by then.
     """
 
@@ -56,6 +57,7 @@ class RankStory:
     is_idle: bool = False
     closing: Closing | None = None
     error: str = ""
+    is_refusal: bool = False
     death: str = ""
 
 
@@ -203,7 +205,9 @@ class Supervisor:
             story.closing = read_closing(closing)
         elif kind == "error":
             story.error = f"{event['kind']}: {event['message']}"
-            if event["exit_code"] == UnknownVerdict.exit_code:
+            story.is_refusal = event["exit_code"] == TargetError.exit_code
+            is_refused = any(each.is_refusal for each in self.stories.values())  # and then its peers miss it
+            if event["exit_code"] == UnknownVerdict.exit_code and not is_refused:
                 raise UnknownVerdict(str(event["message"]))
 
     def _tell_addresses(self, name: str) -> None:
@@ -232,6 +236,8 @@ class Supervisor:
         if story.name in self._restarts and len(self._ready) == len(self.stories):
             self._start_again(story, child, death)
             return
+        if len(self._ready) < len(self.stories) and not any(each.is_refusal for each in self.stories.values()):
+            raise UnknownVerdict(f"{death}; its ranks had not met, so nothing was under test yet")
         story.death = death
         self._is_broken = self._is_broken or len(self._ready) < len(self.stories)  # the others wait for it in vain
         self._close_when_idle()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from kvcheck.core.errors import KvcheckError
+from kvcheck.core.errors import KvcheckError, TransferError, UnknownVerdict, machine_trouble
 from kvcheck.core.scheduler.process_group import GroupLost
 from kvcheck.core.stress.processes.order import PROCESS_WIRES, RankOrder, read_order
 from kvcheck.core.stress.processes.rank import RankRun
@@ -50,19 +50,34 @@ def main(choose: Choose = wire_of, make: Callable[[RankOrder], Parts] = lambda o
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
 
+    order: RankOrder | None = None
     try:
         order = read_order(first)
         run = RankRun(order, choose(order), say, told, parts=make(order))
-        run.meet()
+        _meet(run)
         run.serve()
         run.rest()
         run.close()
         threading.Event().wait()  # links stay up until everybody is done; the supervisor ends this
-    except (KvcheckError, GroupLost, ValueError) as error:
+    except (KvcheckError, GroupLost, ValueError, OSError, MemoryError, RuntimeError, ImportError) as error:
+        trouble = machine_trouble(error)
+        if trouble is None and not isinstance(error, KvcheckError | GroupLost | ValueError):
+            raise
         exit_code = error.exit_code if isinstance(error, KvcheckError) else 1
-        say("error", {"kind": type(error).__name__, "message": str(error), "exit_code": exit_code})
+        if trouble is not None:
+            exit_code = UnknownVerdict.exit_code
+        message = f"{order.name}: {trouble}" if trouble is not None and order is not None else str(error)
+        say("error", {"kind": type(error).__name__, "message": message, "exit_code": exit_code})
         return exit_code
     return 0
+
+
+def _meet(run: RankRun) -> None:
+    """Raises UnknownVerdict where another rank is not there: nothing is under test before all have met."""
+    try:
+        run.meet()
+    except (GroupLost, TransferError) as error:
+        raise UnknownVerdict(f"{run.rank.name} has not met its peers: {error}") from error
 
 
 def _listen(told: Told) -> None:

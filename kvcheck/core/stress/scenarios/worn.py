@@ -3,8 +3,9 @@
 Invariants:
 - Damage is done to what is stored, before it is read: the store itself has to notice.
 - Which read, which byte and which kind follow from the count of reads alone.
-- A machine that cannot keep the files stops the run as a usage error: its faults are neither in the plan nor the
-  target's, and a store that keeps less would make another schedule of the same line.
+- A machine that cannot keep the files stops the schedule, as UNKNOWN where it is full and as a usage error where there
+  is no such folder: its faults are neither in the plan nor the target's, and a store that keeps less would make another
+  schedule of the same line.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from kvcheck.core.errors import InternalError, StorageError, UsageError
+from kvcheck.core.errors import (
+    InternalError,
+    KvcheckError,
+    StorageError,
+    UnknownVerdict,
+    UsageError,
+    machine_trouble,
+)
 from kvcheck.core.hicache.file_store import FileStore
 from kvcheck.core.hicache.memory_store import MemoryStore
 from kvcheck.core.hicache.storage import PageStore
@@ -105,7 +113,9 @@ def _temporary_folder() -> ScratchFolder:
         raise _unusable(error) from error
 
 
-def _unusable(error: Exception) -> UsageError:
+def _unusable(error: Exception) -> KvcheckError:
+    if trouble := machine_trouble(error):
+        return UnknownVerdict(trouble)
     return UsageError(
         f"this schedule keeps a page store in a temporary folder, which cannot be used: {error}; expected a folder "
         "that can be written and has room; next: set TMPDIR to one"

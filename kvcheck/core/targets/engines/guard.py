@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
+from kvcheck.core.errors import machine_trouble
+
 T = TypeVar("T")
 
 OURS = "kvcheck"
@@ -47,6 +49,8 @@ def attempt(call: Callable[[], T], package: str = "") -> T | Fault:
         where = _innermost(error.__traceback__, package)
         raise CannotDrive(f"this release does not implement it ({where})") from error
     except Exception as error:  # an engine may raise anything
+        if trouble := machine_trouble(error):
+            raise CannotDrive(trouble) from error
         is_refused = isinstance(error, Refused)
         where = _innermost(error.__traceback__, package, is_ours_too=not is_refused)
         is_engine = bool(package) and where.partition(".")[0] == package and not isinstance(error, _OF_THE_HARNESS)
