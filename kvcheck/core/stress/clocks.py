@@ -17,6 +17,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 Clock = tuple[int, ...]
 
@@ -28,7 +29,8 @@ class Clocks:
         self.host: Clock = ()
         self._acting = ""
         self._others: dict[str, Clock] = {}
-        self._common: Clock | None = None
+        self._least: Clock | None = None
+        self._over: Clock = ()
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
         self._lanes: list[Clock] = []
@@ -37,7 +39,7 @@ class Clocks:
 
     def act(self, host: str) -> None:
         """From now on it is that host that submits and waits."""
-        self._common = None
+        self._least = None
         self._others[self._acting] = self.host
         if host in self._others:
             self.host = self._others.pop(host)
@@ -50,11 +52,18 @@ class Clocks:
 
     def known_to_all(self, lane: int) -> int:
         """The last event of that lane that every host has joined; the harness too, with whose clock new hosts begin."""
-        if not self._others:
-            return at(self.host, lane)
-        if self._common is None:
-            self._common = tuple(map(min, self.host, *self._others.values()))
-        return at(self._common, lane)
+        return min(at(self.host, lane), at(self._least_of_others(), lane)) if self._others else at(self.host, lane)
+
+    def common(self) -> Clock:
+        """What every host has joined, of all lanes; where it is what it was, nothing more is over."""
+        return tuple(map(min, self.host, self._least_of_others())) if self._others else self.host
+
+    def _least_of_others(self) -> Clock:
+        """Only a change of the acting host changes it, not the joins of that host."""
+        if self._least is None:
+            first, *rest = self._others.values()
+            self._least = tuple(map(min, first, *rest)) if rest else first
+        return self._least
 
     def lane(self, name: str) -> int:
         """The number of a lane."""
@@ -81,22 +90,24 @@ class Clocks:
 
     def host_joins(self, record: int) -> None:
         """The host is behind the record."""
-        self._join_host(self._of(record))
+        self._join_host((self._of(record),))
 
     def host_drains(self) -> None:
         """The host is behind everything."""
-        for clock in self._lanes:
-            self._join_host(clock)
+        self._join_host(self._lanes)
 
     def _of(self, record: int) -> Clock:
         """A record's clock; one that is not kept says nothing that the host, and so everybody, does not know."""
         return self._records.get(record, ())
 
-    def _join_host(self, clock: Clock) -> None:
-        self.host = joined(self.host, clock)
-        self._common = None
-        for lane, kept in enumerate(self._kept[: len(self.host)]):
-            over = self.known_to_all(lane) if kept else 0
+    def _join_host(self, clocks: Iterable[Clock]) -> None:
+        for clock in clocks:
+            self.host = joined(self.host, clock)
+        common = self.common()
+        if common == self._over:
+            return
+        self._over = common
+        for over, kept in zip(common, self._kept, strict=False):
             while kept and kept[0][0] <= over:
                 del self._records[kept.popleft()[1]]
 

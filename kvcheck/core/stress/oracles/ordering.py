@@ -60,6 +60,7 @@ class OrderingOracle:
         self._buffers: dict[tuple[str, str], _Buffer] = {}
         self._operations: list[deque[tuple[int, Submitted]]] = []
         self._told: set[tuple[str, ...]] = set()
+        self._over: Clock = ()
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         """Operations and edges."""
@@ -96,8 +97,11 @@ class OrderingOracle:
 
     def _forget(self) -> None:
         """Operations that the host has joined cannot be part of a race any more."""
-        for lane, operations in enumerate(self._operations):
-            over = self._clocks.known_to_all(lane)
+        common = self._clocks.common()
+        if common == self._over:
+            return
+        self._over = common
+        for over, operations in zip(common, self._operations, strict=False):
             while operations and operations[0][0] <= over:
                 operations.popleft()
 
