@@ -1,11 +1,20 @@
 """Links: one TCP connection between two ranks, with a thread that takes what the peer sends as it comes.
 
-    kind (1 byte), length (4 bytes), payload; first of all a HELLO from each side, with the key of the run
+    kind (1 byte), length (4 bytes), payload; first of all, as PROOF and HELLO, who is who:
+
+    connects          listens
+    nonce        ->
+                 <-   nonce
+    proof        ->               HMAC-SHA256 of both nonces by the key of the run
+                 <-   hello       under such a proof of its own, as is the next
+    hello        ->
 
 Invariants:
 - Loopback is where links are unless an address is given. The key tells strangers apart and hides nothing: beyond one
   machine, links are for networks where everybody is trusted.
-- A peer that says the wrong key, or anything before its hello, is not listened to, and is told nothing.
+- The key never travels. Who has not proved that he knows it is not listened to, and is told a nonce and no more.
+- A stranger that is silent delays nobody: peers are greeted beside each other, and the eldest of too many is dropped.
+- A listener that lacks descriptors goes on as soon as there are some; closing it is its only end.
 - Every wait has a bound. A peer that takes nothing for SEND_S seconds is as gone as one that closed.
 - A link that was closed on this side hands over what had come by then, and nothing of what comes later.
 - Frames of one link arrive whole and in order, and GONE once, behind all of them.
@@ -16,6 +25,8 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import queue
+import secrets
 import select
 import socket
 import struct
@@ -30,8 +41,15 @@ HEADER = struct.Struct("=BI")
 MOST_BYTES = 64 << 20
 SEND_S = 20.0
 HELLO_S = 60.0
-STRANGER_S = 5.0
+STRANGER_S = 10.0
 """How long one that connected may take to say its hello; peers say it at once."""
+MOST_GREETINGS = 32
+"""Greeted at a time. Where more come, the eldest goes: a peer is done in milliseconds."""
+PROOF_BYTES = 1024
+"""Most that is taken from one that has proved nothing."""
+LOOK_S = 0.05
+"""How soon a listener looks again: whether a peer was greeted, or whether there are descriptors."""
+DIGEST_BYTES = 32
 LOCAL = "127.0.0.1"
 
 
@@ -45,6 +63,7 @@ class FrameKind(IntEnum):
     FENCE = 5
     GONE = 6
     BEAT = 7
+    PROOF = 8
 
 
 _KINDS = {int(kind): kind for kind in FrameKind if kind is not FrameKind.GONE}
@@ -132,6 +151,10 @@ class Listener:
 
     def __init__(self, host: str = LOCAL) -> None:
         self._host = host
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._greeted: dict[socket.socket, None] = {}  # connections that have proved nothing yet, eldest first
+        self._links: queue.SimpleQueue[Link] = queue.SimpleQueue()
         try:
             self._listening = socket.create_server((host, 0))
         except OSError as error:
@@ -146,37 +169,72 @@ class Listener:
         """A link to each of the named peers. Raises TransferError where one does not come in time."""
         deadline = time.monotonic() + HELLO_S
         links: dict[str, Link] = {}
+        self._listening.settimeout(LOOK_S)
         while missing := names - links.keys():
-            self._listening.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                connection, _ = self._listening.accept()
-            except TimeoutError as error:
-                raise TransferError(f"no connection from {', '.join(sorted(missing))} in {HELLO_S} s") from error
-            with contextlib.suppress(LinkLost):  # a stranger; go on waiting for those expected
-                link = _greet(connection, key, hello, min(deadline, time.monotonic() + STRANGER_S), is_first=False)
-                if link.peer in missing:
-                    links[link.peer] = link
+            if time.monotonic() > deadline:
+                raise TransferError(f"no connection from {', '.join(sorted(missing))} in {HELLO_S} s")
+            self._take_one(key, hello)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    link = self._links.get_nowait()
+                    if link.peer in missing and link.peer not in links:
+                        links[link.peer] = link
+                    else:
+                        link.free()
         return [links[name] for name in sorted(links)]
 
     def keep(self, key: str, hello: dict[str, object], handler: Callable[[Link], None]) -> None:
-        """Greet whoever comes later too, in a thread of its own, and hand the link over, not started yet."""
-        threading.Thread(target=self._keep, args=(key, hello, handler), name="listener", daemon=True).start()
+        """Greet whoever comes later too, in threads of its own, and hand each link over, not started yet."""
+        self._listening.settimeout(None)
+        threading.Thread(target=self._keep, args=(key, hello), name="listener", daemon=True).start()
+        threading.Thread(target=self._hand_over, args=(handler,), name="listener's links", daemon=True).start()
 
     def close(self) -> None:
         """Nobody is waited for any more."""
+        self._is_closed = True
         with contextlib.suppress(OSError):  # wakes the thread that waits in it
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
 
-    def _keep(self, key: str, hello: dict[str, object], handler: Callable[[Link], None]) -> None:
-        self._listening.settimeout(None)
-        while True:
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:
-                return  # closed
-            with contextlib.suppress(LinkLost):  # a stranger
-                handler(_greet(connection, key, hello, time.monotonic() + STRANGER_S, is_first=False))
+    def _keep(self, key: str, hello: dict[str, object]) -> None:
+        while not self._is_closed:
+            self._take_one(key, hello)
+
+    def _hand_over(self, handler: Callable[[Link], None]) -> None:
+        while not self._is_closed:
+            with contextlib.suppress(queue.Empty, LinkLost):
+                handler(self._links.get(timeout=STRANGER_S))
+
+    def _take_one(self, key: str, hello: dict[str, object]) -> None:
+        """Begin to greet one that connects, if one does."""
+        try:
+            connection, _ = self._listening.accept()
+        except TimeoutError:
+            return
+        except OSError:  # closed; or there are no descriptors, or the connection was cut: the next one may be whole
+            if not self._is_closed:
+                self._drop_eldest(most=0)
+                time.sleep(LOOK_S)
+            return
+        self._drop_eldest(most=MOST_GREETINGS - 1)
+        with self._lock:
+            self._greeted[connection] = None
+        threading.Thread(target=self._greet, args=(connection, key, hello), name="greeting", daemon=True).start()
+
+    def _drop_eldest(self, *, most: int) -> None:
+        with self._lock:
+            if len(self._greeted) > most:
+                eldest = next(iter(self._greeted))
+                del self._greeted[eldest]
+                with contextlib.suppress(OSError):  # gone already; its thread closes it
+                    eldest.shutdown(socket.SHUT_RDWR)
+
+    def _greet(self, connection: socket.socket, key: str, hello: dict[str, object]) -> None:
+        with contextlib.suppress(LinkLost):  # a stranger
+            link = _meet(connection, key, hello, time.monotonic() + STRANGER_S, is_first=False)
+            self._links.put(link)
+        with self._lock:
+            self._greeted.pop(connection, None)
 
 
 def connect(address: str, key: str, hello: dict[str, object]) -> Link:
@@ -185,28 +243,56 @@ def connect(address: str, key: str, hello: dict[str, object]) -> Link:
     host, _, port = address.rpartition(":")
     try:
         connection = socket.create_connection((host, int(port)), timeout=HELLO_S)
-        return _greet(connection, key, hello, deadline, is_first=True)
+        return _meet(connection, key, hello, deadline, is_first=True)
     except (LinkLost, OSError, ValueError) as error:
         raise TransferError(f"no peer at {address}: {error}") from error
 
 
-def _greet(connection: socket.socket, key: str, hello: dict[str, object], deadline: float, *, is_first: bool) -> Link:
-    """Hello and hello; whoever was connected to says nothing before it has seen the key."""
-    text = json.dumps({**hello, "key": key}).encode()
+def _meet(connection: socket.socket, key: str, hello: dict[str, object], deadline: float, *, is_first: bool) -> Link:
+    """Both sides prove the key and say hello; is_first: this side connected, and proves it first."""
+    ours, sides = secrets.token_hex(16), ("connects", "listens")
+    mine, other = sides if is_first else sides[::-1]
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
         if is_first:
-            _send(connection, FrameKind.HELLO, text)
-        kind, payload = _receive(connection, deadline=deadline)
-        said = json.loads(payload)
-        if kind is not FrameKind.HELLO or not hmac.compare_digest(str(said["key"]).encode(), key.encode()):
-            raise LinkLost("a stranger answered")
+            _send(connection, FrameKind.PROOF, ours.encode())
+        theirs = _said(connection, FrameKind.PROOF, deadline).decode("ascii")
         if not is_first:
-            _send(connection, FrameKind.HELLO, text)
-        return Link(connection, said)
+            _send(connection, FrameKind.PROOF, ours.encode())
+        nonces = (ours, theirs) if is_first else (theirs, ours)
+        text = json.dumps(hello).encode()
+        greeting = _proof(key, f"{mine} hello", nonces, text) + text
+        if is_first:
+            _send(connection, FrameKind.PROOF, _proof(key, mine, nonces))
+        elif not hmac.compare_digest(bytes(_said(connection, FrameKind.PROOF, deadline)), _proof(key, other, nonces)):
+            raise LinkLost("a stranger answered")
+        else:
+            _send(connection, FrameKind.HELLO, greeting)
+        said = bytes(_said(connection, FrameKind.HELLO, deadline))
+        proof, text = said[:DIGEST_BYTES], said[DIGEST_BYTES:]
+        if not hmac.compare_digest(proof, _proof(key, f"{other} hello", nonces, text)):
+            raise LinkLost("a stranger answered")
+        if is_first:
+            _send(connection, FrameKind.HELLO, greeting)
+        return Link(connection, json.loads(text))
     except (LinkLost, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         connection.close()
         raise LinkLost(f"no hello: {error}") from error
+
+
+def _proof(key: str, what: str, nonces: tuple[str, str], text: bytes = b"") -> bytes:
+    """Only who knows the key can make it, and only for this connection, this side and this text."""
+    said = json.dumps([what, *nonces]).encode() + text
+    return hmac.digest(key.encode(), said, "sha256")
+
+
+def _said(connection: socket.socket, kind: FrameKind, deadline: float) -> bytearray:
+    """The payload of the next frame, which is of that kind. A HELLO comes from one that has proved the key, or must."""
+    said, payload = _receive(connection, deadline=deadline, most=PROOF_BYTES if kind is FrameKind.PROOF else MOST_BYTES)
+    if said is not kind:
+        raise LinkLost(f"expected a frame {kind.name}, got {said.name}")
+    return payload
 
 
 def _send(connection: socket.socket, kind: FrameKind, *parts: bytes | memoryview) -> None:
@@ -223,10 +309,14 @@ def _nobody() -> None:
 
 
 def _receive(
-    connection: socket.socket, *, deadline: float | None, heard: Callable[[], None] = _nobody
+    connection: socket.socket,
+    *,
+    deadline: float | None,
+    heard: Callable[[], None] = _nobody,
+    most: int = MOST_BYTES,
 ) -> tuple[FrameKind, bytearray]:
     kind, size = HEADER.unpack(_exactly(connection, HEADER.size, deadline, heard))
-    if kind not in _KINDS or size > MOST_BYTES:
+    if kind not in _KINDS or size > most:
         raise LinkLost(f"no frame: kind {kind} with {size} bytes")
     return _KINDS[kind], _exactly(connection, size, deadline, heard)
 

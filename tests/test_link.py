@@ -1,0 +1,169 @@
+"""Links among strangers: who is silent delays nobody, who knows no key is told none, and a listener survives.
+
+Invariants:
+- All sockets are on loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kvcheck.core.errors import TransferError
+from kvcheck.core.transfer import link as module
+from kvcheck.core.transfer.link import HEADER, MOST_GREETINGS, PROOF_BYTES, FrameKind, Link, Listener, connect
+
+KEY = "0123456789abcdef0123456789abcdef"
+SOON_S = 2.0
+
+
+@pytest.fixture
+def opened() -> Iterator[contextlib.ExitStack]:
+    """Closed at the end of a test."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    made = Listener()
+    yield made
+    made.close()
+
+
+def stranger_of(listener: Listener, opened: contextlib.ExitStack) -> socket.socket:
+    """A connection that says nothing."""
+    host, port = listener.address.split(":")
+    return opened.enter_context(socket.create_connection((host, int(port))))
+
+
+def accepting(listener: Listener) -> tuple[threading.Thread, list[Link]]:
+    found: list[Link] = []
+    thread = threading.Thread(
+        target=lambda: found.extend(listener.accept(KEY, {"name": "here"}, {"peer"})), daemon=True
+    )
+    thread.start()
+    return thread, found
+
+
+@pytest.mark.parametrize("count", [0, 3, 13, MOST_GREETINGS + 8])
+@pytest.mark.parametrize("is_kept", [False, True], ids=["accept", "keep"])
+def test_silent_strangers_delay_no_peer(
+    listener: Listener, opened: contextlib.ExitStack, count: int, is_kept: bool
+) -> None:
+    for _ in range(count):
+        stranger_of(listener, opened)
+    found: list[Link] = []
+    if is_kept:
+        listener.keep(KEY, {"name": "here"}, found.append)
+    else:
+        _, found = accepting(listener)
+    began = time.monotonic()
+    ours = connect(listener.address, KEY, {"name": "peer"})
+    while not found and time.monotonic() < began + SOON_S:
+        time.sleep(0.01)
+    assert time.monotonic() - began < SOON_S
+    assert [link.peer for link in found] == ["peer"] and ours.peer == "here"
+    assert "key" not in found[0].hello and "key" not in ours.hello
+    for link in (*found, ours):
+        link.free()
+
+
+def received(connection: socket.socket) -> tuple[int, bytes]:
+    kind, size = HEADER.unpack(connection.recv(HEADER.size, socket.MSG_WAITALL))
+    return kind, connection.recv(size, socket.MSG_WAITALL) if size else b""
+
+
+def framed(kind: int, payload: bytes) -> bytes:
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+@pytest.mark.parametrize("is_mirror", [False, True], ids=["hello", "mirror"])
+def test_who_took_over_a_port_learns_no_key_and_no_hello(is_mirror: bool) -> None:
+    heard = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as fake:
+
+        def answer() -> None:
+            connection, _ = fake.accept()
+            with connection:
+                _, nonce = received(connection)
+                connection.sendall(framed(FrameKind.PROOF, nonce if is_mirror else b"0" * 32))
+                _, proof = received(connection)
+                connection.sendall(framed(FrameKind.HELLO, proof + b'{"name": "prefill-0"}'))
+                heard.extend(nonce + proof + connection.recv(1 << 16))
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with pytest.raises(TransferError, match="no peer at"):
+            connect(f"127.0.0.1:{fake.getsockname()[1]}", KEY, {"name": "peer", "where": "secret"})
+        thread.join(10)
+    assert len(heard) == 32 + 32, "a nonce and a proof"
+    assert KEY.encode() not in heard and bytes.fromhex(KEY) not in heard and b"secret" not in heard
+
+
+def test_a_proof_is_good_for_one_connection(listener: Listener, opened: contextlib.ExitStack) -> None:
+    waiting, found = accepting(listener)
+    first, second = stranger_of(listener, opened), stranger_of(listener, opened)
+    first.sendall(framed(FrameKind.PROOF, b"n" * 32))
+    _, nonce = received(first)
+    proof = module._proof(KEY, "connects", ("n" * 32, nonce.decode()))
+    second.sendall(framed(FrameKind.PROOF, b"n" * 32) + framed(FrameKind.PROOF, proof))
+    assert received(second)[0] == FrameKind.PROOF
+    assert second.recv(1) == b"", "a proof of another connection is a stranger's"
+    first.sendall(framed(FrameKind.PROOF, proof))
+    assert received(first)[0] == FrameKind.HELLO, "on its own it is one"
+    first.sendall(framed(FrameKind.HELLO, b"0" * 32 + b'{"name": "peer"}'))
+    assert first.recv(1) == b"", "a hello that is not proved is a stranger's"
+    ours = connect(listener.address, KEY, {"name": "peer"})
+    waiting.join(10)
+    assert [link.peer for link in found] == ["peer"]
+    for link in (*found, ours):
+        link.free()
+
+
+def test_a_stranger_cannot_ask_for_memory(listener: Listener, opened: contextlib.ExitStack) -> None:
+    listener.keep(KEY, {"name": "here"}, lambda link: None)
+    stranger = stranger_of(listener, opened)
+    stranger.sendall(HEADER.pack(FrameKind.PROOF, PROOF_BYTES + 1))
+    assert stranger.recv(1) == b""
+
+
+class Poor:
+    """A listening socket whose process has no descriptors left for a while."""
+
+    def __init__(self, inner: socket.socket, times: int) -> None:
+        self._inner, self.times = inner, times
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.times:
+            self.times -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return self._inner.accept()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["accept", "keep"])
+def test_a_listener_without_descriptors_goes_on_when_there_are_some(listener: Listener, is_kept: bool) -> None:
+    poor = Poor(listener._listening, 3)
+    listener._listening = poor  # type: ignore[assignment]
+    found: list[Link] = []
+    if is_kept:
+        listener.keep(KEY, {"name": "here"}, found.append)
+    else:
+        _, found = accepting(listener)
+    link = connect(listener.address, KEY, {"name": "peer"})
+    deadline = time.monotonic() + 10
+    while not found and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [each.peer for each in found] == ["peer"] and link.peer == "here" and poor.times == 0
+    for each in (*found, link):
+        each.free()
