@@ -15,6 +15,7 @@ from dataclasses import replace
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from kvcheck.commands.terminal import warn
 from kvcheck.core.errors import UsageError
 from kvcheck.core.stress.schedule import Plan, parse_ranks
 
@@ -67,6 +68,26 @@ def serve_place(place: Place) -> int:
 
     serve(place, worker.__name__)
     return 0
+
+
+def exposure(plan: Plan, place: Place | None) -> list[str]:
+    """Warn, for the record too, where Mooncake's engine can be reached from outside."""
+    if plan.transport != "mooncake":
+        return []
+    why = "ranks of several machines have to reach each other"
+    if place is None:
+        from kvcheck.core.transfer.private_network import PrivateNetwork
+
+        with PrivateNetwork() as network:
+            if network.path is not None:
+                return []
+            why = network.why
+    text = (
+        f"Mooncake's engine listens on all interfaces of this machine and asks nobody who he is: {why}; "
+        "expected a network where everybody is trusted"
+    )
+    warn(text)
+    return [text]
 
 
 @contextmanager

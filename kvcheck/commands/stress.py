@@ -18,7 +18,7 @@ import typer
 
 from kvcheck.commands.cells import run_orders
 from kvcheck.commands.closing import close
-from kvcheck.commands.crew import crew_of, find_place, serve_place
+from kvcheck.commands.crew import crew_of, exposure, find_place, serve_place
 from kvcheck.commands.engines import check_jobs, engine_facts, engine_plans, installed_engine, not_exercised, plan_facts
 from kvcheck.commands.options import (
     DEFAULT_OUT,
@@ -54,7 +54,10 @@ tries as much."""
 
 Names = Annotated[list[str] | None, typer.Argument(help="Scenarios; all when none is named.")]
 
-Transport = Annotated[str, typer.Option(help="loopback: in process; tcp, mooncake: a process for each rank.")]
+TRANSPORT_HELP = (
+    "loopback: in process; tcp, mooncake: a process for each rank. Under torchrun, mooncake listens on all interfaces."
+)
+Transport = Annotated[str, typer.Option(help=TRANSPORT_HELP)]
 Ranks = Annotated[
     str | None, typer.Option(metavar="PxD", help="Prefill x decode ranks, such as 2x2. Default: they take turns.")
 ]
@@ -154,7 +157,7 @@ def stress(
         if resume:
             _resume(session, out)
         orders = [_order(cell) for cell in session.cells.values() if not cell.is_done]
-        session.warnings += not_exercised(base, plans)
+        session.warnings += [*not_exercised(base, plans), *exposure(base, place)]
         for line in (_head(session, drawn, plans, workers, engine), ""):
             session.say(line)
         interrupted = _collect(session, orders, workers, limit, processes, engine)

@@ -27,6 +27,7 @@ from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.transfer.engine import CALLS_AHEAD, MooncakeEngine, PeerInfo, Ticket
 from kvcheck.core.transfer.engine_library import require_library
 from kvcheck.core.transfer.engine_plan import Batch
+from kvcheck.core.transfer.private_network import PrivateNetwork
 from kvcheck.core.transfer.shared_memory import SharedRegion
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -105,9 +106,11 @@ class _Rig:
         stack = setting.stack
         self._source = stack.enter_context(SharedRegion("source", spread * WAYS_OF_A_ROUND))
         self._target = stack.enter_context(SharedRegion("target", spread * WAYS_OF_A_ROUND))
-        self._peer: PeerInfo = stack.enter_context(MooncakeEngine.start({"target": self._target})).info
-        self._bare = stack.enter_context(BareEngine.start({"source": self._source}))
-        self._engine = stack.enter_context(MooncakeEngine.start({"source": self._source}))
+        network = stack.enter_context(PrivateNetwork()).path
+        target, source = {"target": self._target}, {"source": self._source}
+        self._peer: PeerInfo = stack.enter_context(MooncakeEngine.start(target, network=network)).info
+        self._bare = stack.enter_context(BareEngine.start(source, network=network))
+        self._engine = stack.enter_context(MooncakeEngine.start(source, network=network))
         self._parts: Iterator[int] = itertools.cycle(range(WAYS_OF_A_ROUND))
 
     def arm(self, shape: RunShape, run: Callable[[Sequence[Batch]], object], clock: str, memory: FreshMemory) -> Arm:

@@ -84,7 +84,8 @@ class MooncakeEngine:
     protocol: a row of PROTOCOLS. What the library really uses is not known from it: without the hardware, or with a
     build that lacks the transport, most names give TCP without a word. nvlink_intra takes device memory only.
     host: the address that peers reach this process at. The library listens on all interfaces whatever it is, and asks
-    nobody who he is: only for networks where everybody is trusted.
+    nobody who he is: only for networks where everybody is trusted. network: the path of a PrivateNetwork, where all
+    interfaces are one that nobody else has.
     """
 
     program: ClassVar[str] = engine_child.__name__
@@ -95,6 +96,7 @@ class MooncakeEngine:
         *,
         protocol: str = "tcp",
         host: str = "127.0.0.1",
+        network: str | None = None,
         settings: EngineSettings | None = None,
     ) -> None:
         require_protocol(protocol)
@@ -113,7 +115,7 @@ class MooncakeEngine:
         self._process, self._channel = self._spawn()
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.fence)
-            self.session, self._regions = self._handshake(regions, host)
+            self.session, self._regions = self._handshake(regions, host, network)
             on_failure.pop_all()
 
     @classmethod
@@ -123,10 +125,11 @@ class MooncakeEngine:
         protocol: str = "tcp",
         *,
         host: str = "127.0.0.1",
+        network: str | None = None,
         settings: EngineSettings | None = None,
     ) -> Self:
         """An engine with every region registered whole. Raises UnknownVerdict without a usable library."""
-        return cls(regions, protocol=protocol, host=host, settings=settings)
+        return cls(regions, protocol=protocol, host=host, network=network, settings=settings)
 
     def regions(self) -> dict[str, Extent]:
         """Name to (address in the engine process, bytes): what a peer needs besides the session."""
@@ -233,10 +236,13 @@ class MooncakeEngine:
             process = start(self.program, streams=streams, leads_group=False)  # it ends with its worker's group
         return process, Channel(ours)
 
-    def _handshake(self, regions: Mapping[str, SharedRegion], host: str) -> tuple[str, dict[str, Extent]]:
+    def _handshake(
+        self, regions: Mapping[str, SharedRegion], host: str, network: str | None
+    ) -> tuple[str, dict[str, Extent]]:
         deadline = time.monotonic() + self._settings.start_s
         asked = {
             "host": host,
+            "network": network,
             "protocol": PROTOCOLS[self.protocol].told,
             "flag": PROTOCOLS[self.protocol].flag,
             "variables": self._settings.environment(self.protocol),

@@ -6,6 +6,7 @@ the process on bad arguments, cannot cancel a call, and lets go of memory for ce
 Invariants:
 - It dies with its worker, as every child, and with the socket, also in the middle of a call: a thread waits for that.
 - After the first call that failed it makes no other: the library may still move bytes of that one.
+- It is in the network of its run, where there is one, before the library is loaded.
 - The library sees only the variables that the worker sent; MC_ variables of the user's environment are dropped.
 """
 
@@ -34,6 +35,7 @@ from kvcheck.core.transfer.engine_wire import (
     unpack_call,
     unpack_json,
 )
+from kvcheck.core.transfer.private_network import enter
 
 NOT_TRIED = -100_001
 """Code of a call that came after one that failed. The library's own are above -10,000."""
@@ -80,8 +82,9 @@ def run(channel: Channel, link: socket.socket, answer: Callable[[Channel, Librar
     """As `main`; ends by ChannelClosed."""
     request = channel.receive(descriptors=MOST_DESCRIPTORS)
     asked = unpack_json(request.payload)
-    die_with(link)
     try:
+        join(asked.get("network"))  # before there is a second thread
+        die_with(link)
         maps = map_regions(channel, asked)
         library, ready = set_up(asked, maps)
     except Refused as error:
@@ -92,6 +95,16 @@ def run(channel: Channel, link: socket.socket, answer: Callable[[Channel, Librar
         return
     channel.send(Kind.READY, request.number, ready)
     answer(channel, library)
+
+
+def join(network: object) -> None:
+    """Into the network of the run's engines, if there is one."""
+    if network is None:
+        return
+    try:
+        enter(str(network))
+    except OSError as error:
+        raise Refused(f"the engine's process could not enter the network of its run at {network}: {error}") from error
 
 
 def die_with(link: socket.socket) -> None:

@@ -137,7 +137,7 @@ class MooncakeWire(ProcessWire):
     def _start_engine(self) -> MooncakeEngine:
         """An engine at an address that no peer can still know an older one by."""
         while True:
-            engine = self.engine_type.start(self._shared(), host=self.host, settings=SETTINGS)
+            engine = self.engine_type.start(self._shared(), host=self.host, network=self.network, settings=SETTINGS)
             if engine.session not in self._sessions:
                 self._sessions.add(engine.session)
                 return engine

@@ -47,6 +47,7 @@ class ProcessWire(ABC):
         self._offered: deque[Link] = deque()
         self._lease_s = LEASE_S
         self.host = LOCAL
+        self.network: str | None = None
         """The address at which peers reach this machine."""
 
     def register(self, region: str, memory: torch.Tensor) -> None:

@@ -137,16 +137,17 @@ class LocalChild:
 
 
 class LocalLauncher:
-    """Starts ranks on this machine. host: the address that they are reached at."""
+    """Starts ranks on this machine. host: the address that they are reached at. network: of their engines."""
 
-    def __init__(self, program: str, *, host: str) -> None:
+    def __init__(self, program: str, *, host: str, network: str | None = None) -> None:
         self._program = program
         self._host = host
+        self._network = network
         self._folder = ScratchFolder("ranks")
 
     def start(self, order: RankOrder, put: Put) -> LocalChild:
         """A child process."""
-        return LocalChild(replace(order, host=self._host), self._program, put)
+        return LocalChild(replace(order, host=self._host, network=self._network), self._program, put)
 
     def meeting(self, name: str) -> str:
         """A file."""

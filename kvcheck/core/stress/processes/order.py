@@ -38,7 +38,8 @@ class RankOrder:
     extra: for programs that do more than the worker, such as dying half-way.
 
     incarnation: 1, or more for a rank that was started again, with over: the requests that ended at the one before it.
-    host: the address at which this machine is reached. returns: peers that are started again when they die.
+    host: the address at which this machine is reached. network: where its engine's process is, None: with all others.
+    returns: peers that are started again when they die.
     """
 
     line: str
@@ -52,6 +53,7 @@ class RankOrder:
     lease_s: float
     incarnation: int = 1
     host: str = LOCAL
+    network: str | None = None
     over: tuple[int, ...] = ()
     returns: tuple[str, ...] = ()
     extra: dict[str, object] = field(default_factory=dict)

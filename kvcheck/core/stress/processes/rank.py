@@ -126,6 +126,7 @@ class RankRun:
         assert isinstance(self.rank.wire, StressedWire)
         self.wire = self.rank.wire.inner
         self.wire.host = order.host
+        self.wire.network = order.network
         self._fenced: dict[str, float] = {}
         self._returns = set(order.returns)
         self._incarnations = dict.fromkeys(order.peers, 0)

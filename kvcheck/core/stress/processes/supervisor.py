@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -25,6 +26,7 @@ from kvcheck.core.stress.processes.order import Closing, RankOrder, read_closing
 from kvcheck.core.stress.processes.work import ranks_of
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.transfer.link import LOCAL
+from kvcheck.core.transfer.private_network import PrivateNetwork
 from kvcheck.core.transfer.pulse import LEASE_S
 
 SILENCE_S = 120.0
@@ -115,7 +117,13 @@ class Supervisor:
 
     def run(self) -> Mapping[str, RankStory]:
         """Every rank's story, when all have ended. Raises UnknownVerdict where a library is missing."""
-        launcher = self._launcher or LocalLauncher(self.program, host=LOCAL)
+        with contextlib.ExitStack() as stack:
+            network = None
+            if self._launcher is None and self._plan.transport == "mooncake":
+                network = stack.enter_context(PrivateNetwork()).path
+            return self._run(self._launcher or LocalLauncher(self.program, host=LOCAL, network=network))
+
+    def _run(self, launcher: Launcher) -> Mapping[str, RankStory]:
         before = signal.signal(signal.SIGTERM, _interrupt)
         try:
             self._start(launcher)

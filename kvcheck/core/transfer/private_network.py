@@ -1,0 +1,115 @@
+"""A network for the engine processes of one machine: the library listens on all interfaces, and here there is only one.
+
+A process holds a network namespace whose only interface is its loopback; engine processes enter it before they load
+the library, and reach each other and nobody else. Run as a program, this module is that process.
+
+Invariants:
+- Whatever the library listens on is reached from within the namespace alone, and the namespace ends with its holder.
+- Where the system does not let it be made, `path` is None and `why` says so: nothing is claimed that is not so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Self
+
+from kvcheck.core.child import Streams, end, start
+from kvcheck.core.errors import UnknownVerdict
+
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWNET = 0x4000_0000
+SIOCSIFFLAGS = 0x8914
+IFF_UP = 0x1
+READY = "ready"
+OWN = "/proc/self/ns"
+
+
+class PrivateNetwork:
+    """The namespace, while it is open. path: where others find it, or None; why: what stands in its way."""
+
+    def __init__(self) -> None:
+        self.path: str | None = None
+        self.why = ""
+        self._holder: subprocess.Popen[str] | None = None
+        try:
+            self._holder = start(__name__, streams=Streams(stdin=subprocess.PIPE))
+        except UnknownVerdict as error:
+            self.why = str(error)
+            return
+        assert self._holder.stdout is not None
+        said = self._holder.stdout.readline().strip()
+        if said == READY:
+            self.path = f"/proc/{self._holder.pid}/ns"
+        else:
+            self.why = said or "the process that was to make it ended"
+
+    def close(self) -> None:
+        """Nobody enters it any more; it ends with the last process that is in it."""
+        if self._holder is not None:
+            end(self._holder)
+            for stream in (self._holder.stdin, self._holder.stdout):
+                if stream is not None:
+                    stream.close()
+            self._holder = None
+        self.path = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def enter(path: str) -> None:
+    """Move this process, which has one thread, into the namespace. Raises OSError."""
+    for name, kind in (("user", CLONE_NEWUSER), ("net", CLONE_NEWNET)):
+        if os.path.samestat(os.stat(f"{path}/{name}"), os.stat(f"{OWN}/{name}")):
+            continue
+        opened = os.open(f"{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _call("setns", opened, kind)
+        finally:
+            os.close(opened)
+
+
+def make() -> None:
+    """Move this process, which has one thread, into a new namespace with its loopback up. Raises OSError."""
+    try:
+        _call("unshare", CLONE_NEWNET)
+    except PermissionError:  # not root: a user may where he is root of a user namespace of his own
+        user, group = os.getuid(), os.getgid()
+        _call("unshare", CLONE_NEWUSER | CLONE_NEWNET)
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
+
+
+def main() -> None:
+    """Hold a namespace until standard input ends."""
+    try:
+        make()
+    except OSError as error:
+        sys.stdout.write(f"the system refuses a network namespace ({error.strerror})\n")
+        return
+    sys.stdout.write(READY + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+
+
+def _call(name: str, *arguments: int) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main()

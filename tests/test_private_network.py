@@ -1,0 +1,92 @@
+"""The engines' own network: what listens there is not reached from outside, and what stands in its way is said.
+
+Invariants:
+- Skipped where the system makes no network namespace; the refusal is tested everywhere.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from kvcheck.commands.crew import exposure
+from kvcheck.core.errors import UnknownVerdict
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.transfer import private_network as module
+from kvcheck.core.transfer.private_network import PrivateNetwork
+
+PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny", backend="eager", transport="mooncake", ranks="1x1")
+LISTEN = """
+import socket, sys
+from kvcheck.core.transfer.private_network import enter
+enter(sys.argv[1])
+server = socket.create_server(("0.0.0.0", 0))
+print(server.getsockname()[1], flush=True)
+sys.stdin.readline()
+"""
+CONNECT = """
+import socket, sys
+from kvcheck.core.transfer.private_network import enter
+enter(sys.argv[1])
+socket.create_connection(("127.0.0.1", int(sys.argv[2])), 5).close()
+print([name for _, name in socket.if_nameindex()])
+"""
+
+
+@pytest.fixture
+def network() -> Iterator[PrivateNetwork]:
+    with PrivateNetwork() as made:
+        if made.path is None:
+            pytest.skip(made.why)
+        yield made
+
+
+def test_what_listens_on_all_interfaces_is_reached_from_within_alone(network: PrivateNetwork) -> None:
+    path = str(network.path)
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTEN, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as listening:
+        assert listening.stdin is not None and listening.stdout is not None
+        port = int(listening.stdout.readline())
+        with open("/proc/net/tcp", encoding="ascii") as table:
+            assert f":{port:04X} 00000000:0000 0A" not in table.read()
+        within = subprocess.run(
+            [sys.executable, "-c", CONNECT, path, str(port)], capture_output=True, text=True, check=True
+        )
+        assert within.stdout == "['lo']\n"
+        listening.stdin.write("\n")
+
+
+def test_it_ends_with_its_holder(network: PrivateNetwork) -> None:
+    holder = network._holder
+    assert holder is not None
+    network.close()
+    assert network.path is None and holder.returncode is not None
+
+
+def refused(*_: object, **__: object) -> None:
+    raise UnknownVerdict("no process here")
+
+
+def test_a_system_that_makes_none_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "start", refused)
+    with PrivateNetwork() as network:
+        assert (network.path, network.why) == (None, "no process here")
+    (text,) = exposure(PLAN, None)
+    assert "listens on all interfaces" in text and "no process here" in text
+
+
+def test_where_there_is_one_nothing_is_warned_of(network: PrivateNetwork) -> None:
+    assert exposure(PLAN, None) == []
+
+
+def test_the_holder_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def forbidden(name: str, *_: int) -> None:
+        raise PermissionError(1, f"{name}: Operation not permitted")
+
+    monkeypatch.setattr(module, "_call", forbidden)
+    module.main()
+    assert capsys.readouterr().out == "the system refuses a network namespace (unshare: Operation not permitted)\n"
