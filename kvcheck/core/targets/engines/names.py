@@ -2,7 +2,8 @@
 
 Invariants:
 - A capability is one row: every place that some release had it, in the order in which they are tried.
-- What is in none of its places is missing, by name; a place that breaks while it is imported says how.
+- What is in none of its places is missing, by name; a place that is there and cannot be imported is not missing, and
+  says what it raised.
 """
 
 from __future__ import annotations
@@ -17,11 +18,19 @@ from kvcheck.core.targets.engines.guard import CannotDrive, Fault, attempt
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a capability is, or why it is nowhere."""
+    """Where a capability is, or why it is nowhere. error: what a place raised that is there and cannot be imported."""
 
     place: str
     thing: Any
     why_not: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The release has no such module, or no such attribute in it."""
+
+    text: str
 
 
 class Names:
@@ -33,44 +42,55 @@ class Names:
 
     def __getitem__(self, name: str) -> Any:
         """The thing itself. Raises CannotDrive where no release-known place has it."""
-        found = self.find(name)
-        if found.why_not:
-            raise CannotDrive(f"this release has no {name}: {found.why_not}")
-        return found.thing
+        self.require((name,))
+        return self.find(name).thing
 
     def has(self, name: str) -> bool:
         """Whether some place has it."""
         return not self.find(name).why_not
 
     def require(self, names: tuple[str, ...]) -> None:
-        """Raises CannotDrive with every name that is missing."""
-        missing = [f"{name} ({self.find(name).why_not})" for name in names if not self.has(name)]
+        """Raises CannotDrive with every name that is missing, those that break first."""
+        missing = sorted((self.find(name) for name in names if not self.has(name)), key=lambda each: not each.error)
         if missing:
-            raise CannotDrive(f"this release has no {'; no '.join(missing)}")
+            raise CannotDrive("; ".join(each.why_not for each in missing))
 
     def find(self, name: str) -> Found:
         """Look in each place once."""
         if name not in self._found:
-            self._found[name] = self._look(self._table[name])
+            self._found[name] = self._look(name, self._table[name])
         return self._found[name]
 
-    def _look(self, places: tuple[str, ...]) -> Found:
-        tried = []
+    def _look(self, name: str, places: tuple[str, ...]) -> Found:
+        absent, broken, error = [], [], ""
         for place in places:
             module, attribute = place.split(":")
             result = attempt(_getter(module, attribute))
-            if not isinstance(result, Fault):
+            if isinstance(result, Absent):
+                absent.append(f"{place}: {result.text}")
+            elif isinstance(result, Fault):
+                broken.append(f"{place}: {result.text}")
+                error = error or result.text
+            else:
                 return Found(place, result)
-            tried.append(f"{place}: {result.text}")
-        return Found("", None, f"tried {'; '.join(tried)}")
+        if broken:
+            return Found("", None, f"{name} cannot be imported: {'; '.join(broken)}", error)
+        return Found("", None, f"this release has no {name} (tried {'; '.join(absent)})")
 
 
 def _getter(module: str, attribute: str) -> Callable[[], Any]:
     """An attribute of a module, which may be an attribute of a class in it."""
 
     def get() -> Any:
-        thing: Any = importlib.import_module(module)
+        try:
+            thing: Any = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise  # the release has the module, and what that needs is not there
+            return Absent(f"{type(error).__name__}: {error}")
         for part in attribute.split("."):
+            if not hasattr(thing, part):
+                return Absent(f"{getattr(thing, '__name__', module)} has no {part}")
             thing = getattr(thing, part)
         return thing
 

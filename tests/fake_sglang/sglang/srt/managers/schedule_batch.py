@@ -5,6 +5,13 @@ import torch
 from sglang import has_fault
 from sglang.srt.mem_cache.common import evict_for, release_kv_cache
 
+if has_fault("import-breaks"):
+
+    class InvalidVersion(ValueError):
+        pass
+
+    raise InvalidVersion("'N/A'")
+
 
 class FINISH_ABORT:
     pass
