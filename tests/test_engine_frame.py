@@ -215,6 +215,14 @@ def test_wrong_row_is_named_by_what_it_holds(harm: object, code: str, seen: int 
     assert judge.words == {"k": 2 * 2 * 2 * 8} and judge.reads == 4
 
 
+def test_a_conditional_finding_stands_in_no_other_ones_way() -> None:
+    stamps, judge = Stamps(inventory(pool(), ENGINE, UNITS)), Judge()
+    held, seen = stamps.found.held[0], stamps.found.held[0].rows[[3, 4]]
+    for condition in ("lists differ", "lists differ", None, None):
+        judge.compare(held, seen, request=1, positions=(0, 1), ids=(3, 4), when="read", condition=condition)
+    assert [each.condition for each in judge.findings] == ["lists differ", None]
+
+
 class Empty:
     """A probe that compares nothing."""
 

@@ -56,6 +56,7 @@ FAULTS = [
     ("no-gate", "agreement.metadata", {"KV203"}),
     ("metadata-turned", "agreement.everything", {"KV203"}),
     ("room-kept", "agreement.everything", {"KV203"}),
+    ("pages-last", "agreement.everything", {"KV203"}),
     ("early-ack", "host-copy.nsa-direct", {"KV201"}),
     ("ack-lost", "host-copy.nsa-direct", {"KV901"}),
     ("index-not-backed-up", "host-copy.nsa-direct", {"KV102", "KV104", "KV304"}),

@@ -18,7 +18,7 @@ served = set()
 
 
 class Stub(ModuleType):
-    __path__ = []
+    __path__, __version__ = [], "0"
 
     def __getattr__(self, name):
         if name.startswith("__"):

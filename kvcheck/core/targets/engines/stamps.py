@@ -49,12 +49,12 @@ class Judge:
             self.notes.append(text)
 
     def find(self, code: str, oracle: str, message: str, **more: object) -> None:
-        """A finding; the first of a code, buffer and lane is kept."""
+        """A finding; the first of a code, buffer, lane and condition is kept."""
         self._keep(Finding(code=code, oracle=oracle, message=message, **more))  # type: ignore[arg-type]
 
     def _keep(self, found: Finding) -> None:
-        place = (found.code, found.buffer, found.lane)
-        if place not in [(each.code, each.buffer, each.lane) for each in self.findings]:
+        place = (found.code, found.buffer, found.lane, found.condition)
+        if place not in [(each.code, each.buffer, each.lane, each.condition) for each in self.findings]:
             self.findings.append(found)
 
     def absorb(self, other: Judge, code: str | None = None, why: str = "") -> None:
@@ -84,10 +84,12 @@ class Judge:
         part: torch.Tensor | None = None,
         code: str | None = None,
         lane: str | None = None,
+        condition: str | None = None,
     ) -> int:
         """Compare rows with the request's content; how many are right. part: bytes of a row that count, [bytes] bool.
 
         code: of a row that is foreign, stale or was never written, where another code says more. lane: who read it.
+        condition: the assumption under which wrong rows are a finding.
         """
         site = Site(held.unit, held.name, "", held.layer)
         seen = seen.cpu()
@@ -113,6 +115,7 @@ class Judge:
                 request=request,
                 seen_request=owner,
                 lane=lane,
+                condition=condition,
             )
         return len(ids) - len(wrong)
 

@@ -1,7 +1,7 @@
 """Compiled: the functions of `sgl_kernel.kvcacheio`, restated: what each asks to have moved.
 
 Kernels go item by item, from the first byte and the sizes that they are given. Direct copies go by runs of rows or by
-whole pages, between slices of tensors.
+whole pages, between slices of tensors; they take both lists of indices to the host first, wherever those lie.
 
 Invariants:
 - Names and parameters are the compiled ones; what those refuse is Refused.

@@ -5,7 +5,7 @@ pools in it stand in: they hand out ids and record what a copy is given.
 
 Invariants:
 - What the tree keeps is as it was when the controller took it: the same values, on the same side, on both tiers.
-- What the copy is given pairs the same host and device pages, on the side where the copy reads its lists.
+- What the copy is given pairs the same host and device pages, on the side where the copy needs its lists, if on any.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from kvcheck.core.targets.engines.device import DEVICE, HOST, on_host, side
 from kvcheck.core.targets.engines.guard import CannotDrive
 from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.engines.streams import SideStream
+from kvcheck.core.targets.sglang.moves import reads_lists_on
 
 LAYERS, HOST_SLOTS = 2, 64
 SIDES = {"device": DEVICE, "host": HOST}
@@ -127,12 +128,12 @@ class Scene:
     def check_given(self, how: str) -> None:
         """The copy was given the same pairs, on the side where it reads them."""
         judge = self.rig.judge
-        reads = DEVICE if self.way[0] == "kernel" else HOST
+        reads = reads_lists_on(self.way[0], DEVICE)
         for given in self.given:
             for tier, value in (("host", given.host), ("device", given.device)):
-                if value.device.type != reads and not (tier == "host" and given.is_staged):
-                    where = "the device" if reads == DEVICE else "the host"
-                    text = f"{how}: the copy is given {tier} pages on {side(value)}, and reads them on {where}"
+                is_taken = tier == "host" and given.is_staged
+                if value.device.type != (reads or value.device.type) and not is_taken:
+                    text = f"{how}: the copy is given {tier} pages on {side(value)}, and reads them on the device"
                     judge.find("KV302", "contract", text, tier=tier, lane="copy")
         wanted = sorted({pair for pages in self.pairs for pair in _pairs(*pages)})
         seen = sorted({pair for given in self.given for pair in _pairs(given.host, given.device)})

@@ -5,7 +5,7 @@ The hybrid controller is called as a tree calls it (`hybrid_moves`); trees are d
 
 Invariants:
 - What the tree keeps is as it was when the controller took it: the same values, on the same side, on both tiers.
-- What the copy is given pairs the same host and device pages, on the side where the copy reads its lists.
+- What the copy is given pairs the same host and device pages, on the side where the copy needs its lists, if on any.
 """
 
 from __future__ import annotations

@@ -32,6 +32,15 @@ class Refused(Exception):
     """What the compiled copy would refuse."""
 
 
+def reads_lists_on(backend: str, device: str) -> str | None:
+    """The side on which copies of an `io_backend` need their lists of indices; None: they take them from either.
+
+    A kernel reads them on the device. Direct copies take them to the host themselves, both and before anything else: a
+    list on the device costs a wait and harms nobody.
+    """
+    return device if backend == "kernel" else None
+
+
 def paired(sources: torch.Tensor, targets: torch.Tensor) -> list[tuple[int, int]]:
     """Source and target indices."""
     if sources.numel() != targets.numel():

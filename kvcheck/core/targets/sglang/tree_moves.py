@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvcheck.core.targets.engines.device import DEVICE, HOST, on_host, side
+from kvcheck.core.targets.engines.device import HOST, on_host, side
 from kvcheck.core.targets.engines.guard import CannotDrive
 from kvcheck.core.targets.engines.probe import Rig
+from kvcheck.core.targets.sglang.moves import reads_lists_on
 from kvcheck.core.targets.sglang.trees import PAGES, STATE, STATES, TOKENS, Tree, TreeKind, build
 
 SHARED, TAIL = 4, 16
@@ -191,14 +192,15 @@ class TreeScene:
     def _copy(self, kind: str, is_backup: bool, host: torch.Tensor, device: torch.Tensor) -> None:
         """What a host pool is told to copy; one layer says the same as the next."""
         judge = self.rig.judge
-        reads = self.tree.device if self.way[0] == "kernel" else HOST
+        reads = reads_lists_on(self.way[0], self.tree.device)
         self.copies[kind, is_backup] = self.copies.get((kind, is_backup), 0) + 1
         # Pools whose backup is staged page by page say so, and read host ids on the host as well.
         is_staged = is_backup and getattr(self.tree.hosts[kind], "can_use_write_back_jit", False)
         for tier, value in (("host", host), ("device", device)):
-            if value.device.type != reads and not (tier == "host" and is_staged):
-                where = "the device" if reads == DEVICE else "the host"
-                text = f"{self.tree.name}: the copy is given {tier} {kind} on {side(value)}, and reads them on {where}"
+            if value.device.type != (reads or value.device.type) and not (tier == "host" and is_staged):
+                text = (
+                    f"{self.tree.name}: the copy is given {tier} {kind} on {side(value)}, and reads them on the device"
+                )
                 judge.find("KV302", "contract", text, tier=tier, lane="copy")
         there = [int(slot) for slot in on_host(device).tolist()]
         here = [int(slot) for slot in on_host(host).tolist()]

@@ -97,6 +97,8 @@ class HiCacheController:
             if has_fault("paged-not-moved") and self.mem_pool_host.layout == "page_first":
                 return host_indices, device_indices
             return host_indices.to(self.device), device_indices
+        if has_fault("lists-on-device"):  # none: direct copies take lists to the host themselves
+            return host_indices.to(self.device), device_indices
         device_indices = device_indices.cpu()
         if self.mem_pool_host.layout != "layer_first":
             return host_indices, device_indices

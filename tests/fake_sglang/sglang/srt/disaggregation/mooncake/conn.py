@@ -60,6 +60,8 @@ class MooncakeKVManager:
         ]
         if has_fault("metadata-turned"):
             legs[2] = (args.aux_data_ptrs[::-1], peer.dst_aux_ptrs[::-1], args.aux_item_lens[::-1], *slots)
+        if has_fault("pages-last"):
+            legs = legs[::-1]
         for leg, (froms, tos, sizes, sources, targets) in enumerate(legs):
             for start, end, size in zip(froms, tos, sizes, strict=True):
                 for source, target in zip(sources, targets, strict=False):
