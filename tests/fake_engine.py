@@ -11,7 +11,10 @@ import venv
 from pathlib import Path
 
 FAKES = sorted(str(each) for each in Path(__file__).parent.glob("fake_*/"))
-HELLO = '{"hello": {"engine": "sglang", "version": "0", "python": "3", "torch": "2", "device": "cpu"}}'
+HELLO = (
+    '{"hello": {"engine": "sglang", "version": "0", "python": "3", "torch": "2", "device": "cpu", '
+    '"files": null, "commit": null}}'
+)
 
 GREET = 'while [ "$1" != -u ]; do shift; done; printf "%s\\n" "$4" > "/proc/self/fd/$5"'
 """Says what a child of kvcheck says first, in a shell script that stands for the interpreter."""

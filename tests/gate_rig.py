@@ -15,7 +15,8 @@ from literal_record import PASSED
 
 from kvcheck.commands.options import environment, tool
 from kvcheck.core.bench.noise import machine
-from kvcheck.core.record import BenchRow, Evidence, Interval, RunRecord
+from kvcheck.core.identity import code_digest
+from kvcheck.core.record import BenchRow, Evidence, Identity, Interval, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.gate import Gated, Look, Overhead, Recorded, Rules, decide
 from kvcheck.core.rounds import floor_of, ratio_interval
 
@@ -77,14 +78,25 @@ def noisy_row(random: np.random.Generator, ratio: float, *, rounds: int, sd: flo
 
 def bench_run(*rows: BenchRow, **changed: Any) -> RunRecord:
     """A complete run of these rows, recorded here."""
+    cases = [*dict.fromkeys(row.case for row in rows)] or ["read"]
     record = replace(
         PASSED,
         run_id="20260102-030406-0b0b",
-        scenarios=(),
+        scenarios=tuple(measured(case) for case in cases),
         evidence=Evidence(),
         bench=rows,
         tool=tool(),
         environment={**environment(), "hardware": machine()},
-        plan={"shape": "glm-5.1"},
+        plan={"shape": "glm-5.1", "cases": cases},
     )
     return replace(record, **changed)
+
+
+def measured(case: str) -> ScenarioResult:
+    """The verdict on a case whose arms did their work."""
+    return ScenarioResult(id=case, shape="glm-5.1", verdict=Verdict.PASS, schedules=15)
+
+
+def of_this_build(record: RunRecord) -> RunRecord:
+    """The record, as if this kvcheck had made it."""
+    return replace(record, identity=Identity(code=code_digest()))

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvcheck.core.record import Coverage, Evidence, Finding, MutantResult, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.record import (
+    Coverage,
+    Evidence,
+    Finding,
+    Identity,
+    MutantResult,
+    RunRecord,
+    ScenarioResult,
+    Verdict,
+)
 
 MARKUP = "<script>alert('x')</script>"
 
@@ -116,6 +125,12 @@ MUTANTS = (
         verdict=Verdict.FAIL,
     ),
 )
+LINES = (
+    "retract-resume:shape=glm-5.1-tiny,seed=1,schedule=0",
+    "handover:shape=%3Cb%3Etiny%3C/b%3E,seed=1,schedule=0",
+    "retract-resume:shape=gpt-oss-tiny,seed=1,schedule=0",
+)
+CODE = "3f2c1ab0" * 8
 FAILED = RunRecord(
     run_id="20260102-030405-0c4e",
     tool={"name": "kvcheck", "version": "0.1.0", "commit": "3f2c1ab"},
@@ -128,18 +143,20 @@ FAILED = RunRecord(
     exit_code=1,
     complete=True,
     environment={"python": "3.11.9", "torch": "2.6.0", "device": "cpu", "cores": 2, "psi": None, "note": MARKUP},
-    plan={"scenarios": ["retract-resume"], "shapes": ["glm-5.1-tiny"], "trace": None, "schedules": 400},
+    plan={"schedules": 400, "trace": None, "cells": [*LINES], "mutants": [each.name for each in MUTANTS]},
     evidence=RETRACT.plus(TRANSFER).plus(NOTHING),
     scenarios=SCENARIOS,
     findings=FINDINGS,
     mutants=MUTANTS,
     warnings=("only 2 cores: fewer schedules than asked for",),
+    identity=Identity(code=CODE),
 )
 PASSED = replace(
     FAILED,
     run_id="20260102-030406-0c4f",
     verdict=Verdict.PASS,
     exit_code=0,
+    plan={"schedules": 400, "cells": [LINES[1]]},
     evidence=TRANSFER,
     scenarios=SCENARIOS[1:2],
     findings=(),
@@ -153,6 +170,7 @@ UNJUDGED = replace(
     verdict=Verdict.UNKNOWN,
     exit_code=4,
     complete=False,
+    plan={"schedules": 400, "cells": [LINES[2]]},
     evidence=NOTHING,
     scenarios=SCENARIOS[2:],
 )

@@ -23,6 +23,7 @@ PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "kvcheck"
 
 BASE_NAMES = ("errors", "paging", "registry", "record", "codes", "bugs", "rounds", "deadline", "child", "scratch")
+BASE_NAMES += ("identity",)
 BASE = frozenset(f"core.{name}" for name in BASE_NAMES)
 RUN_PARTS = ("kernels", "core.backend", "core.pools", "core.offload", "core.hicache", "core.transfer", "core.scheduler")
 JUDGED_PARTS = (*RUN_PARTS, "core.targets", "core.workload")
@@ -35,6 +36,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.record": ((), "BASE: reports read it without loading what was measured"),
     "core.child_start": ((), "runs before anything of kvcheck is imported"),
     "core.child": (("core.child_start",), "BASE: all layers that have processes start them alike"),
+    "core.identity": ((), "BASE: a run, the gate and an engine's child say by the same digests what they are about"),
     "core.rounds": ((), "BASE: what a benchmark measures and what a gate says of it count alike"),
     "core.deadline": ((), "BASE: whatever takes its time can be given a limit"),
     "core.backend": (("kernels",), "runs operations, knows nothing of pools"),

@@ -16,7 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 from gate_rig import bench_row, bench_run, gated
-from literal_record import FAILED, FINDINGS, MUTANTS, PASSED, UNJUDGED
+from literal_record import CODE, FAILED, FINDINGS, MUTANTS, PASSED, UNJUDGED
 from test_cli_damage import STEERING, steers
 
 from kvcheck.commands.gate_lines import result_lines
@@ -26,9 +26,11 @@ from kvcheck.core.report.gate import Rules, decide
 from kvcheck.core.report.gate_result import (
     GateResult,
     Problem,
+    conditional_findings,
     evidence_problems,
     gated_rows,
     integrity_problems,
+    summaries,
     tally,
 )
 from kvcheck.core.report.gate_to_html import render as page
@@ -44,22 +46,31 @@ HOSTILE = f"<img src=x onerror=alert(1)> | [a](http://x.invalid) **b** `c` @d\n#
 
 
 def gate(
-    *records: RunRecord, budgets: tuple[Budget, ...] = (), again: BenchRow | str = "gone", **changed: Any
+    *records: RunRecord,
+    budgets: tuple[Budget, ...] = (),
+    again: BenchRow | str = "gone",
+    min_schedules: int | None = None,
+    fail_on_conditional: bool = False,
+    **changed: Any,
 ) -> GateResult:
     """What the gate says of these runs, when measuring a row again finds `again`."""
     found, missing, warnings = gated_rows(records, budgets)
     rows, is_complete = decide(found, Rules(), lambda rows: [again for _ in rows])
     result = GateResult(
         tool={"name": "kvcheck", "version": "0"},
+        code=CODE,
         argv=("gate", "x"),
-        runs=tuple(record.run_id for record in records),
+        runs=summaries(records),
+        min_schedules=min_schedules,
+        fail_on_conditional=fail_on_conditional,
         budget_file="budgets.toml" if budgets else None,
         tol=0.03,
         fail_over=0.1,
         on_inconclusive="fail",
         tally=tally(records),
-        integrity=integrity_problems(records),
-        evidence=(*evidence_problems(records), *missing),
+        integrity=integrity_problems(records, fail_on_conditional=fail_on_conditional),
+        conditional=conditional_findings(records),
+        evidence=(*evidence_problems(records, code=CODE, min_schedules=min_schedules), *missing),
         rows=rows,
         warnings=warnings,
         complete=is_complete,

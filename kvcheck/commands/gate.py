@@ -21,6 +21,7 @@ from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, check_choice,
 from kvcheck.commands.report import loaded, report_problem
 from kvcheck.commands.terminal import say, warn
 from kvcheck.core.errors import UsageError
+from kvcheck.core.identity import code_digest
 from kvcheck.core.record import read_record
 from kvcheck.core.report import GATE_WRITERS
 from kvcheck.core.report.budgets import read_budgets
@@ -29,9 +30,11 @@ from kvcheck.core.report.gate_result import (
     ON_INCONCLUSIVE,
     GateResult,
     Problem,
+    conditional_findings,
     evidence_problems,
     gated_rows,
     integrity_problems,
+    summaries,
     tally,
 )
 from kvcheck.core.report.store import check_writable, find_run
@@ -51,6 +54,12 @@ def gate(
         str, typer.Option(help="pass, warn or fail (exit 4), where noise hides the answer.")
     ] = "fail",
     max_time: Annotated[float, typer.Option(help="Seconds for rounds that the gate measures.")] = DEFAULT_MAX_TIME_S,
+    min_schedules: Annotated[
+        int | None, typer.Option(help="Schedules that each cell has to have run, beside its own floor.")
+    ] = None,
+    fail_on_conditional: Annotated[
+        bool, typer.Option(help="Findings under an assumption that the engine does not promise fail too.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Integer, of the gate's own rounds; drawn when absent.")] = None,
     out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = DEFAULT_OUT,
     output: Annotated[
@@ -66,6 +75,7 @@ def gate(
     check_choice("--format", format_name, FORMATS)
     check_choice("--on-inconclusive", on_inconclusive, ON_INCONCLUSIVE)
     check_positive("--max-time", max_time)
+    check_positive("--min-schedules", min_schedules)
     if seed is not None and seed < 0:
         raise UsageError(f"--seed: expected an integer of at least 0, got {seed}")
     rules = Rules(tol=tol, fail_over=fail_over)
@@ -76,17 +86,23 @@ def gate(
     is_quiet = format_name == "json"
     fresh = FreshRounds(records, seed=draw_seed() if seed is None else seed, max_time_s=max_time, is_quiet=is_quiet)
     rows, is_complete = decide(gated, rules, fresh)
+    failures = integrity_problems(records, fail_on_conditional=fail_on_conditional)
+    gaps = evidence_problems(records, code=code_digest(), min_schedules=min_schedules)
     result = GateResult(
         tool=tool(),
+        code=code_digest(),
         argv=tuple(ctx.obj),
-        runs=tuple(record.run_id for record in records),
+        runs=summaries(records),
+        min_schedules=min_schedules,
+        fail_on_conditional=fail_on_conditional,
         budget_file=None if budget is None else str(budget),
         tol=tol,
         fail_over=fail_over,
         on_inconclusive=on_inconclusive,
         tally=tally(records),
-        integrity=(*integrity_problems(records), *(Problem(None, text) for text in fresh.wrong_outputs)),
-        evidence=(*evidence_problems(records), *missing),
+        integrity=(*failures, *(Problem(None, text) for text in fresh.wrong_outputs)),
+        conditional=conditional_findings(records),
+        evidence=(*gaps, *missing),
         rows=rows,
         warnings=warnings,
         complete=is_complete,

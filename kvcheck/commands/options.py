@@ -15,7 +15,7 @@ import secrets
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,7 +23,12 @@ from kvcheck import __version__
 from kvcheck.commands.engines import check_engine_plan
 from kvcheck.core.codes import CODES
 from kvcheck.core.errors import UsageError
+from kvcheck.core.identity import code_digest, file_digest
+from kvcheck.core.record import Identity
 from kvcheck.core.stress.schedule import MAX_DIGITS, PROCESS_TRANSPORTS, Plan, parse_ranks
+
+if TYPE_CHECKING:
+    from kvcheck.core.stress.engines import EngineRunner
 
 DEFAULT_OUT = Path("reports/runs")
 FORMATS = ("text", "json")
@@ -67,6 +72,17 @@ def environment() -> dict[str, object]:
         "cpus": os.cpu_count(),
         "packages": versions,
     }
+
+
+def identity(trace: str | None = None, engine: EngineRunner | None = None) -> Identity:
+    """What a run is about. trace: of `--trace`. engine: the installed one that it judges."""
+    from kvcheck.core.workload.synthetic import trace_file
+
+    return Identity(
+        code=code_digest(),
+        trace=None if trace is None else file_digest(trace_file(trace)),
+        target=None if engine is None else engine.start().identity,
+    )
 
 
 def check_positive(name: str, value: float | None) -> None:

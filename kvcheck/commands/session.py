@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvcheck.commands.options import environment, new_run_id, tool
+from kvcheck.commands.options import environment, identity, new_run_id, tool
 from kvcheck.commands.terminal import say, warn
 from kvcheck.core.errors import UsageError
 from kvcheck.core.record import (
@@ -128,6 +128,7 @@ class Session:
 
     results: of what has no cells, beside those of the cells. facts: what a command adds to the environment. repro: the
     command that repeats the run; resumes: with --resume, it goes on with it. quiet: nothing but JSON goes to stdout.
+    identity: of kvcheck's code, and of what a command adds.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Session:
         self.bench: list[BenchRow] = []
         self.results: list[ScenarioResult] = []
         self.facts: dict[str, object] = {}
+        self.identity = identity()
         self.warnings: list[str] = []
         self.is_saved = False
         self._started = time.monotonic()
@@ -217,6 +219,7 @@ class Session:
             bench=tuple(self.bench),
             mutants=tuple(self.mutants),
             warnings=tuple(self.warnings),
+            identity=self.identity,
         )
 
     def save(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:

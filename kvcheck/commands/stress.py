@@ -33,6 +33,7 @@ from kvcheck.commands.options import (
     check_positive,
     draw_seed,
     for_scenario,
+    identity,
 )
 from kvcheck.commands.orders import Limit, Order, Report
 from kvcheck.commands.report import check_targets, report_targets
@@ -147,7 +148,7 @@ def stress(
             quiet=format_name == "json",
             resumes=True,
         )
-        session.facts |= engine_facts(engine)
+        session.facts, session.identity = engine_facts(engine), identity(base.trace, engine)
         # Processes take turns on a device, and a lane that one of them holds is held for its turn only; an engine has
         # one child.
         is_alone = base.is_in_processes or base.backend == "cuda" or engine is not None

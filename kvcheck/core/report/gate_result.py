@@ -10,16 +10,19 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcheck.core.record import BenchRow, Evidence, RunRecord, Verdict, to_plain
+from kvcheck.core.record import BenchRow, Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.report.budgets import BOUNDS, Budget
+from kvcheck.core.report.builds import build_problems
+from kvcheck.core.report.contradictions import contradictions
 from kvcheck.core.report.gate import ADVISED_ROWS, Gated, GatedRow, Overhead, Recorded, fault
 from kvcheck.core.report.store import write_text
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 ON_INCONCLUSIVE = ("pass", "warn", "fail")
 INTERRUPTED = 130
 NAMED_ROWS = 6
@@ -44,19 +47,44 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What one run is about, and how much of what it planned it ran.
+
+    cells: judged, without mutants and prices. schedules: in all of them. fewest: of one cell; None without cells.
+    wanted: planned; None where no cell says it. not_tried: strategies and settings, each with the cells that lack it.
+    """
+
+    run_id: str
+    identity: Identity | None
+    cells: int
+    schedules: int
+    wanted: int | None
+    fewest: int | None
+    not_tried: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult:
-    """Everything the gate says; its reports are made from this and nothing else."""
+    """Everything the gate says; its reports are made from this and nothing else.
+
+    code: digest of the kvcheck that says it. conditional: findings under an assumption, which fail nothing unless they
+    are asked to. min_schedules: of each cell; None: each has a floor of its own.
+    """
 
     schema_version: str = SCHEMA_VERSION
     tool: dict[str, str]
+    code: str
     argv: tuple[str, ...]
-    runs: tuple[str, ...]
+    runs: tuple[RunSummary, ...]
+    min_schedules: int | None
+    fail_on_conditional: bool
     budget_file: str | None
     tol: float
     fail_over: float
     on_inconclusive: str
     tally: Tally
     integrity: tuple[Problem, ...]
+    conditional: tuple[Problem, ...]
     evidence: tuple[Problem, ...]
     rows: tuple[GatedRow, ...]
     warnings: tuple[str, ...]
@@ -95,24 +123,45 @@ def write_json(result: GateResult, path: Path) -> None:
     write_text(path / "gate.json" if path.is_dir() else path, result.to_json())
 
 
-def integrity_problems(records: Sequence[RunRecord]) -> tuple[Problem, ...]:
+def integrity_problems(records: Sequence[RunRecord], *, fail_on_conditional: bool = False) -> tuple[Problem, ...]:
     """Findings and failures of the runs, each of them red for good."""
-    return tuple(Problem(record.run_id, message) for record in records for message in _failures(record))
+    told = [Problem(record.run_id, message) for record in records for message in _failures(record)]
+    return (*told, *(conditional_findings(records) if fail_on_conditional else ()))
 
 
-def evidence_problems(records: Sequence[RunRecord]) -> tuple[Problem, ...]:
-    """Why the runs would be no pass even without a failure."""
-    return tuple(Problem(record.run_id, message) for record in records for message in _gaps(record))
+def conditional_findings(records: Sequence[RunRecord]) -> tuple[Problem, ...]:
+    """Findings that are some only under an assumption that the engine's contract does not make."""
+    return tuple(
+        Problem(record.run_id, f"{finding.code} {finding.cell}, if {finding.condition}: {finding.message}")
+        for record in records
+        for finding in record.findings
+        if finding.condition is not None
+    )
+
+
+def evidence_problems(
+    records: Sequence[RunRecord], *, code: str, min_schedules: int | None = None
+) -> tuple[Problem, ...]:
+    """Why the runs would be no pass even without a failure. code: the digest of the kvcheck that judges them."""
+    builds = (Problem(record.run_id, message) for record, message in build_problems(records, code))
+    gaps = (
+        Problem(record.run_id, message)
+        for record in records
+        for message in (*contradictions(record), *_gaps(record), *_short(record, min_schedules))
+    )
+    return tuple(dict.fromkeys((*builds, *gaps)))
+
+
+def summaries(records: Sequence[RunRecord]) -> tuple[RunSummary, ...]:
+    """What the runs are about, in their order."""
+    return tuple(_summary(record, _cells(record)) for record in records)
 
 
 def tally(records: Sequence[RunRecord]) -> Tally:
     """Counts over the runs."""
     return Tally(
         runs=len(records),
-        verdicts=sum(
-            len(record.mutants) + sum(row.id not in measured for row in record.scenarios)
-            for record, measured in ((record, _measured(record)) for record in records)
-        ),
+        verdicts=sum(len(record.mutants) + len(_cells(record)) for record in records),
         words_verified=sum(sum(record.evidence.words_verified.values()) for record in records),
         bench_rows=sum(len(record.bench) for record in records),
     )
@@ -151,7 +200,9 @@ def gated_rows(
 
 def _failures(record: RunRecord) -> list[str]:
     """What failed, each once: findings first, then what has a verdict of its own, then the run's."""
-    told = [f"{finding.code} {finding.cell}: {finding.message}" for finding in record.findings]
+    told = [
+        f"{finding.code} {finding.cell}: {finding.message}" for finding in record.findings if finding.condition is None
+    ]
     told += [f"{row.name}: {row.outcome}" for row in record.mutants if row.verdict is Verdict.FAIL]
     if not told:
         told = [
@@ -165,7 +216,6 @@ def _failures(record: RunRecord) -> list[str]:
 
 
 def _gaps(record: RunRecord) -> list[str]:
-    measured = _measured(record)
     told = [
         f"{row.id} is unknown: {row.reason or row.code or 'no reason was recorded'}"
         for row in record.scenarios
@@ -174,21 +224,48 @@ def _gaps(record: RunRecord) -> list[str]:
     told += [f"{row.name} is unknown: {row.outcome}" for row in record.mutants if row.verdict is Verdict.UNKNOWN]
     told += [
         f"{row.id} passed without having judged anything"
-        for row in record.scenarios
-        if row.verdict is Verdict.PASS and not _has_judged(row.evidence) and row.id not in measured
+        for row in _cells(record)
+        if row.verdict is Verdict.PASS and not _has_judged(row.evidence)
     ]
     if not record.complete:
         told.append("the run is not complete: it was cut short")
     if not (record.scenarios or record.mutants or record.bench):
         told.append("the run judged and measured nothing")
-    elif not told and (record.verdict is Verdict.UNKNOWN or record.exit_code not in (0, 1)):
-        told.append(f"the run is no pass: verdict {record.verdict.value}, exit {record.exit_code}")
+    elif not told and record.verdict is Verdict.UNKNOWN:
+        told.append(f"the run is no pass: verdict unknown, exit {record.exit_code}")
     return told
 
 
-def _measured(record: RunRecord) -> set[str]:
-    """Cases that have a price: their verdicts say that an arm did its work, and nothing of the cache."""
-    return {row.case for row in record.bench if row.ratios}
+def _short(record: RunRecord, min_schedules: int | None) -> Iterator[str]:
+    """Cells that passed after too few schedules."""
+    for row in _cells(record):
+        floor = 0 if row.coverage is None else row.coverage.floor
+        least = floor if min_schedules is None else max(floor, min_schedules)
+        if row.verdict is Verdict.PASS and row.schedules < least:
+            asked = "--min-schedules asks for" if least > floor else "it needs"
+            yield (
+                f"{row.id} passed after too few schedules: {asked} {least}, got {row.schedules}; "
+                f"next: {record.repro}, with --schedules {least} or more and a larger --max-time"
+            )
+
+
+def _summary(record: RunRecord, cells: Sequence[ScenarioResult]) -> RunSummary:
+    covered = [row.coverage for row in cells if row.coverage is not None]
+    return RunSummary(
+        run_id=record.run_id,
+        identity=record.identity,
+        cells=len(cells),
+        schedules=sum(row.schedules for row in cells),
+        wanted=sum(each.wanted for each in covered) if covered else None,
+        fewest=min((row.schedules for row in cells), default=None),
+        not_tried=dict(Counter(name for each in covered for name in each.not_tried)),
+    )
+
+
+def _cells(record: RunRecord) -> tuple[ScenarioResult, ...]:
+    """All but cases that have a price: their verdicts say that an arm did its work, and nothing of the cache."""
+    measured = {row.case for row in record.bench if row.ratios}
+    return tuple(row for row in record.scenarios if row.id not in measured)
 
 
 def _has_judged(evidence: Evidence) -> bool:

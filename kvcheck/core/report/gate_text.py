@@ -7,9 +7,13 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.record import Interval
+from kvcheck.core.identity import short
+from kvcheck.core.record import Identity, Interval
 from kvcheck.core.report.gate import GatedRow
-from kvcheck.core.report.gate_result import GateResult, Problem
+from kvcheck.core.report.gate_result import GateResult, Problem, RunSummary
+
+NAMED = 8
+"""Strategies and settings that a run has not tried, named in a line."""
 
 HEADINGS = ("verdict", "row", "budget", "measured (95 %)", "noise floor", "slower from", "rounds")
 
@@ -47,9 +51,12 @@ def sees_text(row: GatedRow) -> str:
 def sections(result: GateResult) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     """Name, words and details of each part, in the order in which they are judged."""
     notes = tuple(f"{row.id}: {note}" for row in result.rows for note in row.notes)
+    conditional = ("conditional", _conditional(result), tuple(_problem(each) for each in result.conditional))
     return (
         ("integrity", _integrity(result), tuple(_problem(each) for each in result.integrity)),
+        *([conditional] if result.conditional else []),
         ("evidence", _evidence(result), tuple(_problem(each) for each in result.evidence)),
+        ("runs", _schedules(result), tuple(_run(each) for each in result.runs)),
         ("overhead", _overhead(result), (*notes, *(f"warning: {warning}" for warning in result.warnings))),
     )
 
@@ -61,6 +68,50 @@ def _integrity(result: GateResult) -> str:
         return f"{_many(tally.runs, 'run')} without a verdict; name a run of kvcheck stress to have integrity judged"
     judged = f"{_many(tally.runs, 'run')}, {_many(tally.verdicts, 'verdict')}, {tally.words_verified:,} words verified"
     return f"{judged}: {_many(len(result.integrity), 'problem') if result.integrity else 'no finding'}"
+
+
+def _conditional(result: GateResult) -> str:
+    """Findings under an assumption, and whether they count."""
+    count = _many(len(result.conditional), "finding")
+    if result.fail_on_conditional:
+        return f"{count} under an assumption, each a problem by --fail-on-conditional"
+    return f"{count} under an assumption that the engine does not promise; --fail-on-conditional makes them problems"
+
+
+def _schedules(result: GateResult) -> str:
+    """How much of what was planned was run, and the build that says so."""
+    cells = sum(run.cells for run in result.runs)
+    asked = "" if result.min_schedules is None else f", --min-schedules {result.min_schedules}"
+    return (
+        f"{_some_schedules(result.runs)} in {_many(cells, 'cell')}{asked}; kvcheck's code here is {short(result.code)}"
+    )
+
+
+def _some_schedules(runs: tuple[RunSummary, ...]) -> str:
+    """Schedules, and of how many, where every run that has cells says it."""
+    ran = sum(run.schedules for run in runs)
+    wanted = [run.wanted for run in runs if run.cells]
+    known = [each for each in wanted if each is not None]
+    return f"{ran:,} of {sum(known):,} schedules" if known and len(known) == len(wanted) else _many(ran, "schedule")
+
+
+def _run(run: RunSummary) -> str:
+    """One run: schedules, what it did not try, and of what it is."""
+    parts = [f"{run.run_id}: {_some_schedules((run,))} in {_many(run.cells, 'cell')}, {run.fewest or 0} or more each"]
+    if not run.cells:
+        parts = [f"{run.run_id}: no cells"]
+    if run.not_tried:
+        names = [f"{name} in {_many(count, 'cell')}" for name, count in run.not_tried.items()]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        parts.append(f"not tried: {', '.join(names[:NAMED])}{more}")
+    return "; ".join((*parts, *_identity(run.identity)))
+
+
+def _identity(identity: Identity | None) -> list[str]:
+    if identity is None:
+        return ["of an unknown build"]
+    named = (("code", identity.code), ("trace", identity.trace), ("target", identity.target))
+    return [f"{name} {short(value)}" for name, value in named if value is not None]
 
 
 def _evidence(result: GateResult) -> str:

@@ -19,7 +19,18 @@ from pathlib import Path
 
 import pandas
 
-from kvcheck.core.record import BenchRow, Coverage, Evidence, Finding, MutantResult, RunRecord, ScenarioResult, to_plain
+from kvcheck.core.identity import short
+from kvcheck.core.record import (
+    BenchRow,
+    Coverage,
+    Evidence,
+    Finding,
+    Identity,
+    MutantResult,
+    RunRecord,
+    ScenarioResult,
+    to_plain,
+)
 from kvcheck.core.report.store import make_folder, write_text
 
 Row = Mapping[str, object]
@@ -31,10 +42,12 @@ UNSEEN = frozenset({"Cc", "Cf", "Mn", "Zs", "Zl", "Zp"})
 EVIDENCE_COUNTS = tuple(row.name for row in dataclasses.fields(Evidence) if row.name != "words_verified")
 FINDING_COLUMNS = tuple(row.name for row in dataclasses.fields(Finding))
 COVERAGE_COLUMNS = tuple(row.name for row in dataclasses.fields(Coverage))
+IDENTITY_COLUMNS = tuple(f"identity_{row.name}" for row in dataclasses.fields(Identity))
 SCENARIO_COLUMNS = (
     *(row.name for row in dataclasses.fields(ScenarioResult) if row.name not in ("evidence", "coverage")),
     *COVERAGE_COLUMNS,
     *(f"evidence_{name}" for name in EVIDENCE_COUNTS),
+    *IDENTITY_COLUMNS,
 )
 WORD_COLUMNS = ("scenario", "shape", "buffer", "words_verified")
 MUTANT_COLUMNS = tuple(row.name for row in dataclasses.fields(MutantResult))
@@ -60,7 +73,7 @@ def tables(record: RunRecord) -> dict[str, str]:
     """File name to CSV text."""
     return {
         "findings.csv": _csv(record, FINDING_COLUMNS, [_finding_row(finding) for finding in record.findings]),
-        "scenarios.csv": _csv(record, SCENARIO_COLUMNS, [_scenario_row(result) for result in record.scenarios]),
+        "scenarios.csv": _csv(record, SCENARIO_COLUMNS, _scenario_rows(record)),
         "words.csv": _csv(record, WORD_COLUMNS, _word_rows(record)),
         "mutants.csv": _csv(record, MUTANT_COLUMNS, [_plain_row(result) for result in record.mutants]),
         "bench.csv": _csv(record, BENCH_COLUMNS, [_bench_row(row) for row in record.bench]),
@@ -70,7 +83,7 @@ def tables(record: RunRecord) -> dict[str, str]:
 def combined(record: RunRecord) -> str:
     """Scenarios with their verdicts and counts, then findings, then prices, in one table with a `kind` column."""
     columns = dict.fromkeys(("kind", *SCENARIO_COLUMNS, *FINDING_COLUMNS, *BENCH_COLUMNS))
-    scenarios = [{"kind": "scenario", **_scenario_row(result)} for result in record.scenarios]
+    scenarios = [{"kind": "scenario", **row} for row in _scenario_rows(record)]
     findings = [{"kind": "finding", **_finding_row(finding)} for finding in record.findings]
     prices = [{"kind": "price", **_bench_row(row)} for row in record.bench]
     return _csv(record, tuple(columns), [*scenarios, *findings, *prices])
@@ -113,6 +126,15 @@ def _finding_row(finding: Finding) -> dict[str, object]:
     if finding.minimal is not None:
         row["minimal"] = json.dumps(row["minimal"], ensure_ascii=False)
     return row
+
+
+def _scenario_rows(record: RunRecord) -> list[Row]:
+    """A row a scenario, each with what the run is about, digests cut short."""
+    identity: dict[str, object] = {}
+    for row in dataclasses.fields(Identity):
+        value = getattr(record.identity, row.name, None)
+        identity[f"identity_{row.name}"] = None if value is None else short(value)
+    return [{**_scenario_row(result), **identity} for result in record.scenarios]
 
 
 def _scenario_row(result: ScenarioResult) -> dict[str, object]:

@@ -22,7 +22,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from kvcheck.core.codes import CODES
-from kvcheck.core.record import Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.identity import short
+from kvcheck.core.record import Finding, Identity, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.prices import all_prices, curves, in_short, price_list, step_us, time_text
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import (
@@ -332,8 +333,12 @@ def _price_list(record: RunRecord) -> dict[str, object]:
 
 
 def _run_facts(record: RunRecord) -> dict[str, object]:
+    identity = record.identity or Identity()
     return {
         "run": record.run_id,
+        "code of kvcheck": short(identity.code),
+        "content of the trace": short(identity.trace),
+        "engine": short(identity.target),
         "command": " ".join(record.argv),
         "repeat with": record.repro,
         "seed": record.seed,

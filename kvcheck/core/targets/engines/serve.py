@@ -14,10 +14,12 @@ import platform
 import sys
 import zlib
 from importlib import metadata
+from pathlib import Path
 from typing import IO
 
 import torch
 
+from kvcheck.core.identity import commit_of, folder_digest
 from kvcheck.core.record import Evidence
 from kvcheck.core.targets.engines import streams
 from kvcheck.core.targets.engines.cuda_streams import CudaMachine
@@ -69,12 +71,16 @@ class Server:
         if isinstance(ready, Fault):
             return Refusal(reason=f"{spec.package} cannot be made ready: {ready.text} ({ready.where})")
         version = attempt(lambda: metadata.version(spec.package))
+        folders = map(Path, getattr(sys.modules[spec.package], "__path__", ()))
+        folder = next((each for each in folders if each.is_dir()), None)
         return Hello(
             engine=spec.name,
             version="unknown" if isinstance(version, Fault) else version,
             python=platform.python_version(),
             torch=str(torch.__version__),
             device="cpu" if self._device == "cpu" else str(torch.cuda.get_device_name()),
+            files=None if folder is None else folder_digest(folder),
+            commit=None if folder is None else commit_of(folder),
         )
 
     def answer(self, ask: Ask) -> Reply:

@@ -16,13 +16,24 @@ LONGEST_LINE = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The child is ready. version: what the engine says of itself, for the record; nothing is decided by it."""
+    """The child is ready. version: what the engine says of itself, for the record; nothing is decided by it.
+
+    files: digest of its package's own files. commit: of its working tree. None: it lies in no folder, or in no tree.
+    """
 
     engine: str
     version: str
     python: str
     torch: str
     device: str
+    files: str | None
+    commit: str | None
+
+    @property
+    def identity(self) -> str:
+        """The engine as it lies on the disk, in one line: equal for equal engines."""
+        parts = (f"{self.engine} {self.version}", self.commit and f"commit {self.commit}", self.files)
+        return ", ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

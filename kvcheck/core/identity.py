@@ -1,0 +1,82 @@
+"""Identity: digests of the code, trace and engine that a run is about, so that its record cannot pass for another's.
+
+Invariants:
+- The same files have the same digest wherever they lie and however they were installed; no version is believed.
+- A commit is named only where git tracks the very folder; git is asked, and its absence is None.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import kvcheck
+from kvcheck.core.errors import UsageError
+
+DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b")
+GIT_PATIENCE_S = 10.0
+"""A working tree on a slow file system may take longer; then the digest of the files has to do."""
+
+
+@cache
+def code_digest() -> str:
+    """Of kvcheck itself, as it was when this process first asked."""
+    return folder_digest(Path(kvcheck.__file__).parent)
+
+
+def folder_digest(folder: Path) -> str:
+    """SHA-256 over the path and content of every .py file in `folder`, in the order of their paths."""
+    found = hashlib.sha256()
+    for name in sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.is_file()):
+        content = (folder / name).read_bytes()
+        # Both lengths, so that no name can run into a content.
+        found.update(f"{len(name)} {len(content)} {name}".encode("utf-8", "surrogateescape"))
+        found.update(content)
+    return found.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's content. Raises UsageError with the reason."""
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}; expected a file") from error
+
+
+def short(text: str | None) -> str:
+    """What a digest, or a text with digests in it, is called where people read it; "n/a" where there is none."""
+    return "n/a" if text is None else DIGEST.sub(r"\1", text)
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit that the folder's files are of, with " and changes" where they differ from it.
+
+    None where git does not track them, does not answer, or is not there.
+    """
+    if not _git(folder, "ls-files", "--", "."):  # a folder that git ignores may lie inside somebody else's tree
+        return None
+    commit = _git(folder, "rev-parse", "HEAD")
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    return None if not commit or changes is None else f"{commit}{' and changes' if changes else ''}"
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git answers; None where it fails."""
+    program = shutil.which("git")
+    if program is None:
+        return None
+    command = [program, "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
+    variables = {"PATH": os.defpath, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}  # GIT_DIR of a hook names another tree
+    try:
+        done = subprocess.run(
+            command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_PATIENCE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else None

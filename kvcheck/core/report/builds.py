@@ -1,0 +1,79 @@
+"""Builds: what runs are about, and whether they are of one build of kvcheck, one state of each trace and engine.
+
+A run of kvcheck's own code is evidence for the build that judges it, and for no other. A run of an installed engine is
+evidence for that engine: several of one engine have to be of the same files of it, judged by the same kvcheck.
+
+Invariants:
+- What does not say what it is about is no evidence; nothing is taken for equal that is not known.
+- A run of a mutant is never evidence: the code that it judged is broken on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvcheck.core.identity import short
+from kvcheck.core.record import RunRecord
+from kvcheck.core.report.contradictions import planned_cells
+
+BUILTIN = "builtin"
+
+
+def build_problems(records: Sequence[RunRecord], code: str) -> Iterator[tuple[RunRecord, str]]:
+    """Runs that are not evidence for this build, whose digest is `code`, or not for the same as the others; and why."""
+    firsts: dict[tuple[str, ...], tuple[str, RunRecord]] = {}
+    for record in records:
+        for message in _own(record, code):
+            yield record, message
+        for name, value, what in _claims(record):
+            first, other = firsts.setdefault(name, (value, record))
+            if first != value:
+                yield record, f"{what} is {short(value)}, and {short(first)} in run {other.run_id}: {_apart(name)}"
+
+
+def engine_of(record: RunRecord) -> str | None:
+    """The installed engine that the run is about; None for kvcheck's own code."""
+    targets = {cell.get("target", BUILTIN).partition(":")[0] for cell in planned_cells(record)} - {BUILTIN}
+    return min(targets) if targets else None
+
+
+def _own(record: RunRecord, code: str) -> Iterator[str]:
+    again = f"next: {record.repro}"
+    mutants = dict.fromkeys(cell["mutant"] for cell in planned_cells(record) if "mutant" in cell)
+    if mutants:
+        yield f"it judged the mutant {', '.join(mutants)}, code that is broken on purpose; leave this run out"
+    identity = record.identity
+    if identity is None or identity.code is None:
+        yield f"it does not say which build of kvcheck made it, as records of older versions do not; {again}"
+        return
+    engine = engine_of(record)
+    if engine is None and identity.code != code:
+        there, here = short(identity.code), short(code)
+        yield f"it is of another build of kvcheck: its code is {there}, and {here} here; {again}"
+    if engine is not None and identity.target is None:
+        yield f"it does not say which {engine} it judged; {again}"
+    if identity.trace is None and any("trace" in cell for cell in planned_cells(record)):
+        yield f"it does not say what was in the trace that it fed; {again}"
+
+
+def _claims(record: RunRecord) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """What has to be the same in every run that names it: (name, value, in words)."""
+    identity = record.identity
+    if identity is None:
+        return
+    engine = engine_of(record)
+    if engine is not None and identity.target is not None:
+        yield ("engine", engine), identity.target, f"the {engine} that it judged"
+    if engine is not None and identity.code is not None:
+        yield ("checker", engine), identity.code, "the code of kvcheck that judged it"
+    if identity.trace is not None:
+        for trace in sorted({cell["trace"] for cell in planned_cells(record) if "trace" in cell}):
+            yield ("trace", trace), identity.trace, f"the content of {trace}"
+
+
+def _apart(name: tuple[str, ...]) -> str:
+    return {
+        "engine": "gate runs of another build of it by themselves, or run both again",
+        "checker": "run both again with one kvcheck",
+        "trace": "run both again with one trace",
+    }[name[0]]

@@ -1,0 +1,139 @@
+"""Contradictions: what in a record cannot be true of one run, a sentence each.
+
+Invariants:
+- A record that kvcheck wrote of a complete run has none. One that was edited, cut or put together is no evidence.
+- Sees one record alone; what several runs are about, and whether that fits together, is in `builds`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from urllib.parse import unquote
+
+from kvcheck.core.record import Evidence, MutantResult, RunRecord, ScenarioResult, Verdict, to_plain
+
+OUTCOMES = {
+    "killed": Verdict.PASS,
+    "reproduced": Verdict.PASS,
+    "survived": Verdict.FAIL,
+    "killed-by-other": Verdict.FAIL,
+    "clean-run-failed": Verdict.FAIL,
+    "not-exercised": Verdict.UNKNOWN,
+    "not-reproduced": Verdict.UNKNOWN,
+    "clean-run-unknown": Verdict.UNKNOWN,
+    "not-begun": Verdict.UNKNOWN,
+}
+"""What a mutant's outcome is worth."""
+
+COUNTED = ("evidence", "scenarios", "mutants", "bench", "duration_s")
+"""Keys of a record that hold numbers below which there is nothing; a seed or a finding's place may be any number."""
+
+
+def contradictions(record: RunRecord) -> list[str]:
+    """Everything in the record that does not fit the rest of it."""
+    return [
+        *_negative(record),
+        *(message for row in record.scenarios for message in _scenario(record, row)),
+        *(message for row in record.mutants for message in _mutant(row)),
+        *_whole(record),
+        *_unplanned(record),
+    ]
+
+
+def planned_cells(record: RunRecord) -> list[dict[str, str]]:
+    """The keys of each line that the plan lists, such as shape and mutant; its scenario is under "scenario"."""
+    lines = record.plan.get("cells")
+    cells = []
+    for line in lines if isinstance(lines, list) else ():
+        scenario, _, rest = str(line).partition(":")
+        pairs = (pair.partition("=") for pair in rest.split(","))
+        cells.append(
+            {"scenario": scenario, **{key: unquote(value, errors="surrogateescape") for key, _, value in pairs}}
+        )
+    return cells
+
+
+def _negative(record: RunRecord) -> Iterator[str]:
+    for name in COUNTED:
+        for place, number in _numbers(to_plain(getattr(record, name)), name):
+            if number < 0:
+                yield f"{place} is {number:g}; expected at least 0"
+
+
+def _numbers(value: object, place: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _numbers(item, f"{place}.{key}")
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            yield from _numbers(item, f"{place}[{at}]")
+    elif isinstance(value, (int, float)):
+        yield place, value
+
+
+def _scenario(record: RunRecord, row: ScenarioResult) -> Iterator[str]:
+    if row.evidence != Evidence() and row.schedules != row.evidence.schedules:
+        yield f"{row.id} says {row.schedules} schedules, and its evidence {row.evidence.schedules}"
+    if row.verdict is not Verdict.PASS:
+        return
+    if row.code or row.reason:
+        yield f"{row.id} is pass, with the reason why it is none: {row.code or 'no code'}: {row.reason or 'no reason'}"
+    findings = [each.code for each in record.findings if each.cell == row.id and each.condition is None]
+    if findings:
+        yield f"{row.id} is pass, and has findings: {', '.join(dict.fromkeys(findings))}"
+
+
+def _mutant(row: MutantResult) -> Iterator[str]:
+    worth = OUTCOMES.get(row.outcome)
+    if worth is None:
+        yield f"mutant {row.name}: the outcome {row.outcome!r} is not known; known: {', '.join(OUTCOMES)}"
+    elif worth is not row.verdict:
+        yield f"mutant {row.name} is {row.verdict.value}, and its outcome is {row.outcome}"
+    if row.verdict is not Verdict.PASS:
+        return
+    if not row.schedules:
+        yield f"mutant {row.name} is {row.outcome} in no schedule"
+    if row.outcome == "killed" and (row.killed_by or "").partition(" ")[0] != row.killer:
+        yield f"mutant {row.name} is killed by {row.killed_by or 'nobody'}; expected {row.killer}"
+
+
+def _whole(record: RunRecord) -> Iterator[str]:
+    verdicts = [*(row.verdict for row in record.scenarios), *(row.verdict for row in record.mutants)]
+    worst = Verdict.worst(verdicts)
+    if verdicts and record.verdict is not worst:
+        yield f"the run is {record.verdict.value}, and the worst of what it judged is {worst.value}"
+    if record.complete and record.exit_code != record.verdict.exit_code:
+        expected = record.verdict.exit_code
+        yield f"the run is no pass: verdict {record.verdict.value}, exit {record.exit_code}; expected exit {expected}"
+    total = Evidence(schedules=0)
+    for row in record.scenarios:
+        total = total.plus(row.evidence)
+    if record.scenarios and total != record.evidence:
+        yield "the evidence of the run is not the sum of its scenarios'"
+
+
+def _unplanned(record: RunRecord) -> Iterator[str]:
+    """What the plan names and the record lacks, and the other way round; each once."""
+    cells = [f"{cell['scenario']}/{cell.get('shape', '')}" for cell in planned_cells(record)]
+    yield from _pairs("cell", [*cells, *_names(record, "cases")], [row.id for row in record.scenarios])
+    yield from _pairs("mutant", _names(record, "mutants"), [row.name for row in record.mutants])
+    for case in dict.fromkeys(row.case for row in record.bench):
+        if case not in _names(record, "cases"):
+            yield f"the price of {case} is not in the plan of the run"
+
+
+def _names(record: RunRecord, key: str) -> list[str]:
+    names = record.plan.get(key)
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _pairs(what: str, planned: Sequence[str], judged: Sequence[str]) -> Iterator[str]:
+    for name, times in Counter(judged).items():
+        if times > 1:
+            yield f"{what} {name} is there {times} times"
+        if name not in planned:
+            yield f"{what} {name} is not in the plan of the run"
+    for name in dict.fromkeys(planned):
+        if name not in judged:
+            yield f"{what} {name} is in the plan, and the record says nothing of it"
