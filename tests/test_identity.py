@@ -37,6 +37,15 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run([*GIT, "-C", str(folder), *arguments], check=True, capture_output=True, text=True).stdout
 
 
+def trace_of(path: Path, requests: int) -> None:
+    """A trace of so many requests."""
+    rows = [
+        {"timestamp": at, "input_length": 600, "output_length": 8, "hash_ids": [2 * at, 2 * at + 1]}
+        for at in range(requests)
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+
 def test_a_copy_of_the_package_has_the_same_digest_and_an_edited_one_another(tmp_path: Path) -> None:
     copy = Path(shutil.copytree(PACKAGE, tmp_path / "elsewhere" / "kvcheck"))
     assert folder_digest(copy) == code_digest() and len(code_digest()) == 64
@@ -89,8 +98,7 @@ def test_a_variable_of_a_git_hook_names_no_other_tree(tmp_path: Path, monkeypatc
 
 def test_a_record_says_its_code_and_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "a.jsonl"
-    rows = [{"timestamp": at, "input_length": 600, "output_length": 8, "hash_ids": [at, at + 1]} for at in range(4)]
-    trace.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    trace_of(trace, 4)
     command = ["stress", "pd-transfer", "--shape", "llama-3-tiny", "--trace", str(trace), "--seed", "1"]
     run([*command, "--no-reports", "--format", "json", "--out", str(tmp_path / "runs")])
     identity = json.loads(capsys.readouterr().out)["identity"]
@@ -107,3 +115,40 @@ def test_a_record_says_which_files_of_an_engine_it_judged(tmp_path: Path, capsys
     assert (engine["files"], engine["commit"]) == (folder_digest(package), commit_of(package))
     assert folder_digest(package) in record["identity"]["target"]
     assert record["identity"]["target"].startswith(f"sglang {engine['version']}")
+
+
+def interrupted(folder: Path) -> str:
+    """The only run in the folder, made one that was interrupted; its id."""
+    (path,) = folder.glob("*/run.json")
+    raw = {**json.loads(path.read_text(encoding="utf-8")), "complete": False, "exit_code": 130}
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    return str(raw["run_id"])
+
+
+def test_a_run_is_not_resumed_over_another_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "a.jsonl"
+    trace_of(trace, 5)
+    command = ["stress", "pd-transfer", "--shape", "llama-3-tiny", "--trace", str(trace), "--seed", "1"]
+    command += ["--no-reports", "--out", str(tmp_path / "runs")]
+    assert run(command) == 0
+    before = interrupted(tmp_path / "runs")
+    trace_of(trace, 4)
+    capsys.readouterr()
+    assert run([*command, "--resume"]) == 0
+    printed = capsys.readouterr()
+    assert f"--resume skips run {before}, which is about something else: the content of the trace was" in printed.err
+    assert "resuming nothing: all cells start anew" in printed.out
+    newest = sorted((tmp_path / "runs").glob("*/run.json"), key=lambda path: path.stat().st_mtime)[-1]
+    assert json.loads(newest.read_text(encoding="utf-8"))["evidence"]["requests"] == 4
+
+
+def test_a_run_of_other_code_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["stress", "pd-transfer", "--shape", "llama-3-tiny", "--schedules", "3", "--seed", "1"]
+    command += ["--no-reports", "--out", str(tmp_path)]
+    assert run(command) == 0
+    interrupted(tmp_path)
+    monkeypatch.setattr("kvcheck.commands.options.code_digest", lambda: "ab" * 32)
+    assert run([*command, "--resume"]) == 0
+    assert "kvcheck's code was" in capsys.readouterr().err

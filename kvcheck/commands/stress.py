@@ -41,6 +41,7 @@ from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.terminal import cell_lines, complain, warn
 from kvcheck.core.errors import UsageError
 from kvcheck.core.record import Evidence, Finding, read_record
+from kvcheck.core.report.builds import changes
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.schedule import PROCESS_TRANSPORTS, Plan
 
@@ -323,7 +324,11 @@ def _child_died(session: Session, cell: Cell, report: Report) -> None:
 
 
 def _resume(session: Session, out: Path) -> None:
-    """Take over what the newest interrupted run with the same plan has judged: cells that ended, and begun ones."""
+    """Take over what the newest interrupted run with the same plan has judged: cells that ended, and begun ones.
+
+    Nothing where such runs are about something else: then all cells start anew.
+    """
+    is_refused = False
     for run_id in reversed(RunStore(out).run_ids()):
         if run_id == session.run_id:
             continue
@@ -336,11 +341,14 @@ def _resume(session: Session, out: Path) -> None:
             continue
         if record.complete or record.plan != session.plan:
             continue
-        then, now = record.environment.get("engine"), session.facts.get("engine")
-        if then != now:
-            text = f"--resume skips run {record.run_id}: expected the engine {now}, and it judged {then}"
+        changed = changes(record.identity, session.identity)
+        if not changed and (then := record.environment.get("engine")) != (now := session.facts.get("engine")):
+            changed = [f"the engine's surroundings: {then} then, {now} now"]
+        if changed:
+            text = f"--resume skips run {record.run_id}, which is about something else: {'; '.join(changed)}"
             session.warnings.append(text)
             warn(text)
+            is_refused = True
             continue
         session.keep(record.findings)
         for row in record.scenarios:
@@ -353,6 +361,9 @@ def _resume(session: Session, out: Path) -> None:
         session.say(
             f"resuming {record.run_id}: {done} of {len(record.scenarios)} cells are done, {len(kept) - done} begun"
         )
+        return
+    if is_refused:
+        session.say("resuming nothing: all cells start anew")
         return
     raise UsageError(f"--resume: no interrupted run with this plan and seed under {out}; name the seed with --seed")
 

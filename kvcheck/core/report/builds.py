@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvcheck.core.identity import short
-from kvcheck.core.record import RunRecord
+from kvcheck.core.record import Identity, RunRecord
 from kvcheck.core.report.contradictions import planned_cells
 
 BUILTIN = "builtin"
@@ -29,6 +29,15 @@ def build_problems(records: Sequence[RunRecord], code: str) -> Iterator[tuple[Ru
             first, other = firsts.setdefault(name, (value, record))
             if first != value:
                 yield record, f"{what} is {short(value)}, and {short(first)} in run {other.run_id}: {_apart(name)}"
+
+
+def changes(then: Identity | None, now: Identity) -> list[str]:
+    """What a run of then and one of now are about that is not the same, in words; empty where all of it is."""
+    if then is None:
+        return ["it does not say which build of kvcheck made it"]
+    named = (("kvcheck's code", "code"), ("the content of the trace", "trace"), ("the engine", "target"))
+    both = ((what, getattr(then, name), getattr(now, name)) for what, name in named)
+    return [f"{what} was {short(old)}, and is {short(new)}" for what, old, new in both if old != new]
 
 
 def engine_of(record: RunRecord) -> str | None:
