@@ -363,6 +363,22 @@ def test_verdict_marks_differ_without_colour() -> None:
     assert len(set(marks.values())) == len(Verdict)
 
 
+def test_the_matrix_has_one_column_an_oracle_and_says_what_was_not_run() -> None:
+    killed = replace(MUTANTS[0], killer="aliasing", killed_by="aliasing KV305")
+    other = replace(killed, name="b", outcome="killed-by-other", killed_by="liveness KV901", verdict=Verdict.FAIL)
+    code = replace(other, name="c", killed_by="aliasing KV306")
+    survived = replace(killed, name="d", outcome="survived", killed_by=None, verdict=Verdict.FAIL)
+    not_begun = replace(killed, name="e", outcome="not-begun", killed_by=None, schedules=0, verdict=Verdict.UNKNOWN)
+    unused = replace(not_begun, name="f", outcome="not-exercised", schedules=9)
+    page = render(replace(PASSED, scenarios=(), mutants=(killed, other, code, survived, not_begun, unused)))
+    table = page[page.index('<section id="mutants">') : page.index('<section id="environment">')]
+    assert re.findall("<th>(aliasing.*?|liveness.*?)</th>", table) == ["aliasing", "liveness"]
+    rows = [re.findall('<td class="hit">(.*?)</td>', row) for row in table.split("<tr>")[2:]]
+    assert sorted(rows) == sorted(
+        [["K", ""], ["missed", "K"], ["other code", ""], ["missed", ""], ["not run", ""], ["not judged", ""]]
+    )
+
+
 if __name__ == "__main__":
     assert sys.argv[1:] == ["--regenerate"], "usage: python tests/test_report.py --regenerate"
     for golden_name, golden_text in golden_files().items():

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from kvcheck.core.stress.delayed import Try
     from kvcheck.core.targets.mutants.mutant import Mutant
 
+BY_DELAYS = "delays on a device"
+"""What has to find a mutant there, in the place of the oracle that its card names."""
+
 JUDGE = "ordering"
 """The oracle that names the two operations to turn round: the mutants it kills are those that lack one wait."""
 
@@ -36,9 +39,9 @@ def timed_mutants(mutants: Sequence[Mutant], device: str) -> list[Mutant]:
     return timed
 
 
-def not_begun(mutant: Mutant, max_time_s: float) -> MutantResult:
+def not_begun(mutant: Mutant, device: str, max_time_s: float) -> MutantResult:
     """The row of a mutant that the time was too short for."""
-    row = _row(mutant)
+    row = _row(mutant, mutant.killed_by if device == "cpu" else BY_DELAYS)
     return dataclasses.replace(row, outcome="not-begun", message=f"--max-time {max_time_s:g} was over before it")
 
 
@@ -46,7 +49,7 @@ def judge_on_device(plan: Plan, mutant: Mutant, device: str, schedules: int) -> 
     """Find the mutant's missing wait on the CPU, then serve wrong bytes on the device."""
     from kvcheck.core.stress.delayed import device_plans, tries, why_not
 
-    engine, row = engine_of(dataclasses.replace(plan, mutant=mutant.name)), _row(mutant)
+    engine, row = engine_of(dataclasses.replace(plan, mutant=mutant.name)), _row(mutant, BY_DELAYS)
     plans: tuple[Plan, ...] = ()
     used = 0
     while not plans and used < schedules:
@@ -87,11 +90,11 @@ def _with_fixed_build(row: MutantResult, made: Sequence[Try]) -> MutantResult:
     )
 
 
-def _row(mutant: Mutant) -> MutantResult:
+def _row(mutant: Mutant, killer: str) -> MutantResult:
     return MutantResult(
         name=mutant.name,
         bug=mutant.bug,
-        killer="delays on a device",
+        killer=killer,
         outcome="",
         schedules=0,
         verdict=Verdict.UNKNOWN,

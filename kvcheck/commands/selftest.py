@@ -95,7 +95,7 @@ def selftest(
             plan = Plan(scenario=each.scenario, shape=each.shape, seed=drawn)
             session.progress(f"{each.name}: fixed build first")
             if max_time is not None and session.elapsed_s > max_time:
-                result = not_begun(each, max_time)
+                result = not_begun(each, device, max_time)
             elif device != "cpu":
                 result = judge_on_device(plan, each, device, schedules)
             else:

@@ -23,7 +23,7 @@ from markupsafe import Markup
 
 from kvcheck.core.codes import CODES
 from kvcheck.core.identity import short
-from kvcheck.core.record import Finding, Identity, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.record import Finding, Identity, MutantResult, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.prices import all_prices, curves, in_short, price_list, step_us, time_text
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import (
@@ -45,6 +45,11 @@ MESSAGE_CHARS = 2000
 MAP_AXIS = 48
 PLAIN_JSON_BYTES = 100_000
 ANY = "any"
+FOUND = {"killed": "K", "reproduced": "K"}
+"""Outcomes of a mutant that was found by what had to, as the matrix shows them."""
+
+LACKING = {"survived": "missed", "killed-by-other": "missed", "not-begun": "not run"}
+"""What the matrix shows for what had to find a mutant and did not; other outcomes are not judged."""
 
 # One letter per kind of finding, for the layer x page maps. The first prefix that fits counts.
 LETTERS = {
@@ -303,15 +308,28 @@ def _cell(codes: list[str] | None, *, layer: int | None, page: int | None) -> di
 
 def _mutants(record: RunRecord) -> dict[str, object]:
     """The detection matrix: mutants by the oracles that were to find them or did."""
-    names = {name for row in record.mutants for name in (row.killer, row.killed_by) if name}
-    oracles = sorted(names)
+    found = {row.name: _found_by(row) for row in record.mutants}
+    oracles = sorted({name for row in record.mutants for name in (row.killer, found[row.name]) if name})
     rows: list[dict[str, object]] = []
     for row in sorted(record.mutants, key=lambda row: WORST_FIRST.index(row.verdict)):
-        found_by = row.killed_by or (row.killer if row.outcome == "killed" else None)
-        cells = ["K" if name == found_by else "missed" if name == row.killer else "" for name in oracles]
+        cells = [
+            FOUND.get(row.outcome, "other code")
+            if name == found[row.name] == row.killer
+            else "K"
+            if name == found[row.name]
+            else LACKING.get(row.outcome, "not judged")
+            if name == row.killer
+            else ""
+            for name in oracles
+        ]
         plain = {"name": row.name, "bug": row.bug, "outcome": row.outcome, "message": row.message, "replay": row.replay}
         rows.append({**plain, "verdict": row.verdict.value, "cells": cells, "schedules": f"{row.schedules:,}"})
     return {"oracles": oracles, "rows": rows}
+
+
+def _found_by(row: MutantResult) -> str | None:
+    """The oracle that found the mutant, without the code; on a device delays do, whatever they were."""
+    return row.killer if row.outcome in FOUND else (row.killed_by or "").partition(" ")[0] or None
 
 
 def _price_list(record: RunRecord) -> dict[str, object]:
