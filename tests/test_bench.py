@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +28,9 @@ from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.bench.run import run_bench
+from kvcheck.core.deadline import TimeUp
 from kvcheck.core.errors import InternalError, UnknownVerdict, UsageError, WrongOutput
-from kvcheck.core.record import BenchRow, read_record
+from kvcheck.core.record import BenchRow, Verdict, read_record
 from kvcheck.core.workload.shapes import shape as shape_named
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "reports" / "run.schema.json").read_text(encoding="utf-8"))
@@ -144,11 +146,35 @@ def test_rounds_go_on_until_they_are_precise_or_spent(monkeypatch: pytest.Monkey
     assert [len(row.ratios) for row in found] == [6, 9] and [row.status for row in found] == ["ok", "noisy"]
 
 
-def test_time_that_is_up_leaves_one_round_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, *[point(a=lambda m: told(m, 200_000), b=lambda m: told(m, 200_000)) for _ in range(2)])
-    rows = run_bench(plan(max_time_s=1e-9, rounds_max=5), lambda row: None)
-    assert [len(row.ratios) for row in rows] == [1, 1]
-    assert all(row.ratio.lo is None and row.us.lo is None for row in rows)
+def slow(memory: FreshMemory) -> Arm:
+    """An arm whose calls take a tenth of a second each."""
+
+    def call() -> int:
+        time.sleep(0.1)
+        return 200_000
+
+    return Arm(call=call, check=lambda: None)
+
+
+def test_time_that_is_up_ends_a_round_and_names_the_points_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = point(a=lambda m: told(m, 200_000), b=lambda m: told(m, 200_000))
+    serve(monkeypatch, quick, replace(point(a=slow, b=slow), size="large"), replace(quick, size="last"))
+    late: list[tuple[str, tuple[str, ...]]] = []
+    began = time.monotonic()
+    (row,) = run_bench(plan(max_time_s=1.0, rounds_max=5), lambda row: None, late=lambda *each: late.append(each))
+    assert time.monotonic() - began < 10, "one round of the slow arms takes a minute"
+    assert len(row.ratios) == 1 and row.ratio.lo is None and row.us.lo is None
+    assert late == [(quick.case, ("large", "last"))]
+
+
+def test_a_case_that_takes_too_long_to_make_ready_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> Callable[[Setting], tuple[Point, ...]]:
+        return lambda setting: time.sleep(60) or ()  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(running.CASES, "load", load)
+    late: list[tuple[str, tuple[str, ...]]] = []
+    assert run_bench(plan(max_time_s=0.2), lambda row: None, late=lambda *each: late.append(each)) == ()
+    assert late == [("tree", ())]
 
 
 def test_a_case_without_its_library_is_told_or_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,14 +246,22 @@ class QuickClock(CpuClock):
 
 def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["bench", "tree", "--shape", "llama-3-tiny", "--rounds", "2", "--seed", "1", "--out", str(tmp_path)]
-    assert run(line) == 0
+    assert run(line) == 4
     (folder,) = tmp_path.iterdir()
     record = read_record(folder)
+    (case,) = record.scenarios
+    assert case.reason is not None and case.reason.startswith("none of its rows has a price: expected 6 rounds or more")
+    assert record.warnings == ("0 of 4 rows have a price: the others have fewer than 6 rounds",)
     jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
     assert record.complete and [row.case for row in record.bench] == ["tree"] * 4
     assert record.environment["noise_before"] and record.environment["noise_after"]
     shown = capsys.readouterr().out
-    assert "match-and-lock" in shown and "n/a (rounds<6)" in shown and "4 prices" in shown
+    assert "????  tree: none of its rows has a price" in shown and "use --rounds 6 or more" in shown
+    assert (
+        "match-and-lock" in shown
+        and "n/a (rounds<6)" in shown
+        and "0 of 4 rows have a price, rounds: 2 or more" in shown
+    )
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("<td>tree match-and-lock</td>") == 3  # once in short, and at every size
     assert len((folder / "bench.csv").read_text(encoding="utf-8").splitlines()) == 5
@@ -255,6 +289,33 @@ def test_a_device_that_is_not_there_is_unknown(tmp_path: Path, capsys: pytest.Ca
     number = torch.cuda.device_count()
     assert run(["bench", "tree", "--device", f"cuda:{number}", "--out", str(tmp_path)]) == 4
     assert "CUDA devices; see `kvcheck doctor`" in capsys.readouterr().err
+
+
+def test_some_prices_are_a_pass_that_says_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = point(a=lambda m: told(m, 200_000), b=lambda m: told(m, 200_000))
+    points = [replace(quick, case="tree", size=size) for size in ("small", "large")]
+    serve(monkeypatch, *points)
+
+    def cut(self: Samples, random: np.random.Generator) -> None:
+        if self.rounds == 5 and self.point.size == "large":
+            raise TimeUp
+        measure(self, random)
+
+    measure = Samples.add_round
+    monkeypatch.setattr(Samples, "add_round", cut)
+    assert run(["bench", "tree", "--shape", "llama-3-tiny", "--rounds", "9", "--out", str(tmp_path)]) == 0
+    assert "1 of 2 rows have a price" in capsys.readouterr().out
+    (folder,) = tmp_path.iterdir()
+    assert read_record(folder).verdict is Verdict.PASS
+
+
+def test_a_run_that_is_too_short_for_a_round_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["bench", "tree", "--shape", "llama-3-tiny", "--max-time", "0.001", "--seed", "1", "--out", str(tmp_path)]
+    assert run(line) == 4
+    text = " ".join(capsys.readouterr().out.split())
+    assert "tree: its time was up before a first round" in text and "use a --max-time above 0.001" in text
 
 
 def test_an_interrupted_run_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

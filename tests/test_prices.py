@@ -64,6 +64,7 @@ def test_the_list_has_the_largest_size_and_the_share_of_a_step() -> None:
     assert (second.size, second.share, second.added, second.limit) == ("larger", "+1.00 %", "+10 µs", "80 % of memcpy")
     assert in_short([ROW, STEP]) == "Free or faster than without: metadata-read. Costs something: decode-step."
     assert price_list([ROW])[0].share == "n/a"
+    assert in_short([replace(ROW, ratio=Interval(0.5))]) == "No price, for fewer than 6 rounds: metadata-read."
 
 
 def test_cost_over_size_is_fitted() -> None:

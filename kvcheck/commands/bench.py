@@ -1,8 +1,9 @@
 """`kvcheck bench`: what clones, waits, checks and seals cost on a device, beside the plainest thing that does the same.
 
 Invariants:
-- Slowness never fails: exit 0 when everything named was measured and right, 4 where something could not be measured
-  here, 1 where an arm's output was wrong, 130 when interrupted, with what was measured saved.
+- Slowness never fails: exit 0 when each case that was named has a price and was right, 4 where one has none or cannot
+  be measured here, 1 where an arm's output was wrong, 130 when interrupted, with what was measured saved.
+- Rows and sizes without a price are counted and named.
 - Everything the user named is checked before anything is timed.
 """
 
@@ -31,6 +32,8 @@ from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Session
 from kvcheck.core.errors import UsageError, WrongOutput
 from kvcheck.core.record import BenchRow, Finding, ScenarioResult, Verdict
+from kvcheck.core.report.prices import has_price
+from kvcheck.core.rounds import LEAST_ROUNDS
 
 DEFAULT_SHAPE = "glm-5.1"
 DEFAULT_MAX_TIME_S = 300.0
@@ -109,7 +112,7 @@ def _measure(session: Session, plan: object) -> bool:
             session.say(case_heading(row))
         session.bench.append(row)
         session.say(price_line(row))
-        verdicts[row.case] = _result(row.case, plan.shape, Verdict.PASS, None, rounds=len(row.ratios))
+        verdicts[row.case] = _priced(plan.shape, [each for each in session.bench if each.case == row.case])
         session.results = list(verdicts.values())
         session.save(complete=False)
 
@@ -117,10 +120,19 @@ def _measure(session: Session, plan: object) -> bool:
         verdicts[case] = _result(case, plan.shape, Verdict.UNKNOWN, reason)
         session.say(f" ????  {case}: {reason}")
 
+    def late(case: str, sizes: tuple[str, ...]) -> None:
+        left = f": {', '.join(sizes)}" if sizes else ""
+        reason = f"its time was up before a first round{left}; use a --max-time above {plan.max_time_s:g}"
+        if verdicts[case].verdict is Verdict.UNKNOWN:
+            skip(case, reason)
+        else:
+            session.warnings.append(f"{case}: {reason}")
+            session.say(f" {case}: {reason}")
+
     session.facts = {"device": plan.device, "hardware": machine(), "noise_before": noise()}
     interrupted = False
     try:
-        run_bench(plan, tell, skip=skip, progress=session.progress)
+        run_bench(plan, tell, skip=skip, late=late, progress=session.progress)
     except KeyboardInterrupt:
         interrupted = True
     except WrongOutput as error:
@@ -130,7 +142,27 @@ def _measure(session: Session, plan: object) -> bool:
         session.keep((finding,))
     session.facts["noise_after"] = noise()
     session.results = list(verdicts.values())
+    for row in session.results:
+        if row.verdict is Verdict.UNKNOWN and row.schedules:
+            session.say(f" ????  {row.id}: {row.reason}")
+    usable = sum(has_price(row) for row in session.bench)
+    if usable < len(session.bench):
+        text = f"{usable} of {len(session.bench)} rows have a price: the others have fewer than {LEAST_ROUNDS} rounds"
+        session.warnings.append(text)
     return interrupted
+
+
+def _priced(shape: str, rows: list[BenchRow]) -> ScenarioResult:
+    """The verdict on a case, from its rows so far: unknown while none of them has a price."""
+    case, rounds = rows[-1].case, len(rows[-1].ratios)
+    if any(has_price(row) for row in rows):
+        return _result(case, shape, Verdict.PASS, None, rounds=rounds)
+    most = max(len(row.ratios) for row in rows)
+    reason = (
+        f"none of its rows has a price: expected {LEAST_ROUNDS} rounds or more, got {most}; "
+        f"use --rounds {LEAST_ROUNDS} or more, and a larger --max-time"
+    )
+    return _result(case, shape, Verdict.UNKNOWN, reason, rounds=rounds)
 
 
 def _result(case: str, shape: str, verdict: Verdict, reason: str | None, *, rounds: int = 0) -> ScenarioResult:

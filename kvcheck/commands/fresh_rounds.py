@@ -74,6 +74,7 @@ class FreshRounds:
 
         keys = [key(row) for row in rows]
         choose = self._choose or (lambda points: only(points, keys))
+        late: list[str] = []
         try:
             plan = BenchPlan(
                 cases=tuple(dict.fromkeys(row.case for row in rows)),
@@ -85,14 +86,19 @@ class FreshRounds:
                 rounds_min=ROUNDS_MIN,
                 rounds_max=ROUNDS_MAX,
             )
-            fresh = run_bench(plan, _nothing, choose=choose, progress=self._progress())
+            fresh = run_bench(
+                plan, _nothing, late=lambda case, sizes: late.append(case), choose=choose, progress=self._progress()
+            )
         except WrongOutput as error:
             self.wrong_outputs.append(f"measured again: {error}")
             return [f"wrong output: {error}" for _ in rows]
         except (UsageError, UnknownVerdict) as error:
             return [str(error) for _ in rows]
         found = {key(row): row for row in fresh}
-        return [found.get(each, "this version measures no such row") for each in keys]
+        missing = "this version measures no such row"
+        if late:
+            missing = f"its time, {limit_s:.3g} s, was up before a round; use a larger --max-time"
+        return [found.get(each, missing) for each in keys]
 
     def _progress(self) -> Callable[[str], None] | None:
         return self._show if sys.stderr.isatty() and not self._is_quiet else None

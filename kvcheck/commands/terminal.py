@@ -14,6 +14,7 @@ import typer
 
 from kvcheck.core.codes import CODES
 from kvcheck.core.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.prices import has_price
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.wording import counted, coverage_text
 
@@ -154,7 +155,9 @@ def verdict_lines(record: RunRecord) -> list[str]:
     state = "" if record.complete else "   (interrupted: partial)"
     work = f"{record.evidence.schedules} schedules, {record.evidence.events:,} events"
     if record.bench:
-        work = f"{len(record.bench)} prices, {min(len(row.ratios) for row in record.bench)} rounds or more"
+        usable = sum(has_price(row) for row in record.bench)
+        least = min(len(row.ratios) for row in record.bench)
+        work = f"{usable} of {len(record.bench)} rows have a price, rounds: {least} or more"
     return [
         f" {record.verdict.value.upper()}  {', '.join(parts) or 'nothing was judged'}   "
         f"{work}   {record.duration_s:.1f}s{state}"

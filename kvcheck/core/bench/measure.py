@@ -48,12 +48,12 @@ class Samples:
         self.is_told = False
         self._clock = clock
         self._calls: dict[str, int] = {}
-        self._ns: dict[str, list[float]] = {name: [] for name in (*point.makers, CONTROL)}
+        self._rounds: list[dict[str, float]] = []  # nanoseconds a call of each arm; a round is added whole
 
     @property
     def rounds(self) -> int:
         """Rounds that are complete."""
-        return len(self._ns[CONTROL])
+        return len(self._rounds)
 
     def add_round(self, random: np.random.Generator) -> None:
         """One more round. Raises WrongOutput where an arm's output is wrong."""
@@ -73,8 +73,7 @@ class Samples:
             for made in arms.values():
                 for arm in made:
                     arm.close()
-        for name, value in medians.items():
-            self._ns[name].append(value / self._calls[name])
+        self._rounds.append({name: value / self._calls[name] for name, value in medians.items()})
 
     def is_precise(self, precision: float) -> bool:
         """Whether every ratio's interval is that narrow."""
@@ -106,8 +105,8 @@ class Samples:
             shape=self.point.shape,
             device=str(self._clock.device),
             bytes=self.point.bytes,
-            us=interval([value / 1e3 for value in self._ns[row.arm]]),
-            baseline_us=interval([value / 1e3 for value in self._ns[row.baseline]]),
+            us=interval([each[row.arm] / 1e3 for each in self._rounds]),
+            baseline_us=interval([each[row.baseline] / 1e3 for each in self._rounds]),
             ratio=ratio_interval(logs),
             floor=floor,
             ratios=tuple(math.exp(each) for each in logs),
@@ -122,7 +121,7 @@ class Samples:
         return [math.log1p(math.exp(each)) for each in logs] if row.is_extra else logs
 
     def _logs(self, arm: str, baseline: str) -> list[float]:
-        return [math.log(mine / theirs) for mine, theirs in zip(self._ns[arm], self._ns[baseline], strict=True)]
+        return [math.log(each[arm] / each[baseline]) for each in self._rounds]
 
     def _batch(self, name: str, arms: list[Arm]) -> Batch:
         """A warm batch of the arm; how many calls it has is found out in the first round."""

@@ -4,6 +4,7 @@ Invariants:
 - Rounds of all points alternate, so that a bad minute costs each of them one round.
 - Rounds stop for precision or time alone, never because of what was found.
 - Interrupted, it tells the rows of everything that has a round, then lets the interruption go on.
+- The time is kept inside a round too; a round that it cuts counts for nothing, and a point without a round is named.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from kvcheck.core.bench.arms import Point, Setting
 from kvcheck.core.bench.clock import clock_for
 from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.plan import BenchPlan
+from kvcheck.core.deadline import TimeUp, time_limit
 from kvcheck.core.errors import UnknownVerdict
 from kvcheck.core.record import BenchRow
 from kvcheck.core.workload.shapes import shape as shape_named
 
 Tell = Callable[[BenchRow], None]
 Skip = Callable[[str, str], None]
+Late = Callable[[str, tuple[str, ...]], None]
 Progress = Callable[[str], None]
 Choose = Callable[[list[Point]], list[Point]]
 
@@ -40,15 +43,18 @@ def run_bench(
     tell: Tell,
     *,
     skip: Skip | None = None,
+    late: Late | None = None,
     progress: Progress | None = None,
     choose: Choose = all_of,
 ) -> tuple[BenchRow, ...]:
     """Measure what the plan names; each row is told once, when its last round is done.
 
     skip: told the case and the reason where a case cannot be measured here; without it that raises UnknownVerdict.
+    late: told each case with its sizes that have no round when the time is up; no sizes where it was not made ready.
     choose: what of the plan's points is measured, or what in their place.
     progress: told what happens, between rounds. Raises WrongOutput where an arm did other work.
     """
+    deadline = time.monotonic() + plan.max_time_s
     clock = clock_for(plan.device)
     random = np.random.default_rng(plan.seed)
     threads = torch.get_num_threads()
@@ -57,26 +63,41 @@ def run_bench(
     try:
         with ExitStack() as stack:
             setting = Setting(shape=shape_named(plan.shape), device=clock.device, stack=stack)
-            samples = [Samples(point, clock) for point in choose(_points(plan, setting, skip))]
+            points, left = _points(plan, setting, skip, deadline)
+            samples = [Samples(point, clock) for point in choose(points)]
             try:
-                _rounds(plan, samples, random, rows, tell, progress)
+                _rounds(plan, samples, random, rows, tell, progress, deadline)
             finally:  # what was measured is kept, also where it ends by an interruption or by an arm that is wrong
                 _tell(samples, rows, tell)
+            for each in samples:
+                if not each.rounds:
+                    left[each.point.case] = (*left.get(each.point.case, ()), each.point.size)
+            for case, sizes in left.items():
+                if late is not None:
+                    late(case, sizes)
     finally:
         torch.set_num_threads(threads)
     return tuple(rows)
 
 
-def _points(plan: BenchPlan, setting: Setting, skip: Skip | None) -> list[Point]:
+def _points(
+    plan: BenchPlan, setting: Setting, skip: Skip | None, deadline: float
+) -> tuple[list[Point], dict[str, tuple[str, ...]]]:
+    """The points of all cases, and the cases that the time was too short to make ready, with no sizes."""
     points: list[Point] = []
+    left: dict[str, tuple[str, ...]] = {}
     for name in dict.fromkeys(plan.cases):
+        case = CASES.load(name)
         try:
-            points += CASES.load(name)(setting)
+            with time_limit(deadline):
+                points += case(setting)
+        except TimeUp:
+            left[name] = ()
         except UnknownVerdict as error:
             if skip is None:
                 raise
             skip(name, str(error))
-    return points
+    return points, left
 
 
 def _rounds(
@@ -86,15 +107,17 @@ def _rounds(
     rows: list[BenchRow],
     tell: Tell,
     progress: Progress | None,
+    deadline: float,
 ) -> None:
-    deadline = time.monotonic() + plan.max_time_s
     for number in range(1, plan.rounds_max + 1):
         for each in [each for each in samples if not each.is_told]:
-            if time.monotonic() >= deadline and number > 1:
-                return
             if progress is not None:
                 progress(f"round {number}: {each.point.case} {each.point.size}")
-            each.add_round(random)
+            try:
+                with time_limit(deadline):
+                    each.add_round(random)
+            except TimeUp:
+                return
             if number >= plan.rounds_min and each.is_precise(plan.precision):
                 _tell([each], rows, tell)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kvcheck.core.record import BenchRow, Interval
+from kvcheck.core.rounds import LEAST_ROUNDS
 
 KINDS = {
     "metadata-read": "clone",
@@ -31,6 +32,7 @@ KINDS = {
     "tree": "bookkeeping",
 }
 ORDER = ("all of them", "clone", "wait", "seal", "check", "transport", "bookkeeping", "other")
+TOO_FEW = "n/a: too few rounds"
 FREE_SHARE = 0.001
 """An addition that is certainly below this share of a decode step is free, however its ratio looks."""
 
@@ -86,6 +88,11 @@ def step_us(rows: Iterable[BenchRow], shape: str | None, device: str) -> float |
     return None
 
 
+def has_price(row: BenchRow) -> bool:
+    """Whether anything can be said of the row: its ratio has an interval."""
+    return row.ratio.lo is not None and row.ratio.hi is not None
+
+
 def added_us(row: BenchRow) -> Interval:
     """What the arm adds to its baseline; negative where it is faster."""
     base, ratio = row.baseline_us.est, row.ratio
@@ -96,7 +103,7 @@ def added_us(row: BenchRow) -> Interval:
 def verdict(row: BenchRow, step: float | None) -> str:
     """faster, free, costs, or why none of them can be said."""
     if row.ratio.lo is None or row.ratio.hi is None:
-        return "n/a: too few rounds"
+        return TOO_FEW
     most = added_us(row).hi
     if row.ratio.hi < 1 - row.floor:
         return "faster"
@@ -113,8 +120,14 @@ def in_short(rows: Sequence[BenchRow]) -> str:
         verdicts.setdefault(row.case, set()).add(verdict(row, step))
     free = [case for case, said in verdicts.items() if said <= {"free", "faster"}]
     costs = [case for case, said in verdicts.items() if "costs" in said]
-    unclear = [case for case in verdicts if case not in (*free, *costs)]
-    parts = (("Free or faster than without", free), ("Costs something", costs), ("Not told from noise", unclear))
+    none = [case for case, said in verdicts.items() if said == {TOO_FEW}]
+    unclear = [case for case in verdicts if case not in (*free, *costs, *none)]
+    parts = (
+        ("Free or faster than without", free),
+        ("Costs something", costs),
+        ("Not told from noise", unclear),
+        (f"No price, for fewer than {LEAST_ROUNDS} rounds", none),
+    )
     return " ".join(f"{what}: {', '.join(cases)}." for what, cases in parts if cases)
 
 
