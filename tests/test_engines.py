@@ -287,7 +287,7 @@ def test_resumed_run_is_of_the_same_engine_and_keeps_its_notes(
     tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_fault(fake, GOOD)
-    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "1", "--out", str(tmp_path)]
+    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
     base += ["--no-reports", "--shape", "retract.nsa", "--format", "json"]
     assert run(base) == 0
     record = json.loads(capsys.readouterr().out)
