@@ -39,7 +39,7 @@ test: $(STAMP) ## all tests that this machine can run
 
 gate: $(STAMP) ## prices of the fast parts and a few schedules, judged by reports/baselines/cpu.toml
 	@rm -rf $(GATE_RUNS)
-	@$(VENV)/bin/kvcheck stress retract-resume $(GATE_SHAPES) --schedules 2 --seed 1 --no-reports --out $(GATE_RUNS)
+	@$(VENV)/bin/kvcheck stress retract-resume $(GATE_SHAPES) --schedules 3 --seed 1 --no-reports --out $(GATE_RUNS)
 	@$(VENV)/bin/kvcheck bench metadata-read $(GATE_BENCH)
 	@$(VENV)/bin/kvcheck bench guarded-read --shape glm-5.1-tiny $(GATE_BENCH)
 	@$(VENV)/bin/kvcheck gate $(GATE_RUNS)/* --budget reports/baselines/cpu.toml --max-time 20 --on-inconclusive warn

@@ -94,7 +94,7 @@ def test_trials_of_the_gate_are_the_kvcheck_that_was_started(hostile: Path) -> N
 
 def test_an_installed_engine_is_driven_by_the_kvcheck_that_was_started(hostile: Path, tmp_path: Path) -> None:
     env = environment(tmp_path / "env", "")
-    options = ["--shape", "pool-copy.mha", "--schedules", "1", "--seed", "1", "--no-reports", "--out", "../runs"]
+    options = ["--shape", "pool-copy.mha", "--schedules", "12", "--seed", "1", "--no-reports", "--out", "../runs"]
     done = kvcheck(hostile, "stress", "--target", f"sglang:{env}", *options)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
     assert not (hostile / "foreign-code-ran").exists()
@@ -103,7 +103,7 @@ def test_an_installed_engine_is_driven_by_the_kvcheck_that_was_started(hostile: 
 @pytest.mark.slow
 def test_a_page_is_drawn_without_the_settings_of_the_current_folder(tmp_path: Path) -> None:
     plain, odd = tmp_path / "plain", tmp_path / "odd"
-    options = ["--schedules", "1", "--seed", "1", "--jobs", "1", "--no-reports", "--out", str(tmp_path / "runs")]
+    options = ["--schedules", "3", "--seed", "1", "--jobs", "1", "--no-reports", "--out", str(tmp_path / "runs")]
     plain.mkdir()
     odd.mkdir()
     (odd / "matplotlibrc").write_text("font.size: 40\naxes.linewidth: 9\nno.such.key: 1\n")

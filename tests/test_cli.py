@@ -34,7 +34,7 @@ from kvcheck.core.workload.shapes import shape as shape_named
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = json.loads((ROOT / "reports" / "run.schema.json").read_text(encoding="utf-8"))
-SMALL = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "1", "--seed", "1", "--no-reports"]
+SMALL = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "3", "--seed", "1", "--no-reports"]
 LINE = "retract-resume:shape=llama-3-tiny"
 PATIENCE_S = 60.0
 

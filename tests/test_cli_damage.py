@@ -30,7 +30,7 @@ from kvcheck.core.workload import traces
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 60.0
 FULL = Path("/dev/full")
-SMALL = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "1", "--seed", "1", "--no-reports"]
+SMALL = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "3", "--seed", "1", "--no-reports"]
 STEERING = "\x1b]0;owned\x07\x1b[31m\x9b31m\rfake\nkvcheck: PASS\u202e\u2028\x7f\x00"
 
 

@@ -17,7 +17,6 @@ import jsonschema
 import pytest
 from fake_engine import HELLO, environment, interpreter, put_fault
 
-from kvcheck.commands.cells import Order
 from kvcheck.commands.main import run
 from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.stress.engines import EngineRunner
@@ -264,7 +263,7 @@ def test_lost_child_makes_one_schedule_unknown(tmp_path: Path) -> None:
 
 def test_stress_passes_fails_and_replays(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put_fault(fake, "index-lost")
-    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "2", "--out", str(tmp_path)]
+    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
     code = run([*base, "--no-reports", "--shape", "pool-copy.mha", "--shape", "retract.nsa", "--format", "json"])
     record = json.loads(capsys.readouterr().out)
     jsonschema.validate(record, SCHEMA)
@@ -310,18 +309,18 @@ def test_stress_of_good_engine_passes_where_it_has_all(
     tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_fault(fake, GOOD)
-    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "1", "--out", str(tmp_path)]
+    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
     assert run([*base, "hicache", "--shape", "layer-wait.mha", "--shape", "layer-wait.nsa"]) == 0
     assert "2 passed" in capsys.readouterr().out
 
 
-def test_cells_of_one_child_share_the_time(tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cell_of_an_engine_below_its_floor_is_unknown(
+    tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     put_fault(fake, GOOD)
-    orders: list[Order] = []
-    monkeypatch.setattr("kvcheck.commands.stress.run_orders", lambda given, *_: iter(orders.extend(given) or ()))
-    what = ["--shape", "metadata", "--shape", "retract", "--max-time", "60", "--out", str(tmp_path), "--no-reports"]
-    run(["stress", "--target", f"sglang:{fake}", *what])
-    assert len(orders) > 1 and sum(order.max_time_s or 0 for order in orders) == pytest.approx(60)
+    what = ["--shape", "metadata.kv", "--schedules", "2", "--out", str(tmp_path), "--no-reports"]
+    assert run(["stress", "--target", f"sglang:{fake}", *what]) == 4
+    assert "KV990: 2 of 2 schedules ran, and a pass takes 12" in capsys.readouterr().out
 
 
 def test_release_with_other_names_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from kvcheck.core.report.store import RunStore
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 120.0
-SMALL = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "1", "--seed", "1"]
+SMALL = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "3", "--seed", "1"]
 BROKEN = ["stress", "--mutant", "offload-skips-index-buffer", "--seed", "1", "--schedules", "1"]
 TWO_CELLS = ["--shape", "glm-5.1-tiny", "--shape", "deepseek-v3.2-tiny"]
 

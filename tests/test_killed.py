@@ -100,7 +100,7 @@ def test_processes_end_with_a_killed_kvcheck(
     assert killed(arguments, count, is_stopped) < LIMIT_S
     left = [path.name for path in temporary.iterdir() if path.name.startswith("kvcheck-ranks-")]
     assert len(left) == (0 if kind == "workers" else 1)
-    options = ["--schedules", "1", "--seed", "1", "--no-reports", "--out", str(temporary / "runs")]
+    options = ["--schedules", "3", "--seed", "1", "--no-reports", "--out", str(temporary / "runs")]
     assert run(["stress", "retract-resume", "--shape", "llama-3-tiny", *options]) == 0
     assert not [path for path in temporary.iterdir() if path.name.startswith("kvcheck-")]
 

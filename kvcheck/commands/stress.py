@@ -122,17 +122,15 @@ def stress(
     began = time.monotonic()
     check_choice("--format", format_name, FORMATS)
     limits = {"--schedules": schedules, "--max-time": max_time, "--requests": requests, "--jobs": jobs}
-    for name, value in {**limits, "--min-schedules": min_schedules}.items():
-        check_positive(name, value)
+    for name, limit_given in {**limits, "--min-schedules": min_schedules}.items():
+        check_positive(name, limit_given)
     targets = report_targets(output)
     drawn = draw_seed() if seed is None else seed
     base = _base_plan(device, backend, strategy, drawn, trace, requests, mutant, transport, ranks, target)
     plans = _cells(base, scenarios or [], shape or [])
     check_jobs(base, jobs)
     once = trace is not None or base.is_in_processes
-    wanted = schedules or max(1 if once else DEFAULT_SCHEDULES, min_schedules or 0)
-    if wanted < (min_schedules or 0):
-        raise UsageError(f"--min-schedules {min_schedules}: expected at most --schedules, which is {wanted}")
+    wanted = _wanted(schedules, min_schedules, usual=1 if once else DEFAULT_SCHEDULES)
     bounded = schedules is None and not once and max_time is None
     check_targets(targets)
     place = find_place(base, bind)
@@ -150,10 +148,7 @@ def stress(
             resumes=True,
         )
         session.facts, session.identity = engine_facts(engine), identity(base.trace, engine)
-        # Processes take turns on a device, and a lane that one of them holds is held for its turn only; an engine has
-        # one child.
-        is_alone = base.is_in_processes or base.backend == "cuda" or engine is not None
-        workers = 1 if place is not None else jobs or (1 if is_alone else min(len(plans), session.cpus()))
+        workers = 1 if place is not None else jobs or _workers(base, len(plans))
         limit = Limit(cpu_s=DEFAULT_CPU_S if bounded else None, until=None if max_time is None else began + max_time)
         _plan_cells(session, plans, wanted, min_schedules, fails_on_conditional=fail_on_conditional)
         if resume:
@@ -165,6 +160,23 @@ def stress(
         interrupted = _collect(session, orders, workers, limit, processes, engine)
         session.warnings += unfound_mutant(session, mutant)
     return close(session, targets, reports=reports, interrupted=interrupted)
+
+
+def _wanted(schedules: int | None, least: int | None, *, usual: int) -> int:
+    """Schedules of a cell. Raises UsageError where fewer are asked for than have to be."""
+    if schedules is not None and schedules < (least or 0):
+        raise UsageError(f"--min-schedules {least}: expected at most --schedules, which is {schedules}")
+    return schedules or max(usual, least or 0)
+
+
+def _workers(base: Plan, cells: int) -> int:
+    """Processes that run cells. On a device they would take turns, and a lane that one of them holds is held for its
+    turn only; an engine has one child.
+    """
+    from kvcheck.core.targets.installed import is_engine
+
+    is_alone = base.is_in_processes or base.backend == "cuda" or is_engine(base.target)
+    return 1 if is_alone else min(cells, Session.cpus())
 
 
 def _head(session: Session, seed: int, plans: list[Plan], workers: int, engine: EngineRunner | None) -> str:
