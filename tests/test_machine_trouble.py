@@ -21,7 +21,8 @@ from kvcheck.commands import cells
 from kvcheck.commands.main import run
 from kvcheck.core.errors import InternalError, TransferError, UnknownVerdict, machine_trouble
 from kvcheck.core.stress.engine import StressEngine
-from kvcheck.core.stress.processes.supervisor import Supervisor
+from kvcheck.core.stress.processes.child import Ending
+from kvcheck.core.stress.processes.supervisor import RankStory, Supervisor
 from kvcheck.core.stress.schedule import Plan
 
 ROOT = Path(__file__).parents[1]
@@ -162,3 +163,22 @@ def test_the_same_errors_without_workers(
 
     monkeypatch.setattr(StressEngine, "run", raising)
     assert run([*RUN_2, "1", "--out", str(tmp_path / "runs")]) == code
+
+
+class Dead:
+    """A rank's process that has ended by SIGABRT with these last words."""
+
+    order = None
+
+    def reap(self, within_s: float | None = None) -> Ending:
+        """How it ended."""
+        return Ending(-6, "[enforce fail at listener.cc:63] false. accept: Too many open files")
+
+
+def test_the_last_words_of_a_rank_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(Plan(scenario="pd-transfer", shape="llama-3-tiny", transport="tcp", ranks="1x1"))
+    supervisor.stories["decode-0"] = RankStory(name="decode-0")
+    monkeypatch.setattr(supervisor, "_ready", {"decode-0"})
+    monkeypatch.setattr(supervisor, "_children", {"decode-0": Dead()})
+    with pytest.raises(UnknownVerdict, match=r"decode-0 ended by signal 6: the machine is short of file descriptors"):
+        supervisor._take("decode-0", None)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import ClassVar
 
-from kvcheck.core.errors import InternalError, TargetError, UnknownVerdict, UsageError
+from kvcheck.core.errors import InternalError, TargetError, UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.record import value_from
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.processes import worker
@@ -246,6 +246,8 @@ class Supervisor:
             return
         if len(self._ready) < len(self.stories) and not any(each.is_refusal for each in self.stories.values()):
             raise UnknownVerdict(f"{death}; its ranks had not met, so nothing was under test yet")
+        if trouble := machine_trouble(RuntimeError(text)):  # gloo and torch end a process with their last words
+            raise UnknownVerdict(f"{story.name} ended {how}: {trouble}")
         story.death = death
         self._is_broken = self._is_broken or len(self._ready) < len(self.stories)  # the others wait for it in vain
         self._close_when_idle()
