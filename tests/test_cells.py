@@ -10,8 +10,7 @@ from typing import cast
 import pytest
 
 from kvcheck.commands.cell_runners import UNKNOWNS
-from kvcheck.commands.cells import Budget, Turns, run_cell, take_turns, work
-from kvcheck.commands.cells import _asked as asked
+from kvcheck.commands.cells import Budget, Turns, orders_text, run_cell, take_turns, work
 from kvcheck.commands.orders import Limit, Order, Report
 from kvcheck.core.record import Evidence, Finding
 from kvcheck.core.stress.engines import EngineRunner
@@ -194,7 +193,7 @@ def test_cell_without_evidence_begins_further_workloads(
 def test_orders_survive_the_pipe() -> None:
     plan = parse_line("retract-resume:shape=llama-3-tiny,seed=3")
     order = Order(plan=plan, schedules=2, floor=1, before=Evidence(schedules=1, retractions=5))
-    lines = [*work(asked([(7, order)], Limit(cpu_s=1e9)))]
+    lines = [*work(orders_text([(7, order)], Limit(cpu_s=1e9)))]
     assert [('"cell": 7' in line, '"schedule": 1' in line) for line in lines[:1]] == [(True, True)]
     assert len(lines) == 2
 

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcheck.commands.cells import work
+from kvcheck.commands.cells import orders_text, work
 from kvcheck.commands.main import run
+from kvcheck.commands.orders import Limit, Order
 from kvcheck.core.backend.backend import Operation
 from kvcheck.core.backend.simulated import SimulatedBackend
 from kvcheck.core.errors import UsageError
@@ -340,8 +341,8 @@ def test_stress_prints_the_proof_and_its_line(
 
 
 def test_a_child_process_confirms_when_its_order_says_so() -> None:
-    row = {"cell": 0, "line": cell(RACE, 1).line(), "schedules": 1, "max_time_s": None}
     for confirms in (True, False):
-        reports = [json.loads(line) for line in work(json.dumps([{**row, "confirms": confirms}]))]
+        order = Order(plan=cell(RACE, 1), schedules=1, confirms=confirms)
+        reports = [json.loads(line) for line in work(orders_text([(0, order)], Limit()))]
         told = [each for each in reports[0]["findings"] if "confirmed" in each["minimal"]]
         assert len(told) == confirms

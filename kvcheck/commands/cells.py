@@ -264,7 +264,7 @@ def _start(
     child = start("kvcheck.commands.worker", streams=streams, variables={"OMP_NUM_THREADS": "1"})
     if child.stdin is None or child.stdout is None:
         raise InternalError("a child process came without pipes")
-    child.stdin.write(_asked(share, limit))
+    child.stdin.write(orders_text(share, limit))
     child.stdin.close()
     stdout = child.stdout
 
@@ -278,7 +278,7 @@ def _start(
     return child
 
 
-def _asked(share: Sequence[tuple[int, Order]], limit: Limit) -> str:
+def orders_text(share: Sequence[tuple[int, Order]], limit: Limit) -> str:
     """Orders as JSON."""
     rows = [
         {"cell": number, "line": order.plan.line(), "order": {**_plain(order), "plan": None}} for number, order in share
