@@ -34,6 +34,7 @@ FAULTS = [
     ("vllm", "blocks.full", "hands-out-held", {"KV402", "KV403"}),
     ("vllm", "blocks.full", "no-reset", {"KV301", "KV102"}),
     ("vllm", "scheduler.priority", "preempts-planned", {"KV102"}),
+    ("vllm", "scheduler.priority-lookahead", "preempts-planned", {"KV102"}),
     ("vllm", "scheduler.priority", "keeps-preempted", {"KV401"}),
     ("vllm", "scheduler.fcfs", "forgets-preempted", {"KV901"}),
     ("vllm", "cpu-offload.lru", "evicts-pinned", {"KV202"}),

@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 import traceback
+from array import array
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -69,6 +70,23 @@ def publish():
     server_args.set_global_server_args_for_scheduler(server_args.ServerArgs(model_path="dummy"))
 
 
+def prompt(tokens):
+    """Tokens in what a request of this release keeps them in."""
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    is_array = isinstance(Req("", "", [], SamplingParams()).output_ids, array)
+    return array("q", tokens) if is_array else list(tokens)
+
+
+def extend(request, start, end):
+    """The request's next chunk: tokens start to end, by what this release calls them."""
+    if hasattr(request, "set_extend_range"):
+        request.set_extend_range(start, end)
+    else:
+        request.fill_ids, request.fill_len = request.origin_input_ids[:end], end
+
+
 def metadata_buffers(slots):
     """Buffers of so many slots; newer releases ask for one size more."""
     from sglang.srt.disaggregation.utils import MetadataBuffers
@@ -85,7 +103,9 @@ def window_tree(slots):
     from sglang.srt.mem_cache import cache_init_params, memory_pool, swa_memory_pool, swa_radix_cache
 
     sizes = {"size": 64, "size_swa": slots, "page_size": 1, "dtype": torch.bfloat16, "device": "cpu"}
-    layers = {"swa_attention_layer_ids": [0], "full_attention_layer_ids": [1], "enable_kvcache_transpose": False}
+    layers = {"swa_attention_layer_ids": [0], "full_attention_layer_ids": [1]}
+    if "enable_kvcache_transpose" in inspect.signature(swa_memory_pool.SWAKVPool).parameters:
+        layers["enable_kvcache_transpose"] = False  # older releases ask for it
     pool = swa_memory_pool.SWAKVPool(**sizes, **layers, head_num=2, head_dim=8)
     tokens = swa_radix_cache.SWATokenToKVPoolAllocator(**sizes, kvcache=pool, need_sort=False)
     rows = memory_pool.ReqToTokenPool(size=4, max_context_len=64, device="cpu", enable_memory_saver=False)

@@ -1,6 +1,6 @@
 """SGLang: a chunk that found no room in the window pool is cached as if it had been computed (upstream #24252).
 
-ENV/bin/python docs/findings/sglang_parked_chunk.py [unified]    exit 1: the bug is there; releases with Req.fill_ids
+ENV/bin/python docs/findings/sglang_parked_chunk.py [unified]    exit 1: the bug is there
 """
 
 import sys
@@ -13,9 +13,9 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 on_cpu.publish()
 tree = on_cpu.window_tree(16)
 slots, rows = tree.token_to_kv_pool_allocator, tree.req_to_token_pool
-request = schedule_batch.Req("A", "", [*range(1, 13)], SamplingParams(max_new_tokens=1))
+request = schedule_batch.Req("A", "", on_cpu.prompt(range(1, 13)), SamplingParams(max_new_tokens=1))
 request.init_next_round_input(tree)
-request.fill_ids = request.fill_ids[:8]  # its first chunk, of 8 tokens
+on_cpu.extend(request, 0, 8)  # its first chunk, of 8 tokens
 request.swa_uuid_for_lock = getattr(tree.inc_lock_ref(request.last_node), "swa_uuid_for_lock", None)
 rows.alloc([request])
 rows.write((request.req_pool_idx, slice(0, 8)), slots.alloc(8).to(torch.int32))

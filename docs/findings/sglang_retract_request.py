@@ -1,6 +1,6 @@
 """SGLang: the same through the request, its allocator and its row, as a scheduler does (sgl-project/sglang #23346).
 
-ENV/bin/python docs/findings/sglang_retract_request.py           exit 1: it resumes with another request's index keys
+ENV/bin/python docs/findings/sglang_retract_request.py           exit 1: it resumes with another's keys, or not at all
 """
 
 import sys
@@ -26,7 +26,10 @@ request.output_ids.extend((7, 8))  # 65 tokens; the last has no KV yet
 old = pages.alloc(64)
 rows.write((row, slice(0, 64)), old.to(torch.int32))
 index[old[0] // 64], latent[old] = 11, 11  # the request's content
-request.offload_kv_cache(rows, pages)
+try:
+    request.offload_kv_cache(rows, pages)
+except TypeError as error:  # the request passes what its own pool does not take (sgl-project/sglang #25828)
+    sys.exit(f"the request cannot be saved at all: {error}")
 pages.free(old)
 index[:], latent[:] = 22, 22  # retracted: another request uses all pages
 new = pages.alloc(128)[64:]

@@ -1,4 +1,4 @@
-"""SGLang: a state list that is longer or shorter than its receiver's is sent all the same (sgl-project/sglang #23323).
+"""SGLang: a state list that is longer or shorter than its receiver's is sent all the same (since sglang #23323).
 
 ENV/bin/python docs/findings/sglang_state_list_lengths.py longer | earlier | shorter      exit 1: wrong pages, unsaid
 The word is what the prefill's list is; "earlier" is longer too, because it begins one page before the receiver's.

@@ -4,7 +4,6 @@ ENV/bin/python docs/findings/sglang_window_recovery.py [unified] exit 1: the bug
 """
 
 import sys
-from array import array
 
 import on_cpu
 import torch
@@ -17,20 +16,19 @@ tree = on_cpu.window_tree(32)
 slots, rows = tree.token_to_kv_pool_allocator, tree.req_to_token_pool
 
 
-def prefill(name, prompt, *cuts):  # in chunks, as the scheduler stashes them
-    request = Req(name, "", array("q", prompt) if NEWER else prompt, SamplingParams())
+def prefill(name, tokens, *cuts):  # in chunks, as the scheduler stashes them
+    request = Req(name, "", on_cpu.prompt(tokens), SamplingParams())
     request.init_next_round_input(tree)
     lock = tree.inc_lock_ref(request.last_node)
     request.swa_uuid_for_lock = getattr(lock, "swa_uuid_for_lock", lock)
     rows.alloc([request])
     for start, end in zip((0, *cuts), cuts, strict=False):
-        request.fill_ids, request.fill_len = request.origin_input_ids[:end], end
+        on_cpu.extend(request, start, end)
         rows.write((request.req_pool_idx, slice(start, end)), slots.alloc(end - start).to(torch.int32))
         tree.cache_unfinished_req(request, chunked=end < cuts[-1])
     return request
 
 
-NEWER = isinstance(Req("", "", [], SamplingParams()).output_ids, array)
 first = prefill("A", [*range(20)], 12, 20)  # runs on; what its window needs is locked, and all pages of full attention
 tree.evict(EvictParams(num_tokens=0, swa_num_tokens=12))  # the first 12 tokens lose their windows
 prefill("B", [*range(12), 99], 13)  # shares them, computes them again

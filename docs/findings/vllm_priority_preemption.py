@@ -1,4 +1,4 @@
-"""vLLM 0.33.0, priority policy: blocks of a step that never ran stay in the prefix cache. Exit 1: they are read."""
+"""vLLM 0.33.0, priority policy: blocks of a step that never ran stay cached (vllm #43569, #57580). Exit 1: read."""
 
 import tempfile
 

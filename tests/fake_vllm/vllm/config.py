@@ -29,6 +29,17 @@ class CacheConfig:
 
 
 @dataclass
+class SpeculativeConfig:
+    """Tokens that a draft model writes ahead."""
+
+    method: str
+    model: str
+    num_speculative_tokens: int
+    target_model_config: Any
+    target_parallel_config: Any
+
+
+@dataclass
 class ParallelConfig:
     """One rank."""
 

@@ -34,7 +34,7 @@ VLLM: Final = EngineSpec(
         ProbeRow(
             name="scheduler",
             scenario="preemption",
-            subjects=("fcfs", "priority"),
+            subjects=("fcfs", "priority", "priority-lookahead"),
             entry="kvcheck.core.targets.vllm.scheduler:Scheduling",
             shows="the scheduler over the same manager: what it counts as computed was computed",
             wants=("requests", "retractions", "resumes", "device_hit_pages"),

@@ -33,6 +33,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "config.cache": ("vllm.config:CacheConfig",),
     "config.parallel": ("vllm.config:ParallelConfig",),
     "config.device": ("vllm.config:DeviceConfig",),
+    "config.speculation": ("vllm.config:SpeculativeConfig",),
     # Chunks of the host.
     "offload.manager": ("vllm.v1.kv_offload.cpu.manager:CPUOffloadingManager",),
     "offload.request": ("vllm.v1.kv_offload.base:ReqContext", "vllm.v1.kv_offload.abstract:ReqContext"),

@@ -1,7 +1,7 @@
 """Probe scheduler: vLLM's own scheduler decides who runs; what it counts as computed has to have been computed.
 
 Subjects are its policies. Prompts are cut into pieces by a threshold, so that one step may take a request in, give it
-blocks, and preempt it for another.
+blocks, and preempt it for another. One subject has no threshold, and a draft model for which slots are kept ahead.
 
 Invariants:
 - Only what a step's plan says is computed; every request then reads all that the scheduler counts as computed.
@@ -28,6 +28,10 @@ LONG, SHORT, SQUEEZES = 40, 12, 10
 BUDGET = 16
 PIECE = 8
 STEPS = 900
+LOOKAHEAD = "priority-lookahead"
+DRAFTS = 3
+TURNS, SAID, SWIFT = 12, 31, 6
+"""Pairs of a conversation, and their prompts: with slots ahead, 36 tokens of one and 9 of the other fill the pool."""
 MODEL = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -47,7 +51,8 @@ class Scheduling:
 
     def needs(self, subject: str) -> tuple[str, ...]:
         """Scheduler, configuration, requests and hashes."""
-        return (*DEVICE_NEEDS, *CONFIGS, "scheduler", "scheduler.output", "scheduler.grammars")
+        own = ("config.speculation",) if subject == LOOKAHEAD else ()
+        return (*DEVICE_NEEDS, *CONFIGS, *own, "scheduler", "scheduler.output", "scheduler.grammars")
 
     def control(self, rig: Rig) -> None:
         """One request in a pool that is large enough is computed and read; nothing is freed yet."""
@@ -68,6 +73,8 @@ class Scheduling:
             for _ in range(rig.mix.below(4)):
                 shift.judged_step()
         shift.work()
+        if rig.subject == LOOKAHEAD:
+            shift.conversations()
         for _ in range(SQUEEZES):
             shift.add(shift.crowd.alone(LONG - rig.mix.below(BLOCK), 2, 2))
             shift.step()
@@ -95,6 +102,22 @@ class _Shift:
     def work(self) -> None:
         """Steps until everybody is served."""
         serve(self.rig, self.lives, self.judged_step, STEPS)
+
+    def conversations(self) -> None:
+        """A long prompt, a short one that outranks it, and the long one's next turn, which reads all of this one.
+
+        The short one needs a block more in the step that gives the long one the last token of a block.
+        """
+        for _ in range(TURNS):
+            more = self.rig.mix.below(BLOCK)
+            first = self.crowd.alone(SAID + more, 6 - more + self.rig.mix.below(2), 2)
+            self.add(first)
+            for _ in range(3):
+                self.judged_step()
+            self.add(self.crowd.alone(SWIFT + more, 6 - more, 0))
+            self.work()
+            self.add(self.crowd.after(first, 2, 1))
+            self.work()
 
     def judged_step(self) -> None:
         """A step, and the accounts after it."""
@@ -168,23 +191,32 @@ def _scheduler(rig: Rig, blocks: int, folder: str) -> Any:
         "max_model_len": LENGTH,
         "max_num_seqs": RUNNING,
         "max_num_batched_tokens": BUDGET,
-        "long_prefill_token_threshold": PIECE,
+        "long_prefill_token_threshold": 0 if rig.subject == LOOKAHEAD else PIECE,
         "enable_chunked_prefill": True,
         "is_encoder_decoder": False,
         "async_scheduling": False,
-        "policy": rig.subject,
+        "policy": rig.subject.partition("-")[0],
         "block_size": BLOCK,
         "enable_prefix_caching": True,
     }
     cache = fitted(names["config.cache"], offered)
     cache.num_gpu_blocks = blocks
-    config = names["config"](
-        model_config=fitted(names["config.model"], offered),
-        scheduler_config=fitted(names["config.scheduler"], offered),
-        cache_config=cache,
-        parallel_config=names["config.parallel"](),
-        device_config=names["config.device"]("cpu"),
-    )
+    parts = {
+        "model_config": fitted(names["config.model"], offered),
+        "scheduler_config": fitted(names["config.scheduler"], offered),
+        "cache_config": cache,
+        "parallel_config": names["config.parallel"](),
+        "device_config": names["config.device"]("cpu"),
+    }
+    if rig.subject == LOOKAHEAD:
+        parts["speculative_config"] = names["config.speculation"](
+            method="draft_model",
+            model=folder,
+            num_speculative_tokens=DRAFTS,
+            target_model_config=parts["model_config"],
+            target_parallel_config=parts["parallel_config"],
+        )
+    config = names["config"](**parts)
     offered = {
         "vllm_config": config,
         "kv_cache_config": cache_config(rig, blocks),

@@ -54,13 +54,15 @@ class KVCacheManager:
         hit = hit[:-1] if has_fault("short-hit") else hit
         return SimpleNamespace(blocks=(hit,)), len(hit) * self.size
 
-    def allocate_slots(self, request, num_new_tokens, num_new_computed_tokens=0, new_computed_blocks=None):
-        """Blocks for hit and new tokens, or None."""
+    def allocate_slots(
+        self, request, num_new_tokens, num_new_computed_tokens=0, new_computed_blocks=None, num_lookahead_tokens=0
+    ):
+        """Blocks for hit and new tokens and those ahead, or None."""
         pool = self.block_pool
         hit = list(new_computed_blocks.blocks[0]) if new_computed_blocks else []
         table = self.tables.get(request.request_id, [])
         end = request.num_computed_tokens + num_new_computed_tokens + num_new_tokens
-        more = -(-end // self.size) - len(table) - len(hit)
+        more = max(0, -(-(end + num_lookahead_tokens) // self.size) - len(table) - len(hit))
         if more > len(pool.free) - sum(block.ref_cnt == 0 for block in hit):
             return None
         for block in hit:
@@ -77,12 +79,14 @@ class KVCacheManager:
         return ([block.block_id for block in self.tables[request_id]],)
 
     def free(self, request):
-        """Its blocks, the last first."""
+        """Its blocks, the last first; those that nobody can find are given out before all others."""
         table = self.tables.pop(request.request_id)[::-1]
         for block in table[1:] if has_fault("leak") else table:
             block.ref_cnt -= 1
-            if block.ref_cnt == 0:
+            if block.ref_cnt == 0 and block.block_id in self.block_pool.prefix_of:
                 self.block_pool.free.append(block)
+            elif block.ref_cnt == 0:
+                self.block_pool.free.appendleft(block)
         if has_fault("free-twice"):
             self.block_pool.free.append(table[0])
 

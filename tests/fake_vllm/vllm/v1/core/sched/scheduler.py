@@ -12,6 +12,8 @@ class Scheduler:
     def __init__(self, vllm_config, kv_cache_config, structured_output_manager, block_size):
         self.limits = vllm_config.scheduler_config
         self.kv_cache_manager = KVCacheManager(kv_cache_config, 0, block_size)
+        drafts = getattr(vllm_config, "speculative_config", None)
+        self.num_lookahead_tokens = drafts.num_speculative_tokens if drafts else 0
         self.waiting, self.running = [], []
 
     def add_request(self, request):
@@ -24,7 +26,7 @@ class Scheduler:
         before = len(self.waiting)
         for request in list(self.running):
             count = self._fit(request, budget)
-            while request in self.running and count and not self.kv_cache_manager.allocate_slots(request, count):
+            while request in self.running and count and not self._allocate(request, count):
                 self._preempt(counts)
             if request in self.running and count:
                 counts[request.request_id] = count
@@ -47,7 +49,11 @@ class Scheduler:
 
     def _fit(self, request, budget):
         missing = request.num_tokens - request.num_computed_tokens
-        return min(missing, budget, self.limits.long_prefill_token_threshold)
+        return min(missing, budget, self.limits.long_prefill_token_threshold or missing)
+
+    def _allocate(self, request, count, found=0, hit=None):
+        ahead = self.num_lookahead_tokens
+        return self.kv_cache_manager.allocate_slots(request, count, found, hit, num_lookahead_tokens=ahead)
 
     def _preempt(self, counts):
         """The last in rank; nobody whose tokens of this step are planned, since nothing has computed them yet."""
@@ -70,7 +76,7 @@ class Scheduler:
             request.num_computed_tokens = 0
             if len(self.running) == self.limits.max_num_seqs or not count:
                 return
-            if not self.kv_cache_manager.allocate_slots(request, count, found, hit):
+            if not self._allocate(request, count, found, hit):
                 return
             request.num_computed_tokens = found
             self.waiting.remove(request)
