@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -133,7 +133,7 @@ def _replay_held(plan: Plan, device: str, times: int) -> Replayed:
 def _replay(plan: Plan, times: int, engine: EngineRunner | None) -> Replayed:
     """Run one plan several times; the verdict, and what to print."""
     runs = [list(run_cell(0, Order(plan=plan, schedules=1), installed=engine)) for _ in range(times)]
-    seen = [tuple(finding for report in reports for finding in report.findings) for reports in runs]
+    seen = [unconditional_first(finding for report in reports for finding in report.findings) for reports in runs]
     gave = [(findings, _why_unjudged([reports])) for findings, reports in zip(seen, runs, strict=True)]
     verdict, told = _judge(plan, runs, seen)
     return Replayed(verdict, sum(each == gave[0] for each in gave), told)
@@ -145,7 +145,14 @@ def _judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]
     strayed = next((report.divergence for reports in runs for report in reports if report.divergence), None)
     wanted = [next((f for f in findings if plan.expect in (None, f.code)), None) for findings in seen]
     first = next((finding for finding in wanted if finding is not None), None)
-    if first is not None:
+    other = next((each for findings in seen for each in findings if each.condition is None), None)
+    if first is not None and first.condition is not None and other is None:
+        shown = sum(finding is not None for finding in wanted)
+        return Verdict.PASS, [
+            f" CONDITIONAL {shown}/{times}  {head}: {first.code} {first.message}",
+            f"   only if {first.condition}",
+        ]
+    if first is not None and first.condition is None:
         failed = sum(finding is not None for finding in wanted)
         same = "identical each time" if all(each == seen[0] for each in seen) else "findings differ between runs"
         path = [f"   not on the recorded path: {strayed}"] if strayed else []
@@ -154,7 +161,6 @@ def _judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]
             f"   {same}",
             *path,
         ]
-    other = next((findings[0] for findings in seen if findings), None)
     if other is not None:
         text = f" NOT REPRODUCED  {head}: expected {plan.expect}, found {other.code}: {other.message}"
         return Verdict.FAIL, [text]
@@ -169,6 +175,11 @@ def _judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]
     if unjudged is not None:
         return Verdict.UNKNOWN, [f" UNKNOWN  {head}: {unjudged}"]
     return Verdict.PASS, [f" FIXED  {head}: {times} of {times} runs are clean"]
+
+
+def unconditional_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings in their order, those under a condition behind the others."""
+    return tuple(sorted(findings, key=lambda finding: finding.condition is not None))
 
 
 def _why_unjudged(runs: list[list[Report]]) -> str | None:

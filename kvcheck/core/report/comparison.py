@@ -199,11 +199,14 @@ def _cell(column: Column, result: ScenarioResult | None, findings: list[Finding]
     record = column.record
     if result is None:
         return Cell(label=column.label, verdict=None, text=f"{record.repro} did not run it", replay=record.repro)
+    findings.sort(key=lambda each: each.condition is not None)
     return Cell(
         label=column.label,
         verdict=result.verdict,
-        codes=tuple(dict.fromkeys(each.code for each in findings)),
-        text=findings[0].message if findings else why_text(result),
+        codes=tuple(
+            dict.fromkeys(each.code if each.condition is None else f"conditional {each.code}" for each in findings)
+        ),
+        text=_text(findings[0]) if findings else why_text(result),
         evidence=evidence_text(result.evidence) or "nothing counted",
         schedules=result.schedules,
         words=sum(result.evidence.words_verified.values()),
@@ -211,6 +214,11 @@ def _cell(column: Column, result: ScenarioResult | None, findings: list[Finding]
         replay=_replay(record, result, findings),
         notes=_notes(record, result.id),
     )
+
+
+def _text(finding: Finding) -> str:
+    """What was found, and under which assumption."""
+    return finding.message if finding.condition is None else f"{finding.message}; only if {finding.condition}"
 
 
 def _notes(record: RunRecord, name: str) -> tuple[str, ...]:
