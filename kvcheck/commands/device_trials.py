@@ -40,9 +40,11 @@ def timed_mutants(mutants: Sequence[Mutant], device: str) -> list[Mutant]:
 
 
 def not_begun(mutant: Mutant, device: str, max_time_s: float) -> MutantResult:
-    """The row of a mutant that the time was too short for."""
+    """The row of a mutant that the time was too short for, also one that was under way."""
     row = _row(mutant, mutant.killed_by if device == "cpu" else BY_DELAYS)
-    return dataclasses.replace(row, outcome="not-begun", message=f"--max-time {max_time_s:g} was over before it")
+    return dataclasses.replace(
+        row, outcome="not-begun", message=f"--max-time {max_time_s:g} was over before it was judged"
+    )
 
 
 def judge_on_device(plan: Plan, mutant: Mutant, device: str, schedules: int) -> MutantResult:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,9 +33,13 @@ from kvcheck.commands.options import (
 from kvcheck.commands.orders import Order
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Session
+from kvcheck.core.deadline import TimeUp, time_limit
 from kvcheck.core.errors import UsageError
 from kvcheck.core.record import Evidence, Finding, MutantResult, Verdict
 from kvcheck.core.stress.schedule import Plan
+
+if TYPE_CHECKING:
+    from kvcheck.core.targets.mutants.mutant import Mutant
 
 
 def selftest(
@@ -50,9 +55,7 @@ def selftest(
     device: Annotated[
         str, typer.Option(help="cuda or cuda:N: show there what the CPU finds unordered, by delaying lanes.")
     ] = "cpu",
-    max_time: Annotated[
-        float | None, typer.Option(help="Seconds for the whole run; no mutant begins after it.")
-    ] = None,
+    max_time: Annotated[float | None, typer.Option(help="Seconds for the whole run, whatever is under way.")] = None,
     schedules: Annotated[int, typer.Option(help="Schedules before a mutant counts as survived.")] = 32,
     seed: Seed = None,
     out: Out = DEFAULT_OUT,
@@ -90,16 +93,16 @@ def selftest(
     session.say(f"kvcheck {session.version}  selftest  seed {drawn}  run {session.run_id}")
     session.say()
     interrupted = False
+    until = None if max_time is None else time.monotonic() - session.elapsed_s + max_time
     try:
         for each in chosen:
             plan = Plan(scenario=each.scenario, shape=each.shape, seed=drawn)
             session.progress(f"{each.name}: fixed build first")
-            if max_time is not None and session.elapsed_s > max_time:
-                result = not_begun(each, device, max_time)
-            elif device != "cpu":
-                result = judge_on_device(plan, each, device, schedules)
-            else:
-                result = _judge(plan, each.name, each.bug, each.killed_by, each.code, schedules)
+            try:
+                with time_limit(until):
+                    result = _result(plan, each, device, schedules)
+            except TimeUp:
+                result = not_begun(each, device, max_time or 0.0)
             session.mutants.append(result)
             session.save(complete=False)
             for line in _row(result):
@@ -107,6 +110,12 @@ def selftest(
     except KeyboardInterrupt:
         interrupted = True
     return close(session, targets, reports=reports, interrupted=interrupted)
+
+
+def _result(plan: Plan, mutant: Mutant, device: str, schedules: int) -> MutantResult:
+    if device != "cpu":
+        return judge_on_device(plan, mutant, device, schedules)
+    return _judge(plan, mutant.name, mutant.bug, mutant.killed_by, mutant.code, schedules)
 
 
 def _judge(plan: Plan, name: str, bug: str, killer: str, code: str, schedules: int) -> MutantResult:
