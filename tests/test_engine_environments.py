@@ -116,10 +116,10 @@ def test_environment_is_refused_where_a_main_module_breaks(tmp_path: Path) -> No
 def test_base_is_given_what_the_engine_needs(
     tmp_path: Path, had: str | None, status: int, installed: list[str]
 ) -> None:
-    base = interpreter(tmp_path / "base", BASE)
+    base = interpreter(tmp_path / "base", BASE, greeting="")
     if had is not None:
         (base / "requirements.txt").write_text(had)
-    python = interpreter(tmp_path / "python", "exit 9")  # nothing more than the base is made
+    python = interpreter(tmp_path / "python", "exit 9", greeting="")  # nothing more than the base is made
     command = [ENGINES / "make_env.sh", "sglang", "0.5.9", tmp_path / "env", base]
     environ = {**os.environ, "PYTHON": str(python / "bin" / "python"), "TORCH": "torch==2.13.0"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)

@@ -31,7 +31,7 @@ def test_each_line_is_replayed_and_another_verdict_is_told(
 ) -> None:
     monkeypatch.setattr(verdicts, "_kvcheck", said)
     environment(tmp_path / "envs" / "lmcache-1", "")
-    asked = [str(tmp_path), "lmcache=1", "--times", "3", "--schedules", "1"]
+    asked = [str(tmp_path), "lmcache=1", "--times", "3", "--schedules", "12"]
     assert verdicts.main(asked) == 0
     table = pandas.read_csv(tmp_path / "replays.csv")
     assert len(table) == 4 and set(table["agreed"]) == {3} and all(table["same"])
