@@ -241,6 +241,8 @@ def test_a_fence_ends_the_wait_of_another_thread(engine: MooncakeEngine) -> None
 def test_an_engine_that_does_not_come_up(region: SharedRegion, settings: EngineSettings, tmp_path: Path) -> None:
     with pytest.raises(TransferError, match="initialize for protocol tcp at refuse returned -7"):
         MooncakeEngine.start({"kv": region}, host="refuse", settings=settings)
+    with pytest.raises(TransferError, match=r"could not enter the network of its run at /nowhere"):
+        MooncakeEngine.start({"kv": region}, network="/nowhere", settings=settings)
     with SharedRegion("odd", SMALL + 1) as odd, pytest.raises(TransferError, match=r"registering region odd.*-200"):
         MooncakeEngine.start({"odd": odd}, settings=settings)
     with pytest.raises(UnknownVerdict, match=r"nvlink_intra: the installed build is without it \(SUPPORT_INTRA_NVLINK"):
