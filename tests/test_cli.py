@@ -24,13 +24,13 @@ from live_processes import children_of, is_alive
 
 from kvcheck.commands import main as module
 from kvcheck.commands.main import run
+from kvcheck.commands.session import STOPPED
 from kvcheck.core.record import Verdict
 from kvcheck.core.stress.engine import StressEngine
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
 from kvcheck.core.workload.shapes import TINY_SHAPES
-from kvcheck.core.workload.shapes import shape as shape_named
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = json.loads((ROOT / "reports" / "run.schema.json").read_text(encoding="utf-8"))
@@ -243,8 +243,7 @@ def test_a_mutant_is_told_of_by_its_command_and_its_line_replays(
 
 @pytest.mark.parametrize("shape", TINY_SHAPES)
 def test_the_fixed_build_has_no_finding(shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    schedules = "1" if shape_named(shape).index_head_dim else "3"  # index pages are large; `make stress` runs more
-    command = ["stress", "--shape", shape, "--seed", "1", "--schedules", schedules, "--no-reports"]
+    command = ["stress", "--shape", shape, "--seed", "1", "--schedules", "3", "--no-reports"]
     assert run([*command, "--out", str(tmp_path)]) == 0
     record = only_record(tmp_path)
     assert record["findings"] == []
@@ -268,6 +267,7 @@ def test_an_interrupt_exits_130_with_what_was_judged(
     jobs: str, signals: tuple[signal.Signals, ...], tmp_path: Path
 ) -> None:
     command = [*SMALL, "--shape", "glm-5.1-tiny", "--schedules", "100000", "--jobs", jobs, "--out", str(tmp_path)]
+    command.remove("--no-reports")
     process = subprocess.Popen(
         [sys.executable, "-m", "kvcheck", *command],
         cwd=ROOT,
@@ -285,12 +285,32 @@ def test_an_interrupt_exits_130_with_what_was_judged(
     for number in signals:
         process.send_signal(number)
     output, errors = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, errors) == (130, "")
-    assert output.endswith(" exit 130\n")
+    assert (process.returncode, errors) == (130, "kvcheck: interrupted: what was judged is kept\n")
+    assert output.endswith("/report.html\n exit 130\n")
     record = only_record(tmp_path)
+    assert f" next   {record['repro']} --resume\n" in output
+    assert (tmp_path / record["run_id"] / "report.html").exists()
     assert (record["complete"], record["exit_code"]) == (False, 130)
     assert record["evidence"]["schedules"] >= 1
     assert not [pid for pid in before if is_alive(pid)]
+
+
+def test_a_begun_cell_is_resumed_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*SMALL, "--out", str(tmp_path), "--format", "json"]
+    assert run(command) == 0
+    whole = json.loads(capsys.readouterr().out)
+    (row,) = whole["scenarios"]
+    row |= {"verdict": "unknown", "code": "KV990", "reason": STOPPED, "schedules": 2}
+    row["evidence"] |= {"schedules": 2}
+    row["coverage"] |= {"tried": ["eager", "lazy"]}
+    cut = {**whole, "complete": False, "exit_code": 130, "verdict": "unknown"}
+    (tmp_path / whole["run_id"] / "run.json").write_text(json.dumps(cut), encoding="utf-8")
+    command.remove("--format")
+    command.remove("json")
+    assert run([*command, "--resume"]) == 0
+    told = capsys.readouterr().out
+    assert f"resuming {whole['run_id']}: 0 of 1 cells are done, 1 begun" in told
+    assert "3/3 schedules" in told and "tried eager, lazy, 1 of 9 delays" in told
 
 
 def test_a_reader_that_left_is_not_a_finding() -> None:

@@ -39,7 +39,7 @@ from kvcheck.commands.orders import Limit, Order, Report
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.terminal import cell_lines, complain, warn
-from kvcheck.core.errors import UsageError
+from kvcheck.core.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.record import Evidence, Finding, read_record
 from kvcheck.core.report.builds import changes
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
@@ -290,7 +290,7 @@ def _collect(
     processes: ProcessEngine | None,
     engine: EngineRunner | None,
 ) -> bool:
-    """Take reports until all cells are done; True when interrupted."""
+    """Take reports until all cells are done; True when interrupted. An error does not take findings with it."""
     ids = [order.plan.cell for order in orders]
     try:
         for report in run_orders(orders, workers, limit, processes, engine):
@@ -298,6 +298,13 @@ def _collect(
     except KeyboardInterrupt:
         complain("interrupted: what was judged is kept")
         return True
+    except KvcheckError as error:
+        if not session.findings or isinstance(error, InternalError):
+            raise
+        complain(str(error))
+        for cell in session.cells.values():
+            if not cell.is_done:
+                cell.is_done, cell.reason = True, cell.reason or f"the run ended before it: {error}"
     return False
 
 
