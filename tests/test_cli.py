@@ -179,7 +179,7 @@ def test_a_pass_exits_0_and_stdout_is_the_record_alone(tmp_path: Path, capsys: p
 
 
 def test_the_packaged_trace_is_named_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*SMALL, "--trace", "sample", "--requests", "100", "--out", str(tmp_path)]) == 0
+    assert run([*SMALL, "--schedules", "1", "--trace", "sample", "--requests", "100", "--out", str(tmp_path)]) == 0
     capsys.readouterr()
     (cell,) = only_record(tmp_path)["scenarios"]
     assert cell["evidence"]["requests"] == 100

@@ -318,7 +318,7 @@ def test_cell_of_an_engine_below_its_floor_is_unknown(
     tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_fault(fake, GOOD)
-    what = ["--shape", "metadata.kv", "--schedules", "2", "--out", str(tmp_path), "--no-reports"]
+    what = ["--shape", "metadata.get-buf", "--schedules", "2", "--out", str(tmp_path), "--no-reports"]
     assert run(["stress", "--target", f"sglang:{fake}", *what]) == 4
     assert "KV990: 2 of 2 schedules ran, and a pass takes 12" in capsys.readouterr().out
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gate_rig import of_this_build
 from literal_record import FAILED, PASSED
 
 from kvcheck.commands.main import run
@@ -127,7 +128,7 @@ def test_a_page_of_the_gate_that_breaks_changes_no_verdict(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("kvcheck.core.report.gate_to_md.write", broken_writer)
-    path = RunStore(tmp_path).save(record)
+    path = RunStore(tmp_path).save(of_this_build(record))
     assert run(["gate", str(path), "-o", f"md={tmp_path / 'gate.md'}"]) == code
     printed = capsys.readouterr()
     assert printed.out.endswith(f" exit {code}\n")

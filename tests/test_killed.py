@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -21,7 +22,9 @@ from pathlib import Path
 import pytest
 from live_processes import children_of, is_alive, poll
 
+from kvcheck.commands.cells import orders_text
 from kvcheck.commands.main import run
+from kvcheck.commands.orders import Limit
 from kvcheck.core.child import Streams, start
 from kvcheck.core.scratch import ScratchFolder, sweep
 
@@ -114,8 +117,8 @@ def test_a_child_outlives_the_thread_that_started_it() -> None:
     time.sleep(0.2)
     (process,) = started
     assert process.poll() is None
-    output, _ = process.communicate("[]")
-    assert (process.returncode, output) == (0, "")
+    output, _ = process.communicate(orders_text([], Limit()))
+    assert (process.returncode, json.loads(output)) == (0, {"begun": True})
 
 
 def test_a_stale_folder_is_removed_and_one_in_use_is_kept(temporary: Path) -> None:

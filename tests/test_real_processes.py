@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 
 import pytest
-from live_processes import is_alive, poll
+from live_processes import children_of, is_alive, poll
 
 from kvcheck.commands.main import run as command_line
 from kvcheck.core.errors import TransferError
@@ -266,9 +266,8 @@ def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) ->
     ]
     options = ["--ranks", "1x2", "--requests", "400", "--no-reports", "--out", str(tmp_path)]
     with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, cwd=tmp_path) as process:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        assert poll(lambda: len(children.read_text().split()) == 3)
-        ranks = [int(each) for each in children.read_text().split()]
+        assert poll(lambda: len(children_of(process.pid)) == 3)
+        ranks = children_of(process.pid)
         process.send_signal(number)
         assert process.wait(30) == (130 if number is signal.SIGTERM else -signal.SIGKILL)
     assert poll(lambda: not any(map(is_alive, ranks)))

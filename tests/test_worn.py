@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcheck.commands.cells import BEGUN
-from kvcheck.commands.cells import _asked as asked
+from kvcheck.commands.cells import BEGUN, orders_text
 from kvcheck.commands.orders import Limit, Order
 from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.stress.engine import StressEngine
@@ -80,7 +79,7 @@ def test_a_process_that_is_told_to_end_takes_its_folder_along(tmp_path: Path) ->
     )
     assert process.stdin is not None
     line = f"hicache:shape=glm-5.1-tiny,seed=1,schedule={WITH_FILES.schedule},requests=400"
-    process.stdin.write(asked([(0, Order(plan=parse_line(line), schedules=1))], Limit()))
+    process.stdin.write(orders_text([(0, Order(plan=parse_line(line), schedules=1))], Limit()))
     process.stdin.close()
     process.stdin = None
     deadline = time.monotonic() + PATIENCE_S
