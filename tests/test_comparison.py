@@ -105,6 +105,21 @@ def test_cell_has_counts_codes_and_a_line_of_its_own() -> None:
     assert row.shows == "what a request gets back"
 
 
+def test_bug_that_passes_says_that_its_rows_have_conditional_findings() -> None:
+    latent = replace(FOUND, condition="peers differ")
+    comparison = compare([replace(NEW, findings=(latent,)), OLD])
+    retract, lengths = (group for group in comparison.tables[0].groups if group.title[0] in "ac")
+    assert (retract.verdicts[0], retract.conditional, lengths.conditional) == (
+        Verdict.PASS,
+        (True, False),
+        (False, False),
+    )
+    page, text = to_html(comparison), to_md(comparison)
+    assert page.count("<small>has conditional findings</small>") == 1 and "conditional KV102" in page
+    assert text.count("conditional findings") == 1 and "**pass**, conditional findings" in text
+    assert "page 1 holds request 3; only if peers differ" in page
+
+
 def test_line_of_another_row_with_the_same_beginning_is_not_taken() -> None:
     longer = release("1", {RETRACT: Verdict.PASS}, plan={"cells": [LINE.replace("retract.nsa", "retract.nsa2")]})
     assert compare([longer]).tables[0].groups[0].rows[0].cells[0].replay == longer.repro

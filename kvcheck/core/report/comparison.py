@@ -19,6 +19,8 @@ from kvcheck.core.record import Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.wording import counted, evidence_text, why_text
 
 NOT_RUN = "not run"
+CONDITIONAL = "conditional "
+"""What is before the code of a finding under an assumption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,11 @@ class Cell:
         """The verdict as it is written."""
         return NOT_RUN if self.verdict is None else self.verdict.value
 
+    @property
+    def is_conditional(self) -> bool:
+        """Whether anything was found under a stated assumption, which fails nothing by itself."""
+        return any(code.startswith(CONDITIONAL) for code in self.codes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -77,6 +84,12 @@ class Group:
         """Worst wins, column by column."""
         columns = zip(*(row.cells for row in self.rows), strict=True)
         return tuple(Verdict.worst(cell.verdict or Verdict.UNKNOWN for cell in column) for column in columns)
+
+    @property
+    def conditional(self) -> tuple[bool, ...]:
+        """One a run: whether any of its rows has a conditional finding."""
+        columns = zip(*(row.cells for row in self.rows), strict=True)
+        return tuple(any(cell.is_conditional for cell in column) for column in columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +217,7 @@ def _cell(column: Column, result: ScenarioResult | None, findings: list[Finding]
         label=column.label,
         verdict=result.verdict,
         codes=tuple(
-            dict.fromkeys(each.code if each.condition is None else f"conditional {each.code}" for each in findings)
+            dict.fromkeys(each.code if each.condition is None else CONDITIONAL + each.code for each in findings)
         ),
         text=_text(findings[0]) if findings else why_text(result),
         evidence=evidence_text(result.evidence) or "nothing counted",

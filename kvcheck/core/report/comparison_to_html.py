@@ -50,6 +50,7 @@ def _group(group: Group) -> dict[str, object]:
     return {
         "title": group.title,
         "verdicts": [verdict.value for verdict in group.verdicts],
+        "conditional": group.conditional,
         "rows": [
             {"id": row.id, "shows": row.shows, "cells": [_cell(cell) for cell in row.cells]} for row in group.rows
         ],
@@ -58,7 +59,7 @@ def _group(group: Group) -> dict[str, object]:
 
 def _cell(cell: Cell) -> dict[str, object]:
     return {
-        "more": "replay" if cell.verdict is Verdict.PASS else "why, and replay",
+        "more": "replay" if cell.verdict is Verdict.PASS and not cell.is_conditional else "why, and replay",
         "notes": [clip(note, MESSAGE_CHARS) for note in cell.notes],
         "is_partial": any("not exercised" in note for note in cell.notes),
         "label": cell.label,
