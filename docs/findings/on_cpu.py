@@ -81,6 +81,10 @@ def prompt(tokens):
 
 def extend(request, start, end):
     """The request's next chunk: tokens start to end, by what this release calls them."""
+    if getattr(request, "kv", request) is None:  # a release that makes this record where it allocates
+        from sglang.srt.managers.schedule_batch import ReqKvInfo
+
+        request.kv = ReqKvInfo(kv_allocated_len=end, swa_evicted_seqlen=0)
     if hasattr(request, "set_extend_range"):
         request.set_extend_range(start, end)
     else:
