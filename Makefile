@@ -9,7 +9,7 @@ GATE_SHAPES := --shape llama-3-tiny --shape gpt-oss-tiny --shape qwen3-next-tiny
 GATE_BENCH  := --rounds 20 --max-time 12 --no-reports --out $(GATE_RUNS)
 
 # Releases that `make engine-verdicts` judges.
-RELEASES ?= sglang=0.5.9 sglang=0.5.11 sglang=0.5.14 sglang=0.5.23 vllm=0.33.0 lmcache=0.5.6
+RELEASES ?= $(addprefix sglang=,0.5.9 0.5.10.post1 0.5.11 0.5.12 0.5.13.post1 0.5.14 0.5.15 0.5.16 0.5.22 0.5.23) vllm=0.33.0 lmcache=0.5.6
 
 VENV  := .venv
 STAMP := $(VENV)/.installed
