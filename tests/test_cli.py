@@ -20,12 +20,13 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+from literal_record import FOREIGN
 from live_processes import children_of, is_alive
 
 from kvcheck.commands import main as module
 from kvcheck.commands.main import run
 from kvcheck.commands.session import STOPPED
-from kvcheck.core.record import Verdict
+from kvcheck.core.record import Verdict, to_plain
 from kvcheck.core.stress.engine import StressEngine
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
@@ -303,6 +304,7 @@ def test_a_begun_cell_is_resumed_where_it_was(tmp_path: Path, capsys: pytest.Cap
     row |= {"verdict": "unknown", "code": "KV990", "reason": STOPPED, "schedules": 2}
     row["evidence"] |= {"schedules": 2}
     row["coverage"] |= {"tried": ["eager", "lazy"]}
+    whole["evidence"] |= {"schedules": 2}
     cut = {**whole, "complete": False, "exit_code": 130, "verdict": "unknown"}
     (tmp_path / whole["run_id"] / "run.json").write_text(json.dumps(cut), encoding="utf-8")
     command.remove("--format")
@@ -311,6 +313,42 @@ def test_a_begun_cell_is_resumed_where_it_was(tmp_path: Path, capsys: pytest.Cap
     told = capsys.readouterr().out
     assert f"resuming {whole['run_id']}: 0 of 1 cells are done, 1 begun" in told
     assert "3/3 schedules" in told and "tried eager, lazy, 1 of 9 delays" in told
+
+
+@pytest.mark.parametrize("fault", ["renamed", "extra finding", "another sum"])
+def test_a_run_that_contradicts_itself_is_not_resumed(
+    fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended with exit 70 for the cell, and passed with the finding, or with counts that nothing had judged."""
+    command = [*SMALL, "--out", str(tmp_path)]
+    assert run(command) == 0
+    cut = only_record(tmp_path) | {"complete": False, "exit_code": 130}
+    (row,) = cut["scenarios"]
+    if fault == "renamed":
+        row["id"] = "retract-resume/nope"
+    elif fault == "extra finding":
+        cut["findings"] = [to_plain(FOREIGN) | {"scenario": "retract-resume", "shape": "llama-3-tiny"}]
+    else:
+        row["evidence"]["resumes"] += 100
+    (tmp_path / cut["run_id"] / "run.json").write_text(json.dumps(cut), encoding="utf-8")
+    capsys.readouterr()
+    assert run([*command, "--resume"]) == 0
+    told = capsys.readouterr()
+    assert f"--resume skips run {cut['run_id']}, which contradicts itself: " in told.err
+    assert "resuming nothing: all cells start anew" in told.out and "3/3 schedules" in told.out
+
+
+def test_a_pass_below_the_floor_is_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*SMALL, "--out", str(tmp_path)]
+    assert run(command) == 0
+    cut = only_record(tmp_path) | {"complete": False, "exit_code": 130}
+    for row in (cut["scenarios"][0], cut["scenarios"][0]["evidence"], cut["evidence"]):
+        row["schedules"] = 1
+    (tmp_path / cut["run_id"] / "run.json").write_text(json.dumps(cut), encoding="utf-8")
+    capsys.readouterr()
+    assert run([*command, "--resume"]) == 0
+    told = capsys.readouterr().out
+    assert "0 of 1 cells are done, 1 begun" in told and "3/3 schedules" in told
 
 
 def test_a_reader_that_left_is_not_a_finding() -> None:

@@ -71,6 +71,7 @@ def test_a_record_that_kvcheck_wrote_contradicts_nothing(path: Path) -> None:
         (replace(KILLED, mutants=KILLED.mutants * 2), "index-buffer-not-saved is there 2 times"),
         (cell(reason="the pool was never full"), "is pass, with the reason why it is none"),
         (cell(code="KV990"), "is pass, with the reason why it is none: KV990"),
+        (cell(coverage=None), "does not say how many schedules it planned"),
         (cell(schedules=38), "says 38 schedules, and its evidence 37"),
         (cell(duration_s=-1.0), "scenarios[0].duration_s is -1"),
         (cell(evidence=replace(CELL.evidence, words_verified={"a": -1})), "words_verified.a is -1"),
@@ -159,7 +160,7 @@ def test_every_report_says_how_much_ran_and_of_which_build() -> None:
     plain = json.loads(result.to_json())["runs"][0]
     assert (plain["schedules"], plain["wanted"], plain["fewest"]) == (4, 24, 4)
     assert plain["not_tried"] == {"delay": 1, "random": 1} and plain["identity"]["code"] == CODE
-    text = "\n".join(result_lines(gate(PASSED, covered(4))))
+    text = "\n".join(result_lines(gate(cell(coverage=None), covered(4))))
     assert "41 schedules in 2 cells; kvcheck" in text and "37 schedules in 1 cell, 37 or more each" in text
 
 

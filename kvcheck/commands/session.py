@@ -76,13 +76,13 @@ class Cell:
         self.findings += sum(each.condition is None or self.fails_on_conditional for each in findings)
 
     def take_over(self, row: ScenarioResult, findings: int) -> None:
-        """Go on where an interrupted run was. What that could not judge begins anew."""
+        """Go on where an interrupted run was: what it could not judge begins anew, a pass below the floor goes on."""
         if row.verdict is Verdict.UNKNOWN and row.reason != STOPPED:
             return
         self.evidence, self.duration_s = row.evidence, row.duration_s
         self.earlier = row.coverage.tried if row.coverage is not None else ()
-        self.is_done = row.verdict is not Verdict.UNKNOWN
         self.findings = max(1, findings) if row.verdict is Verdict.FAIL else 0
+        self.is_done = row.verdict is not Verdict.UNKNOWN and self.shortfall(None) is None
 
     def coverage(self) -> Coverage:
         """How much of what was planned it has run."""

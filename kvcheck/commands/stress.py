@@ -40,8 +40,9 @@ from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.terminal import cell_lines, complain, warn
 from kvcheck.core.errors import InternalError, KvcheckError, UsageError
-from kvcheck.core.record import Evidence, Finding, read_record
+from kvcheck.core.record import Evidence, Finding, RunRecord, read_record
 from kvcheck.core.report.builds import changes
+from kvcheck.core.report.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.schedule import PROCESS_TRANSPORTS, Plan
 
@@ -345,7 +346,7 @@ def _child_died(session: Session, cell: Cell, report: Report) -> None:
 def _resume(session: Session, out: Path) -> None:
     """Take over what the newest interrupted run with the same plan has judged: cells that ended, and begun ones.
 
-    Nothing where such runs are about something else: then all cells start anew.
+    Nothing where such runs are about something else or contradict themselves: then all cells start anew.
     """
     is_refused = False
     for run_id in reversed(RunStore(out).run_ids()):
@@ -360,11 +361,8 @@ def _resume(session: Session, out: Path) -> None:
             continue
         if record.complete or record.plan != session.plan:
             continue
-        changed = changes(record.identity, session.identity)
-        if not changed and (then := record.environment.get("engine")) != (now := session.facts.get("engine")):
-            changed = [f"the engine's surroundings: {then} then, {now} now"]
-        if changed:
-            text = f"--resume skips run {record.run_id}, which is about something else: {'; '.join(changed)}"
+        if other := _not_gone_on_with(record, session):
+            text = f"--resume skips run {record.run_id}, which {other}"
             session.warnings.append(text)
             warn(text)
             is_refused = True
@@ -385,6 +383,16 @@ def _resume(session: Session, out: Path) -> None:
         session.say("resuming nothing: all cells start anew")
         return
     raise UsageError(f"--resume: no interrupted run with this plan and seed under {out}; name the seed with --seed")
+
+
+def _not_gone_on_with(record: RunRecord, session: Session) -> str | None:
+    """Why the session cannot go on with an interrupted run of its plan, or None."""
+    if wrong := contradictions(record):
+        return f"contradicts itself: {'; '.join(wrong)}"
+    changed = changes(record.identity, session.identity)
+    if not changed and (then := record.environment.get("engine")) != (now := session.facts.get("engine")):
+        changed = [f"the engine's surroundings: {then} then, {now} now"]
+    return f"is about something else: {'; '.join(changed)}" if changed else None
 
 
 def _repro(argv: list[str], drawn: int, seed: int | None) -> str:

@@ -116,6 +116,9 @@ def _whole(record: RunRecord) -> Iterator[str]:
 def _unplanned(record: RunRecord) -> Iterator[str]:
     """What the plan names and the record lacks, and the other way round; each once."""
     cells = [f"{cell['scenario']}/{cell.get('shape', '')}" for cell in planned_cells(record)]
+    for row in record.scenarios if record.identity is not None else ():  # without one it may be of version 1
+        if row.id in cells and row.coverage is None:
+            yield f"{row.id} does not say how many schedules it planned, and without how many it is no pass"
     yield from _pairs("cell", [*cells, *_names(record, "cases")], [row.id for row in record.scenarios])
     yield from _pairs("mutant", _names(record, "mutants"), [row.name for row in record.mutants])
     for case in dict.fromkeys(row.case for row in record.bench):
