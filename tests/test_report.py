@@ -216,6 +216,13 @@ def test_csv_guards_what_hides_a_formula(start: str) -> None:
     assert row["message"] == f"'{start}1+1"
 
 
+def test_csv_steers_no_terminal() -> None:
+    hostile = replace(FOREIGN, message="a\x1b[31m\x07\x9b31m\x7fb\tc\nd")
+    text = tables(replace(FAILED, findings=(hostile,)))["findings.csv"]
+    (row,) = csv.DictReader(io.StringIO(text, newline=""))
+    assert row["message"] == "a\\x1b[31m\\x07\\x9b31m\\x7fb\tc\nd"
+
+
 @pytest.mark.parametrize("message", ["a\rb", "a\r\nb", "a\nb", 'a"b', "a,b"])
 def test_csv_text_stays_in_its_cell(message: str) -> None:
     text = tables(replace(FAILED, findings=(replace(FOREIGN, message=message),)))["findings.csv"]

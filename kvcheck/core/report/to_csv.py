@@ -6,6 +6,7 @@ path is a folder that gets findings.csv, scenarios.csv, words.csv, mutants.csv a
 Invariants:
 - A text that a spreadsheet would run as a formula gets a leading apostrophe; numbers stay numbers. What stands before
   the formula and is not seen is looked through, and wide forms of its first character count too.
+- Control characters but tabs and line breaks are written as escapes: a table that is printed steers no terminal.
 - What does not apply is an empty cell, never 0; a column is there even when no row fills it.
 """
 
@@ -37,6 +38,7 @@ Row = Mapping[str, object]
 
 FORMULA_STARTS = frozenset("=+-@")
 BREAKS = ("\t", "\r", "\n")
+ESCAPED = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in BREAKS}
 UNSEEN = frozenset({"Cc", "Cf", "Mn", "Zs", "Zl", "Zp"})
 """Categories of characters that readers drop or do not show: spaces, byte order marks, zero-width marks."""
 EVIDENCE_COUNTS = tuple(row.name for row in dataclasses.fields(Evidence) if row.name != "words_verified")
@@ -105,7 +107,7 @@ def _safe(cell: object) -> object:
     if not isinstance(cell, str):
         return cell
     # A lone carriage return is a line break to some readers, and is written unquoted: it would split the row.
-    lines = cell.replace("\r\n", "\n").replace("\r", "\n")
+    lines = cell.replace("\r\n", "\n").replace("\r", "\n").translate(ESCAPED)
     return "'" + lines if cell.startswith(BREAKS) or _starts_formula(cell) else lines
 
 
