@@ -259,7 +259,8 @@ def test_selftest_of_one_mutant_exits_0(tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["selftest", name, "--seed", "1", "--no-reports", "--out", str(tmp_path)]) == 0
     (row,) = only_record(tmp_path)["mutants"]
     assert (row["outcome"], row["killed_by"]) == ("killed", "content KV102")
-    assert name in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert name in told and f" PASS  1 passed   {row['schedules']} schedule" in told
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)], ids=str)

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +136,25 @@ def test_closed_and_broken_streams_leave_the_exit_code(line: str, code: int, tmp
     assert (ended.returncode, ended.stderr) == (code, "")
     for path in tmp_path.glob("reports/runs/*/run.json"):
         assert json.loads(path.read_text(encoding="utf-8"))["exit_code"] == code
+
+
+def test_an_interrupt_within_a_long_import_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "long_import.py").write_text(
+        "import sys, time\nfrom kvcheck.commands.main import _Interrupts\n_Interrupts()(2, sys._getframe())\n"
+        "for _ in range(30): time.sleep(0.02)\nDONE = True\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            importlib.import_module("long_import")
+            time.sleep(5)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert sys.modules["long_import"].DONE
+    assert capsys.readouterr().err == "kvcheck: interrupted: it ends as soon as the libraries are loaded\n"
 
 
 def test_an_import_is_not_interrupted_but_what_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

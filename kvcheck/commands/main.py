@@ -13,6 +13,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 import traceback
 from types import FrameType
 from typing import Any, TextIO
@@ -44,6 +45,8 @@ PIPE_CLOSED = 141
 INTERRUPTED = 130
 MAX_SIGNALS = 3
 """The first one stops the run, a second one while it is being closed is ignored, this one ends the process at once."""
+
+TELL_AFTER_S = 0.4
 
 OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF, errno.ENXIO})
 
@@ -143,7 +146,7 @@ def run(arguments: list[str]) -> int:
             complain(f"cannot write to stdout: {error.strerror}; expected a file or terminal that takes the output")
             return 2
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):
-            complain(f"{error.format_message()}; see kvcheck --help")
+            complain(f"{error.format_message().rstrip('.')}; see kvcheck --help")
             return 2
         if type(error).__name__ == "Abort":
             complain("interrupted")
@@ -180,22 +183,28 @@ def main() -> None:
 class _Interrupts:
     """Handler of SIGINT and SIGTERM: the first raises KeyboardInterrupt, MAX_SIGNALS end the process.
 
-    Not within an import, where a library may abort the process or lose the exception: it is raised once that is over.
+    Not within an import, where a library may abort the process or lose the exception: it is raised once that is over,
+    and a line says so where that takes longer than TELL_AFTER_S.
     """
 
     def __init__(self) -> None:
         self._count = 0
+        self._tell_at: float | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """One signal; both kinds are counted together."""
         self._count += 1
         if self._count == 1:
+            self._tell_at = time.monotonic() + TELL_AFTER_S
             self._end(number, frame)
         if self._count >= MAX_SIGNALS:
             os._exit(INTERRUPTED)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         if is_importing(frame):
+            if self._tell_at is not None and time.monotonic() >= self._tell_at:
+                self._tell_at = None
+                complain("interrupted: it ends as soon as the libraries are loaded")
             signal.signal(signal.SIGALRM, self._end)
             signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_S)
             return

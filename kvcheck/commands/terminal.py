@@ -154,6 +154,8 @@ def verdict_lines(record: RunRecord) -> list[str]:
         parts.append(counted(conditional, "conditional finding"))
     state = "" if record.complete else "   (interrupted: partial)"
     work = f"{record.evidence.schedules} schedules, {record.evidence.events:,} events"
+    if record.mutants and not record.scenarios:
+        work = counted(sum(row.schedules for row in record.mutants), "schedule")
     if record.bench:
         usable = sum(has_price(row) for row in record.bench)
         least = min(len(row.ratios) for row in record.bench)
