@@ -316,7 +316,7 @@ def test_a_begun_cell_is_resumed_where_it_was(tmp_path: Path, capsys: pytest.Cap
     assert "3/3 schedules" in told and "tried eager, lazy, 1 of 9 delays" in told
 
 
-@pytest.mark.parametrize("fault", ["renamed", "extra finding", "another sum"])
+@pytest.mark.parametrize("fault", ["renamed", "extra finding", "stray finding", "another sum"])
 def test_a_run_that_contradicts_itself_is_not_resumed(
     fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -327,8 +327,9 @@ def test_a_run_that_contradicts_itself_is_not_resumed(
     (row,) = cut["scenarios"]
     if fault == "renamed":
         row["id"] = "retract-resume/nope"
-    elif fault == "extra finding":
-        cut["findings"] = [to_plain(FOREIGN) | {"scenario": "retract-resume", "shape": "llama-3-tiny"}]
+    elif fault.endswith("finding"):
+        stray = replace(FOREIGN, scenario="retract-resume", shape="nope" if "stray" in fault else "llama-3-tiny")
+        cut["findings"] = [to_plain(stray)]
     else:
         row["evidence"]["resumes"] += 100
     (tmp_path / cut["run_id"] / "run.json").write_text(json.dumps(cut), encoding="utf-8")

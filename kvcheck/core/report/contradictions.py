@@ -106,6 +106,10 @@ def _whole(record: RunRecord) -> Iterator[str]:
     if record.complete and record.exit_code != record.verdict.exit_code:
         expected = record.verdict.exit_code
         yield f"the run is no pass: verdict {record.verdict.value}, exit {record.exit_code}; expected exit {expected}"
+    cells = {row.id for row in record.scenarios}
+    for finding in record.findings:
+        if finding.condition is None and finding.cell not in cells and record.verdict is not Verdict.FAIL:
+            yield f"the run is {record.verdict.value}, and has {finding.code} of {finding.cell}, which it did not judge"
     total = Evidence(schedules=0)
     for row in record.scenarios:
         total = total.plus(row.evidence)
