@@ -100,7 +100,7 @@ class Cell:
         if self.findings:
             return None
         why = shortfall(self.plan, self.coverage(), ran=self.evidence.schedules)
-        if self.wanted < self.floor:
+        if cut is None and self.wanted < self.floor:
             cut = f"use --schedules {self.floor} or more"
         return why and f"{why}: {cut or 'its time was up; use a larger --max-time'}"
 
