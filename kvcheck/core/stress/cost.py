@@ -23,8 +23,8 @@ def cost_text(plan: Plan) -> str:
     if plan.requests is not None:
         requests = f"{plan.requests:,} requests"
     return (
-        f"{requests}, {token_bytes(shape):,} bytes of KV a token; a smaller --shape, fewer --requests or a larger "
-        "--max-time would end"
+        f"{requests}, {token_bytes(shape):,} bytes of KV a token; next: a smaller --shape, fewer --requests or a "
+        "larger --max-time"
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from kvcheck.core.record import Coverage
 from kvcheck.core.stress.engine import scenario_of
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.stress.strategies import order_of
+from kvcheck.core.stress.strategies import DELAYS, order_of
 from kvcheck.core.targets.installed import is_engine
 
 FLOOR = 3
@@ -75,7 +75,7 @@ def shortfall(plan: Plan, found: Coverage, *, ran: int) -> str | None:
     return None
 
 
-_ORDERS = ("eager", "lazy", "random", *(order_of("delay", number) for number in range(9)))
+_ORDERS = ("eager", "lazy", "random", *(order_of("delay", number) for number in range(len(DELAYS))))
 
 
 def _names(plan: Plan, numbers: Iterable[int]) -> list[str]:
