@@ -22,8 +22,8 @@ import torch
 
 from kvcheck.core.backend import cuda, cuda_holds
 from kvcheck.core.backend.backend import Operation, Part, Signal
+from kvcheck.core.base.rng import Mix
 from kvcheck.core.stress import engine
-from kvcheck.core.workload.mix import Mix
 
 Entry = Callable[[], bool]
 """Whether it has run; one that has not stays at the head of its queue."""

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvcheck.core.errors import StorageError
+from kvcheck.core.base.errors import StorageError
 from kvcheck.core.hicache.file_store import FileStore
 from kvcheck.core.hicache.storage import Namespace, object_bytes
 

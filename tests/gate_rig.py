@@ -14,11 +14,11 @@ import numpy as np
 from literal_record import PASSED
 
 from kvcheck.commands.options import environment, tool
+from kvcheck.core.base.identity import code_digest
+from kvcheck.core.base.record import BenchRow, Evidence, Identity, Interval, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.rounds import floor_of, ratio_interval
 from kvcheck.core.bench.noise import machine
-from kvcheck.core.identity import code_digest
-from kvcheck.core.record import BenchRow, Evidence, Identity, Interval, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.gate import Gated, Look, Overhead, Recorded, Rules, decide
-from kvcheck.core.rounds import floor_of, ratio_interval
 
 ONE = Interval(1.0, 1.0, 1.0)
 STEPS = tuple(step / 1000 for step in range(-7, 8))

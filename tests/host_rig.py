@@ -16,8 +16,8 @@ import torch
 
 from kvcheck.core.backend.backend import Backend, Part, Place
 from kvcheck.core.backend.eager import EagerBackend
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.hicache.host_pool import HostPool
-from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.buffers import BufferSet, Granularity, SpaceSpec
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape

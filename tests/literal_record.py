@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvcheck.core.record import (
+from kvcheck.core.base.record import (
     Coverage,
     Evidence,
     Finding,

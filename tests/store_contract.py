@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcheck.core.errors import StorageError, UsageError
+from kvcheck.core.base.errors import StorageError, UsageError
 from kvcheck.core.hicache.storage import Namespace, PageStore
 
 OWNER = Namespace(model="m", dtype="bfloat16", layout="page_first", page_size=16, rank=0, ranks=2)

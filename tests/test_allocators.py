@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcheck.core.errors import DoubleFree, FreeInFlight, LengthMismatch
+from kvcheck.core.base.errors import DoubleFree, FreeInFlight, LengthMismatch
 from kvcheck.core.pools.allocator import IdAllocator, PageAllocator, SlotAllocator, TokenAllocator
 
 ALLOCATORS: dict[str, Callable[[int], IdAllocator]] = {

@@ -13,7 +13,7 @@ import pytest
 from pair_rig import PATIENCE, SENDER_PATIENCE, Rig
 from test_sender import ROOM, ask, hand_over, want
 
-from kvcheck.core.errors import ForeignAccess
+from kvcheck.core.base.errors import ForeignAccess
 from kvcheck.core.stress.events import Aborted, Event, Expected, Failed, Faulted, Finished, Forward, Retried
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.contract import ContractOracle

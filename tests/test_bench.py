@@ -20,6 +20,9 @@ import pytest
 import torch
 
 from kvcheck.commands.main import run
+from kvcheck.core.base.deadline import TimeUp
+from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError, WrongOutput
+from kvcheck.core.base.record import BenchRow, Verdict, read_record
 from kvcheck.core.bench import CASES, applies, case_content, case_offload
 from kvcheck.core.bench import run as running
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
@@ -28,9 +31,6 @@ from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.bench.run import run_bench
-from kvcheck.core.deadline import TimeUp
-from kvcheck.core.errors import InternalError, UnknownVerdict, UsageError, WrongOutput
-from kvcheck.core.record import BenchRow, Verdict, read_record
 from kvcheck.core.workload.shapes import shape as shape_named
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "reports" / "run.schema.json").read_text(encoding="utf-8"))

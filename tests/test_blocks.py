@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcheck.core.errors import LayoutMismatch, LengthMismatch
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import LayoutMismatch, LengthMismatch
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.pools.sharding import shard_range
 from kvcheck.core.transfer.blocks import (
     PageRun,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from gate_rig import bench_row
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.report.budgets import Budget, read_budgets
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ import pytest
 from kvcheck.commands.cell_runners import UNKNOWNS
 from kvcheck.commands.cells import Budget, Turns, orders_text, run_cell, take_turns, work
 from kvcheck.commands.orders import Limit, Order, Report
-from kvcheck.core.record import Evidence, Finding
+from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.stress.engines import EngineRunner
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.targets.engines.wire import Reply
@@ -76,7 +76,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock that cells look at."""
     made = Clock()
     monkeypatch.setattr("kvcheck.commands.cells.time", made)
-    monkeypatch.setattr("kvcheck.core.deadline.time", made)
+    monkeypatch.setattr("kvcheck.core.base.deadline.time", made)
     return made
 
 

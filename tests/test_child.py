@@ -17,9 +17,9 @@ import pytest
 from fake_engine import GREET, environment, interpreter
 
 from kvcheck.commands.main import run
-from kvcheck.core import child
-from kvcheck.core.child import OWN, SECRET, Streams, import_paths, inherited, start
-from kvcheck.core.errors import InternalError, UnknownVerdict
+from kvcheck.core.base import child
+from kvcheck.core.base.child import OWN, SECRET, Streams, import_paths, inherited, start
+from kvcheck.core.base.errors import InternalError, UnknownVerdict
 
 ROOT = Path(__file__).parents[1]
 SECRETS = {

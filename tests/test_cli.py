@@ -26,7 +26,7 @@ from live_processes import children_of, is_alive
 from kvcheck.commands import main as module
 from kvcheck.commands.main import run
 from kvcheck.commands.session import STOPPED
-from kvcheck.core.record import Verdict, to_plain
+from kvcheck.core.base.record import Verdict, to_plain
 from kvcheck.core.stress.engine import StressEngine
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget

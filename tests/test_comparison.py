@@ -18,8 +18,8 @@ from test_report import Page
 from typer.testing import CliRunner
 
 from kvcheck.commands.report import report
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.comparison import Comparison, compare
 from kvcheck.core.report.comparison_to_csv import render as to_csv
 from kvcheck.core.report.comparison_to_html import render as to_html

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcheck.core.workload import content
-from kvcheck.core.workload.content import Site, Tag
+from kvcheck.core.base import content
+from kvcheck.core.base.content import Site, Tag
 from kvcheck.kernels.content import (
     as_signed,
     differing_torch,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvcheck.commands.main import run
-from kvcheck.core.record import Coverage, Verdict, read_record
+from kvcheck.core.base.record import Coverage, Verdict, read_record
 from kvcheck.core.report.wording import coverage_text
 from kvcheck.core.stress.coverage import FLOOR, PROBE_FLOOR, coverage, floor_of, shortfall, tried_by
 from kvcheck.core.stress.scenarios import SCENARIOS

@@ -20,7 +20,7 @@ from test_real_processes import PLAN, TroubledSupervisor, importable, outcome
 from torch._C._distributed_c10d import TCPStore
 
 from kvcheck.commands.crew import find_place
-from kvcheck.core.errors import TransferError, UsageError
+from kvcheck.core.base.errors import TransferError, UsageError
 from kvcheck.core.stress.processes import crew as crew_module
 from kvcheck.core.stress.processes.crew import Crew, Mailbox, Place, RemoteChild, serve
 from kvcheck.core.stress.processes.order import RankOrder

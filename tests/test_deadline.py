@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcheck.core.deadline import TimeUp, time_limit
-from kvcheck.core.errors import InternalError
+from kvcheck.core.base.deadline import TimeUp, time_limit
+from kvcheck.core.base.errors import InternalError
 
 
 def spin(seconds: float) -> None:

@@ -20,9 +20,9 @@ import typer
 from typer.testing import CliRunner
 
 from kvcheck.commands import doctor as module
-from kvcheck.core.codes import CODES
-from kvcheck.core.errors import UnknownVerdict, UsageError
-from kvcheck.core.registry import Registry
+from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.registry import Registry
 
 APP = typer.Typer()
 APP.command("doctor")(module.doctor)

@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from kvcheck.core.base.rng import Mix
 from kvcheck.core.targets.engines.calls import fitted
 from kvcheck.core.targets.engines.guard import CannotDrive, Fault, attempt
 from kvcheck.core.targets.engines.names import Names
@@ -23,7 +24,6 @@ from kvcheck.core.targets.engines.stubs import Stubs
 from kvcheck.core.targets.engines.tensors import inventory
 from kvcheck.core.targets.engines.wire import decode
 from kvcheck.core.targets.sglang.service import end_of
-from kvcheck.core.workload.mix import Mix
 
 ENGINE = "an_engine"
 UNITS = {"token": 12, "state": 5}

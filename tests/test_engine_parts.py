@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcheck.core.errors import TransferError, UnknownVerdict, UsageError
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.transfer.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.transfer.engine_library import BUILDS, OLDEST, EngineSettings, is_new_enough, require_library
 from kvcheck.core.transfer.engine_plan import BYTES_OF_A_CALL, ENTRIES_OF_A_CALL, Batch, calls_of, entries_of

@@ -23,7 +23,7 @@ import pytest
 import torch
 from live_processes import SOON_S, is_alive, poll
 
-from kvcheck.core.errors import TransferError, UnknownVerdict, UsageError
+from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
 from kvcheck.core.transfer import engine_child
 from kvcheck.core.transfer.engine import CALLS_AHEAD, MooncakeEngine, PeerInfo
 from kvcheck.core.transfer.engine_library import OLDEST, EngineSettings

@@ -16,7 +16,7 @@ from engines import verdicts
 from fake_engine import environment
 
 from kvcheck.commands.main import run
-from kvcheck.core.record import read_record
+from kvcheck.core.base.record import read_record
 
 
 def said(folder: Path, *arguments: str) -> str:

@@ -18,7 +18,7 @@ import pytest
 from fake_engine import HELLO, environment, interpreter, put_fault
 
 from kvcheck.commands.main import run
-from kvcheck.core.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.stress.engines import EngineRunner
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.engines.process import EngineProcess, Patience

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from cache_rig import Rig, rig_of
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.hicache.eviction import EVICTION_ORDERS, Residency
 from kvcheck.core.hicache.node import ABSENT, Node, owned
 from kvcheck.core.hicache.radix_tree import Offer
-from kvcheck.core.paging import IndexArray
 from kvcheck.core.stress.events import Evicted, Freed, TierChanged
 
 OWNER = 7

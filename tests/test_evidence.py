@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcheck.core.record import Evidence
+from kvcheck.core.base.record import Evidence
 from kvcheck.core.stress.events import (
     Allocated,
     Event,

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_contract import KEYS, payload_of
 
-from kvcheck.core.errors import StorageError, UsageError
+from kvcheck.core.base.errors import StorageError, UsageError
 from kvcheck.core.hicache.file_store import FileStore
 from kvcheck.core.hicache.storage import object_bytes, pack_object
 

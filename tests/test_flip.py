@@ -19,8 +19,9 @@ from kvcheck.commands.main import run
 from kvcheck.commands.orders import Limit, Order
 from kvcheck.core.backend.backend import Operation
 from kvcheck.core.backend.simulated import SimulatedBackend
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import Evidence, Finding, Verdict
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Evidence, Finding, Verdict
+from kvcheck.core.base.rng import Mix
 from kvcheck.core.stress.confirm import MAX_FLIPS, confirm, confirmed, pair_of, wrong_bytes
 from kvcheck.core.stress.engine import Outcome, StressEngine
 from kvcheck.core.stress.pair import Pair, parse_pair
@@ -28,7 +29,6 @@ from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import FlipStrategy, Recorder, make_strategy
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
-from kvcheck.core.workload.mix import Mix
 
 RACES = [name for name, row in MUTANTS.items() if row.scenario.startswith("hicache") and row.killed_by == "ordering"]
 SEEN_AT_ONCE = {"write-back-without-pin"}

@@ -20,8 +20,8 @@ from gate_rig import of_this_build
 from literal_record import FAILED, PASSED
 
 from kvcheck.commands.main import run
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import RunRecord
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import RunRecord
 from kvcheck.core.report import store
 from kvcheck.core.report.store import RunStore
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from gate_rig import STEPS, bench_row, gated, judged, noisy_row
 
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import BenchRow, Interval
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import BenchRow, Interval
 from kvcheck.core.report.gate import Overhead, Recorded, Rules, decide, fault
 
 OK, INCONCLUSIVE, SLOWER = Overhead.OK, Overhead.INCONCLUSIVE, Overhead.SLOWER

@@ -23,11 +23,11 @@ from live_processes import children_of, is_alive
 
 from kvcheck.commands.gate_trials import PARTS
 from kvcheck.commands.main import run
+from kvcheck.core.base.errors import UsageError, WrongOutput
+from kvcheck.core.base.record import BenchRow, RunRecord
 from kvcheck.core.bench.arms import Arm, Comparison, Point
 from kvcheck.core.bench.parts import AGAIN, beside_itself, key, only, slowed
 from kvcheck.core.bench.plan import BenchPlan
-from kvcheck.core.errors import UsageError, WrongOutput
-from kvcheck.core.record import BenchRow, RunRecord
 from kvcheck.core.report.store import RunStore
 
 ROOT = Path(__file__).parent.parent

@@ -20,7 +20,7 @@ from literal_record import CODE, FAILED, FINDINGS, MUTANTS, PASSED, UNJUDGED
 from test_cli_damage import STEERING, steers
 
 from kvcheck.commands.gate_lines import result_lines
-from kvcheck.core.record import BenchRow, Evidence, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.record import BenchRow, Evidence, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.budgets import Budget
 from kvcheck.core.report.gate import Rules, decide
 from kvcheck.core.report.gate_result import (

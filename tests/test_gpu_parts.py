@@ -31,7 +31,7 @@ from kvcheck.commands.gpu_parts import (
     missing,
     told,
 )
-from kvcheck.core.record import MutantResult, Verdict
+from kvcheck.core.base.record import MutantResult, Verdict
 from kvcheck.core.report.store import write_run
 
 TESTS = Path(__file__).parent

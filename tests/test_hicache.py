@@ -14,7 +14,7 @@ import pytest
 from cache_rig import BACKENDS, Rig, rig_of
 
 from kvcheck.core.backend.simulated import Choice, SimulatedBackend
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.hicache.cache import CacheConfig, Lease
 from kvcheck.core.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
 from kvcheck.core.hicache.node import ABSENT

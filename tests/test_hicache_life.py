@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcheck.core.backend.simulated import Choice, SimulatedBackend
-from kvcheck.core.errors import LengthMismatch
+from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.hicache.cache import WRITE_POLICIES, Lease
 from kvcheck.core.hicache.controller import Leg, make_leg, merge
 from kvcheck.core.hicache.eviction import EVICTION_ORDERS

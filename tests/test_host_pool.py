@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from kvcheck.core.backend.backend import Operation, Place
 from kvcheck.core.backend.cuda import CudaBackend
 from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.errors import DoubleFree, LayoutMismatch
+from kvcheck.core.base.errors import DoubleFree, LayoutMismatch
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.hicache import host_pool
 from kvcheck.core.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS, HostPool
-from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools import POOLS
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
 

@@ -16,8 +16,8 @@ from fake_engine import environment
 
 import kvcheck
 from kvcheck.commands.main import run
-from kvcheck.core.errors import UsageError
-from kvcheck.core.identity import code_digest, commit_of, file_digest, folder_digest, short
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.identity import code_digest, commit_of, file_digest, folder_digest, short
 
 PACKAGE = Path(kvcheck.__file__).parent
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.errors import DoubleFree, ForeignAccess, FreeInFlight, LengthMismatch, TargetError
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import DoubleFree, ForeignAccess, FreeInFlight, LengthMismatch, TargetError
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.pools.allocator import PageAllocator
 from kvcheck.core.pools.request_table import IndexTable
 

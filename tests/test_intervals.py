@@ -12,9 +12,9 @@ import math
 import numpy as np
 import pytest
 
+from kvcheck.core.base.record import Interval
+from kvcheck.core.base.rounds import floor_of, half_width, interval, order_of, ratio_interval
 from kvcheck.core.bench.measure import run_blocks
-from kvcheck.core.record import Interval
-from kvcheck.core.rounds import floor_of, half_width, interval, order_of, ratio_interval
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from live_processes import children_of, is_alive, poll
 from kvcheck.commands.cells import orders_text
 from kvcheck.commands.main import run
 from kvcheck.commands.orders import Limit
-from kvcheck.core.child import Streams, start
-from kvcheck.core.scratch import ScratchFolder, sweep
+from kvcheck.core.base.child import Streams, start
+from kvcheck.core.base.scratch import ScratchFolder, sweep
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 2.0

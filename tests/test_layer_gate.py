@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from litmus.onlooker import Onlooker, Told
 
 from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.errors import LengthMismatch
+from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.hicache.layer_gate import LayerGate
 
 LAYERS = 3

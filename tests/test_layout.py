@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.backend.scoped import ScopedBackend
-from kvcheck.core.errors import LayoutMismatch
+from kvcheck.core.base.errors import LayoutMismatch
 from kvcheck.core.pools.pool import KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.pools.sharding import rank_shape

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvcheck.core.errors import TransferError
+from kvcheck.core.base.errors import TransferError
 from kvcheck.core.transfer import link as module
 from kvcheck.core.transfer.link import HEADER, MOST_GREETINGS, PROOF_BYTES, FrameKind, Link, Listener, connect
 

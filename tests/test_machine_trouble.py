@@ -19,7 +19,7 @@ import pytest
 
 from kvcheck.commands import cells
 from kvcheck.commands.main import run
-from kvcheck.core.errors import InternalError, TransferError, UnknownVerdict, machine_trouble
+from kvcheck.core.base.errors import InternalError, TransferError, UnknownVerdict, machine_trouble
 from kvcheck.core.stress.engine import StressEngine
 from kvcheck.core.stress.processes.child import Ending
 from kvcheck.core.stress.processes.supervisor import RankStory, Supervisor

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcheck.core.errors import TransferError
+from kvcheck.core.base.errors import TransferError
 from kvcheck.core.transfer.messages import (
     MAX_MESSAGE_BYTES,
     MAX_ROW_BYTES,

@@ -16,7 +16,7 @@ import torch
 from kvcheck.core.backend.backend import Backend
 from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.backend.simulated import Choice, SimulatedBackend
-from kvcheck.core.errors import DoubleFree, ForeignAccess, LayoutMismatch, LengthMismatch
+from kvcheck.core.base.errors import DoubleFree, ForeignAccess, LayoutMismatch, LengthMismatch
 from kvcheck.core.transfer import TRANSPORTS
 from kvcheck.core.transfer.metadata import MetadataBuffers, MetadataField, metadata_fields
 

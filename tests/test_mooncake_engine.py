@@ -24,11 +24,11 @@ import pytest
 import torch
 from live_processes import is_alive, poll
 
+from kvcheck.core.base.errors import TransferError, UnknownVerdict
 from kvcheck.core.bench.arms import Setting
 from kvcheck.core.bench.clock import CpuClock
 from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.transport import RunShape, points_of
-from kvcheck.core.errors import TransferError, UnknownVerdict
 from kvcheck.core.transfer.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.transfer.engine_library import EngineSettings
 from kvcheck.core.transfer.engine_plan import Batch

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from store_contract import CONTRACT, KEYS, payload_of
 
-from kvcheck.core.errors import StorageError, UnknownVerdict, UsageError
+from kvcheck.core.base.errors import StorageError, UnknownVerdict, UsageError
 from kvcheck.core.hicache.mooncake_store import MooncakeStore
 from kvcheck.core.hicache.storage import STORES, PageStore, object_bytes, pack_object
 
@@ -278,7 +278,7 @@ def test_a_master_that_dies_is_told(tmp_path: Path) -> None:
     master = Master(tmp_path)
     script = (
         "import os, sys\n"
-        "from kvcheck.core.errors import StorageError\n"
+        "from kvcheck.core.base.errors import StorageError\n"
         "from kvcheck.core.hicache.mooncake_store import MooncakeStore\n"
         f"store = MooncakeStore({master.address!r}, segment_bytes={SEGMENT_BYTES})\n"
         f"store.put({KEYS[0]!r}, b'x' * 100)\n"

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.errors import DoubleFree, LayoutMismatch, LengthMismatch
+from kvcheck.core.base.errors import DoubleFree, LayoutMismatch, LengthMismatch
 from kvcheck.core.offload import Offload, OffloadedKV
 from kvcheck.core.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvcheck.core.backend.backend import Footprint
-from kvcheck.core.record import Finding
+from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.events import Allocated, Completed, Event, Freed, Submitted
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.lifetime import LifetimeOracle

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcheck.core.record import Finding
+from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.events import Event, LookedUp, Modelled, TierChanged, Transferred
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge

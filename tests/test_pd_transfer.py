@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from kvcheck.core.backend.backend import Signal
+from kvcheck.core.base.record import Verdict
 from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.record import Verdict
 from kvcheck.core.stress import engine as engine_module
 from kvcheck.core.stress.engine import Outcome, StressEngine
 from kvcheck.core.stress.events import (

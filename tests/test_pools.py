@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.errors import DoubleFree, ForeignAccess, FreeInFlight, LayoutMismatch, LengthMismatch
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import DoubleFree, ForeignAccess, FreeInFlight, LayoutMismatch, LengthMismatch
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity, Piece
 from kvcheck.core.pools.pool import Given, Holding, KVPool, PoolSizes

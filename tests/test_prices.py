@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from literal_record import PASSED
 
-from kvcheck.core.record import BenchRow, Interval
+from kvcheck.core.base.record import BenchRow, Interval
 from kvcheck.core.report import WRITERS
 from kvcheck.core.report.prices import added_us, curves, fitted, in_short, price_list, verdict
 

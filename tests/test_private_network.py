@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvcheck.commands.crew import exposure
-from kvcheck.core.errors import UnknownVerdict
+from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.transfer import private_network as module
 from kvcheck.core.transfer.private_network import PrivateNetwork

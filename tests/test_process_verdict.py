@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 from kvcheck.core.backend.scoped import ScopedBackend
-from kvcheck.core.errors import TransferError
-from kvcheck.core.record import Evidence
+from kvcheck.core.base.errors import TransferError
+from kvcheck.core.base.record import Evidence
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.processes.order import Closing

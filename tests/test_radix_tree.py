@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from cache_rig import tokens_of
 
-from kvcheck.core.errors import LengthMismatch
+from kvcheck.core.base.errors import LengthMismatch
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.hicache.node import ABSENT, Node, Tier, owned
 from kvcheck.core.hicache.radix_tree import Match, Offer, PrefixTree, Taken, Tokens
 from kvcheck.core.hicache.storage import chain_hashes
-from kvcheck.core.paging import IndexArray
 
 SIZE = 2
 

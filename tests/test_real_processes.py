@@ -24,7 +24,7 @@ import pytest
 from live_processes import children_of, is_alive, poll
 
 from kvcheck.commands.main import run as command_line
-from kvcheck.core.errors import TransferError
+from kvcheck.core.base.errors import TransferError
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.stress.processes.supervisor import RankStory, Supervisor
 from kvcheck.core.stress.processes.verdict import Judgement, judge

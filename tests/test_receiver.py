@@ -13,7 +13,7 @@ from pair_rig import PATIENCE, Rig
 
 from kvcheck.core.backend.backend import Operation
 from kvcheck.core.backend.simulated import SimulatedBackend
-from kvcheck.core.errors import ForeignAccess
+from kvcheck.core.base.errors import ForeignAccess
 from kvcheck.core.stress.strategies import LazyStrategy
 from kvcheck.core.transfer.loopback_wire import PATHS
 from kvcheck.core.transfer.messages import Abort, AuxData, Drained, Message, Status

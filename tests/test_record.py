@@ -18,8 +18,8 @@ import jsonschema
 import pytest
 from literal_record import FAILED, PASSED, UNJUDGED
 
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import (
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import (
     BenchRow,
     Evidence,
     Finding,

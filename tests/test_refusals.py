@@ -16,9 +16,16 @@ import torch
 from kvcheck.core.backend.backend import POISON_BYTE
 from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.backend.simulated import Choice, SimulatedBackend
-from kvcheck.core.errors import DoubleFree, ForeignAccess, FreeInFlight, LayoutMismatch, LengthMismatch, TargetError
+from kvcheck.core.base.errors import (
+    DoubleFree,
+    ForeignAccess,
+    FreeInFlight,
+    LayoutMismatch,
+    LengthMismatch,
+    TargetError,
+)
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.offload import Offload
-from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.pool import Given, Holding, KVPool, PoolSizes
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
 

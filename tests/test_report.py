@@ -27,8 +27,8 @@ from literal_record import FAILED, FOREIGN, MARKUP, MUTANTS, PASSED, UNJUDGED
 from typer.testing import CliRunner
 
 from kvcheck.commands.report import report
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import Evidence, RunRecord, Verdict, read_record
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
 from kvcheck.core.report import WRITERS
 from kvcheck.core.report.store import RunStore, find_run, write_text
 from kvcheck.core.report.to_csv import combined, tables

@@ -22,7 +22,7 @@ from test_sender import ROOM, ask, hand_over, want
 from test_troubled_processes import late_bytes
 
 from kvcheck.core.backend.scoped import ScopedBackend
-from kvcheck.core.errors import LayoutMismatch, UsageError
+from kvcheck.core.base.errors import LayoutMismatch, UsageError
 from kvcheck.core.stress.processes.rank import RankRun
 from kvcheck.core.transfer.layout import EndLayout, check_layouts
 from kvcheck.core.transfer.link import FrameKind, Link

@@ -10,7 +10,7 @@ import math
 
 import pytest
 
-from kvcheck.core.rounds import holm, interval, share_above, share_below, sign_p
+from kvcheck.core.base.rounds import holm, interval, share_above, share_below, sign_p
 
 
 def test_an_interval_of_many_rounds_misses_at_most_one_in_forty_on_each_side() -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import STRATEGIES, decode_choices, encode_choices
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.workload.jobs import Job, token_authors
 from kvcheck.core.workload.sessions import session_jobs
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.workload.shapes import SHAPES, TINY_SHAPES, shape
 

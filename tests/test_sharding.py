@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 import torch
 
-from kvcheck.core.errors import LayoutMismatch
+from kvcheck.core.base.errors import LayoutMismatch
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.buffers import BufferSpec, Granularity, Piece
 from kvcheck.core.pools.shape import ModelShape

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_contract import CONTRACT, KEYS, OWNER, payload_of
 
-from kvcheck.core.errors import LengthMismatch, StorageError, UsageError
+from kvcheck.core.base.errors import LengthMismatch, StorageError, UsageError
 from kvcheck.core.hicache.memory_store import MemoryStore
 from kvcheck.core.hicache.storage import (
     FIELDS,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvcheck.core.backend.backend import Lane, Operation
 from kvcheck.core.backend.simulated import Choice, Chooser, Pending, Record, SimulatedBackend
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.strategies import (
     DELAYS,
     LEGS,

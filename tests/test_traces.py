@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvcheck.core.errors import UsageError
-from kvcheck.core.paging import pages_for
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.paging import pages_for
+from kvcheck.core.base.rng import Mix
 from kvcheck.core.workload.jobs import Job, token_authors
-from kvcheck.core.workload.mix import Mix
 from kvcheck.core.workload.synthetic import sample_trace_path, sample_trace_text, synthetic_jobs, trace_file
 from kvcheck.core.workload.traces import BLOCK_TOKENS, TraceRow, read_trace, scale_trace
 

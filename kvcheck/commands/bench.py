@@ -30,10 +30,10 @@ from kvcheck.commands.options import (
 from kvcheck.commands.price_lines import case_heading, price_line
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Session
-from kvcheck.core.errors import UsageError, WrongOutput
-from kvcheck.core.record import BenchRow, Finding, ScenarioResult, Verdict
+from kvcheck.core.base.errors import UsageError, WrongOutput
+from kvcheck.core.base.record import BenchRow, Finding, ScenarioResult, Verdict
+from kvcheck.core.base.rounds import LEAST_ROUNDS
 from kvcheck.core.report.prices import has_price
-from kvcheck.core.rounds import LEAST_ROUNDS
 
 DEFAULT_SHAPE = "glm-5.1"
 DEFAULT_MAX_TIME_S = 300.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from kvcheck.commands.orders import Order, Report
-from kvcheck.core.record import Evidence, Finding
+from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.stress.schedule import Plan
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 from kvcheck.commands.cell_runners import Runner, runner_of
 from kvcheck.commands.orders import Limit, Order, Report
-from kvcheck.core.child import Streams, start
-from kvcheck.core.deadline import TimeUp, time_limit
-from kvcheck.core.errors import InternalError, TargetError, UnknownVerdict, UsageError, machine_trouble
-from kvcheck.core.record import Evidence, Finding, to_plain, value_from
+from kvcheck.core.base.child import Streams, start
+from kvcheck.core.base.deadline import TimeUp, time_limit
+from kvcheck.core.base.errors import InternalError, TargetError, UnknownVerdict, UsageError, machine_trouble
+from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.stress.schedule import Plan, further_workloads, parse_line
 
 if TYPE_CHECKING:

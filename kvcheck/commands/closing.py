@@ -14,8 +14,8 @@ from pathlib import Path
 from kvcheck.commands.report import write_reports
 from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import findings_block, place_lines, verdict_lines, warn
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import Verdict
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Verdict
 
 
 def close(session: Session, targets: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:

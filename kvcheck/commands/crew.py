@@ -16,7 +16,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from kvcheck.commands.terminal import warn
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.schedule import Plan, parse_ranks
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from kvcheck.commands.cell_runners import engine_of
 from kvcheck.commands.options import check_plan
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import MutantResult, Verdict
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import MutantResult, Verdict
 from kvcheck.core.stress.schedule import Plan
 
 if TYPE_CHECKING:

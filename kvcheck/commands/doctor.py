@@ -30,11 +30,11 @@ from typing import Annotated
 import typer
 
 from kvcheck.commands.terminal import say
-from kvcheck.core.codes import CODES, Code
-from kvcheck.core.errors import UnknownVerdict, UsageError
-from kvcheck.core.registry import Registry
+from kvcheck.core.base.codes import CODES, Code
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.registry import Registry
+from kvcheck.core.base.scratch import sweep
 from kvcheck.core.report.store import write_text
-from kvcheck.core.scratch import sweep
 from kvcheck.core.stress.invariants import Invariant
 
 RUNS_FOLDER = Path("reports/runs")
@@ -69,7 +69,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "transports": ("kvcheck.core.transfer:TRANSPORTS",),
     "cases": ("kvcheck.core.bench:CASES",),
     "formats": ("kvcheck.core.report:WRITERS",),
-    "codes": ("kvcheck.core.codes:CODES",),
+    "codes": ("kvcheck.core.base.codes:CODES",),
     "invariants": ("kvcheck.core.stress.invariants:INVARIANTS",),
 }
 NOTES = {

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import to_plain
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import to_plain
 from kvcheck.core.stress.schedule import Plan
 
 if TYPE_CHECKING:

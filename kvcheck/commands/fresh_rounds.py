@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from kvcheck.commands.options import environment, tool
-from kvcheck.core.errors import UnknownVerdict, UsageError, WrongOutput
-from kvcheck.core.record import BenchRow, RunRecord
+from kvcheck.core.base.errors import UnknownVerdict, UsageError, WrongOutput
+from kvcheck.core.base.record import BenchRow, RunRecord
 from kvcheck.core.report.gate import MEASURED_AGAIN, Recorded
 
 if TYPE_CHECKING:  # torch is imported when something is measured

@@ -20,9 +20,9 @@ from kvcheck.commands.gate_lines import result_lines
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, check_choice, check_positive, draw_seed, tool
 from kvcheck.commands.report import loaded, report_problem
 from kvcheck.commands.terminal import say, warn
-from kvcheck.core.errors import UsageError
-from kvcheck.core.identity import code_digest
-from kvcheck.core.record import read_record
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.identity import code_digest
+from kvcheck.core.base.record import read_record
 from kvcheck.core.report import GATE_WRITERS
 from kvcheck.core.report.budgets import read_budgets
 from kvcheck.core.report.gate import Rules, decide

@@ -22,13 +22,13 @@ from typing import Any
 from kvcheck.commands.fresh_rounds import PRECISION, ROUNDS_MAX, FreshRounds
 from kvcheck.commands.options import check_positive, draw_seed, environment, tool
 from kvcheck.commands.terminal import say
-from kvcheck.core.child import Streams, end, start
-from kvcheck.core.errors import InternalError, UsageError
-from kvcheck.core.record import Evidence, RunRecord, Verdict, to_plain, value_from
+from kvcheck.core.base.child import Streams, end, start
+from kvcheck.core.base.errors import InternalError, UsageError
+from kvcheck.core.base.record import Evidence, RunRecord, Verdict, to_plain, value_from
+from kvcheck.core.base.rounds import share_above, share_below
 from kvcheck.core.report.budgets import Budget
 from kvcheck.core.report.gate import Look, Overhead, Rules, decide
 from kvcheck.core.report.gate_result import gated_rows
-from kvcheck.core.rounds import share_above, share_below
 
 TRIALS = 10
 MOST_PERCENT = 1000.0

@@ -36,8 +36,8 @@ from kvcheck.commands.gpu_parts import (
     missing,
     told,
 )
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import Verdict, to_plain
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Verdict, to_plain
 from kvcheck.core.report.store import make_folder, write_text
 
 ROOT = Path(kvcheck.__file__).parents[1]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import RunRecord, Verdict, read_record
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.report.store import RUN_FILE
 
 TOTAL_S = 480

@@ -24,8 +24,8 @@ from typer.main import get_command
 
 from kvcheck import __version__
 from kvcheck.commands.terminal import complain, say
-from kvcheck.core.deadline import LOOK_AGAIN_S, is_importing
-from kvcheck.core.errors import KvcheckError, UnknownVerdict, machine_trouble
+from kvcheck.core.base.deadline import LOOK_AGAIN_S, is_importing
+from kvcheck.core.base.errors import KvcheckError, UnknownVerdict, machine_trouble
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "stress": ("kvcheck.commands.stress:stress", "Stress the KV cache and judge every word it serves."),

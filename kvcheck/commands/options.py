@@ -21,10 +21,10 @@ import typer
 
 from kvcheck import __version__
 from kvcheck.commands.engines import check_engine_plan
-from kvcheck.core.codes import CODES
-from kvcheck.core.errors import UsageError
-from kvcheck.core.identity import code_digest, file_digest
-from kvcheck.core.record import Identity
+from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.identity import code_digest, file_digest
+from kvcheck.core.base.record import Identity
 from kvcheck.core.stress.schedule import MAX_DIGITS, PROCESS_TRANSPORTS, Plan, parse_ranks
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvcheck.core.record import Evidence, Finding
+from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.stress.schedule import Plan
 
 

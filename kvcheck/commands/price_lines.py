@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.record import BenchRow, Interval
+from kvcheck.core.base.record import BenchRow, Interval
 
 
 def case_heading(row: BenchRow) -> str:

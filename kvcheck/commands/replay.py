@@ -26,8 +26,8 @@ from kvcheck.commands.engines import installed_engine
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, check_choice, check_plan, check_positive
 from kvcheck.commands.orders import Order, Report
 from kvcheck.commands.terminal import say
-from kvcheck.core.errors import UnknownVerdict, UsageError
-from kvcheck.core.record import Finding, Verdict, read_record
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.record import Finding, Verdict, read_record
 from kvcheck.core.report.store import find_run
 from kvcheck.core.stress.schedule import Plan, parse_line
 

@@ -17,9 +17,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from kvcheck.commands.terminal import say
-from kvcheck.core.errors import KvcheckError, UnknownVerdict, UsageError
-from kvcheck.core.record import RunRecord, read_record
-from kvcheck.core.registry import Registry
+from kvcheck.core.base.errors import KvcheckError, UnknownVerdict, UsageError
+from kvcheck.core.base.record import RunRecord, read_record
+from kvcheck.core.base.registry import Registry
 from kvcheck.core.report import COMPARISON_WRITERS, WRITERS, destinations
 from kvcheck.core.report.store import check_writable, find_run, make_folder
 

@@ -33,9 +33,9 @@ from kvcheck.commands.options import (
 from kvcheck.commands.orders import Order
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Session
-from kvcheck.core.deadline import TimeUp, time_limit
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import Evidence, Finding, MutantResult, Verdict
+from kvcheck.core.base.deadline import TimeUp, time_limit
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Evidence, Finding, MutantResult, Verdict
 from kvcheck.core.stress.schedule import Plan
 
 if TYPE_CHECKING:

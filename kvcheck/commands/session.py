@@ -20,8 +20,8 @@ from pathlib import Path
 
 from kvcheck.commands.options import environment, identity, new_run_id, tool
 from kvcheck.commands.terminal import say, warn
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import (
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import (
     BenchRow,
     Coverage,
     Evidence,
@@ -32,9 +32,9 @@ from kvcheck.core.record import (
     Verdict,
     to_plain,
 )
+from kvcheck.core.base.scratch import sweep
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import RunStore
-from kvcheck.core.scratch import sweep
 from kvcheck.core.stress.schedule import Plan
 
 MAX_FINDINGS_KEPT = 100

@@ -39,8 +39,8 @@ from kvcheck.commands.orders import Limit, Order, Report
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.terminal import cell_lines, complain, warn
-from kvcheck.core.errors import InternalError, KvcheckError, UsageError
-from kvcheck.core.record import Evidence, Finding, RunRecord, read_record
+from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
+from kvcheck.core.base.record import Evidence, Finding, RunRecord, read_record
 from kvcheck.core.report.builds import changes
 from kvcheck.core.report.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder

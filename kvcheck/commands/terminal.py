@@ -12,8 +12,8 @@ import sys
 
 import typer
 
-from kvcheck.core.codes import CODES
-from kvcheck.core.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.prices import has_price
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.wording import counted, coverage_text

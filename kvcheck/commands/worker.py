@@ -18,7 +18,7 @@ from types import FrameType
 from kvcheck.commands.cells import BEGUN, encode, work
 from kvcheck.commands.orders import Report
 from kvcheck.commands.terminal import complain
-from kvcheck.core.errors import InternalError, KvcheckError, UnknownVerdict, machine_trouble
+from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, machine_trouble
 
 
 def main() -> int:

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Operation, Place, Signal
-from kvcheck.core.errors import DoubleFree, ForeignAccess, FreeInFlight, LayoutMismatch, LengthMismatch
-from kvcheck.core.paging import IndexArray, pages_for
+from kvcheck.core.base.errors import DoubleFree, ForeignAccess, FreeInFlight, LayoutMismatch, LengthMismatch
+from kvcheck.core.base.paging import IndexArray, pages_for
 from kvcheck.core.pools.allocator import Use
 from kvcheck.core.pools.buffers import BufferSpec, Granularity, SpaceSpec
 from kvcheck.core.pools.pool import Holding, KVPool

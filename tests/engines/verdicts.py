@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pandas
 
-from kvcheck.core.record import read_record
+from kvcheck.core.base.record import read_record
 from kvcheck.core.report.comparison import compare
 from kvcheck.core.report.store import write_text
 

@@ -15,7 +15,7 @@ from litmus.rig import Rig
 
 from kvcheck.core.backend.backend import Footprint, Graph, Lane, Operation, Signal
 from kvcheck.core.backend.simulated import Choice, Pending, Record, SimulatedBackend, _Mark, _Wait
-from kvcheck.core.errors import Hang
+from kvcheck.core.base.errors import Hang
 
 
 class Explorer:

@@ -29,7 +29,7 @@ from kvcheck.core.backend.backend import POISON_BYTE, Backend, Place, Signal
 from kvcheck.core.backend.cuda import CudaBackend
 from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.backend.simulated import Choice, SimulatedBackend
-from kvcheck.core.errors import DoubleFree, Hang, InternalError, UnknownVerdict
+from kvcheck.core.base.errors import DoubleFree, Hang, InternalError, UnknownVerdict
 
 SEMANTICS = Path(kvcheck.core.backend.__file__).with_name("SEMANTICS.md")
 BY_NAME = {litmus.name: litmus for litmus in LITMUS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcheck.core.backend.backend import Backend
-from kvcheck.core.registry import Registry
+from kvcheck.core.base.registry import Registry
 
 BACKENDS: Registry[type[Backend]] = Registry(
     "backend",

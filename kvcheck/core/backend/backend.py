@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.paging import IndexArray
 
 Part = Callable[[], None]
 

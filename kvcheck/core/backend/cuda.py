@@ -32,8 +32,8 @@ from kvcheck.core.backend.backend import (
 from kvcheck.core.backend.cuda_holds import CudaHolds
 from kvcheck.core.backend.delays import Delay, DelayReport
 from kvcheck.core.backend.graphs import Captures
-from kvcheck.core.errors import DoubleFree, InternalError, UnknownVerdict
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import DoubleFree, InternalError, UnknownVerdict
+from kvcheck.core.base.paging import IndexArray
 
 PENDING_MAX = 4096
 """Operations kept before the host must wait for the oldest: bounds the events and the tensors held alive."""

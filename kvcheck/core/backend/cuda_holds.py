@@ -16,7 +16,7 @@ import torch
 
 from kvcheck.core.backend.backend import Lane
 from kvcheck.core.backend.delays import Delay, Delayer, DelayReport, Hold
-from kvcheck.core.errors import UnknownVerdict
+from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.kernels.compilers import asks_triton
 from kvcheck.kernels.hold import hold, release_torch
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvcheck.core.backend.backend import Lane
-from kvcheck.core.errors import InternalError
+from kvcheck.core.base.errors import InternalError
 
 FIRED_MOST = 3
 """Holds of one delay that the watchdog may end before no more are placed: each costs its whole time."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from kvcheck.core.backend.backend import Captured, Footprint, Graph, Lane, Operation, Place, Signal
-from kvcheck.core.errors import InternalError
+from kvcheck.core.base.errors import InternalError
 
 
 class Captures:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from kvcheck.core.backend.backend import POISON_BYTE, Place
-from kvcheck.core.errors import DoubleFree, InternalError
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import DoubleFree, InternalError
+from kvcheck.core.base.paging import IndexArray
 
 
 class HostMemory:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Graph, Lane, Operation, Place, Signal
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.paging import IndexArray
 
 
 def scoped(scope: str, name: str) -> str:

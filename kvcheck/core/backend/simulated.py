@@ -18,7 +18,7 @@ import torch
 from kvcheck.core.backend.backend import Footprint, Graph, Lane, Operation, OperationObserver, Part, Place, Signal
 from kvcheck.core.backend.graphs import Captures
 from kvcheck.core.backend.memory import HostMemory
-from kvcheck.core.errors import Hang, InternalError
+from kvcheck.core.base.errors import Hang, InternalError
 
 
 class Chooser(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvcheck.core.registry import Registry
+from kvcheck.core.base.registry import Registry
 
 # A row: Case of core/bench/arms.py, which this module does not import, so that a name can be checked without torch.
 CASES: Registry[Callable[..., Any]] = Registry(

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kvcheck.core.base.errors import InternalError, WrongOutput
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.errors import InternalError, WrongOutput
 from kvcheck.core.pools.shape import ModelShape
 
 CONTROL = "A'"

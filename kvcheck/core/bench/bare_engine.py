@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from kvcheck.core.errors import TransferError
+from kvcheck.core.base.errors import TransferError
 from kvcheck.core.transfer.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.transfer.engine_child import Library, main
 from kvcheck.core.transfer.engine_plan import Batch

@@ -11,9 +11,9 @@ from functools import partial
 
 import torch
 
+from kvcheck.core.base.errors import WrongOutput
 from kvcheck.core.bench.arms import Arm, Comparison, Maker, Point, Setting, same
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.errors import WrongOutput
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.buffers import Granularity
 from kvcheck.core.pools.shape import ModelShape

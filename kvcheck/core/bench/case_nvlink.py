@@ -16,9 +16,9 @@ from functools import partial
 
 import torch
 
+from kvcheck.core.base.errors import WrongOutput
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.errors import WrongOutput
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.transfer.metadata import metadata_fields
 from kvcheck.core.transfer.seal import Seal, parse

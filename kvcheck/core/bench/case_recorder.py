@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvcheck.core.base.errors import WrongOutput
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting
 from kvcheck.core.bench.case_decode import SIZE, arm_of
 from kvcheck.core.bench.decode_work import DecodeStep
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.errors import WrongOutput
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.stress.history import History
 

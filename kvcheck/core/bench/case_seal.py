@@ -13,11 +13,11 @@ from functools import partial
 
 import torch
 
+from kvcheck.core.base.errors import WrongOutput
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.case_offload import sizes
 from kvcheck.core.bench.holdings import REQUEST, TwoHoldings
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.errors import WrongOutput
 from kvcheck.core.pools.pool import Holding
 from kvcheck.core.pools.shape import ModelShape
 from kvcheck.core.targets.mutants.pd_transfer import SealWithoutKV

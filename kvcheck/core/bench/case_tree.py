@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from kvcheck.core.base.errors import WrongOutput
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.errors import WrongOutput
 from kvcheck.core.hicache.radix_tree import Offer, PrefixTree
 
 PROMPTS = 64

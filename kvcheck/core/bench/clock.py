@@ -22,7 +22,7 @@ from typing import Protocol
 
 import torch
 
-from kvcheck.core.errors import InternalError, UnknownVerdict
+from kvcheck.core.base.errors import InternalError, UnknownVerdict
 
 Batch = Callable[[], int]
 """Runs its calls and returns nanoseconds of all of them together."""

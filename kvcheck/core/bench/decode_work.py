@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Operation
+from kvcheck.core.base.paging import IndexArray, locs_of
 from kvcheck.core.bench.arms import same
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.hicache.layer_gate import LayerGate
-from kvcheck.core.paging import IndexArray, locs_of
 from kvcheck.core.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.pools.pool import KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import torch
 
+from kvcheck.core.base.paging import locs_of
 from kvcheck.core.bench.arms import same
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.paging import locs_of
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes

@@ -21,12 +21,12 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from kvcheck.core.base.errors import WrongOutput
+from kvcheck.core.base.record import BenchRow
+from kvcheck.core.base.rounds import floor_of, half_width, interval, ratio_interval
 from kvcheck.core.bench.arms import CONTROL, Arm, Comparison, Point
 from kvcheck.core.bench.clock import Batch, Clock
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.errors import WrongOutput
-from kvcheck.core.record import BenchRow
-from kvcheck.core.rounds import floor_of, half_width, interval, ratio_interval
 
 BATCH_NS = 250_000
 BATCH_NS_LEAST = 100_000

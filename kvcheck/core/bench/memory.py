@@ -20,7 +20,7 @@ import torch
 from kvcheck.core.backend.backend import Backend, OperationObserver, Place
 from kvcheck.core.backend.cuda import CudaBackend
 from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.errors import DoubleFree, InternalError
+from kvcheck.core.base.errors import DoubleFree, InternalError
 
 ALIGN_BYTES = 64
 PADDING_BYTES = 16384

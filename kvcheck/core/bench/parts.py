@@ -12,10 +12,10 @@ import dataclasses
 import time
 from collections.abc import Callable, Collection
 
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import BenchRow
 from kvcheck.core.bench.arms import Arm, Comparison, Maker, Point
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import BenchRow
 
 Key = tuple[str, str, str, str, str | None]
 AGAIN = "again"

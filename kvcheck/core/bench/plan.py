@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.bench import CASES
-from kvcheck.core.errors import UsageError
 from kvcheck.core.workload.shapes import shape as shape_named
 
 

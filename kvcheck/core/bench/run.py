@@ -16,14 +16,14 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 
+from kvcheck.core.base.deadline import TimeUp, time_limit
+from kvcheck.core.base.errors import UnknownVerdict
+from kvcheck.core.base.record import BenchRow
 from kvcheck.core.bench import CASES
 from kvcheck.core.bench.arms import Point, Setting
 from kvcheck.core.bench.clock import clock_for
 from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.plan import BenchPlan
-from kvcheck.core.deadline import TimeUp, time_limit
-from kvcheck.core.errors import UnknownVerdict
-from kvcheck.core.record import BenchRow
 from kvcheck.core.workload.shapes import shape as shape_named
 
 Tell = Callable[[BenchRow], None]

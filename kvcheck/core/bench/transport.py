@@ -20,10 +20,10 @@ from functools import partial
 import numpy as np
 import torch
 
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.bare_engine import BareEngine
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.errors import UnknownVerdict, UsageError
 from kvcheck.core.transfer.engine import CALLS_AHEAD, MooncakeEngine, PeerInfo, Ticket
 from kvcheck.core.transfer.engine_library import require_library
 from kvcheck.core.transfer.engine_plan import Batch

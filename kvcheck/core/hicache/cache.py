@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from kvcheck.core.backend.backend import Backend, Footprint, Operation
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.hicache.controller import Transfer, TransferController
 from kvcheck.core.hicache.eviction import CacheListener, Residency
 from kvcheck.core.hicache.movement import Movement

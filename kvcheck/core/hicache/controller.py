@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Signal
-from kvcheck.core.errors import LengthMismatch
+from kvcheck.core.base.errors import LengthMismatch
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.hicache.host_pool import HostPool
 from kvcheck.core.hicache.layer_gate import LayerGate
 from kvcheck.core.hicache.node import Node, owned
-from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.buffers import Granularity
 from kvcheck.core.pools.pool import KVPool
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.hicache.controller import Leg
 from kvcheck.core.hicache.host_pool import HostPool
 from kvcheck.core.hicache.node import ABSENT, Node, Tier
 from kvcheck.core.hicache.radix_tree import PrefixTree
-from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.pool import KVPool
 
 HELD = ("window", "state", "full")

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvcheck.core.errors import StorageError, UsageError
+from kvcheck.core.base.errors import StorageError, UsageError
 from kvcheck.core.hicache.storage import KEY_TEXT, check_key, object_bytes, pack_object, unpack_object
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Part, Place
-from kvcheck.core.errors import LayoutMismatch, LengthMismatch, UsageError
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import LayoutMismatch, LengthMismatch, UsageError
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.pools.allocator import AllocationListener, IdAllocator
 from kvcheck.core.pools.buffers import BufferSpec, Granularity, SpaceSpec
 from kvcheck.kernels.page_copy import copy_block_torch, copy_bytes_torch, copy_rows

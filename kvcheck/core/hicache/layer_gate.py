@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.backend.backend import Backend, Lane, Signal
-from kvcheck.core.errors import LengthMismatch
+from kvcheck.core.base.errors import LengthMismatch
 
 
 class RingEntry:

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.errors import StorageError, UsageError
+from kvcheck.core.base.errors import StorageError, UsageError
 from kvcheck.core.hicache.storage import check_key, pack_object, unpack_object
 
 

@@ -15,7 +15,7 @@ import re
 import socket
 from typing import Protocol
 
-from kvcheck.core.errors import StorageError, UnknownVerdict, UsageError
+from kvcheck.core.base.errors import StorageError, UnknownVerdict, UsageError
 from kvcheck.core.hicache.storage import check_key, pack_object, unpack_object
 
 ADDRESS = re.compile(r"([\w.-]+):(\d{1,5})")

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.hicache.controller import Leg, Transfer, TransferController, make_leg
 from kvcheck.core.hicache.eviction import CacheListener, Residency
 from kvcheck.core.hicache.node import ABSENT, Node, owned
 from kvcheck.core.hicache.radix_tree import Match
-from kvcheck.core.paging import IndexArray
 
 SPACES = ("full", "window", "state")
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.paging import IndexArray
 
 if TYPE_CHECKING:
     from kvcheck.core.hicache.controller import Transfer

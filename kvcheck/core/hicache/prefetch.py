@@ -22,14 +22,14 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Operation, Part, Signal
-from kvcheck.core.errors import StorageError
+from kvcheck.core.base.errors import StorageError
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.hicache.controller import Leg, leading_reached, make_leg
 from kvcheck.core.hicache.eviction import CacheListener, Residency
 from kvcheck.core.hicache.host_pool import HostPool
 from kvcheck.core.hicache.node import ABSENT, Node, Tier, owned
 from kvcheck.core.hicache.radix_tree import Known, Tokens
 from kvcheck.core.hicache.storage import Namespace, PageStore, complete_prefix
-from kvcheck.core.paging import IndexArray
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvcheck.core.errors import LengthMismatch
+from kvcheck.core.base.errors import LengthMismatch
+from kvcheck.core.base.paging import IndexArray, first_seen_page
 from kvcheck.core.hicache.node import ABSENT, Node, Tier, owned
 from kvcheck.core.hicache.storage import chain_hashes
-from kvcheck.core.paging import IndexArray, first_seen_page
 
 Tokens = npt.NDArray[np.int64]
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
-from kvcheck.core.errors import LengthMismatch, UsageError
-from kvcheck.core.registry import Registry
+from kvcheck.core.base.errors import LengthMismatch, UsageError
+from kvcheck.core.base.registry import Registry
 
 HASH_BYTES = 32
 KEY_TEXT = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvcheck.core.base.registry import Registry
 from kvcheck.core.pools.buffers import SpaceSpec
 from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.registry import Registry
 
 POOLS: Registry[Callable[[ModelShape], tuple[SpaceSpec, ...]]] = Registry(
     "pool family",

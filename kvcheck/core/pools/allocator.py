@@ -15,8 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from kvcheck.core.errors import DoubleFree, ForeignAccess, FreeInFlight, LengthMismatch
-from kvcheck.core.paging import IndexArray, pages_for
+from kvcheck.core.base.errors import DoubleFree, ForeignAccess, FreeInFlight, LengthMismatch
+from kvcheck.core.base.paging import IndexArray, pages_for
 
 
 class AllocationListener(Protocol):

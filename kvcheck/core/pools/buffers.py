@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Place
-from kvcheck.core.errors import LayoutMismatch
+from kvcheck.core.base.errors import LayoutMismatch
 from kvcheck.kernels.page_copy import fill_torch
 
 

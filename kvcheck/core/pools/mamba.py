@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.errors import LayoutMismatch
+from kvcheck.core.base.errors import LayoutMismatch
 from kvcheck.core.pools.buffers import BufferSpec, Granularity, SpaceSpec
 from kvcheck.core.pools.mha import kv_buffers
 from kvcheck.core.pools.shape import ModelShape

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcheck.core.backend.backend import Backend, Lane
-from kvcheck.core.errors import DoubleFree, ForeignAccess, LayoutMismatch, LengthMismatch
-from kvcheck.core.paging import IndexArray, first_seen_page, locs_of, pages_for
+from kvcheck.core.base.errors import DoubleFree, ForeignAccess, LayoutMismatch, LengthMismatch
+from kvcheck.core.base.paging import IndexArray, first_seen_page, locs_of, pages_for
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.allocator import AllocationListener, IdAllocator, PageAllocator, SlotAllocator
 from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity, OpenGate, ReadGate, SpaceSpec

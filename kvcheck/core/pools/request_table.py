@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Place
-from kvcheck.core.errors import LengthMismatch
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import LengthMismatch
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.kernels.page_copy import fill_torch, scatter_rows_torch
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvcheck.core.errors import LayoutMismatch
+from kvcheck.core.base.errors import LayoutMismatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvcheck.core.errors import LayoutMismatch
+from kvcheck.core.base.errors import LayoutMismatch
 from kvcheck.core.pools.shape import ModelShape
 
 

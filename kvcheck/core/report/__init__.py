@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvcheck.core.record import RunRecord
-from kvcheck.core.registry import Registry
+from kvcheck.core.base.record import RunRecord
+from kvcheck.core.base.registry import Registry
 from kvcheck.core.report.gate_result import GateResult
 
 if TYPE_CHECKING:

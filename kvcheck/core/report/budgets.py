@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import BenchRow
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import BenchRow
 
 NAMED = ("case", "arm", "baseline")
 NARROWED = ("size", "shape", "device")

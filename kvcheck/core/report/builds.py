@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvcheck.core.identity import short
-from kvcheck.core.record import Identity, RunRecord
+from kvcheck.core.base.identity import short
+from kvcheck.core.base.record import Identity, RunRecord
 from kvcheck.core.report.contradictions import planned_cells
 
 BUILTIN = "builtin"

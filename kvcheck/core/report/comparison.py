@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcheck.core.bugs import bug_of
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.bugs import bug_of
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.wording import counted, evidence_text, why_text
 
 NOT_RUN = "not run"

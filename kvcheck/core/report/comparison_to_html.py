@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from kvcheck.core.record import Verdict
+from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.comparison import Cell, Column, Comparison, Group, counts, summary
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import MARKS, clip, part, visible

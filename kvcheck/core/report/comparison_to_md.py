@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvcheck.core.record import Verdict
+from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.comparison import Cell, Comparison, Table, counts, summary
 from kvcheck.core.report.gate_to_md import MOST_LINES, escaped, table_line
 from kvcheck.core.report.store import write_text

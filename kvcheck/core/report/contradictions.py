@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from urllib.parse import unquote
 
-from kvcheck.core.record import Evidence, MutantResult, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.base.record import Evidence, MutantResult, RunRecord, ScenarioResult, Verdict, to_plain
 
 OUTCOMES = {
     "killed": Verdict.PASS,

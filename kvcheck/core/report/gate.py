@@ -26,9 +26,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import BenchRow, Interval
-from kvcheck.core.rounds import LEAST_ROUNDS, TAIL, holm, ratio_interval, sign_p
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import BenchRow, Interval
+from kvcheck.core.base.rounds import LEAST_ROUNDS, TAIL, holm, ratio_interval, sign_p
 
 ADVISED_ROWS = 8
 MEASURED_AGAIN = 2

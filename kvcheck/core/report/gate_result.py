@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcheck.core.record import BenchRow, Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.base.record import BenchRow, Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.report.budgets import BOUNDS, Budget
 from kvcheck.core.report.builds import build_problems
 from kvcheck.core.report.contradictions import contradictions

@@ -7,8 +7,8 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.identity import short
-from kvcheck.core.record import Identity, Interval
+from kvcheck.core.base.identity import short
+from kvcheck.core.base.record import Identity, Interval
 from kvcheck.core.report.gate import GatedRow
 from kvcheck.core.report.gate_result import GateResult, Problem, RunSummary
 

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kvcheck.core.record import BenchRow, Interval
-from kvcheck.core.rounds import LEAST_ROUNDS
+from kvcheck.core.base.record import BenchRow, Interval
+from kvcheck.core.base.rounds import LEAST_ROUNDS
 
 KINDS = {
     "metadata-read": "clone",

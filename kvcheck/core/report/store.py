@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import RunRecord, check_run_id
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import RunRecord, check_run_id
 
 RUN_FILE = "run.json"
 LISTED_RUNS = 5

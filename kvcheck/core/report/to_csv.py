@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pandas
 
-from kvcheck.core.identity import short
-from kvcheck.core.record import (
+from kvcheck.core.base.identity import short
+from kvcheck.core.base.record import (
     BenchRow,
     Coverage,
     Evidence,

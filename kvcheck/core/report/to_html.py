@@ -21,9 +21,9 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from kvcheck.core.codes import CODES
-from kvcheck.core.identity import short
-from kvcheck.core.record import Finding, Identity, MutantResult, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.identity import short
+from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.prices import all_prices, curves, in_short, price_list, step_us, time_text
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import (

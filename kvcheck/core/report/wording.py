@@ -12,8 +12,8 @@ from importlib.resources import files
 
 from markupsafe import Markup
 
-from kvcheck.core.codes import CODES
-from kvcheck.core.record import Coverage, Evidence, ScenarioResult, Verdict
+from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.record import Coverage, Evidence, ScenarioResult, Verdict
 from kvcheck.core.report.printable import printable
 
 MARKS = {"pass": "✔", "unknown": "?", "fail": "✘"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcheck.core.errors import LengthMismatch
+from kvcheck.core.base.errors import LengthMismatch
 
 
 class RankGroup:

@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.errors import ForeignAccess
+from kvcheck.core.base.errors import ForeignAccess
 from kvcheck.core.scheduler.parts import EngineParts
 from kvcheck.core.scheduler.request import Active
 

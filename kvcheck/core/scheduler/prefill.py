@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvcheck.core.backend.backend import Backend, Signal
-from kvcheck.core.errors import LengthMismatch
-from kvcheck.core.paging import pages_for
+from kvcheck.core.base.errors import LengthMismatch
+from kvcheck.core.base.paging import pages_for
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.scheduler.decoder import Chunk, Decoder
 from kvcheck.core.scheduler.parts import take_slot_and_row

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from kvcheck.core.backend.backend import Signal
-from kvcheck.core.errors import Hang, LengthMismatch
+from kvcheck.core.base.errors import Hang, LengthMismatch
+from kvcheck.core.base.paging import floor_to_page, pages_for
 from kvcheck.core.offload import OffloadedKV
-from kvcheck.core.paging import floor_to_page, pages_for
 from kvcheck.core.scheduler.decoder import Chunk
 from kvcheck.core.scheduler.handover import HandOver
 from kvcheck.core.scheduler.parts import EngineParts, take_slot_and_row

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import Finding
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.engine import Outcome, StressEngine
 from kvcheck.core.stress.pair import Pair, parse_pair
 from kvcheck.core.stress.schedule import Plan

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable
 
-from kvcheck.core.record import Coverage
+from kvcheck.core.base.record import Coverage
 from kvcheck.core.stress.engine import scenario_of
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import DELAYS, order_of

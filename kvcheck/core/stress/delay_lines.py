@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 
 from kvcheck.core.backend.delays import Delay, Site
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import LEGS, delayed_legs
 

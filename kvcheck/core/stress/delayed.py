@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvcheck.core.backend.delays import Delay, DelayReport, Site
-from kvcheck.core.errors import UsageError
-from kvcheck.core.record import Finding
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.confirm import pair_of, wrong_bytes
 from kvcheck.core.stress.delay_lines import delays_of, delays_text
 from kvcheck.core.stress.engine import Outcome, StressEngine

@@ -21,7 +21,7 @@ from kvcheck.core.backend.cuda import CudaBackend
 from kvcheck.core.backend.delays import DelayReport
 from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.backend.simulated import SimulatedBackend
-from kvcheck.core.errors import (
+from kvcheck.core.base.errors import (
     DoubleFree,
     ForeignAccess,
     FreeInFlight,
@@ -35,7 +35,7 @@ from kvcheck.core.errors import (
     UsageError,
     machine_trouble,
 )
-from kvcheck.core.record import Evidence, Finding, Verdict
+from kvcheck.core.base.record import Evidence, Finding, Verdict
 from kvcheck.core.stress.audit import AuditBackend, naming
 from kvcheck.core.stress.delay_lines import delays_of
 from kvcheck.core.stress.events import Broke, Expected

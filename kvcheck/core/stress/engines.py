@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from kvcheck.core.errors import UnknownVerdict, UsageError
-from kvcheck.core.record import Evidence
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.record import Evidence
 from kvcheck.core.stress.engine import complete
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.engines.probe import ProbeRow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvcheck.core.record import Evidence
+from kvcheck.core.base.record import Evidence
 from kvcheck.core.stress.events import (
     Aborted,
     Allocated,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kvcheck.core.backend.backend import Footprint, Lane, Operation
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.stress.events import (
     Aliased,
     Allocated,

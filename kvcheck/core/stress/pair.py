@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 
 _PAIR = re.compile(r"([1-9][0-9]{0,11})\.([^~]{1,80})~([1-9][0-9]{0,11})\.([^~]{1,80})")
 

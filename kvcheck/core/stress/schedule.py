@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from kvcheck.core.errors import UsageError
-from kvcheck.core.workload.mix import Mix
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.rng import Mix
 
 MAX_DIGITS = 20
 SCHEDULES_PER_WORKLOAD = 8

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from kvcheck.core.backend.backend import Lane
 from kvcheck.core.backend.simulated import Choice, Chooser, Pending
-from kvcheck.core.errors import UsageError
-from kvcheck.core.registry import Registry
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.registry import Registry
+from kvcheck.core.base.rng import Mix
 from kvcheck.core.stress.pair import Pair, parse_pair
-from kvcheck.core.workload.mix import Mix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ Invariants:
 
 from __future__ import annotations
 
+from kvcheck.core.base.paging import pages_for
 from kvcheck.core.hicache.cache import CacheConfig, HiCache
 from kvcheck.core.hicache.host_pool import HostPool
 from kvcheck.core.hicache.storage import Namespace
-from kvcheck.core.paging import pages_for
 from kvcheck.core.scheduler.parts import EngineParts
 from kvcheck.core.scheduler.request import Generation, StepReport
 from kvcheck.core.targets.pair import PairEngine

@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcheck.core.errors import UsageError
-from kvcheck.core.registry import Registry
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.registry import Registry
 from kvcheck.core.targets.engines.probe import EngineSpec
 from kvcheck.core.targets.engines.process import EngineProcess, Patience
 

@@ -14,8 +14,8 @@ import torch
 
 from kvcheck.core.backend.backend import Backend
 from kvcheck.core.backend.scoped import ScopedBackend, scoped
-from kvcheck.core.errors import InternalError
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import InternalError
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.pools.pool import KVPool
 from kvcheck.core.pools.sharding import rank_shape, shard_range
 from kvcheck.core.scheduler.decode import DecodeScheduler

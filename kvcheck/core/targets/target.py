@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 
 from kvcheck.core.backend.backend import Backend
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.hicache.host_pool import HostPool
 from kvcheck.core.hicache.storage import PageStore
-from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.allocator import AllocationListener
 from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape

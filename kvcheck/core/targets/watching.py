@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 
 from kvcheck.core.backend.backend import Signal
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.hicache.controller import Leg, full_pages
 from kvcheck.core.hicache.host_pool import HostPool
 from kvcheck.core.offload import Offload, OffloadedKV
-from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.scheduler.decoder import Decoder

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcheck.core.registry import Registry
+from kvcheck.core.base.registry import Registry
 
 if TYPE_CHECKING:
     from kvcheck.core.transfer.transport import Transport

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvcheck.core.errors import LayoutMismatch, LengthMismatch
-from kvcheck.core.paging import IndexArray, PageIndices
+from kvcheck.core.base.errors import LayoutMismatch, LengthMismatch
+from kvcheck.core.base.paging import IndexArray, PageIndices
 from kvcheck.core.pools.sharding import shard_range
 
 

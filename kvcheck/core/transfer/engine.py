@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from kvcheck.core.child import Streams, start
-from kvcheck.core.errors import TransferError, UnknownVerdict, UsageError
+from kvcheck.core.base.child import Streams, start
+from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
 from kvcheck.core.transfer import engine_child
 from kvcheck.core.transfer.engine_library import (
     PROTOCOLS,

@@ -14,7 +14,7 @@ import importlib.metadata
 import re
 from dataclasses import dataclass
 
-from kvcheck.core.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
 
 BUILDS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
 OLDEST = "0.3.13.post1"

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from kvcheck.core.errors import InternalError, TransferError
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import InternalError, TransferError
+from kvcheck.core.base.paging import IndexArray
 
 ENTRIES_OF_A_CALL = 1024
 BYTES_OF_A_CALL = 256 << 20

@@ -6,8 +6,8 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.errors import LayoutMismatch
-from kvcheck.core.record import to_plain, value_from
+from kvcheck.core.base.errors import LayoutMismatch
+from kvcheck.core.base.record import to_plain, value_from
 from kvcheck.core.transfer.layout import BufferLayout, EndLayout
 
 _KINDS = (str, int, str, int)

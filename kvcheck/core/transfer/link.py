@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable
 from enum import IntEnum
 
-from kvcheck.core.errors import TransferError
+from kvcheck.core.base.errors import TransferError
 
 HEADER = struct.Struct("=BI")
 MOST_BYTES = 64 << 20

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Operation, Signal
-from kvcheck.core.errors import LayoutMismatch
+from kvcheck.core.base.errors import LayoutMismatch
 from kvcheck.core.transfer.metadata import MetadataBuffers
 from kvcheck.core.transfer.transport import Delivery
 from kvcheck.kernels.page_copy import copy_bytes_torch

@@ -20,8 +20,8 @@ import torch
 
 from kvcheck.core.backend.backend import Lane, Operation, Part, Signal
 from kvcheck.core.backend.scoped import ScopedBackend
-from kvcheck.core.errors import TransferError
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import TransferError
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.transfer.messages import Drained, Message
 from kvcheck.core.transfer.wire import LEGS, RegionWrite, Ticket, check_region
 from kvcheck.kernels.page_copy import copy_bytes_torch

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 
-from kvcheck.core.errors import TransferError
+from kvcheck.core.base.errors import TransferError
 
 ROOMS = 1 << 64
 INDICES = 1 << 63

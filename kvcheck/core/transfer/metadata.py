@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Place, Signal
-from kvcheck.core.errors import ForeignAccess, LayoutMismatch, LengthMismatch
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import ForeignAccess, LayoutMismatch, LengthMismatch
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.pools.allocator import AllocationListener, SlotAllocator
 from kvcheck.kernels.page_copy import copies_to_host, copy_bytes_torch, fill_torch
 

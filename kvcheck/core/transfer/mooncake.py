@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from kvcheck.core.backend.scoped import ScopedBackend
-from kvcheck.core.errors import LayoutMismatch, TransferError
+from kvcheck.core.base.errors import LayoutMismatch, TransferError
 from kvcheck.core.transfer.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.transfer.engine_library import EngineSettings
 from kvcheck.core.transfer.engine_plan import Batch

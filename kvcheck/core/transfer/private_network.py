@@ -20,8 +20,8 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from kvcheck.core.child import Streams, end, start
-from kvcheck.core.errors import UnknownVerdict
+from kvcheck.core.base.child import Streams, end, start
+from kvcheck.core.base.errors import UnknownVerdict
 
 CLONE_NEWUSER = 0x1000_0000
 CLONE_NEWNET = 0x4000_0000

@@ -20,7 +20,7 @@ import torch
 
 from kvcheck.core.backend.backend import Signal
 from kvcheck.core.backend.scoped import ScopedBackend
-from kvcheck.core.errors import TransferError
+from kvcheck.core.base.errors import TransferError
 from kvcheck.core.transfer.link import LOCAL, MOST_BYTES, FrameKind, Link, LinkLost
 from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Want, decode, encode
 from kvcheck.core.transfer.pulse import LEASE_S, Pulse

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Operation, Place
-from kvcheck.core.errors import ForeignAccess
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import ForeignAccess
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.transfer.layout import EndLayout, check_layouts, check_rejoin, routes, sources_of
 from kvcheck.core.transfer.messages import Abort, AuxData, Done, Drained, Message, Status, Want

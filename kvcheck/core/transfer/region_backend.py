@@ -13,7 +13,7 @@ import torch
 
 from kvcheck.core.backend.backend import POISON_BYTE, Place
 from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.errors import InternalError, LayoutMismatch
+from kvcheck.core.base.errors import InternalError, LayoutMismatch
 from kvcheck.core.transfer.shared_memory import SharedRegion
 from kvcheck.kernels.page_copy import fill_torch
 

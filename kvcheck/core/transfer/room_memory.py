@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Footprint
-from kvcheck.core.paging import IndexArray, first_seen_page, pages_for
+from kvcheck.core.base.paging import IndexArray, first_seen_page, pages_for
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.transfer.blocks import PageRun
 from kvcheck.core.transfer.layout import EndLayout

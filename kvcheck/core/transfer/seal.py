@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-from kvcheck.core.errors import LayoutMismatch
+from kvcheck.core.base.errors import LayoutMismatch
 from kvcheck.kernels.digest import digest_int
 
 SEAL_BYTES = 64

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend
-from kvcheck.core.paging import IndexArray, locs_of
+from kvcheck.core.base.paging import IndexArray, locs_of
 from kvcheck.core.pools.pool import KVPool
 from kvcheck.core.transfer.blocks import ShardSlice
 from kvcheck.core.transfer.layout import BufferLayout, EndLayout, Piece

@@ -22,8 +22,8 @@ from functools import partial
 import numpy as np
 
 from kvcheck.core.backend.backend import Backend, Signal
-from kvcheck.core.errors import ForeignAccess, LengthMismatch, TargetError
-from kvcheck.core.paging import IndexArray, pages_for
+from kvcheck.core.base.errors import ForeignAccess, LengthMismatch, TargetError
+from kvcheck.core.base.paging import IndexArray, pages_for
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.transfer.blocks import PageRun, pair_pages
 from kvcheck.core.transfer.layout import EndLayout, check_layouts, check_rejoin

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvcheck.core.errors import TransferError, UsageError
+from kvcheck.core.base.errors import TransferError, UsageError
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

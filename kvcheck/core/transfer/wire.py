@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 
 from kvcheck.core.backend.backend import Footprint, Signal
-from kvcheck.core.errors import LayoutMismatch
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import LayoutMismatch
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.transfer.messages import Message
 
 LEGS = ("kv", "state", "aux", "seal")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Footprint, Operation, Place, Signal
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.transfer.blocks import byte_blocks, group_contiguous
 from kvcheck.core.transfer.layout import BufferLayout, EndLayout, Piece, routes, sources_of

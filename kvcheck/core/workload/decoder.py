@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend, Lane, Operation, Signal
-from kvcheck.core.paging import IndexArray, pages_for
+from kvcheck.core.base import content
+from kvcheck.core.base.paging import IndexArray, pages_for
 from kvcheck.core.pools.buffers import BufferSpec, Granularity, Piece
 from kvcheck.core.pools.pool import KVPool
 from kvcheck.core.scheduler.decoder import Chunk
 from kvcheck.core.transfer.metadata import MetadataField, MetadataRow
-from kvcheck.core.workload import content, handover
+from kvcheck.core.workload import handover
 from kvcheck.core.workload.footprints import SpaceTouch, pass_touches
 from kvcheck.core.workload.jobs import Job, token_authors
 from kvcheck.core.workload.mismatch import Mismatch

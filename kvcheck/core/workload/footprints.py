@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvcheck.core.backend.backend import Footprint
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.pools.buffers import BufferSpec
 from kvcheck.core.pools.pool import KVPool
 from kvcheck.core.scheduler.decoder import Chunk

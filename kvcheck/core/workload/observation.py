@@ -11,8 +11,8 @@ from typing import Protocol
 
 import torch
 
-from kvcheck.core.paging import IndexArray
-from kvcheck.core.workload import content
+from kvcheck.core.base import content
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.workload.mismatch import Mismatch
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Backend
-from kvcheck.core.paging import IndexArray, pages_for
+from kvcheck.core.base.paging import IndexArray, pages_for
 from kvcheck.core.pools.pool import KVPool
 from kvcheck.core.scheduler.decoder import Chunk
 

@@ -8,9 +8,9 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.rng import Mix
 from kvcheck.core.workload.jobs import Job, leading_runs, merge_runs
-from kvcheck.core.workload.mix import Mix
 
 
 def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, sessions: int, seed: int) -> tuple[Job, ...]:

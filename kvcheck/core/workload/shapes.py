@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.pools.shape import ModelShape
 
 

@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 from typing import Final
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.rng import Mix
 from kvcheck.core.workload.jobs import Job, leading_runs, merge_runs
-from kvcheck.core.workload.mix import Mix
 from kvcheck.core.workload.traces import BLOCK_TOKENS, TraceRow
 
 SAMPLE_SEED: Final = 20250221

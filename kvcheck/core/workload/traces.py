@@ -20,9 +20,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.rng import Mix
 from kvcheck.core.workload.jobs import Job, Workload, merge_runs
-from kvcheck.core.workload.mix import Mix
 
 BLOCK_TOKENS: Final = 512
 """Prompt tokens behind one hash id."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvcheck.core.registry import Registry
+from kvcheck.core.base.registry import Registry
 from kvcheck.core.stress.oracles.oracle import Oracle
 
 ORACLES: Registry[Callable[[], Oracle]] = Registry(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvcheck.core.record import Finding
+from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.events import Closed, Counted, Mapped, Returned
 from kvcheck.core.stress.history import Handler
 

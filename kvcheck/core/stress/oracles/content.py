@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvcheck.core.record import Finding
+from kvcheck.core.base import content
+from kvcheck.core.base.content import Site, Tag
+from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.events import Expected, HostActs, Leased, Padding, Saw, Verified
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.workload import content
-from kvcheck.core.workload.content import Site, Tag
 from kvcheck.core.workload.mismatch import Mismatch
 
 HALF_POSITIONS = 4096

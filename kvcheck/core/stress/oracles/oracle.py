@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from kvcheck.core.record import Finding
+from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler, History
 
 MAX_FINDINGS = 20

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvcheck.core.record import Finding
+from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.events import (
     Aborted,
     Completed,

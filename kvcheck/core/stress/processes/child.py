@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import IO, Protocol
 
-from kvcheck.core.child import Streams, start
-from kvcheck.core.scratch import ScratchFolder
+from kvcheck.core.base.child import Streams, start
+from kvcheck.core.base.scratch import ScratchFolder
 from kvcheck.core.stress.processes.order import RankOrder
 
 LOOK_S = 0.005

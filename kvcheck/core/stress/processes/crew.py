@@ -21,7 +21,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
-from kvcheck.core.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.stress.processes.child import Child, Ending, LocalChild, LocalLauncher, Put
 from kvcheck.core.stress.processes.order import RankOrder, read_order
 

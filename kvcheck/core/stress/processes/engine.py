@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
-from kvcheck.core.record import Evidence
+from kvcheck.core.base.record import Evidence
 from kvcheck.core.stress.engine import Outcome, complete
 from kvcheck.core.stress.processes.child import Launcher
 from kvcheck.core.stress.processes.supervisor import RankStory, Supervisor

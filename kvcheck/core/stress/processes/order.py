@@ -16,8 +16,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvcheck.core.record import Evidence, Finding, to_plain, value_from
-from kvcheck.core.registry import Registry
+from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
+from kvcheck.core.base.registry import Registry
 from kvcheck.core.transfer.link import LOCAL
 from kvcheck.core.transfer.process_wire import ProcessWire
 

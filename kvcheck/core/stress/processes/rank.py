@@ -13,8 +13,8 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvcheck.core.errors import LayoutMismatch, TransferError
-from kvcheck.core.record import to_plain
+from kvcheck.core.base.errors import LayoutMismatch, TransferError
+from kvcheck.core.base.record import to_plain
 from kvcheck.core.scheduler.agreement import RankGroup
 from kvcheck.core.scheduler.decode import DecodeScheduler
 from kvcheck.core.scheduler.prefill import PrefillScheduler

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvcheck.core.backend.backend import Signal
-from kvcheck.core.errors import TransferError
+from kvcheck.core.base.errors import TransferError
 from kvcheck.core.stress.processes.quarantine import Quarantine
 from kvcheck.core.stress.processes.stalls import Stalls
 from kvcheck.core.stress.scenarios.pd_transfer import Faults

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import ClassVar
 
-from kvcheck.core.errors import InternalError, TargetError, UnknownVerdict, UsageError, machine_trouble
-from kvcheck.core.record import value_from
+from kvcheck.core.base.errors import InternalError, TargetError, UnknownVerdict, UsageError, machine_trouble
+from kvcheck.core.base.record import value_from
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.processes import worker
 from kvcheck.core.stress.processes.child import Child, Launcher, LocalChild, LocalLauncher

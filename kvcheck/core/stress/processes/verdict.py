@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.record import Evidence, Finding
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.processes.supervisor import RankStory
 from kvcheck.core.stress.processes.work import bytes_for

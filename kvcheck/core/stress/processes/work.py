@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.buffers import Granularity
 from kvcheck.core.pools.shape import ModelShape

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from kvcheck.core.errors import KvcheckError, TransferError, UnknownVerdict, machine_trouble
+from kvcheck.core.base.errors import KvcheckError, TransferError, UnknownVerdict, machine_trouble
 from kvcheck.core.scheduler.process_group import GroupLost
 from kvcheck.core.stress.processes.order import PROCESS_WIRES, RankOrder, read_order
 from kvcheck.core.stress.processes.rank import RankRun

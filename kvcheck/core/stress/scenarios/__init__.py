@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcheck.core.registry import Registry
+from kvcheck.core.base.registry import Registry
 from kvcheck.core.stress.scenarios.scenario import Scenario
 
 SCENARIOS: Registry[type[Scenario]] = Registry(

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kvcheck.core.backend.backend import Backend
+from kvcheck.core.base.record import Evidence
+from kvcheck.core.base.rng import Mix
 from kvcheck.core.pools import FAMILIES
 from kvcheck.core.pools.pool import PoolSizes
 from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.record import Evidence
 from kvcheck.core.scheduler.request import StepReport
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.history import History
@@ -33,7 +34,6 @@ from kvcheck.core.targets.target import PairSetup, Target
 from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.transfer.wire import LEGS, Ticket
 from kvcheck.core.workload.jobs import Job
-from kvcheck.core.workload.mix import Mix
 
 SYNTHETIC_PAGES = 8
 MAX_RUNNING = 4

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvcheck.core.backend.backend import Backend
+from kvcheck.core.base.record import Evidence
 from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.record import Evidence
 from kvcheck.core.stress.history import History
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload.jobs import Job

@@ -13,12 +13,12 @@ from typing import Protocol
 
 from kvcheck.core.backend.backend import Backend
 from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.errors import Hang, InternalError
-from kvcheck.core.paging import pages_for
+from kvcheck.core.base.errors import Hang, InternalError
+from kvcheck.core.base.paging import pages_for
+from kvcheck.core.base.record import Evidence
 from kvcheck.core.pools import POOLS
 from kvcheck.core.pools.pool import KVPool, PoolSizes
 from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.record import Evidence
 from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepReport
 from kvcheck.core.stress.events import Aborted, Closed, Counted, Failed, Finished, Resumed, Retracted, Retried, Returned
 from kvcheck.core.stress.history import History

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from kvcheck.core.errors import (
+from kvcheck.core.base.errors import (
     InternalError,
     KvcheckError,
     StorageError,
@@ -23,10 +23,10 @@ from kvcheck.core.errors import (
     UsageError,
     machine_trouble,
 )
+from kvcheck.core.base.scratch import ScratchFolder
 from kvcheck.core.hicache.file_store import FileStore
 from kvcheck.core.hicache.memory_store import MemoryStore
 from kvcheck.core.hicache.storage import PageStore
-from kvcheck.core.scratch import ScratchFolder
 
 WORN_EVERY = 11
 """Of so many reads of the store, one finds its object damaged."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from kvcheck.core.base.rng import Mix
 from kvcheck.core.targets.engines.guard import CannotDrive
 from kvcheck.core.targets.engines.streams import EAGER, LAZY
-from kvcheck.core.workload.mix import Mix
 
 HOLD_CYCLES = 40_000_000
 """Cycles that a hold spins: 20 ms at 2 GHz, thousands of times what a small copy takes."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
-from kvcheck.core.errors import machine_trouble
+from kvcheck.core.base.errors import machine_trouble
 
 T = TypeVar("T")
 

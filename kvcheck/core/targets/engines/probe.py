@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
+from kvcheck.core.base.rng import Mix
 from kvcheck.core.targets.engines.guard import CannotDrive, Fault, attempt
 from kvcheck.core.targets.engines.names import Names
 from kvcheck.core.targets.engines.stamps import Judge
 from kvcheck.core.targets.engines.streams import Machine
 from kvcheck.core.targets.engines.stubs import Stubs
-from kvcheck.core.workload.mix import Mix
 
 T = TypeVar("T")
 

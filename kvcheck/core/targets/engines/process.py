@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from kvcheck.core.child import Build, Streams, check, spawn
-from kvcheck.core.errors import UnknownVerdict
+from kvcheck.core.base.child import Build, Streams, check, spawn
+from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.targets.engines import serve
 from kvcheck.core.targets.engines.wire import LONGEST_LINE, Ask, Hello, Message, Refusal, Reply, decode, encode
 

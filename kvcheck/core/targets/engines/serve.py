@@ -19,8 +19,9 @@ from typing import IO
 
 import torch
 
-from kvcheck.core.identity import commit_of, folder_digest
-from kvcheck.core.record import Evidence
+from kvcheck.core.base.identity import commit_of, folder_digest
+from kvcheck.core.base.record import Evidence
+from kvcheck.core.base.rng import Mix
 from kvcheck.core.targets.engines import streams
 from kvcheck.core.targets.engines.cuda_streams import CudaMachine
 from kvcheck.core.targets.engines.guard import CannotDrive, Fault, attempt
@@ -28,7 +29,6 @@ from kvcheck.core.targets.engines.names import Names
 from kvcheck.core.targets.engines.probe import EngineSpec, Probe, ProbeRow, Rig, StreamsOfDevice, load, run
 from kvcheck.core.targets.engines.stubs import Stubs
 from kvcheck.core.targets.engines.wire import Ask, Hello, Refusal, Reply, decode, encode
-from kvcheck.core.workload.mix import Mix
 
 VARIABLES = {
     "cpu": {

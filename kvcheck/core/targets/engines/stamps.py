@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from kvcheck.core.record import Evidence, Finding
+from kvcheck.core.base.content import Site, codes, decode, mask
+from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.targets.engines.tensors import Held, Inventory
-from kvcheck.core.workload.content import Site, codes, decode, mask
 
 REQUESTS = 4096
 """Owners that a schedule may have: requests, or prefixes that requests share."""

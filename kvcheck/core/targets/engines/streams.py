@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvcheck.core.workload.mix import Mix
+from kvcheck.core.base.rng import Mix
 
 EAGER, LAZY, RANDOM = "eager", "lazy", "random"
 ORDERS = (LAZY, RANDOM, EAGER)

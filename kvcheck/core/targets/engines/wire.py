@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from kvcheck.core.record import Evidence, Finding, to_plain, value_from
+from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
 
 LONGEST_LINE = 1 << 22
 

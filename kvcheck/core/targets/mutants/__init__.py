@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants.hicache import HICACHE
 from kvcheck.core.targets.mutants.mutant import Mutant

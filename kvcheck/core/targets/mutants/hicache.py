@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from kvcheck.core.backend.backend import Lane, Signal
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.hicache.cache import HiCache
 from kvcheck.core.hicache.controller import Leg, Transfer, TransferController
 from kvcheck.core.hicache.eviction import Residency
 from kvcheck.core.hicache.layer_gate import LayerGate
 from kvcheck.core.hicache.movement import Movement
 from kvcheck.core.hicache.node import Node
-from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.buffers import BufferSet
 from kvcheck.core.pools.pool import KVPool
 from kvcheck.core.targets.mutants.mutant import Mutant

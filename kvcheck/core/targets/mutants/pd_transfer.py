@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.scheduler.agreement import RankGroup
 from kvcheck.core.scheduler.decode import Arrivals, DecodeScheduler
 from kvcheck.core.scheduler.request import Active

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvcheck.core.backend.backend import Signal
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.offload import Offload, OffloadedBuffer, OffloadedKV
-from kvcheck.core.paging import IndexArray
 from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity
 from kvcheck.core.pools.pool import Holding, KVPool
 from kvcheck.core.scheduler.scheduler import Scheduler

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from kvcheck.core.backend.backend import Signal
-from kvcheck.core.errors import TargetError
-from kvcheck.core.paging import IndexArray
+from kvcheck.core.base.errors import TargetError
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED
 from kvcheck.core.transfer.blocks import PageRun

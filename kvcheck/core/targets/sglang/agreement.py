@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from kvcheck.core.base.content import Site
 from kvcheck.core.targets.engines.calls import fitted
 from kvcheck.core.targets.engines.guard import CannotDrive, Fault
 from kvcheck.core.targets.engines.probe import Rig
@@ -30,7 +31,6 @@ from kvcheck.core.targets.sglang.peers import NEEDS, Link, Memory, Peers, Sent, 
 from kvcheck.core.targets.sglang.pools import bench, pool_names
 from kvcheck.core.targets.sglang.ranks import Group, parted
 from kvcheck.core.targets.sglang.retract import make_request
-from kvcheck.core.workload.content import Site
 
 VARIABLE, ROUTE = "SGLANG_MOONCAKE_CUSTOM_MEM_POOL", "INTRA_NODE_NVLINK"
 RANKS, REQUESTS, PAGES = 2, 3, 2

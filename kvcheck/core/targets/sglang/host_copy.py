@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from kvcheck.core.base.content import Site
 from kvcheck.core.targets.engines.guard import CannotDrive
 from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.engines.stamps import Judge, content
@@ -29,7 +30,6 @@ from kvcheck.core.targets.sglang import compiled_late
 from kvcheck.core.targets.sglang.host_tier import BACKUP, LATE, LOAD, Tier, tier, tier_names
 from kvcheck.core.targets.sglang.pools import LAYERS, Bench, optional, take
 from kvcheck.core.targets.sglang.readers import call, readers, seen, understood
-from kvcheck.core.workload.content import Site
 
 PLAINEST = "mha"
 LAYOUTS = {

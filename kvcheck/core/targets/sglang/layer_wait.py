@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from kvcheck.core.base.content import Site
 from kvcheck.core.targets.engines.calls import fitted
 from kvcheck.core.targets.engines.guard import CannotDrive
 from kvcheck.core.targets.engines.probe import Rig
@@ -22,7 +23,6 @@ from kvcheck.core.targets.engines.streams import EAGER, LAZY, RANDOM
 from kvcheck.core.targets.engines.tensors import Held
 from kvcheck.core.targets.sglang.pools import LAYERS, Bench, bench, pool_names, take
 from kvcheck.core.targets.sglang.readers import Seen, call, readers, seen, understood
-from kvcheck.core.workload.content import Site
 
 LOADED, STALE = 1, 2
 PAGES_LOADED = 3

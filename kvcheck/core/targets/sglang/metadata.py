@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
+from kvcheck.core.base.content import Site
 from kvcheck.core.targets.engines.calls import fitted
 from kvcheck.core.targets.engines.guard import CannotDrive
 from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.engines.stamps import Stamps, content
 from kvcheck.core.targets.engines.tensors import Held, among, inventory
 from kvcheck.core.targets.sglang.retract import make_request
-from kvcheck.core.workload.content import Site
 
 SLOTS = 5
 HIDDEN = 48

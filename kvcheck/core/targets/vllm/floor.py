@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kvcheck.core.base.content import Site
 from kvcheck.core.targets.engines.calls import fitted
 from kvcheck.core.targets.engines.crowd import Crowd, Live, tokens_of
 from kvcheck.core.targets.engines.guard import CannotDrive
@@ -20,7 +21,6 @@ from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.engines.stamps import content
 from kvcheck.core.targets.engines.tensors import Held
 from kvcheck.core.targets.vllm.runtime import HASHES
-from kvcheck.core.workload.content import Site
 
 BLOCK = 4
 ROW_BYTES = 16

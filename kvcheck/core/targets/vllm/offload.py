@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
+from kvcheck.core.base.content import Site
 from kvcheck.core.targets.engines.calls import fitted
 from kvcheck.core.targets.engines.guard import CannotDrive
 from kvcheck.core.targets.engines.probe import Rig
 from kvcheck.core.targets.engines.stamps import content
 from kvcheck.core.targets.engines.tensors import Held
-from kvcheck.core.workload.content import Site
 
 CHUNKS = 12
 ROW_BYTES = 64

@@ -20,7 +20,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from kvcheck.core.record import Interval
+from kvcheck.core.base.record import Interval
 
 LEAST_ROUNDS = 6
 CONFIDENCE = 0.95

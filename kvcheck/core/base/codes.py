@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar, cast
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 
 T = TypeVar("T")
 

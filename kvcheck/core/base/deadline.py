@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from kvcheck.core.errors import InternalError
+from kvcheck.core.base.errors import InternalError
 
 IMPORTING = "<frozen importlib._bootstrap>"
 LOOK_AGAIN_S = 0.02

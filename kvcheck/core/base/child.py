@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import IO
 
 import kvcheck
-from kvcheck.core import child_start
-from kvcheck.core.errors import InternalError, UnknownVerdict
+from kvcheck.core.base import child_start
+from kvcheck.core.base.errors import InternalError, UnknownVerdict
 
 INHERITED = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|XDG_CACHE_HOME|LD_LIBRARY_PATH|LD_PRELOAD"

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import kvcheck
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 
 DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b")
 GIT_PATIENCE_S = 10.0

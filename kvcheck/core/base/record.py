@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from kvcheck.core.errors import UsageError
+from kvcheck.core.base.errors import UsageError
 
 SCHEMA_VERSION = "2"
 ADDED = {"identity": None, "scenarios": {"coverage": None}, "findings": {"condition": None}}

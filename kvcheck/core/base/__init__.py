@@ -1,0 +1,1 @@
+"""What every other package stands on: errors, ids and pages, registries, the run record, child processes."""
