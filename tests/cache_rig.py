@@ -16,17 +16,17 @@ from hashlib import sha256
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend, Operation
-from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.backend.simulated import SimulatedBackend
-from kvcheck.core.hicache.cache import CacheConfig, HiCache, Lease
-from kvcheck.core.hicache.controller import Leg, TransferController
-from kvcheck.core.hicache.eviction import Residency
-from kvcheck.core.hicache.host_pool import HostPool
-from kvcheck.core.hicache.node import Node, Tier
-from kvcheck.core.hicache.radix_tree import PrefixTree, Tokens
-from kvcheck.core.pools.buffers import Granularity
-from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
+from kvcheck.core.cache.backend.backend import Backend, Operation
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.backend.simulated import SimulatedBackend
+from kvcheck.core.cache.hicache.cache import CacheConfig, HiCache, Lease
+from kvcheck.core.cache.hicache.controller import Leg, TransferController
+from kvcheck.core.cache.hicache.eviction import Residency
+from kvcheck.core.cache.hicache.host_pool import HostPool
+from kvcheck.core.cache.hicache.node import Node, Tier
+from kvcheck.core.cache.hicache.radix_tree import PrefixTree, Tokens
+from kvcheck.core.cache.pools.buffers import Granularity
+from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.stress.events import Modelled
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import judge

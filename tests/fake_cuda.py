@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from kvcheck.core.backend import cuda, cuda_holds
-from kvcheck.core.backend.backend import Operation, Part, Signal
 from kvcheck.core.base.rng import Mix
+from kvcheck.core.cache.backend import cuda, cuda_holds
+from kvcheck.core.cache.backend.backend import Operation, Part, Signal
 from kvcheck.core.stress import engine
 
 Entry = Callable[[], bool]

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from kvcheck.core.base.errors import StorageError
-from kvcheck.core.hicache.file_store import FileStore
-from kvcheck.core.hicache.storage import Namespace, object_bytes
+from kvcheck.core.cache.hicache.file_store import FileStore
+from kvcheck.core.cache.hicache.storage import Namespace, object_bytes
 
 OWNER = Namespace(model="m", dtype="bfloat16", layout="page_first", page_size=16, rank=0, ranks=1)
 KEYS = tuple(OWNER.key("full", bytes([number]) * 32) for number in range(24))

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend, Part, Place
-from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.hicache.host_pool import HostPool
-from kvcheck.core.pools import POOLS
-from kvcheck.core.pools.buffers import BufferSet, Granularity, SpaceSpec
+from kvcheck.core.cache.backend.backend import Backend, Part, Place
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.hicache.host_pool import HostPool
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.buffers import BufferSet, Granularity, SpaceSpec
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
 
 POISON = -0x5A5A5A5A5A5A5A5B  # eight bytes of 0xA5

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcheck.core.backend.backend import Footprint, Place
+from kvcheck.core.cache.backend.backend import Footprint, Place
 from kvcheck.core.stress.events import Allocated, Event, Freed, HostDrained, HostJoined, LaneWaited, Recorded, Submitted
 
 Span = tuple[int, int]

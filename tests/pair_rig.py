@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend, Signal
-from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.backend.scoped import ScopedBackend
-from kvcheck.core.pools.buffers import Granularity
-from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
-from kvcheck.core.transfer.layout import EndLayout, end_layout
-from kvcheck.core.transfer.loopback_wire import LoopbackFabric, LoopbackWire
-from kvcheck.core.transfer.messages import Message
-from kvcheck.core.transfer.metadata import MetadataBuffers
-from kvcheck.core.transfer.receiver import Receiver
-from kvcheck.core.transfer.sender import Sender
-from kvcheck.core.transfer.wire import Ticket
+from kvcheck.core.cache.backend.backend import Backend, Signal
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.backend.scoped import ScopedBackend
+from kvcheck.core.cache.pools.buffers import Granularity
+from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
+from kvcheck.core.cache.transfer.layout import EndLayout, end_layout
+from kvcheck.core.cache.transfer.loopback_wire import LoopbackFabric, LoopbackWire
+from kvcheck.core.cache.transfer.messages import Message
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers
+from kvcheck.core.cache.transfer.receiver import Receiver
+from kvcheck.core.cache.transfer.sender import Sender
+from kvcheck.core.cache.transfer.wire import Ticket
 from kvcheck.core.workload.shapes import shape
 
 PATIENCE = 20

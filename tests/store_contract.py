@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from kvcheck.core.base.errors import StorageError, UsageError
-from kvcheck.core.hicache.storage import Namespace, PageStore
+from kvcheck.core.cache.hicache.storage import Namespace, PageStore
 
 OWNER = Namespace(model="m", dtype="bfloat16", layout="page_first", page_size=16, rank=0, ranks=2)
 KEYS = tuple(OWNER.key("full", bytes([number]) * 32) for number in range(24))

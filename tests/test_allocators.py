@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import DoubleFree, FreeInFlight, LengthMismatch
-from kvcheck.core.pools.allocator import IdAllocator, PageAllocator, SlotAllocator, TokenAllocator
+from kvcheck.core.cache.pools.allocator import IdAllocator, PageAllocator, SlotAllocator, TokenAllocator
 
 ALLOCATORS: dict[str, Callable[[int], IdAllocator]] = {
     "slots": lambda count: SlotAllocator("slots", count=count),

@@ -17,9 +17,9 @@ GOOD = '"""Purpose.\n\nInvariants:\n- One.\n"""\n'
     [
         (
             "core.pools.mha",
-            "from kvcheck.core.backend.backend import Backend\nfrom kvcheck.core.base.errors import UsageError",
+            "from kvcheck.core.cache.backend.backend import Backend\nfrom kvcheck.core.base.errors import UsageError",
         ),
-        ("core.pools.mha", "from kvcheck.core.pools import buffers\nimport torch\nlabel = str(torch.cuda)"),
+        ("core.pools.mha", "from kvcheck.core.cache.pools import buffers\nimport torch\nlabel = str(torch.cuda)"),
         ("core.stress.engine", "try:\n    pass\nexcept Exception:\n    raise"),
         ("core.stress.walk", "import time, numpy as np\nnow = time.monotonic()\nrng = np.random.default_rng(3)"),
         ("core.stress.walk", "def pick(random: object) -> object:\n    return random.choice()"),
@@ -37,10 +37,10 @@ def test_checker_accepts(module: str, code: str) -> None:
     ("module", "code", "message"),
     [
         ("core.pools.mha", "from kvcheck.core.stress import engine", "may not import core.stress.engine"),
-        ("core.pools.mha", "import kvcheck.core.scheduler.decode", "may not import core.scheduler.decode"),
+        ("core.pools.mha", "import kvcheck.core.cache.scheduler.decode", "may not import core.scheduler.decode"),
         ("core.pools.mha", "if TYPE_CHECKING:\n    from kvcheck.core import targets", "may not import core.targets"),
-        ("core.pools.shape", "from kvcheck.core.pools.mha import MhaPool", "core.pools.shape may not import"),
-        ("core.offload", "from kvcheck.core.transfer.seal import Seal", "may not import core.transfer.seal.Seal"),
+        ("core.pools.shape", "from kvcheck.core.cache.pools.mha import MhaPool", "core.pools.shape may not import"),
+        ("core.offload", "from kvcheck.core.cache.transfer.seal import Seal", "may not import core.transfer.seal.Seal"),
         ("core.stress.walk", "from kvcheck.core.bench import cases", "may not import core.bench.cases"),
         ("core.stress.oracles.content", "from kvcheck.core.stress.engine import run", "core.stress.oracles may not"),
         ("core.report.to_csv", "from kvcheck.core.stress.history import History", "core.report may not import"),
@@ -101,15 +101,15 @@ def test_a_package_of_names_and_tables_needs_no_invariants() -> None:
 
 def test_loose_ends_are_found() -> None:
     sources = {
-        "core.pools": 'POOLS = {"mha": "kvcheck.core.pools.mha:MhaPool", "mla": "kvcheck.core.pools.mla:MlaPool"}',
-        "core.pools.mha": "from kvcheck.core.pools.buffers import Buffers\nclass MhaPool: ...",
+        "core.pools": 'POOLS = {"mha": "kvcheck.core.cache.pools.mha:MhaPool", "mla": "kvcheck.core.cache.pools.mla:MlaPool"}',
+        "core.pools.mha": "from kvcheck.core.cache.pools.buffers import Buffers\nclass MhaPool: ...",
         "core.pools.mla": "class Renamed: ...",
         "core.pools.buffers": "class Buffers: ...",
-        "core.pools.forgotten": "from kvcheck.core.pools.forgotten import itself",
+        "core.pools.forgotten": "from kvcheck.core.cache.pools.forgotten import itself",
         "commands.main": "def main() -> None: ...",
     }
     assert loose_ends(sources, {"core.pools"}, {"commands.main"}) == [
-        "core.pools, line 1: kvcheck.core.pools.mla:MlaPool does not exist",
+        "core.pools, line 1: kvcheck.core.cache.pools.mla:MlaPool does not exist",
         "core.pools.mla: no module imports it and no table names it",
         "core.pools.forgotten: no module imports it and no table names it",
     ]

@@ -14,16 +14,16 @@ from pair_rig import PATIENCE, SENDER_PATIENCE, Rig
 from test_sender import ROOM, ask, hand_over, want
 
 from kvcheck.core.base.errors import ForeignAccess
+from kvcheck.core.cache.transfer import wants
+from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status
+from kvcheck.core.cache.transfer.receiver import SUCCESS
+from kvcheck.core.cache.transfer.sender import DONE, PENDING, REFUSED, UNWANTED, WANTED
+from kvcheck.core.cache.transfer.sender import FAILED as SENDER_FAILED
 from kvcheck.core.stress.events import Aborted, Event, Expected, Failed, Faulted, Finished, Forward, Retried
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.contract import ContractOracle
 from kvcheck.core.stress.oracles.liveness import LivenessOracle
 from kvcheck.core.stress.oracles.protocol import ProtocolOracle
-from kvcheck.core.transfer import wants
-from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status
-from kvcheck.core.transfer.receiver import SUCCESS
-from kvcheck.core.transfer.sender import DONE, PENDING, REFUSED, UNWANTED, WANTED
-from kvcheck.core.transfer.sender import FAILED as SENDER_FAILED
 
 
 def test_a_room_that_has_arrived_here_and_failed_elsewhere_is_ended_with_the_reason() -> None:

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from kvcheck.core.backend.backend import Footprint, Operation, Place
-from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.offload import Offload
-from kvcheck.core.pools.buffers import BufferSpec
-from kvcheck.core.pools.pool import Holding
-from kvcheck.core.pools.request_table import IndexTable
+from kvcheck.core.cache.backend.backend import Footprint, Operation, Place
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.offload import Offload
+from kvcheck.core.cache.pools.buffers import BufferSpec
+from kvcheck.core.cache.pools.pool import Holding
+from kvcheck.core.cache.pools.request_table import IndexTable
 from kvcheck.core.stress.audit import AuditBackend, Memory
 from kvcheck.core.stress.engine import Outcome, StressEngine
 from kvcheck.core.stress.schedule import parse_line

@@ -334,7 +334,7 @@ def test_an_interrupted_run_keeps_what_was_measured(tmp_path: Path, monkeypatch:
 
 
 def test_a_wrong_output_is_a_finding_and_never_a_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcheck.core.hicache.radix_tree.PrefixTree._servable", lambda self, path, device_only: 0)
+    monkeypatch.setattr("kvcheck.core.cache.hicache.radix_tree.PrefixTree._servable", lambda self, path, device_only: 0)
     assert run(["bench", "tree", "--shape", "llama-3-tiny", "--seed", "1", "--out", str(tmp_path)]) == 1
     (folder,) = tmp_path.iterdir()
     record = read_record(folder)

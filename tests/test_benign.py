@@ -13,11 +13,11 @@ from dataclasses import replace
 import pytest
 from variations import TAKEN, VARIATIONS, EarlyBackupCache, ScrubbingPool, Variation, VariedTarget, gated
 
-from kvcheck.core.backend.backend import Lane, Signal
-from kvcheck.core.hicache.cache import Lease
-from kvcheck.core.hicache.controller import Transfer, TransferController
-from kvcheck.core.hicache.layer_gate import LayerGate
-from kvcheck.core.pools.pool import Given, Holding
+from kvcheck.core.cache.backend.backend import Lane, Signal
+from kvcheck.core.cache.hicache.cache import Lease
+from kvcheck.core.cache.hicache.controller import Transfer, TransferController
+from kvcheck.core.cache.hicache.layer_gate import LayerGate
+from kvcheck.core.cache.pools.pool import Given, Holding
 from kvcheck.core.stress.engine import Outcome, StressEngine
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.parts import FIXED, Parts

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import LayoutMismatch, LengthMismatch
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.pools.sharding import shard_range
-from kvcheck.core.transfer.blocks import (
+from kvcheck.core.cache.pools.sharding import shard_range
+from kvcheck.core.cache.transfer.blocks import (
     PageRun,
     RowLayout,
     ShardSlice,

@@ -21,11 +21,11 @@ from torch._C._distributed_c10d import TCPStore
 
 from kvcheck.commands.crew import find_place
 from kvcheck.core.base.errors import TransferError, UsageError
+from kvcheck.core.cache.transfer.sockets.link import Listener, connect
 from kvcheck.core.stress.processes import crew as crew_module
 from kvcheck.core.stress.processes.crew import Crew, Mailbox, Place, RemoteChild, serve
 from kvcheck.core.stress.processes.order import RankOrder
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.transfer.link import Listener, connect
 
 __all__ = ["importable"]
 

@@ -18,12 +18,12 @@ from litmus.programs import LITMUS, Litmus
 from litmus.rig import Rig
 
 from kvcheck.commands.main import run
-from kvcheck.core.backend import cuda, cuda_holds
-from kvcheck.core.backend.backend import Backend, Operation
-from kvcheck.core.backend.delays import Delay, Site
-from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.base.errors import InternalError, UsageError
 from kvcheck.core.base.record import Verdict
+from kvcheck.core.cache.backend import cuda, cuda_holds
+from kvcheck.core.cache.backend.backend import Backend, Operation
+from kvcheck.core.cache.backend.delays import Delay, Site
+from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.stress.delayed import Rates, check_operations, device_plans, run_both, tries, why_not
 from kvcheck.core.stress.engine import StressEngine
 from kvcheck.core.stress.schedule import Plan

@@ -10,9 +10,9 @@ import dataclasses
 
 import pytest
 
-from kvcheck.core.backend.backend import Lane
-from kvcheck.core.backend.delays import FIRED_MOST, Delay, DelayCount, Delayer, DelayReport, Site
 from kvcheck.core.base.errors import InternalError, UsageError
+from kvcheck.core.cache.backend.backend import Lane
+from kvcheck.core.cache.backend.delays import FIRED_MOST, Delay, DelayCount, Delayer, DelayReport, Site
 from kvcheck.core.stress.delay_lines import delays_of, delays_text, parse_delays
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import DELAYS, LEGS

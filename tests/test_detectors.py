@@ -12,16 +12,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvcheck.core.backend.backend import Lane, Signal
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.hicache.cache import HiCache
-from kvcheck.core.offload import Offload, OffloadedBuffer, OffloadedKV
-from kvcheck.core.pools.buffers import BufferSet
-from kvcheck.core.pools.pool import Holding, KVPool
-from kvcheck.core.pools.request_table import IndexTable
-from kvcheck.core.scheduler.request import Active
-from kvcheck.core.scheduler.scheduler import Scheduler
+from kvcheck.core.cache.backend.backend import Lane, Signal
+from kvcheck.core.cache.hicache.cache import HiCache
+from kvcheck.core.cache.offload import Offload, OffloadedBuffer, OffloadedKV
+from kvcheck.core.cache.pools.buffers import BufferSet
+from kvcheck.core.cache.pools.pool import Holding, KVPool
+from kvcheck.core.cache.pools.request_table import IndexTable
+from kvcheck.core.cache.scheduler.request import Active
+from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.stress.engine import Outcome, StressEngine
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget

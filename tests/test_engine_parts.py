@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.transfer.engine import MooncakeEngine, PeerInfo
-from kvcheck.core.transfer.engine_library import BUILDS, OLDEST, EngineSettings, is_new_enough, require_library
-from kvcheck.core.transfer.engine_plan import BYTES_OF_A_CALL, ENTRIES_OF_A_CALL, Batch, calls_of, entries_of
-from kvcheck.core.transfer.engine_wire import (
+from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine, PeerInfo
+from kvcheck.core.cache.transfer.mooncake.frames import (
     HEADER,
     MOST_PAYLOAD_BYTES,
     Channel,
@@ -32,6 +30,8 @@ from kvcheck.core.transfer.engine_wire import (
     unpack_call,
     unpack_json,
 )
+from kvcheck.core.cache.transfer.mooncake.library import BUILDS, OLDEST, EngineSettings, is_new_enough, require_library
+from kvcheck.core.cache.transfer.mooncake.plan import BYTES_OF_A_CALL, ENTRIES_OF_A_CALL, Batch, calls_of, entries_of
 
 HERE = {"a": (1 << 40, 4096), "b": (1 << 41, 4096)}
 THERE = {"a": (1 << 42, 4096), "b": ((1 << 42) + 4096, 4096)}

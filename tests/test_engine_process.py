@@ -24,11 +24,11 @@ import torch
 from live_processes import SOON_S, is_alive, poll
 
 from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
-from kvcheck.core.transfer import engine_child
-from kvcheck.core.transfer.engine import CALLS_AHEAD, MooncakeEngine, PeerInfo
-from kvcheck.core.transfer.engine_library import OLDEST, EngineSettings
-from kvcheck.core.transfer.engine_plan import ENTRIES_OF_A_CALL, Batch
-from kvcheck.core.transfer.shared_memory import RegionHandle, SharedRegion
+from kvcheck.core.cache.transfer.mooncake import child
+from kvcheck.core.cache.transfer.mooncake.engine import CALLS_AHEAD, MooncakeEngine, PeerInfo
+from kvcheck.core.cache.transfer.mooncake.library import OLDEST, EngineSettings
+from kvcheck.core.cache.transfer.mooncake.plan import ENTRIES_OF_A_CALL, Batch
+from kvcheck.core.cache.transfer.mooncake.shared_memory import RegionHandle, SharedRegion
 
 PROJECT = Path(__file__).parents[1]
 SMALL = 1 << 16
@@ -300,11 +300,13 @@ def test_an_engine_dies_with_its_worker(what: str, tmp_path: Path) -> None:
 
 def test_without_the_library_nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mooncake", None)
-    with pytest.raises(engine_child.Unusable, match=r"could not be loaded.*next: pip install"):
-        engine_child.load("")
+    with pytest.raises(child.Unusable, match=r"could not be loaded.*next: pip install"):
+        child.load("")
 
 
 def test_the_engine_process_loads_no_tensor_library() -> None:
-    script = "import sys, kvcheck.core.transfer.engine_child; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    script = (
+        "import sys, kvcheck.core.cache.transfer.mooncake.child; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=PROJECT, timeout=60)
     assert done.stdout == "False False\n", done.stderr

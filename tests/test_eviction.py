@@ -13,9 +13,9 @@ from cache_rig import Rig, rig_of
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.hicache.eviction import EVICTION_ORDERS, Residency
-from kvcheck.core.hicache.node import ABSENT, Node, owned
-from kvcheck.core.hicache.radix_tree import Offer
+from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS, Residency
+from kvcheck.core.cache.hicache.node import ABSENT, Node, owned
+from kvcheck.core.cache.hicache.radix_tree import Offer
 from kvcheck.core.stress.events import Evicted, Freed, TierChanged
 
 OWNER = 7

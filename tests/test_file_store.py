@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from store_contract import KEYS, payload_of
 
 from kvcheck.core.base.errors import StorageError, UsageError
-from kvcheck.core.hicache.file_store import FileStore
-from kvcheck.core.hicache.storage import object_bytes, pack_object
+from kvcheck.core.cache.hicache.file_store import FileStore
+from kvcheck.core.cache.hicache.storage import object_bytes, pack_object
 
 TESTS = Path(__file__).parent
 ROOM = object_bytes(KEYS[0], 3000)

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from kvcheck.commands.cells import orders_text, work
 from kvcheck.commands.main import run
 from kvcheck.commands.orders import Limit, Order
-from kvcheck.core.backend.backend import Operation
-from kvcheck.core.backend.simulated import SimulatedBackend
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding, Verdict
 from kvcheck.core.base.rng import Mix
+from kvcheck.core.cache.backend.backend import Operation
+from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.stress.confirm import MAX_FLIPS, confirm, confirmed, pair_of, wrong_bytes
 from kvcheck.core.stress.engine import Outcome, StressEngine
 from kvcheck.core.stress.pair import Pair, parse_pair

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from cache_rig import BACKENDS, Rig, rig_of
 
-from kvcheck.core.backend.simulated import Choice, SimulatedBackend
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.hicache.cache import CacheConfig, Lease
-from kvcheck.core.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
-from kvcheck.core.hicache.node import ABSENT
+from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
+from kvcheck.core.cache.hicache.cache import CacheConfig, Lease
+from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
+from kvcheck.core.cache.hicache.node import ABSENT
 from kvcheck.core.stress.history import History
 from kvcheck.core.workload.shapes import TINY_SHAPES
 

@@ -15,12 +15,12 @@ from cache_rig import BACKENDS, REQUESTS, Rig, check_counts, check_values, rig_o
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcheck.core.backend.simulated import Choice, SimulatedBackend
 from kvcheck.core.base.errors import LengthMismatch
-from kvcheck.core.hicache.cache import WRITE_POLICIES, Lease
-from kvcheck.core.hicache.controller import Leg, make_leg, merge
-from kvcheck.core.hicache.eviction import EVICTION_ORDERS
-from kvcheck.core.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
+from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
+from kvcheck.core.cache.hicache.cache import WRITE_POLICIES, Lease
+from kvcheck.core.cache.hicache.controller import Leg, make_leg, merge
+from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
+from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
 from kvcheck.core.stress.events import Evicted
 from kvcheck.core.stress.history import History
 from kvcheck.core.workload.shapes import TINY_SHAPES

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvcheck.core.hicache.eviction import Residency
-from kvcheck.core.hicache.node import Node
+from kvcheck.core.cache.hicache.eviction import Residency
+from kvcheck.core.cache.hicache.node import Node
 from kvcheck.core.stress.engine import StressEngine
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import FIXED, BuiltinTarget

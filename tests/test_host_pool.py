@@ -16,14 +16,14 @@ from host_rig import SPACES, UNITS, Rig, check_device, check_host, ids, of_unit,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcheck.core.backend.backend import Operation, Place
-from kvcheck.core.backend.cuda import CudaBackend
-from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.base.errors import DoubleFree, LayoutMismatch
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.hicache import host_pool
-from kvcheck.core.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS, HostPool
-from kvcheck.core.pools import POOLS
+from kvcheck.core.cache.backend.backend import Operation, Place
+from kvcheck.core.cache.backend.cuda import CudaBackend
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.hicache import host_pool
+from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS, HostPool
+from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
 
 # Bytes of a page or slot, worked out by hand: layers * (rows * row bytes, summed over the buffers).

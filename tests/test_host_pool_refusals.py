@@ -14,10 +14,10 @@ import pytest
 import torch
 from host_rig import UNITS, Rig, check_device, check_host, ids, rig_of
 
-from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.base.errors import KvcheckError, LayoutMismatch, LengthMismatch, UsageError
-from kvcheck.core.hicache.host_pool import COPY_METHODS, HostPool
-from kvcheck.core.pools import POOLS
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HostPool
+from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.workload.shapes import shape
 
 Call = Callable[[Rig], object]

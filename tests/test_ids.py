@@ -11,11 +11,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.base.errors import DoubleFree, ForeignAccess, FreeInFlight, LengthMismatch, TargetError
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.pools.allocator import PageAllocator
-from kvcheck.core.pools.request_table import IndexTable
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.pools.allocator import PageAllocator
+from kvcheck.core.cache.pools.request_table import IndexTable
 
 
 def ids(*values: int) -> IndexArray:

@@ -16,9 +16,9 @@ from cache_rig import Rig, rig_of
 from typer.testing import CliRunner
 
 from kvcheck.commands import doctor
-from kvcheck.core.backend.backend import Signal
-from kvcheck.core.backend.simulated import SimulatedBackend
-from kvcheck.core.hicache.controller import TransferController
+from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.backend.simulated import SimulatedBackend
+from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.invariants import INVARIANTS, Invariant
 from kvcheck.core.stress.oracles import ORACLES

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from litmus.onlooker import Onlooker, Told
 
-from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.base.errors import LengthMismatch
-from kvcheck.core.hicache.layer_gate import LayerGate
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.hicache.layer_gate import LayerGate
 
 LAYERS = 3
 LANES = ("h2d", "h2d.side")

@@ -16,14 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.backend.scoped import ScopedBackend
 from kvcheck.core.base.errors import LayoutMismatch
-from kvcheck.core.pools.pool import KVPool, PoolSizes
-from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.pools.sharding import rank_shape
-from kvcheck.core.transfer.layout import BufferLayout, EndLayout, check_layouts, end_layout, routes
-from kvcheck.core.transfer.metadata import MetadataBuffers
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.backend.scoped import ScopedBackend
+from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.pools.sharding import rank_shape
+from kvcheck.core.cache.transfer.layout import BufferLayout, EndLayout, check_layouts, end_layout, routes
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
 
 RANKS = (1, 2, 4)

@@ -17,8 +17,16 @@ from collections.abc import Iterator
 import pytest
 
 from kvcheck.core.base.errors import TransferError
-from kvcheck.core.transfer import link as module
-from kvcheck.core.transfer.link import HEADER, MOST_GREETINGS, PROOF_BYTES, FrameKind, Link, Listener, connect
+from kvcheck.core.cache.transfer.sockets import link as module
+from kvcheck.core.cache.transfer.sockets.link import (
+    HEADER,
+    MOST_GREETINGS,
+    PROOF_BYTES,
+    FrameKind,
+    Link,
+    Listener,
+    connect,
+)
 
 KEY = "0123456789abcdef0123456789abcdef"
 SOON_S = 2.0

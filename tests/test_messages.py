@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import TransferError
-from kvcheck.core.transfer.messages import (
+from kvcheck.core.cache.transfer.messages import (
     MAX_MESSAGE_BYTES,
     MAX_ROW_BYTES,
     Abort,

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from kvcheck.core.backend.backend import Backend
-from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.backend.simulated import Choice, SimulatedBackend
 from kvcheck.core.base.errors import DoubleFree, ForeignAccess, LayoutMismatch, LengthMismatch
-from kvcheck.core.transfer import TRANSPORTS
-from kvcheck.core.transfer.metadata import MetadataBuffers, MetadataField, metadata_fields
+from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
+from kvcheck.core.cache.transfer import TRANSPORTS
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField, metadata_fields
 
 # (name, width, dtype, offset) for a hidden size of 16
 FIELDS = [

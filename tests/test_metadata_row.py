@@ -12,7 +12,7 @@ import pytest
 import torch
 from interpreted import interpreted_check, needs_triton
 
-from kvcheck.core.transfer.metadata import metadata_fields
+from kvcheck.core.cache.transfer.metadata import metadata_fields
 from kvcheck.kernels import metadata_row
 
 ODD = ((0, 3, torch.int32), (12, 1, torch.int64), (20, 0, torch.float32), (24, 1030, torch.float32))  # offset, values

@@ -19,8 +19,8 @@ import pytest
 from store_contract import CONTRACT, KEYS, payload_of
 
 from kvcheck.core.base.errors import StorageError, UnknownVerdict, UsageError
-from kvcheck.core.hicache.mooncake_store import MooncakeStore
-from kvcheck.core.hicache.storage import STORES, PageStore, object_bytes, pack_object
+from kvcheck.core.cache.hicache.mooncake_store import MooncakeStore
+from kvcheck.core.cache.hicache.storage import STORES, PageStore, object_bytes, pack_object
 
 SEGMENT_BYTES = 16 << 20
 BUFFER_BYTES = 1 << 20
@@ -279,7 +279,7 @@ def test_a_master_that_dies_is_told(tmp_path: Path) -> None:
     script = (
         "import os, sys\n"
         "from kvcheck.core.base.errors import StorageError\n"
-        "from kvcheck.core.hicache.mooncake_store import MooncakeStore\n"
+        "from kvcheck.core.cache.hicache.mooncake_store import MooncakeStore\n"
         f"store = MooncakeStore({master.address!r}, segment_bytes={SEGMENT_BYTES})\n"
         f"store.put({KEYS[0]!r}, b'x' * 100)\n"
         f"os.kill({master.process.pid}, 9)\n"

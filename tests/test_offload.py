@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.base.errors import DoubleFree, LayoutMismatch, LengthMismatch
-from kvcheck.core.offload import Offload, OffloadedKV
-from kvcheck.core.pools.buffers import BufferSpec, Granularity
-from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.offload import Offload, OffloadedKV
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
+from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
 
 Words = dict[tuple[str, str], torch.Tensor]
@@ -107,7 +107,7 @@ def differing(got: Words, expected: Words) -> list[tuple[str, str, int, int]]:
 def test_a_request_comes_back_word_for_word_into_other_pages_and_nothing_else_changes(
     name: str, tokens: int, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvcheck.core.offload.CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("kvcheck.core.cache.offload.CHUNK_ROWS", chunk_rows)
     pool, offload, _ = pool_of(name)
     old = holding_of(pool, 1, tokens)
     words = live_words(pool)

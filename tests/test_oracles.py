@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from kvcheck.core.backend.backend import Footprint
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.events import (
     Aliased,
     Broke,

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvcheck.core.backend.backend import Footprint
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.events import Allocated, Completed, Event, Freed, Submitted
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.lifetime import LifetimeOracle

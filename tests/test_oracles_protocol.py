@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvcheck.core.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.events import (
     Aborted,
     Completed,

@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 
-from kvcheck.core.backend.backend import Signal
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.transfer.messages import Drained, Message, Want
+from kvcheck.core.cache.transfer.receiver import SUCCESS, Receiver
+from kvcheck.core.cache.transfer.sender import Sender
 from kvcheck.core.stress import engine as engine_module
 from kvcheck.core.stress.engine import Outcome, StressEngine
 from kvcheck.core.stress.events import (
@@ -39,9 +42,6 @@ from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.parts import FIXED, Parts
 from kvcheck.core.targets.target import Engine, Setup
-from kvcheck.core.transfer.messages import Drained, Message, Want
-from kvcheck.core.transfer.receiver import SUCCESS, Receiver
-from kvcheck.core.transfer.sender import Sender
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
 
 SCENARIO_NAMES = ("pd-transfer", "nvlink-aux")

@@ -16,12 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.base.errors import DoubleFree, ForeignAccess, FreeInFlight, LayoutMismatch, LengthMismatch
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.pools import POOLS
-from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity, Piece
-from kvcheck.core.pools.pool import Given, Holding, KVPool, PoolSizes
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.buffers import BufferSet, BufferSpec, Granularity, Piece
+from kvcheck.core.cache.pools.pool import Given, Holding, KVPool, PoolSizes
 from kvcheck.core.workload.shapes import SHAPES, TINY_SHAPES, shape
 
 Table = dict[str, tuple[int, dict[str, tuple[str, int]]]]

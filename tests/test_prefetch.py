@@ -14,11 +14,11 @@ import pytest
 from cache_rig import Rig, rig_of
 from test_ranks import Collective
 
-from kvcheck.core.backend.simulated import SimulatedBackend
 from kvcheck.core.base.paging import pages_for
-from kvcheck.core.hicache.memory_store import MemoryStore
-from kvcheck.core.hicache.prefetch import StorageTier
-from kvcheck.core.hicache.storage import Namespace
+from kvcheck.core.cache.backend.simulated import SimulatedBackend
+from kvcheck.core.cache.hicache.memory_store import MemoryStore
+from kvcheck.core.cache.hicache.storage import Namespace
+from kvcheck.core.cache.hicache.storage_tier import StorageTier
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.strategies import DelayStrategy
 

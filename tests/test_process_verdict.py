@@ -11,9 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvcheck.core.backend.scoped import ScopedBackend
 from kvcheck.core.base.errors import TransferError
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.cache.backend.scoped import ScopedBackend
+from kvcheck.core.cache.transfer.messages import Abort, Drained, Message, Status
+from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
+from kvcheck.core.cache.transfer.sockets.wire import SocketWire
+from kvcheck.core.cache.transfer.wire import Ticket
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.processes.order import Closing
@@ -25,10 +29,6 @@ from kvcheck.core.stress.processes.verdict import judge
 from kvcheck.core.stress.processes.work import bytes_for, work_of
 from kvcheck.core.stress.scenarios.pd_transfer import Faults
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.transfer.messages import Abort, Drained, Message, Status
-from kvcheck.core.transfer.process_wire import SocketWire
-from kvcheck.core.transfer.region_backend import RegionBackend
-from kvcheck.core.transfer.wire import Ticket
 
 PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny", transport="tcp", ranks="1x2", seed=5, requests=4)
 SHAPE, LOAD = work_of(PLAN)

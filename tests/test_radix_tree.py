@@ -12,9 +12,9 @@ from cache_rig import tokens_of
 
 from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.hicache.node import ABSENT, Node, Tier, owned
-from kvcheck.core.hicache.radix_tree import Match, Offer, PrefixTree, Taken, Tokens
-from kvcheck.core.hicache.storage import chain_hashes
+from kvcheck.core.cache.hicache.node import ABSENT, Node, Tier, owned
+from kvcheck.core.cache.hicache.radix_tree import Match, Offer, PrefixTree, Taken, Tokens
+from kvcheck.core.cache.hicache.storage import chain_hashes
 
 SIZE = 2
 

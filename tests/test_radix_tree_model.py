@@ -15,8 +15,8 @@ from cache_rig import tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcheck.core.hicache.node import ABSENT, Node, owned
-from kvcheck.core.hicache.radix_tree import Offer, PrefixTree
+from kvcheck.core.cache.hicache.node import ABSENT, Node, owned
+from kvcheck.core.cache.hicache.radix_tree import Offer, PrefixTree
 
 SIZE = 2
 WINDOW = 5

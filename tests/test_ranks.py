@@ -15,7 +15,7 @@ from cache_rig import Rig, rig_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcheck.core.backend.simulated import SimulatedBackend
+from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.strategies import EagerStrategy, LazyStrategy, RandomStrategy
 

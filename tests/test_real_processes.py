@@ -25,13 +25,13 @@ from live_processes import children_of, is_alive, poll
 
 from kvcheck.commands.main import run as command_line
 from kvcheck.core.base.errors import TransferError
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.transfer.sockets.link import HEADER, FrameKind, Link, Listener, connect
 from kvcheck.core.stress.processes.supervisor import RankStory, Supervisor
 from kvcheck.core.stress.processes.verdict import Judgement, judge
 from kvcheck.core.stress.processes.work import bytes_for, work_of
 from kvcheck.core.stress.scenarios.serving import reference_outputs
 from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.transfer.link import HEADER, FrameKind, Link, Listener, connect
 
 PROJECT = Path(__file__).parents[1]
 TRANSPORTS = ["tcp", pytest.param("mooncake", marks=pytest.mark.mooncake)]
@@ -246,7 +246,7 @@ def test_an_engine_that_dies_costs_its_room_and_no_other(ranks: str) -> None:
 def test_without_the_library_nothing_is_judged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kvcheck.core.transfer.engine_library._version_of", lambda build: None)
+    monkeypatch.setattr("kvcheck.core.cache.transfer.mooncake.library._version_of", lambda build: None)
     assert command_line(["stress", "pd-transfer", "--transport", "mooncake"]) == 4
     assert "pip install 'mooncake-transfer-engine-non-cuda" in capsys.readouterr().err
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 from pair_rig import PATIENCE, Rig
 
-from kvcheck.core.backend.backend import Operation
-from kvcheck.core.backend.simulated import SimulatedBackend
 from kvcheck.core.base.errors import ForeignAccess
+from kvcheck.core.cache.backend.backend import Operation
+from kvcheck.core.cache.backend.simulated import SimulatedBackend
+from kvcheck.core.cache.transfer.loopback_wire import PATHS
+from kvcheck.core.cache.transfer.messages import Abort, AuxData, Drained, Message, Status
+from kvcheck.core.cache.transfer.receiver import FAILED, SUCCESS, TRANSFERRING
+from kvcheck.core.cache.transfer.sender import DONE, PENDING
+from kvcheck.core.cache.transfer.wire import LEGS
 from kvcheck.core.stress.strategies import LazyStrategy
-from kvcheck.core.transfer.loopback_wire import PATHS
-from kvcheck.core.transfer.messages import Abort, AuxData, Drained, Message, Status
-from kvcheck.core.transfer.receiver import FAILED, SUCCESS, TRANSFERRING
-from kvcheck.core.transfer.sender import DONE, PENDING
-from kvcheck.core.transfer.wire import LEGS
 from kvcheck.core.workload.shapes import TINY_SHAPES
 
 LAST_ROOM = (1 << 64) - 1

@@ -13,9 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from kvcheck.core.backend.backend import POISON_BYTE
-from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.backend.simulated import Choice, SimulatedBackend
 from kvcheck.core.base.errors import (
     DoubleFree,
     ForeignAccess,
@@ -25,8 +22,11 @@ from kvcheck.core.base.errors import (
     TargetError,
 )
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.offload import Offload
-from kvcheck.core.pools.pool import Given, Holding, KVPool, PoolSizes
+from kvcheck.core.cache.backend.backend import POISON_BYTE
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
+from kvcheck.core.cache.offload import Offload
+from kvcheck.core.cache.pools.pool import Given, Holding, KVPool, PoolSizes
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
 
 PAGES = 16

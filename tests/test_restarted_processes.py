@@ -21,16 +21,16 @@ from test_real_processes import PLAN, TroubledSupervisor, importable, outcome
 from test_sender import ROOM, ask, hand_over, want
 from test_troubled_processes import late_bytes
 
-from kvcheck.core.backend.scoped import ScopedBackend
 from kvcheck.core.base.errors import LayoutMismatch, UsageError
+from kvcheck.core.cache.backend.scoped import ScopedBackend
+from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts
+from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want, encode
+from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
+from kvcheck.core.cache.transfer.receiver import FAILED, TRANSFERRING
+from kvcheck.core.cache.transfer.sender import REFUSED, UNWANTED, WANTED, Sender
+from kvcheck.core.cache.transfer.sockets.link import FrameKind, Link
+from kvcheck.core.cache.transfer.sockets.wire import SocketWire
 from kvcheck.core.stress.processes.rank import RankRun
-from kvcheck.core.transfer.layout import EndLayout, check_layouts
-from kvcheck.core.transfer.link import FrameKind, Link
-from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status, Want, encode
-from kvcheck.core.transfer.process_wire import SocketWire
-from kvcheck.core.transfer.receiver import FAILED, TRANSFERRING
-from kvcheck.core.transfer.region_backend import RegionBackend
-from kvcheck.core.transfer.sender import REFUSED, UNWANTED, WANTED, Sender
 
 __all__ = ["importable"]
 

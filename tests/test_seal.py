@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import LayoutMismatch
-from kvcheck.core.transfer.seal import SEAL_BYTES, Seal, parse
+from kvcheck.core.cache.transfer.seal import SEAL_BYTES, Seal, parse
 
 TOP = (1 << 64) - 1
 U64 = st.integers(0, TOP) | st.sampled_from((0, 1, 1 << 63, TOP))

@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 from pair_rig import SENDER_PATIENCE, Rig
 
-from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status, Want
-from kvcheck.core.transfer.receiver import FAILED, SUCCESS
-from kvcheck.core.transfer.sender import DONE, PENDING, REFUSED, UNWANTED, WANTED
-from kvcheck.core.transfer.sender import FAILED as SENDER_FAILED
+from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want
+from kvcheck.core.cache.transfer.receiver import FAILED, SUCCESS
+from kvcheck.core.cache.transfer.sender import DONE, PENDING, REFUSED, UNWANTED, WANTED
+from kvcheck.core.cache.transfer.sender import FAILED as SENDER_FAILED
 
 ROOM = 5
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.workload.shapes import SHAPES, TINY_SHAPES, shape
 
 FAMILIES = {"mha", "mla", "nsa", "swa", "mamba"}

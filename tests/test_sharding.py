@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from kvcheck.core.base.errors import LayoutMismatch
-from kvcheck.core.pools import POOLS
-from kvcheck.core.pools.buffers import BufferSpec, Granularity, Piece
-from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.pools.sharding import rank_shape, shard_range
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, Piece
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.pools.sharding import rank_shape, shard_range
 from kvcheck.core.workload.shapes import SHAPES, shape
 
 ATTENTION = {"k": 8, "v": 8}

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from store_contract import CONTRACT, KEYS, OWNER, payload_of
 
 from kvcheck.core.base.errors import LengthMismatch, StorageError, UsageError
-from kvcheck.core.hicache.memory_store import MemoryStore
-from kvcheck.core.hicache.storage import (
+from kvcheck.core.cache.hicache.memory_store import MemoryStore
+from kvcheck.core.cache.hicache.storage import (
     FIELDS,
     HASH_BYTES,
     KEY_TEXT,

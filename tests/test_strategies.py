@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcheck.core.backend.backend import Lane, Operation
-from kvcheck.core.backend.simulated import Choice, Chooser, Pending, Record, SimulatedBackend
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.cache.backend.backend import Lane, Operation
+from kvcheck.core.cache.backend.simulated import Choice, Chooser, Pending, Record, SimulatedBackend
 from kvcheck.core.stress.strategies import (
     DELAYS,
     LEGS,

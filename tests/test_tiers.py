@@ -12,7 +12,7 @@ import torch
 from cache_rig import Rig, rig_of
 
 from kvcheck.core.base import content
-from kvcheck.core.pools.buffers import BufferSpec, Granularity
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
 from kvcheck.core.workload.tiers import HostInspector

@@ -22,17 +22,17 @@ import torch
 from live_processes import poll
 from test_real_processes import PLAN, TroubledSupervisor, importable, outcome
 
-from kvcheck.core.backend.scoped import ScopedBackend
-from kvcheck.core.scheduler.process_group import GroupLost, ProcessRanks
+from kvcheck.core.cache.backend.scoped import ScopedBackend
+from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks
+from kvcheck.core.cache.transfer.messages import Done, Drained, Want
+from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
+from kvcheck.core.cache.transfer.sockets.heartbeat import Pulse
+from kvcheck.core.cache.transfer.sockets.link import SEND_S, FrameKind, Link, LinkLost
+from kvcheck.core.cache.transfer.sockets.wire import COUNTS, SocketWire
 from kvcheck.core.stress.events import Allocated, Freed
 from kvcheck.core.stress.processes.quarantine import Quarantine
 from kvcheck.core.stress.processes.supervisor import RankStory
 from kvcheck.core.stress.processes.verdict import Judgement
-from kvcheck.core.transfer.link import SEND_S, FrameKind, Link, LinkLost
-from kvcheck.core.transfer.messages import Done, Drained, Want
-from kvcheck.core.transfer.process_wire import COUNTS, SocketWire
-from kvcheck.core.transfer.pulse import Pulse
-from kvcheck.core.transfer.region_backend import RegionBackend
 
 __all__ = ["importable"]
 

@@ -18,14 +18,14 @@ from typing import Any
 
 from live_processes import poll
 
-from kvcheck.core.backend.backend import Signal
+from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.transfer.messages import Message
+from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
+from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket
 from kvcheck.core.stress.processes.order import RankOrder
 from kvcheck.core.stress.processes.worker import main, wire_of
 from kvcheck.core.targets.mutants import mutant
 from kvcheck.core.targets.parts import FIXED, Parts
-from kvcheck.core.transfer.messages import Message
-from kvcheck.core.transfer.process_wire import ProcessWire
-from kvcheck.core.transfer.wire import RegionWrite, Ticket
 
 READY_S = 60.0
 

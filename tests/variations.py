@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvcheck.core.backend.backend import Footprint, Lane, Operation, Signal
-from kvcheck.core.hicache.cache import WRITE_BACK, HiCache, Lease
-from kvcheck.core.hicache.controller import Leg, TransferController
-from kvcheck.core.hicache.eviction import Residency
-from kvcheck.core.hicache.layer_gate import LayerGate
-from kvcheck.core.hicache.node import Node
-from kvcheck.core.hicache.radix_tree import Tokens
-from kvcheck.core.pools.buffers import BufferSpec, Granularity
-from kvcheck.core.pools.pool import Given, Holding, KVPool
-from kvcheck.core.scheduler.decoder import Decoder
+from kvcheck.core.cache.backend.backend import Footprint, Lane, Operation, Signal
+from kvcheck.core.cache.hicache.cache import WRITE_BACK, HiCache, Lease
+from kvcheck.core.cache.hicache.controller import Leg, TransferController
+from kvcheck.core.cache.hicache.eviction import Residency
+from kvcheck.core.cache.hicache.layer_gate import LayerGate
+from kvcheck.core.cache.hicache.node import Node
+from kvcheck.core.cache.hicache.radix_tree import Tokens
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
+from kvcheck.core.cache.pools.pool import Given, Holding, KVPool
+from kvcheck.core.cache.scheduler.decoder import Decoder
+from kvcheck.core.cache.transfer.metadata import MetadataField
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.parts import FIXED, Parts
 from kvcheck.core.targets.target import Engine, FirstWords, HostTier, Setup
-from kvcheck.core.transfer.metadata import MetadataField
 from kvcheck.core.workload.decoder import ContentDecoder
 from kvcheck.core.workload.passes import PassPlan
 from kvcheck.kernels.page_copy import fill_torch

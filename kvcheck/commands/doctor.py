@@ -66,7 +66,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "mutants": ("kvcheck.core.targets.mutants:MUTANTS",),
     "strategies": ("kvcheck.core.stress.strategies:STRATEGIES",),
     "targets": ("kvcheck.core.targets:TARGETS", "kvcheck.core.targets.installed:ENGINES"),
-    "transports": ("kvcheck.core.transfer:TRANSPORTS",),
+    "transports": ("kvcheck.core.cache.transfer:TRANSPORTS",),
     "cases": ("kvcheck.core.bench:CASES",),
     "formats": ("kvcheck.core.report:WRITERS",),
     "codes": ("kvcheck.core.base.codes:CODES",),

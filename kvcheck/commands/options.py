@@ -102,12 +102,12 @@ def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
 
 def check_plan(plan: Plan) -> None:
     """Raise UsageError or UnknownVerdict for what a plan names and this machine or version lacks."""
-    from kvcheck.core.backend import BACKENDS
+    from kvcheck.core.cache.backend import BACKENDS
+    from kvcheck.core.cache.transfer import TRANSPORTS
     from kvcheck.core.stress.strategies import STRATEGIES
     from kvcheck.core.targets import TARGETS
     from kvcheck.core.targets.installed import ENGINES, is_engine
     from kvcheck.core.targets.mutants import mutant
-    from kvcheck.core.transfer import TRANSPORTS
     from kvcheck.core.workload.synthetic import trace_file
     from kvcheck.core.workload.traces import MAX_REQUESTS, read_trace
 
@@ -138,7 +138,7 @@ def check_plan(plan: Plan) -> None:
     if plan.trace is not None:
         read_trace(trace_file(plan.trace), plan.requests)
     if kind == "cuda" and not is_engine(plan.target):  # an engine's child looks for the device itself
-        from kvcheck.core.backend.cuda import CudaBackend
+        from kvcheck.core.cache.backend.cuda import CudaBackend
 
         # Queues of the device: with fewer than lanes, one that is held stands in the way of others.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -176,7 +176,7 @@ def _check_processes(plan: Plan) -> None:
         if value != able:
             raise UsageError(f"{name} {value}: --transport {plan.transport} runs real processes, in no chosen order")
     if plan.transport == "mooncake":
-        from kvcheck.core.transfer.engine_library import require_library
+        from kvcheck.core.cache.transfer.mooncake.library import require_library
 
         require_library()
 

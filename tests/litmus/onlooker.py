@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcheck.core.backend.backend import Footprint, Lane, Operation
+from kvcheck.core.cache.backend.backend import Footprint, Lane, Operation
 
 Told = tuple[str | int, ...]
 

@@ -22,7 +22,7 @@ from litmus.graphs import (
 )
 from litmus.rig import Rig, copy
 
-from kvcheck.core.backend.backend import Part, Place
+from kvcheck.core.cache.backend.backend import Part, Place
 
 UNTOUCHED = -1
 """What a result holds until the program writes it."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend, Footprint, Graph, Operation, Part, Place, Signal
+from kvcheck.core.cache.backend.backend import Backend, Footprint, Graph, Operation, Part, Place, Signal
 
 
 @dataclass(frozen=True, slots=True)

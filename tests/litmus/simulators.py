@@ -13,9 +13,9 @@ from typing import Any
 
 from litmus.rig import Rig
 
-from kvcheck.core.backend.backend import Footprint, Graph, Lane, Operation, Signal
-from kvcheck.core.backend.simulated import Choice, Pending, Record, SimulatedBackend, _Mark, _Wait
 from kvcheck.core.base.errors import Hang
+from kvcheck.core.cache.backend.backend import Footprint, Graph, Lane, Operation, Signal
+from kvcheck.core.cache.backend.simulated import Choice, Pending, Record, SimulatedBackend, _Mark, _Wait
 
 
 class Explorer:

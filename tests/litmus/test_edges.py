@@ -14,10 +14,10 @@ from litmus.programs import LITMUS, Litmus
 from litmus.rig import Rig
 from litmus.simulators import Explorer
 
-from kvcheck.core.backend.backend import Backend, Place
-from kvcheck.core.backend.cuda import CudaBackend
-from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.backend.simulated import Choice, SimulatedBackend
+from kvcheck.core.cache.backend.backend import Backend, Place
+from kvcheck.core.cache.backend.cuda import CudaBackend
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
 
 
 class Lazy(Explorer):

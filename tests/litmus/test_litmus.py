@@ -23,15 +23,15 @@ from litmus.programs import LITMUS, UNTOUCHED, Litmus
 from litmus.rig import Rig
 from litmus.simulators import Explorer, explore, run_once
 
-import kvcheck.core.backend
-from kvcheck.core.backend import BACKENDS
-from kvcheck.core.backend.backend import POISON_BYTE, Backend, Place, Signal
-from kvcheck.core.backend.cuda import CudaBackend
-from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.backend.simulated import Choice, SimulatedBackend
+import kvcheck.core.cache.backend
 from kvcheck.core.base.errors import DoubleFree, Hang, InternalError, UnknownVerdict
+from kvcheck.core.cache.backend import BACKENDS
+from kvcheck.core.cache.backend.backend import POISON_BYTE, Backend, Place, Signal
+from kvcheck.core.cache.backend.cuda import CudaBackend
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
 
-SEMANTICS = Path(kvcheck.core.backend.__file__).with_name("SEMANTICS.md")
+SEMANTICS = Path(kvcheck.core.cache.backend.__file__).with_name("SEMANTICS.md")
 BY_NAME = {litmus.name: litmus for litmus in LITMUS}
 CUDA_RUNS = 200
 HOLD_CYCLES = 400_000  # about a fifth of a millisecond: longer than a launch, short enough for 200 runs a program

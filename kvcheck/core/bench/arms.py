@@ -19,7 +19,7 @@ import torch
 
 from kvcheck.core.base.errors import InternalError, WrongOutput
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools.shape import ModelShape
 
 CONTROL = "A'"
 """The baseline again, from memory of its own: what it differs from the baseline by is noise."""

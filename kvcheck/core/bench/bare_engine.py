@@ -11,10 +11,10 @@ import time
 from collections.abc import Sequence
 
 from kvcheck.core.base.errors import TransferError
-from kvcheck.core.transfer.engine import MooncakeEngine, PeerInfo
-from kvcheck.core.transfer.engine_child import Library, main
-from kvcheck.core.transfer.engine_plan import Batch
-from kvcheck.core.transfer.engine_wire import Channel, ChannelClosed, Kind, pack_json, unpack_json
+from kvcheck.core.cache.transfer.mooncake.child import Library, main
+from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine, PeerInfo
+from kvcheck.core.cache.transfer.mooncake.frames import Channel, ChannelClosed, Kind, pack_json, unpack_json
+from kvcheck.core.cache.transfer.mooncake.plan import Batch
 
 RUN_S = 120.0
 

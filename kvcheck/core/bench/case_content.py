@@ -14,9 +14,9 @@ import torch
 from kvcheck.core.base.errors import WrongOutput
 from kvcheck.core.bench.arms import Arm, Comparison, Maker, Point, Setting, same
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.pools import POOLS
-from kvcheck.core.pools.buffers import Granularity
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.buffers import Granularity
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.kernels.content import rows_torch
 from kvcheck.kernels.content_rows import fill, fill_torch, verify, verify_torch
 

@@ -16,7 +16,7 @@ from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.case_guarded import queue_load
 from kvcheck.core.bench.decode_work import CONTEXT, REQUESTS, DecodeStep
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools.shape import ModelShape
 
 SIZE = f"{REQUESTS}x{CONTEXT} tokens"
 

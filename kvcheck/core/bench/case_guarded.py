@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import torch
 
-from kvcheck.core.backend.backend import Lane
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.hicache.layer_gate import LayerGate
-from kvcheck.core.pools import POOLS
-from kvcheck.core.pools.pool import KVPool, PoolSizes
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.backend.backend import Lane
+from kvcheck.core.cache.hicache.layer_gate import LayerGate
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
+from kvcheck.core.cache.pools.shape import ModelShape
 
 ROWS = 1024
 """Token rows that one layer's read gathers: 8 requests of 128 tokens."""

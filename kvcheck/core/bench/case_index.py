@@ -14,7 +14,7 @@ import torch
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.kernels.index_buffer import (
     IndexLayout,
     IndexReads,

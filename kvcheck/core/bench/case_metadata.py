@@ -11,8 +11,8 @@ import torch
 
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow, metadata_fields
 from kvcheck.core.targets.mutants.retract_resume import ViewMetadata
-from kvcheck.core.transfer.metadata import MetadataBuffers, MetadataRow, metadata_fields
 
 SLOTS = 64
 REQUEST = 7

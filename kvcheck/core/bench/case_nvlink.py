@@ -19,9 +19,9 @@ import torch
 from kvcheck.core.base.errors import WrongOutput
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.transfer.metadata import metadata_fields
-from kvcheck.core.transfer.seal import Seal, parse
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.transfer.metadata import metadata_fields
+from kvcheck.core.cache.transfer.seal import Seal, parse
 from kvcheck.kernels.content import as_unsigned
 from kvcheck.kernels.digest import digest
 

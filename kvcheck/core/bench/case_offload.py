@@ -18,8 +18,8 @@ import torch
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.holdings import TwoHoldings
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.offload import Offload
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.offload import Offload
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.targets.mutants.retract_resume import SaveSkipsIndex
 
 CHUNK_ROWS = 8192

@@ -13,7 +13,7 @@ from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting
 from kvcheck.core.bench.case_decode import SIZE, arm_of
 from kvcheck.core.bench.decode_work import DecodeStep
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.history import History
 
 

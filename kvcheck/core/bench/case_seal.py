@@ -18,15 +18,15 @@ from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.case_offload import sizes
 from kvcheck.core.bench.holdings import REQUEST, TwoHoldings
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.pools.pool import Holding
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools.pool import Holding
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.transfer.layout import EndLayout, end_layout
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers
+from kvcheck.core.cache.transfer.room_memory import room_units
+from kvcheck.core.cache.transfer.seal import Seal
+from kvcheck.core.cache.transfer.sealing import Content, Sealer
+from kvcheck.core.cache.transfer.wire import Ticket
 from kvcheck.core.targets.mutants.pd_transfer import SealWithoutKV
-from kvcheck.core.transfer.layout import EndLayout, end_layout
-from kvcheck.core.transfer.metadata import MetadataBuffers
-from kvcheck.core.transfer.room_memory import room_units
-from kvcheck.core.transfer.seal import Seal
-from kvcheck.core.transfer.sealing import Content, Sealer
-from kvcheck.core.transfer.wire import Ticket
 from kvcheck.kernels.page_copy import gather_rows, scatter_rows
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kvcheck.core.base.errors import WrongOutput
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.hicache.radix_tree import Offer, PrefixTree
+from kvcheck.core.cache.hicache.radix_tree import Offer, PrefixTree
 
 PROMPTS = 64
 PAGES = (4, 64)

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend, Footprint, Operation
 from kvcheck.core.base.paging import IndexArray, locs_of
 from kvcheck.core.bench.arms import same
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.hicache.layer_gate import LayerGate
-from kvcheck.core.pools.buffers import BufferSpec, Granularity
-from kvcheck.core.pools.pool import KVPool, PoolSizes
-from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.transfer.metadata import MetadataBuffers
+from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation
+from kvcheck.core.cache.hicache.layer_gate import LayerGate
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
+from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 
 REQUESTS = 4
 CONTEXT = 64

@@ -13,10 +13,10 @@ import torch
 from kvcheck.core.base.paging import locs_of
 from kvcheck.core.bench.arms import same
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.pools import POOLS
-from kvcheck.core.pools.buffers import BufferSpec, Granularity
-from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
+from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
+from kvcheck.core.cache.pools.shape import ModelShape
 
 REQUEST = 1
 

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend, OperationObserver, Place
-from kvcheck.core.backend.cuda import CudaBackend
-from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.base.errors import DoubleFree, InternalError
+from kvcheck.core.cache.backend.backend import Backend, OperationObserver, Place
+from kvcheck.core.cache.backend.cuda import CudaBackend
+from kvcheck.core.cache.backend.eager import EagerBackend
 
 ALIGN_BYTES = 64
 PADDING_BYTES = 16384

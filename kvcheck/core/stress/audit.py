@@ -21,12 +21,12 @@ import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvcheck.core.backend.backend import Backend, Footprint, Lane, Operation, Part, Place, Signal
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import Finding
-from kvcheck.core.pools import POOLS
-from kvcheck.core.pools.buffers import Granularity
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.backend.backend import Backend, Footprint, Lane, Operation, Part, Place, Signal
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.buffers import Granularity
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 
 _ONE_DIMENSION = frozenset({"index_select", "index_copy_", "index_fill_", "index_add_"})

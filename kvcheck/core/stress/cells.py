@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvcheck.core.backend.backend import Footprint
 from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import Footprint
 
 LOG_MAX = 512
 """Touches kept as they came; more are entered into the table, whose size does not depend on their number."""

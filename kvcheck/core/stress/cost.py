@@ -6,9 +6,9 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.pools import POOLS
-from kvcheck.core.pools.buffers import Granularity
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.buffers import Granularity
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.installed import is_engine
 from kvcheck.core.workload.shapes import shape as shape_named

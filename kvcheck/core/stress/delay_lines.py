@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kvcheck.core.backend.delays import Delay, Site
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.cache.backend.delays import Delay, Site
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import LEGS, delayed_legs
 

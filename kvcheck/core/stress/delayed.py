@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvcheck.core.backend.delays import Delay, DelayReport, Site
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.backend.delays import Delay, DelayReport, Site
 from kvcheck.core.stress.confirm import pair_of, wrong_bytes
 from kvcheck.core.stress.delay_lines import delays_of, delays_text
 from kvcheck.core.stress.engine import Outcome, StressEngine

@@ -15,12 +15,6 @@ from dataclasses import dataclass
 
 import torch
 
-from kvcheck.core.backend import BACKENDS
-from kvcheck.core.backend.backend import Backend
-from kvcheck.core.backend.cuda import CudaBackend
-from kvcheck.core.backend.delays import DelayReport
-from kvcheck.core.backend.eager import EagerBackend
-from kvcheck.core.backend.simulated import SimulatedBackend
 from kvcheck.core.base.errors import (
     DoubleFree,
     ForeignAccess,
@@ -36,6 +30,12 @@ from kvcheck.core.base.errors import (
     machine_trouble,
 )
 from kvcheck.core.base.record import Evidence, Finding, Verdict
+from kvcheck.core.cache.backend import BACKENDS
+from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.backend.cuda import CudaBackend
+from kvcheck.core.cache.backend.delays import DelayReport
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.stress.audit import AuditBackend, naming
 from kvcheck.core.stress.delay_lines import delays_of
 from kvcheck.core.stress.events import Broke, Expected

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcheck.core.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.workload.mismatch import Mismatch
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.cache.transfer.receiver import SUCCESS
 from kvcheck.core.stress.events import (
     Aborted,
     Allocated,
@@ -26,7 +27,6 @@ from kvcheck.core.stress.events import (
     Verified,
 )
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.transfer.receiver import SUCCESS
 
 
 class EvidenceCount:

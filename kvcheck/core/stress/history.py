@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.backend.backend import Footprint, Lane, Operation
 from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import Footprint, Lane, Operation
+from kvcheck.core.cache.transfer.metadata import MetadataField
 from kvcheck.core.stress.events import (
     Aliased,
     Allocated,
@@ -43,7 +44,6 @@ from kvcheck.core.stress.events import (
     Transferred,
     Verified,
 )
-from kvcheck.core.transfer.metadata import MetadataField
 from kvcheck.core.workload.mismatch import Mismatch
 
 Handler = Callable[[Any], None]

@@ -12,11 +12,11 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvcheck.core.backend.backend import Lane
-from kvcheck.core.backend.simulated import Choice, Chooser, Pending
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.base.rng import Mix
+from kvcheck.core.cache.backend.backend import Lane
+from kvcheck.core.cache.backend.simulated import Choice, Chooser, Pending
 from kvcheck.core.stress.pair import Pair, parse_pair
 
 

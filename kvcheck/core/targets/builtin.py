@@ -7,16 +7,16 @@ Invariants:
 from __future__ import annotations
 
 from kvcheck.core.base.paging import pages_for
-from kvcheck.core.hicache.cache import CacheConfig, HiCache
-from kvcheck.core.hicache.host_pool import HostPool
-from kvcheck.core.hicache.storage import Namespace
-from kvcheck.core.scheduler.parts import EngineParts
-from kvcheck.core.scheduler.request import Generation, StepReport
+from kvcheck.core.cache.hicache.cache import CacheConfig, HiCache
+from kvcheck.core.cache.hicache.host_pool import HostPool
+from kvcheck.core.cache.hicache.storage import Namespace
+from kvcheck.core.cache.scheduler.parts import EngineParts
+from kvcheck.core.cache.scheduler.request import Generation, StepReport
+from kvcheck.core.cache.transfer import TRANSPORTS
 from kvcheck.core.targets.pair import PairEngine
 from kvcheck.core.targets.parts import FIXED, Parts
 from kvcheck.core.targets.target import Engine, Setup, SpaceCount
 from kvcheck.core.targets.watching import Bystander, Watch, WatchedDecoder, WatchedOffload
-from kvcheck.core.transfer import TRANSPORTS
 
 
 class BuiltinTarget:

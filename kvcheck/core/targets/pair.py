@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvcheck.core.scheduler.agreement import RankGroup
-from kvcheck.core.scheduler.decode import ANOTHER_RANK
-from kvcheck.core.scheduler.request import Generation, StepReport
+from kvcheck.core.cache.scheduler.agreement import RankGroup
+from kvcheck.core.cache.scheduler.decode import ANOTHER_RANK
+from kvcheck.core.cache.scheduler.request import Generation, StepReport
+from kvcheck.core.cache.transfer.loopback_wire import LoopbackFabric
 from kvcheck.core.targets.parts import Parts
 from kvcheck.core.targets.rank import (
     Rank,
@@ -26,7 +27,6 @@ from kvcheck.core.targets.rank import (
     split_rows,
 )
 from kvcheck.core.targets.target import Setup, SpaceCount
-from kvcheck.core.transfer.loopback_wire import LoopbackFabric
 
 
 class RankScheduler(Protocol):

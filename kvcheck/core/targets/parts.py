@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcheck.core.hicache.cache import HiCache
-from kvcheck.core.hicache.controller import TransferController
-from kvcheck.core.hicache.eviction import Residency
-from kvcheck.core.hicache.prefetch import StorageTier
-from kvcheck.core.hicache.radix_tree import PrefixTree
-from kvcheck.core.offload import Offload
-from kvcheck.core.pools.pool import KVPool
-from kvcheck.core.scheduler.agreement import RankGroup
-from kvcheck.core.scheduler.decode import DecodeScheduler
-from kvcheck.core.scheduler.scheduler import Scheduler
-from kvcheck.core.transfer.metadata import MetadataBuffers
-from kvcheck.core.transfer.receiver import Receiver
-from kvcheck.core.transfer.sealing import Sealer
-from kvcheck.core.transfer.sender import Sender
+from kvcheck.core.cache.hicache.cache import HiCache
+from kvcheck.core.cache.hicache.controller import TransferController
+from kvcheck.core.cache.hicache.eviction import Residency
+from kvcheck.core.cache.hicache.radix_tree import PrefixTree
+from kvcheck.core.cache.hicache.storage_tier import StorageTier
+from kvcheck.core.cache.offload import Offload
+from kvcheck.core.cache.pools.pool import KVPool
+from kvcheck.core.cache.scheduler.agreement import RankGroup
+from kvcheck.core.cache.scheduler.decode import DecodeScheduler
+from kvcheck.core.cache.scheduler.scheduler import Scheduler
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers
+from kvcheck.core.cache.transfer.receiver import Receiver
+from kvcheck.core.cache.transfer.sealing import Sealer
+from kvcheck.core.cache.transfer.sender import Sender
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,23 +12,23 @@ from dataclasses import dataclass
 
 import torch
 
-from kvcheck.core.backend.backend import Backend
-from kvcheck.core.backend.scoped import ScopedBackend, scoped
 from kvcheck.core.base.errors import InternalError
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.pools.pool import KVPool
-from kvcheck.core.pools.sharding import rank_shape, shard_range
-from kvcheck.core.scheduler.decode import DecodeScheduler
-from kvcheck.core.scheduler.parts import EngineParts
-from kvcheck.core.scheduler.prefill import PrefillScheduler
-from kvcheck.core.scheduler.request import StepReport
+from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.backend.scoped import ScopedBackend, scoped
+from kvcheck.core.cache.pools.pool import KVPool
+from kvcheck.core.cache.pools.sharding import rank_shape, shard_range
+from kvcheck.core.cache.scheduler.decode import DecodeScheduler
+from kvcheck.core.cache.scheduler.parts import EngineParts
+from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
+from kvcheck.core.cache.scheduler.request import StepReport
+from kvcheck.core.cache.transfer.layout import EndLayout, end_layout, routes, sources_of
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField
+from kvcheck.core.cache.transfer.wire import Wire
+from kvcheck.core.cache.transfer.writer import part_name
 from kvcheck.core.targets.parts import Parts
 from kvcheck.core.targets.target import EventSink, FirstWords, PairSetup, Setup, SpaceCount
 from kvcheck.core.targets.watching import Bystander, Watch, WatchedDecoder, WatchedOffload
-from kvcheck.core.transfer.layout import EndLayout, end_layout, routes, sources_of
-from kvcheck.core.transfer.metadata import MetadataBuffers, MetadataField
-from kvcheck.core.transfer.wire import Wire
-from kvcheck.core.transfer.writer import part_name
 
 
 class ScopedSink:

@@ -12,17 +12,17 @@ from typing import Protocol
 
 import torch
 
-from kvcheck.core.backend.backend import Backend
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.hicache.host_pool import HostPool
-from kvcheck.core.hicache.storage import PageStore
-from kvcheck.core.pools.allocator import AllocationListener
-from kvcheck.core.pools.pool import Holding, KVPool, PoolSizes
-from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.scheduler.decoder import Decoder
-from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepReport
-from kvcheck.core.transfer.loopback_wire import Copies, Fault, Tamper, no_fault, once, unchanged
-from kvcheck.core.transfer.metadata import MetadataField
+from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.hicache.host_pool import HostPool
+from kvcheck.core.cache.hicache.storage import PageStore
+from kvcheck.core.cache.pools.allocator import AllocationListener
+from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.scheduler.decoder import Decoder
+from kvcheck.core.cache.scheduler.request import Generation, SchedulerConfig, StepReport
+from kvcheck.core.cache.transfer.loopback_wire import Copies, Fault, Tamper, no_fault, once, unchanged
+from kvcheck.core.cache.transfer.metadata import MetadataField
 
 
 class EventSink(AllocationListener, Protocol):

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import torch
 
-from kvcheck.core.backend.backend import Signal
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.hicache.controller import Leg, full_pages
-from kvcheck.core.hicache.host_pool import HostPool
-from kvcheck.core.offload import Offload, OffloadedKV
-from kvcheck.core.pools.buffers import BufferSpec, Granularity
-from kvcheck.core.pools.pool import Holding, KVPool
-from kvcheck.core.scheduler.decoder import Decoder
+from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.hicache.controller import Leg, full_pages
+from kvcheck.core.cache.hicache.host_pool import HostPool
+from kvcheck.core.cache.offload import Offload, OffloadedKV
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
+from kvcheck.core.cache.pools.pool import Holding, KVPool
+from kvcheck.core.cache.scheduler.decoder import Decoder
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
 from kvcheck.core.targets.target import EventSink, TierInspector, digest
-from kvcheck.core.transfer.metadata import MetadataBuffers, MetadataRow
 
 
 class Watch:

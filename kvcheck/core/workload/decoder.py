@@ -16,13 +16,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend, Lane, Operation, Signal
 from kvcheck.core.base import content
 from kvcheck.core.base.paging import IndexArray, pages_for
-from kvcheck.core.pools.buffers import BufferSpec, Granularity, Piece
-from kvcheck.core.pools.pool import KVPool
-from kvcheck.core.scheduler.decoder import Chunk
-from kvcheck.core.transfer.metadata import MetadataField, MetadataRow
+from kvcheck.core.cache.backend.backend import Backend, Lane, Operation, Signal
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, Piece
+from kvcheck.core.cache.pools.pool import KVPool
+from kvcheck.core.cache.scheduler.decoder import Chunk
+from kvcheck.core.cache.transfer.metadata import MetadataField, MetadataRow
 from kvcheck.core.workload import handover
 from kvcheck.core.workload.footprints import SpaceTouch, pass_touches
 from kvcheck.core.workload.jobs import Job, token_authors

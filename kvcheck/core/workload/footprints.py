@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvcheck.core.backend.backend import Footprint
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.pools.buffers import BufferSpec
-from kvcheck.core.pools.pool import KVPool
-from kvcheck.core.scheduler.decoder import Chunk
+from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.pools.buffers import BufferSpec
+from kvcheck.core.cache.pools.pool import KVPool
+from kvcheck.core.cache.scheduler.decoder import Chunk
 from kvcheck.core.workload.passes import ragged
 
 

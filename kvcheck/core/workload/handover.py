@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from kvcheck.core.base import content
-from kvcheck.core.transfer.metadata import MetadataField, MetadataRow
+from kvcheck.core.cache.transfer.metadata import MetadataField, MetadataRow
 from kvcheck.core.workload.jobs import Job
 from kvcheck.core.workload.mismatch import Mismatch
 

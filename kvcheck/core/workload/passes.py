@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Backend
 from kvcheck.core.base.paging import IndexArray, pages_for
-from kvcheck.core.pools.pool import KVPool
-from kvcheck.core.scheduler.decoder import Chunk
+from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.pools.pool import KVPool
+from kvcheck.core.cache.scheduler.decoder import Chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools.shape import ModelShape
 
 
 def shape(name: str) -> ModelShape:

@@ -18,9 +18,9 @@ import torch
 from kvcheck.core.base import content
 from kvcheck.core.base.content import Site
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.pools import POOLS
-from kvcheck.core.pools.buffers import BufferSpec, Granularity, Piece, SpaceSpec
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, Piece, SpaceSpec
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.kernels.content_rows import differing
 

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvcheck.core.backend.backend import Footprint, Place
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.backend.backend import Footprint, Place
 from kvcheck.core.stress.cells import Cells, Overlap
 from kvcheck.core.stress.clocks import Clock, Clocks, at
 from kvcheck.core.stress.events import HostActs, HostDrained, HostJoined, LaneWaited, Recorded, Submitted

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.base.registry import Registry
-from kvcheck.core.transfer.link import LOCAL
-from kvcheck.core.transfer.process_wire import ProcessWire
+from kvcheck.core.cache.transfer.sockets.link import LOCAL
+from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 
 PROCESS_WIRES: Registry[type[ProcessWire]] = Registry(
     "transport between processes",
     {
-        "tcp": "kvcheck.core.transfer.process_wire:SocketWire",
-        "mooncake": "kvcheck.core.transfer.mooncake:MooncakeWire",
+        "tcp": "kvcheck.core.cache.transfer.sockets.wire:SocketWire",
+        "mooncake": "kvcheck.core.cache.transfer.mooncake.wire:MooncakeWire",
     },
 )
 

@@ -15,11 +15,16 @@ from dataclasses import replace
 
 from kvcheck.core.base.errors import LayoutMismatch, TransferError
 from kvcheck.core.base.record import to_plain
-from kvcheck.core.scheduler.agreement import RankGroup
-from kvcheck.core.scheduler.decode import DecodeScheduler
-from kvcheck.core.scheduler.prefill import PrefillScheduler
-from kvcheck.core.scheduler.process_group import GroupLost, ProcessRanks
-from kvcheck.core.scheduler.request import Generation, StepReport
+from kvcheck.core.cache.scheduler.agreement import RankGroup
+from kvcheck.core.cache.scheduler.decode import DecodeScheduler
+from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
+from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks
+from kvcheck.core.cache.scheduler.request import Generation, StepReport
+from kvcheck.core.cache.transfer.layout import EndLayout
+from kvcheck.core.cache.transfer.layout_json import layout_from_json, layout_to_json
+from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
+from kvcheck.core.cache.transfer.sockets.link import Link, Listener, connect
+from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.stress.events import Aborted, Closed, Counted, Expected, Faulted, Resumed, Retracted, Returned
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
@@ -36,11 +41,6 @@ from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.parts import Parts
 from kvcheck.core.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
 from kvcheck.core.targets.target import PairSetup
-from kvcheck.core.transfer.layout import EndLayout
-from kvcheck.core.transfer.layout_json import layout_from_json, layout_to_json
-from kvcheck.core.transfer.link import Link, Listener, connect
-from kvcheck.core.transfer.process_wire import ProcessWire
-from kvcheck.core.transfer.region_backend import RegionBackend
 
 QUIET_S = 0.0005
 RETURN_S = 60.0

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.transfer.wire import LEGS, Ticket
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.pd_transfer import ABORT_EVERY, Faults
-from kvcheck.core.transfer.wire import LEGS, Ticket
 from kvcheck.core.workload.jobs import Job
 
 STALL_EVERY = 3

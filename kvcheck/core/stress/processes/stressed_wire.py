@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvcheck.core.backend.backend import Signal
 from kvcheck.core.base.errors import TransferError
+from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.transfer.messages import Abort, AuxData, Drained, Message, Status
+from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
+from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket
 from kvcheck.core.stress.processes.quarantine import Quarantine
 from kvcheck.core.stress.processes.stalls import Stalls
 from kvcheck.core.stress.scenarios.pd_transfer import Faults
-from kvcheck.core.transfer.messages import Abort, AuxData, Drained, Message, Status
-from kvcheck.core.transfer.process_wire import ProcessWire
-from kvcheck.core.transfer.wire import RegionWrite, Ticket
 
 Key = tuple[str, int, int]
 """Peer, room, generation."""

@@ -19,15 +19,15 @@ from typing import ClassVar
 
 from kvcheck.core.base.errors import InternalError, TargetError, UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.base.record import value_from
+from kvcheck.core.cache.transfer.mooncake.private_network import PrivateNetwork
+from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S
+from kvcheck.core.cache.transfer.sockets.link import LOCAL
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.processes import worker
 from kvcheck.core.stress.processes.child import Child, Launcher, LocalChild, LocalLauncher
 from kvcheck.core.stress.processes.order import Closing, RankOrder, read_closing
 from kvcheck.core.stress.processes.work import ranks_of
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.transfer.link import LOCAL
-from kvcheck.core.transfer.private_network import PrivateNetwork
-from kvcheck.core.transfer.pulse import LEASE_S
 
 SILENCE_S = 120.0
 PATIENCE_S = 10

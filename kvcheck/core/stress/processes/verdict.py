@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvcheck.core.base.record import Evidence, Finding
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.processes.supervisor import RankStory
 from kvcheck.core.stress.processes.work import bytes_for

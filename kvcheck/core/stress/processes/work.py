@@ -9,14 +9,14 @@ Invariants:
 from __future__ import annotations
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.pools import POOLS
-from kvcheck.core.pools.buffers import Granularity
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.buffers import Granularity
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.transfer.metadata import metadata_fields
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import PDTransfer
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.schedule import Plan, parse_ranks, workload_seed
-from kvcheck.core.transfer.metadata import metadata_fields
 from kvcheck.core.workload.shapes import shape as shape_named
 
 

@@ -19,13 +19,13 @@ from collections.abc import Callable
 import torch
 
 from kvcheck.core.base.errors import KvcheckError, TransferError, UnknownVerdict, machine_trouble
-from kvcheck.core.scheduler.process_group import GroupLost
+from kvcheck.core.cache.scheduler.process_group import GroupLost
+from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.stress.processes.order import PROCESS_WIRES, RankOrder, read_order
 from kvcheck.core.stress.processes.rank import RankRun
 from kvcheck.core.stress.processes.told import Told
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.parts import FIXED, Parts
-from kvcheck.core.transfer.process_wire import ProcessWire
 
 Say = Callable[[str, dict[str, object]], None]
 Choose = Callable[[RankOrder], type[ProcessWire]]

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcheck.core.backend.backend import Backend
 from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.hicache.cache import WRITE_POLICIES
-from kvcheck.core.hicache.eviction import EVICTION_ORDERS
-from kvcheck.core.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
-from kvcheck.core.hicache.storage import PageStore
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.hicache.cache import WRITE_POLICIES
+from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
+from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
+from kvcheck.core.cache.hicache.storage import PageStore
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.events import Modelled
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kvcheck.core.backend.backend import Backend
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.base.rng import Mix
-from kvcheck.core.pools import FAMILIES
-from kvcheck.core.pools.pool import PoolSizes
-from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.scheduler.request import StepReport
+from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.pools import FAMILIES
+from kvcheck.core.cache.pools.pool import PoolSizes
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.scheduler.request import StepReport
+from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want
+from kvcheck.core.cache.transfer.wire import LEGS, Ticket
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
@@ -31,8 +33,6 @@ from kvcheck.core.stress.scenarios.serving import (
     unread,
 )
 from kvcheck.core.targets.target import PairSetup, Target
-from kvcheck.core.transfer.messages import Abort, Done, Drained, Message, Status, Want
-from kvcheck.core.transfer.wire import LEGS, Ticket
 from kvcheck.core.workload.jobs import Job
 
 SYNTHETIC_PAGES = 8

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcheck.core.backend.backend import Backend
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.pools import FAMILIES
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.pools import FAMILIES
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvcheck.core.backend.backend import Backend
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.pools.shape import ModelShape
+from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.history import History
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload.jobs import Job

@@ -11,21 +11,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from kvcheck.core.backend.backend import Backend
-from kvcheck.core.backend.eager import EagerBackend
 from kvcheck.core.base.errors import Hang, InternalError
 from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.pools import POOLS
-from kvcheck.core.pools.pool import KVPool, PoolSizes
-from kvcheck.core.pools.shape import ModelShape
-from kvcheck.core.scheduler.request import Generation, SchedulerConfig, StepReport
+from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.scheduler.request import Generation, SchedulerConfig, StepReport
+from kvcheck.core.cache.transfer.metadata import MetadataField
 from kvcheck.core.stress.events import Aborted, Closed, Counted, Failed, Finished, Resumed, Retracted, Retried, Returned
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.target import Engine, FirstWords, HostTier, PairSetup, Setup, TierInspector
-from kvcheck.core.transfer.metadata import MetadataField
 from kvcheck.core.workload.decoder import ContentDecoder, prompt_tokens
 from kvcheck.core.workload.jobs import Job
 from kvcheck.core.workload.readers import Readers

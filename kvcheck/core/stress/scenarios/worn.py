@@ -24,9 +24,9 @@ from kvcheck.core.base.errors import (
     machine_trouble,
 )
 from kvcheck.core.base.scratch import ScratchFolder
-from kvcheck.core.hicache.file_store import FileStore
-from kvcheck.core.hicache.memory_store import MemoryStore
-from kvcheck.core.hicache.storage import PageStore
+from kvcheck.core.cache.hicache.file_store import FileStore
+from kvcheck.core.cache.hicache.memory_store import MemoryStore
+from kvcheck.core.cache.hicache.storage import PageStore
 
 WORN_EVERY = 11
 """Of so many reads of the store, one finds its object damaged."""

@@ -12,16 +12,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from kvcheck.core.backend.backend import Lane, Signal
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.hicache.cache import HiCache
-from kvcheck.core.hicache.controller import Leg, Transfer, TransferController
-from kvcheck.core.hicache.eviction import Residency
-from kvcheck.core.hicache.layer_gate import LayerGate
-from kvcheck.core.hicache.movement import Movement
-from kvcheck.core.hicache.node import Node
-from kvcheck.core.pools.buffers import BufferSet
-from kvcheck.core.pools.pool import KVPool
+from kvcheck.core.cache.backend.backend import Lane, Signal
+from kvcheck.core.cache.hicache.cache import HiCache
+from kvcheck.core.cache.hicache.controller import Leg, Transfer, TransferController
+from kvcheck.core.cache.hicache.eviction import Residency
+from kvcheck.core.cache.hicache.layer_gate import LayerGate
+from kvcheck.core.cache.hicache.movement import Movement
+from kvcheck.core.cache.hicache.node import Node
+from kvcheck.core.cache.pools.buffers import BufferSet
+from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED, Parts
 

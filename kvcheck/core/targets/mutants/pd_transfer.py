@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.scheduler.agreement import RankGroup
-from kvcheck.core.scheduler.decode import Arrivals, DecodeScheduler
-from kvcheck.core.scheduler.request import Active
+from kvcheck.core.cache.scheduler.agreement import RankGroup
+from kvcheck.core.cache.scheduler.decode import Arrivals, DecodeScheduler
+from kvcheck.core.cache.scheduler.request import Active
+from kvcheck.core.cache.transfer.receiver import SUCCESS, Receiver, Receiving
+from kvcheck.core.cache.transfer.sealing import Sealer
+from kvcheck.core.cache.transfer.sender import Sender
+from kvcheck.core.cache.transfer.writer import Writer
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED
-from kvcheck.core.transfer.receiver import SUCCESS, Receiver, Receiving
-from kvcheck.core.transfer.sealing import Sealer
-from kvcheck.core.transfer.sender import Sender
-from kvcheck.core.transfer.writer import Writer
 
 
 class OwnStrideWriter(Writer):

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvcheck.core.backend.backend import Signal
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.offload import Offload, OffloadedBuffer, OffloadedKV
-from kvcheck.core.pools.buffers import BufferSet, BufferSpec, Granularity
-from kvcheck.core.pools.pool import Holding, KVPool
-from kvcheck.core.scheduler.scheduler import Scheduler
+from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.offload import Offload, OffloadedBuffer, OffloadedKV
+from kvcheck.core.cache.pools.buffers import BufferSet, BufferSpec, Granularity
+from kvcheck.core.cache.pools.pool import Holding, KVPool
+from kvcheck.core.cache.scheduler.scheduler import Scheduler
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED
-from kvcheck.core.transfer.metadata import MetadataBuffers, MetadataRow
 
 
 class ViewMetadata(MetadataBuffers):

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvcheck.core.backend.backend import Signal
 from kvcheck.core.base.errors import TargetError
 from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.transfer.blocks import PageRun
+from kvcheck.core.cache.transfer.messages import Want
+from kvcheck.core.cache.transfer.sender import Sender, Sending
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED
-from kvcheck.core.transfer.blocks import PageRun
-from kvcheck.core.transfer.messages import Want
-from kvcheck.core.transfer.sender import Sender, Sending
 
 
 def _by_place(source: PageRun, target: PageRun, needed: range) -> tuple[IndexArray, IndexArray]:

@@ -1,0 +1,1 @@
+"""The fixed implementation: pools, offload, host tier, transfer and scheduler, over one backend."""

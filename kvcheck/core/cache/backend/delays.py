@@ -1,0 +1,233 @@
+"""Delays: which lane of a device is held before which operation, until when, and what came of it.
+
+    held                                  until              the lane of a hold goes on when
+    the 3rd "hicache.load"                17th decode.read   that operation has run, on another lane
+    every "hicache.load"                  -                  the host waits and nothing else moves
+    what the lanes "h2d..." are given     -                  the same
+
+Invariants:
+- What to hold and what to let go is decided here, from names and counts alone; a Holder makes it happen.
+- A hold ends in one of three ways, and each is counted: overtaken, gave way, or ended by the device's watchdog, which
+  is no order that was imposed. None is silent.
+- A delay that met no operation was not exercised: a run under it says nothing about it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvcheck.core.base.errors import InternalError
+from kvcheck.core.cache.backend.backend import Lane
+
+FIRED_MOST = 3
+"""Holds of one delay that the watchdog may end before no more are placed: each costs its whole time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Submissions: of one operation, the nth from 1 or all of them; or all to lanes whose names begin so.
+
+    The name of a rank before the lane's does not count.
+    """
+
+    operation: str | None = None
+    nth: int | None = None
+    lanes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.operation is None) == (not self.lanes) or (self.nth is not None and self.operation is None):
+            raise InternalError(f"a site is an operation or lanes, and only an operation has a number; got {self}")
+        if self.nth is not None and self.nth < 1:
+            raise InternalError(f"operations are counted from 1, got {self.nth}")
+
+    def covers(self, operation: str, number: int, lane: Lane) -> bool:
+        """Whether a submission is one of them. number: of that operation, from 1."""
+        if self.operation is None:
+            return lane.name.rpartition(":")[2].startswith(self.lanes)
+        return operation == self.operation and self.nth in (None, number)
+
+    def __str__(self) -> str:
+        if self.operation is None:
+            return f"lanes {', '.join(self.lanes)}"
+        return self.operation if self.nth is None else f"{self.operation} #{self.nth}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delay:
+    """held: where a lane is held. until: what ends the hold once it has run; None where only a waiting host does."""
+
+    held: Site
+    until: Site | None = None
+
+    def __str__(self) -> str:
+        return f"{self.held} until {self.until or 'the host waits'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayCount:
+    """What came of one delay. met: operations it is about. placed: holds, each of which ended in one way."""
+
+    delay: Delay
+    met: int = 0
+    placed: int = 0
+    overtaken: int = 0
+    gave_way: int = 0
+    fired: int = 0
+
+    def plus(self, other: DelayCount) -> DelayCount:
+        """Of both runs."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        return DelayCount(delay=self.delay, **sums)
+
+    def __str__(self) -> str:
+        text = f"{self.delay}: {self.placed} holds, {self.overtaken} overtaken, {self.gave_way} gave way"
+        return f"{text}, {self.fired} ended by the watchdog" if self.fired else text
+
+
+_COUNTS = ("met", "placed", "overtaken", "gave_way", "fired")
+
+
+@dataclass(frozen=True, slots=True)
+class DelayReport:
+    """What came of every delay of one run, or of several."""
+
+    rows: tuple[DelayCount, ...]
+
+    def plus(self, other: DelayReport) -> DelayReport:
+        """Of both; delays that both have are added up."""
+        rows = {row.delay: row for row in self.rows}
+        for row in other.rows:
+            rows[row.delay] = rows[row.delay].plus(row) if row.delay in rows else row
+        return DelayReport(tuple(rows.values()))
+
+    @property
+    def gap(self) -> str | None:
+        """What was not exercised, or None: a named operation that never came, or nothing that was held in order.
+
+        Lanes need not all be there: a leg is delayed also where a schedule does not use it.
+        """
+        unmet = [row.delay for row in self.rows if row.delay.held.operation is not None and not row.met]
+        if unmet:
+            return f"not exercised: {unmet[0].held} never came, so the delay {unmet[0]} held nothing"
+        if any(row.overtaken + row.gave_way for row in self.rows):
+            return None
+        fired = sum(row.fired for row in self.rows)
+        if fired:
+            return f"not exercised: the watchdog ended all {fired} holds, so no order was imposed"
+        return f"not exercised: nothing was held by {'; '.join(str(row.delay) for row in self.rows)}"
+
+    @property
+    def warning(self) -> str | None:
+        """Holds that imposed nothing, or None."""
+        fired, placed = (sum(getattr(row, name) for row in self.rows) for name in ("fired", "placed"))
+        return f"the watchdog of the device ended {fired} of {placed} holds; these imposed no order" if fired else None
+
+
+class Hold(Protocol):
+    """A hold in place, as a device makes it."""
+
+    def release(self) -> None:
+        """Let the lane go on."""
+
+    def has_ended(self) -> bool:
+        """Whether the lane has gone on."""
+
+    def has_fired(self) -> bool:
+        """Of a hold that has ended: whether the watchdog did it."""
+
+
+class _Placed:
+    """A hold, and what is known of its end."""
+
+    __slots__ = ("gave_way", "hold", "lane", "row")
+
+    def __init__(self, row: int, lane: Lane, hold: Hold) -> None:
+        self.row = row
+        self.lane = lane
+        self.hold = hold
+        self.gave_way = False
+
+
+class Delayer:
+    """Follows the submissions of one run under a list of delays."""
+
+    def __init__(self, delays: Sequence[Delay]) -> None:
+        self.delays = tuple(delays)
+        self._seen: Counter[str] = Counter()
+        self._in_place: list[_Placed] = []
+        self._released: list[_Placed] = []
+        self._counts = [Counter[str]() for _ in self.delays]
+
+    @property
+    def is_holding(self) -> bool:
+        """Some lane is held."""
+        return bool(self._in_place)
+
+    def arrives(self, operation: str, lane: Lane) -> int | None:
+        """Count a submission; the delay that holds its lane first, or None.
+
+        A lane that is held already needs no second hold: what comes to it waits all the same.
+        """
+        self._seen[operation] += 1
+        number = self._seen[operation]
+        row = next((at for at, each in enumerate(self.delays) if each.held.covers(operation, number, lane)), None)
+        if row is None:
+            return None
+        self._counts[row]["met"] += 1
+        is_held = any(each.lane.index == lane.index for each in self._in_place)
+        return None if is_held or self._counts[row]["fired"] >= FIRED_MOST else row
+
+    def place(self, row: int, lane: Lane, hold: Hold) -> None:
+        """The hold of a delay is in place, before the operation that arrived last."""
+        self._counts[row]["placed"] += 1
+        self._in_place.append(_Placed(row, lane, hold))
+
+    def overtaking(self, operation: str, lane: Lane) -> tuple[Hold, ...]:
+        """The holds in place that end when the operation that arrived last has run."""
+        number = self._seen[operation]
+        return tuple(
+            each.hold
+            for each in self._in_place
+            if (until := self.delays[each.row].until) is not None
+            and each.lane.index != lane.index
+            and until.covers(operation, number, lane)
+        )
+
+    def overtaken(self, hold: Hold) -> None:
+        """What the hold was for has run."""
+        for each in [each for each in self._in_place if each.hold is hold]:
+            self._release(each, gave_way=False)
+
+    def give_way(self) -> None:
+        """The host cannot go on: every lane may."""
+        for each in [*self._in_place]:
+            self._release(each, gave_way=True)
+
+    def look(self) -> tuple[Hold, ...]:
+        """Count the holds that have ended, and return them: those nobody let go were ended by the watchdog."""
+        ended = []
+        for kept in (self._in_place, self._released):
+            for each in [each for each in kept if each.hold.has_ended()]:
+                kept.remove(each)
+                how = "fired" if each.hold.has_fired() else "gave_way" if each.gave_way else "overtaken"
+                self._counts[each.row][how] += 1
+                ended.append(each.hold)
+        return tuple(ended)
+
+    def report(self) -> DelayReport:
+        """What came of the delays. Raises InternalError while a hold has not ended."""
+        self.look()
+        if self._in_place or self._released:
+            raise InternalError("a hold has not ended; give way and wait for the device before the report")
+        return DelayReport(
+            tuple(DelayCount(delay=delay, **counts) for delay, counts in zip(self.delays, self._counts, strict=True))
+        )
+
+    def _release(self, placed: _Placed, *, gave_way: bool) -> None:
+        placed.gave_way = gave_way
+        self._in_place.remove(placed)
+        self._released.append(placed)
+        placed.hold.release()

@@ -1,0 +1,108 @@
+"""The eager backend: every operation runs when it is submitted, on the CPU.
+
+Invariants:
+- The reference for what an operation means; its outcomes show no ordering mistake at all.
+- An observer is told of the waits that were asked for, not of the order in which things happened to run: a missing
+  wait shows in what it was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kvcheck.core.cache.backend.backend import Footprint, Graph, Lane, Operation, OperationObserver, Place, Signal
+from kvcheck.core.cache.backend.graphs import Captures
+from kvcheck.core.cache.backend.memory import HostMemory
+
+
+class EagerBackend(HostMemory):
+    """Runs operations at once. Signals are done as soon as they are recorded; a handle is the record's number."""
+
+    name = "eager"
+    device = torch.device("cpu")
+
+    def __init__(self, observer: OperationObserver | None = None) -> None:
+        super().__init__()
+        self._observer = observer
+        self._lanes: dict[str, Lane] = {}
+        self._captures = Captures()
+        self.capture = self._captures.capture
+        self._submitted = 0
+        self._records = 0
+
+    def lane(self, name: str) -> Lane:
+        """The lane of that name."""
+        return self._lanes.setdefault(name, Lane(len(self._lanes), name))
+
+    def signal(self) -> Signal:
+        """A never-recorded signal."""
+        return Signal()
+
+    def submit(
+        self,
+        operation: Operation,
+        *,
+        lane: Lane,
+        reads: Sequence[Footprint] = (),
+        writes: Sequence[Footprint] = (),
+        after: Sequence[Signal] = (),
+    ) -> Signal:
+        """Run the operation now."""
+        if self._captures.covers(lane):
+            return self._captures.take(operation, reads, writes)
+        self._submitted += 1
+        self._records += 1
+        ordinal, record = self._submitted, self._records
+        if self._observer is None:  # nobody looks on, so the work is all there is
+            for part in operation.parts:
+                part()
+            return Signal(record)
+        for signal in after:
+            self.wait(signal, lane=lane)
+        self._observer.submitted(ordinal, operation, lane, reads, writes, record)
+        for part in operation.parts:
+            part()
+        self._observer.completed(ordinal)
+        if any(f.place is Place.PAGEABLE for f in writes):
+            self._observer.host_joined(record)
+        return Signal(record)
+
+    def record(self, signal: Signal, *, lane: Lane) -> None:
+        """Everything queued has run already."""
+        self._captures.refuse_record(lane)
+        self._records += 1
+        signal.handle = self._records
+        if self._observer is not None:
+            self._observer.recorded(self._records, lane)
+
+    def replay(self, graph: Graph) -> None:
+        """Run every operation of the graph now."""
+        self._captures.check(graph)
+        for each in graph.operations:
+            self.submit(each.operation, lane=graph.lane, reads=each.reads, writes=each.writes)
+
+    def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
+        """Nothing can be pending."""
+        if self._observer is None or not isinstance(signal.handle, int):
+            return
+        if lane is not None and self._captures.covers(lane):
+            return
+        if lane is None:
+            self._observer.host_joined(signal.handle)
+        else:
+            self._observer.lane_waited(signal.handle, lane)
+
+    def query(self, signal: Signal) -> bool:
+        """Always reached; a never-recorded signal counts as reached, as on CUDA."""
+        self.wait(signal)
+        return True
+
+    def idle(self) -> None:
+        """Nothing can be pending, so nothing can happen meanwhile."""
+
+    def drain(self) -> None:
+        """Nothing can be pending."""
+        if self._observer is not None:
+            self._observer.host_drained()

@@ -1,0 +1,65 @@
+"""Graphs: operations of one lane that are taken down without running, and run together when they are replayed.
+
+    with backend.capture(lane) as graph: ...submit to that lane as ever...
+    pool.before_replay(lane)                   what the graph's reads would have waited for
+    backend.replay(graph)                      all of it, in the order in which it was taken down
+
+Invariants:
+- A capture runs nothing and waits for nothing: waits of its lane, made while it is open, are not part of the graph.
+- A graph is replayed until the next one of its lane has been captured; what lies in its memory holds as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from kvcheck.core.base.errors import InternalError
+from kvcheck.core.cache.backend.backend import Captured, Footprint, Graph, Lane, Operation, Place, Signal
+
+
+class Captures:
+    """The capture that is open on a backend, None where there is none, and the newest graph of every lane."""
+
+    def __init__(self) -> None:
+        self.open: Graph | None = None
+        self._newest: dict[int, Graph] = {}
+
+    @contextmanager
+    def capture(self, lane: Lane) -> Iterator[Graph]:
+        """A graph of what is submitted to the lane inside the block."""
+        if self.open is not None:
+            raise InternalError(f"a capture of lane {self.open.lane.name} is open; expected its end before the next")
+        graph = Graph(lane)
+        self.open = graph
+        try:
+            yield graph
+        finally:
+            self.open = None
+        self._newest[lane.index] = graph
+
+    def covers(self, lane: Lane) -> bool:
+        """Whether that lane is being captured: what it is asked to wait for is not part of the graph."""
+        return self.open is not None and self.open.lane.index == lane.index
+
+    def take(self, operation: Operation, reads: Sequence[Footprint], writes: Sequence[Footprint]) -> Signal:
+        """Take an operation of the captured lane down; the signal is one that is never recorded."""
+        if self.open is None:
+            raise InternalError(f"{operation.name}: no capture is open that could take it down")
+        if operation.stage is not None or any(each.place is Place.PAGEABLE for each in (*reads, *writes)):
+            raise InternalError(f"{operation.name}: a graph cannot hold copies from or to pageable memory")
+        self.open.operations.append(Captured(operation, tuple(reads), tuple(writes)))
+        return Signal()
+
+    def refuse_record(self, lane: Lane) -> None:
+        """A record inside a capture would mean the capture, not the replay."""
+        if self.covers(lane):
+            raise InternalError(f"lane {lane.name} is being captured; record its signals behind the replay")
+
+    def check(self, graph: Graph) -> None:
+        """Raise InternalError unless the graph is its lane's newest, and whole."""
+        if self.open is not None or self._newest.get(graph.lane.index) is not graph:
+            raise InternalError(
+                f"expected the newest graph of lane {graph.lane.name}, after its capture; got one that is still open, "
+                "of another backend, or of an earlier capture, whose memory the newest one has taken over"
+            )

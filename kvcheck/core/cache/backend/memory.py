@@ -1,0 +1,48 @@
+"""Named memory of the CPU backends: poisoned when fresh and when released, counted in between.
+
+Invariants:
+- A name is allocated once at a time; its bytes count until it is released.
+- Released memory is poisoned: whoever still reads it sees bytes that were never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kvcheck.core.base.errors import DoubleFree, InternalError
+from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import POISON_BYTE, Place
+
+
+class HostMemory:
+    """CPU tensors by name. One thread, so no locks."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
+        """A poisoned tensor of that name."""
+        if name in self._tensors:
+            raise InternalError(f"memory {name!r} is allocated already; release it first")
+        tensor = torch.empty(tuple(shape), dtype=dtype)
+        tensor.view(-1).view(torch.uint8).fill_(POISON_BYTE)
+        self._tensors[name] = tensor
+        return tensor
+
+    def release(self, name: str) -> None:
+        """Poison the bytes and forget the name."""
+        if name not in self._tensors:
+            known = ", ".join(sorted(self._tensors)) or "none"
+            raise DoubleFree(f"memory {name!r} is not allocated; allocated: {known}")
+        self._tensors.pop(name).view(-1).view(torch.uint8).fill_(POISON_BYTE)
+
+    def allocated(self) -> dict[str, int]:
+        """Bytes by name."""
+        return {name: tensor.numel() * tensor.element_size() for name, tensor in self._tensors.items()}
+
+    @staticmethod
+    def index(values: IndexArray) -> torch.Tensor:
+        """A copy of the ids as a tensor."""
+        return torch.from_numpy(values.copy())

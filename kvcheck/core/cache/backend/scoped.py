@@ -1,0 +1,114 @@
+"""ScopedBackend: one rank's view of a backend that several ranks share; every name it makes carries the rank's.
+
+Invariants:
+- Lanes, memory and spaces of footprints become "<scope>:<name>", so that two ranks never share one by accident.
+- What runs, and when, is the shared backend's business alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+
+from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import Backend, Footprint, Graph, Lane, Operation, Place, Signal
+
+
+def scoped(scope: str, name: str) -> str:
+    """A name as that scope's own."""
+    return f"{scope}:{name}"
+
+
+class ScopedBackend:
+    """The Backend of one rank.
+
+    split: buffers, by space and name, whose rows several others write in parts; footprints name all the parts.
+    """
+
+    def __init__(self, inner: Backend, scope: str) -> None:
+        self.inner = inner
+        self.scope = scope
+        self.name = inner.name
+        self.device = inner.device
+        self.split: Mapping[tuple[str, str], tuple[str, ...]] = {}
+
+    def lane(self, name: str) -> Lane:
+        """The rank's lane of that name."""
+        return self.inner.lane(scoped(self.scope, name))
+
+    def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
+        """The rank's memory of that name."""
+        return self.inner.empty(scoped(self.scope, name), shape, dtype, place)
+
+    def release(self, name: str) -> None:
+        """Give the rank's memory of that name back."""
+        self.inner.release(scoped(self.scope, name))
+
+    def allocated(self) -> dict[str, int]:
+        """Bytes of the rank's memory by the rank's own names."""
+        start = scoped(self.scope, "")
+        return {
+            name.removeprefix(start): held for name, held in self.inner.allocated().items() if name.startswith(start)
+        }
+
+    def index(self, values: IndexArray) -> torch.Tensor:
+        """As the shared backend's."""
+        return self.inner.index(values)
+
+    def signal(self) -> Signal:
+        """As the shared backend's."""
+        return self.inner.signal()
+
+    def submit(
+        self,
+        operation: Operation,
+        *,
+        lane: Lane,
+        reads: Sequence[Footprint] = (),
+        writes: Sequence[Footprint] = (),
+        after: Sequence[Signal] = (),
+    ) -> Signal:
+        """Queue the operation with the rank's footprints."""
+        return self.inner.submit(operation, lane=lane, reads=self.own(reads), writes=self.own(writes), after=after)
+
+    def record(self, signal: Signal, *, lane: Lane) -> None:
+        """As the shared backend's."""
+        self.inner.record(signal, lane=lane)
+
+    def capture(self, lane: Lane) -> AbstractContextManager[Graph]:
+        """As the shared backend's; operations carry the rank's footprints already."""
+        return self.inner.capture(lane)
+
+    def replay(self, graph: Graph) -> None:
+        """As the shared backend's."""
+        self.inner.replay(graph)
+
+    def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
+        """As the shared backend's."""
+        self.inner.wait(signal, lane=lane)
+
+    def query(self, signal: Signal) -> bool:
+        """As the shared backend's."""
+        return self.inner.query(signal)
+
+    def drain(self) -> None:
+        """The shared backend is drained: a rank cannot tell its operations from those that they wait for."""
+        self.inner.drain()
+
+    def idle(self) -> None:
+        """As the shared backend's."""
+        self.inner.idle()
+
+    def own(self, footprints: Sequence[Footprint]) -> tuple[Footprint, ...]:
+        """Footprints in the rank's own spaces."""
+        return tuple(
+            replace(
+                each,
+                space=scoped(self.scope, each.space),
+                buffers=tuple(part for name in each.buffers for part in self.split.get((each.space, name), (name,))),
+            )
+            for each in footprints
+        )

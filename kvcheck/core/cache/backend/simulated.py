@@ -1,0 +1,267 @@
+"""The simulated backend: operations wait in lanes until a chooser says which part runs next.
+
+Invariants:
+- The only freedom is the chooser's: the same choices give the same run, on any machine.
+- A lane's head runs alone; the parts of one operation run in any order; lanes interleave freely.
+- An operation reads its sources and its index tensors when a part runs, never when it is submitted, except a copy
+  from pageable host memory, whose source is read before `submit` returns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from kvcheck.core.base.errors import Hang, InternalError
+from kvcheck.core.cache.backend.backend import Footprint, Graph, Lane, Operation, OperationObserver, Part, Place, Signal
+from kvcheck.core.cache.backend.graphs import Captures
+from kvcheck.core.cache.backend.memory import HostMemory
+
+
+class Chooser(Protocol):
+    """Decides what a simulated machine does next."""
+
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+        """Index of the part to run, or None to let the host go on (only when `may_pause`)."""
+
+
+class Record:
+    """One recording of a signal; `done` turns True once. number: what an observer knows it by."""
+
+    __slots__ = ("done", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.done = False
+
+
+class Pending:
+    """A submitted operation and the parts of it that have not run."""
+
+    __slots__ = ("lane", "operation", "ordinal", "parts", "record")
+
+    def __init__(self, ordinal: int, operation: Operation, lane: Lane, parts: tuple[Part, ...], record: Record) -> None:
+        self.ordinal = ordinal
+        self.operation = operation
+        self.lane = lane
+        self.parts = list(parts)
+        self.record = record
+
+
+class _Wait:
+    __slots__ = ("record",)
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+
+class _Mark:
+    __slots__ = ("record",)
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+
+Choice = tuple[Pending, int]
+"""An enabled part: the pending operation at the head of its lane, and the index of one of its parts."""
+
+
+class SimulatedBackend(HostMemory):
+    """Lanes as queues, one host, virtual steps. `max_steps` bounds a run; going over it is a Hang."""
+
+    name = "simulated"
+    device = torch.device("cpu")
+
+    def __init__(
+        self, chooser: Chooser, observer: OperationObserver | None = None, max_steps: int = 50_000_000
+    ) -> None:
+        super().__init__()
+        self._chooser = chooser
+        self._observer = observer
+        self._lanes: dict[str, Lane] = {}
+        self._captures = Captures()
+        self.capture = self._captures.capture
+        self._queues: list[deque[Pending | _Wait | _Mark]] = []
+        self._submitted = 0
+        self._records = 0
+        self._max_steps = max_steps
+        self.steps = 0
+
+    def lane(self, name: str) -> Lane:
+        """The lane of that name, made when first asked for."""
+        if name not in self._lanes:
+            self._lanes[name] = Lane(len(self._lanes), name)
+            self._queues.append(deque())
+        return self._lanes[name]
+
+    def signal(self) -> Signal:
+        """A never-recorded signal."""
+        return Signal()
+
+    def submit(
+        self,
+        operation: Operation,
+        *,
+        lane: Lane,
+        reads: Sequence[Footprint] = (),
+        writes: Sequence[Footprint] = (),
+        after: Sequence[Signal] = (),
+    ) -> Signal:
+        """Queue the operation, then let the chooser run whatever it likes."""
+        if self._captures.covers(lane):
+            return self._captures.take(operation, reads, writes)
+        for signal in after:
+            self._queue_wait(signal, lane)
+        self._submitted += 1
+        parts = operation.parts
+        if operation.stage is not None and any(f.place is Place.PAGEABLE for f in reads):
+            parts = operation.stage()
+        if not parts:
+            # An empty copy still takes its turn: with nothing to run it would block its lane for ever.
+            parts = (_nothing,)
+        pending = Pending(self._submitted, operation, lane, parts, self._new_record())
+        self._queues[lane.index].append(pending)
+        if self._observer is not None:
+            self._observer.submitted(pending.ordinal, operation, lane, reads, writes, pending.record.number)
+        if any(f.place is Place.PAGEABLE for f in writes):
+            self._run_until(pending.record, operation.name)
+            self._tell_joined(pending.record)
+        # Other lanes go on while the host returns, also from a copy that it had to join.
+        self._yield()
+        return Signal(pending.record)
+
+    def record(self, signal: Signal, *, lane: Lane) -> None:
+        """Bind the signal to everything queued in the lane so far."""
+        self._captures.refuse_record(lane)
+        record = self._new_record()
+        signal.handle = record
+        self._queues[lane.index].append(_Mark(record))
+        if self._observer is not None:
+            self._observer.recorded(record.number, lane)
+        self._yield()
+
+    def replay(self, graph: Graph) -> None:
+        """Queue every operation of the graph, the chooser running what it likes in between."""
+        self._captures.check(graph)
+        for each in graph.operations:
+            self.submit(each.operation, lane=graph.lane, reads=each.reads, writes=each.writes)
+
+    def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
+        """A lane's wait is queued; a host's wait runs the machine until the record is reached."""
+        if lane is not None:
+            self._queue_wait(signal, lane)
+            self._yield()
+            return
+        if isinstance(signal.handle, Record):
+            self._run_until(signal.handle, "host wait")
+            self._tell_joined(signal.handle)
+
+    def query(self, signal: Signal) -> bool:
+        """Let the chooser run what it likes, then look."""
+        self._yield()
+        self._settle()
+        if not isinstance(signal.handle, Record):
+            return True
+        if signal.handle.done:
+            self._tell_joined(signal.handle)
+            return True
+        # A poll takes a step, so that a host that polls for ever is a Hang and not an endless run.
+        self._spend_step()
+        return False
+
+    def drain(self) -> None:
+        """Run until every lane is empty."""
+        while enabled := self._enabled():
+            self._step(enabled, may_pause=False)
+        stuck = [name for name, lane in self._lanes.items() if self._queues[lane.index]]
+        if stuck:
+            raise Hang(f"drain: lanes {', '.join(stuck)} wait for signals that nothing pending records")
+        if self._observer is not None:
+            self._observer.host_drained()
+
+    def idle(self) -> None:
+        """One pending part runs, if there is any."""
+        if enabled := self._enabled():
+            self._step(enabled, may_pause=False)
+        self._spend_step()
+
+    def _queue_wait(self, signal: Signal, lane: Lane) -> None:
+        if not isinstance(signal.handle, Record) or self._captures.covers(lane):
+            return
+        if self._observer is not None:  # also where the record is reached: in another schedule it is not
+            self._observer.lane_waited(signal.handle.number, lane)
+        if not signal.handle.done:
+            self._queues[lane.index].append(_Wait(signal.handle))
+
+    def _new_record(self) -> Record:
+        self._records += 1
+        return Record(self._records)
+
+    def _tell_joined(self, record: Record) -> None:
+        if self._observer is not None:
+            self._observer.host_joined(record.number)
+
+    def _run_until(self, record: Record, what: str) -> None:
+        self._settle()
+        while not record.done:
+            enabled = self._enabled()
+            if not enabled:
+                raise Hang(f"{what}: no pending operation can satisfy this wait")
+            self._step(enabled, may_pause=False)
+            self._settle()
+
+    def _yield(self) -> None:
+        while (enabled := self._enabled()) and self._step(enabled, may_pause=True):
+            pass
+
+    def _settle(self) -> None:
+        """Pass marks and satisfied waits at the heads of all lanes, until nothing moves."""
+        moved = True
+        while moved:
+            moved = False
+            for queue in self._queues:
+                while queue:
+                    head = queue[0]
+                    if isinstance(head, _Mark):
+                        head.record.done = True
+                    elif not (isinstance(head, _Wait) and head.record.done):
+                        break
+                    queue.popleft()
+                    moved = True
+
+    def _enabled(self) -> list[Choice]:
+        self._settle()
+        enabled: list[Choice] = []
+        for queue in self._queues:
+            if queue and isinstance(queue[0], Pending):
+                head = queue[0]
+                enabled.extend((head, i) for i in range(len(head.parts)))
+        return enabled
+
+    def _step(self, enabled: list[Choice], *, may_pause: bool) -> bool:
+        choice = self._chooser.choose(enabled, may_pause=may_pause)
+        if choice is None:
+            if not may_pause:
+                raise InternalError(f"chooser paused where the host waits; expected 0 to {len(enabled) - 1}, got None")
+            return False
+        self._spend_step()
+        pending, index = enabled[choice]
+        pending.parts.pop(index)()
+        if not pending.parts:
+            self._queues[pending.lane.index].popleft()
+            pending.record.done = True
+            if self._observer is not None:
+                self._observer.completed(pending.ordinal)
+        return True
+
+    def _spend_step(self) -> None:
+        self.steps += 1
+        if self.steps > self._max_steps:
+            raise Hang(f"step budget of {self._max_steps} virtual steps is spent; the run does not end")
+
+
+def _nothing() -> None:
+    """The only part of an operation that has none."""

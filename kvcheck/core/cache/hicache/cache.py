@@ -1,0 +1,372 @@
+"""HiCache: the prefix tree over device and host, as a scheduler uses it.
+
+    admit     match -> lock -> load back what only the host holds (all or nothing) -> adopt the pages
+    prepare   name the loads that the next pass reads; copy states into the requests' own slots
+    keep      a prefix has been computed: the tree takes its pages, a backup may start
+    finish    the request ends: the tree takes what it does not have
+    poll      acknowledge what is through, in order
+
+Invariants:
+- What a lease names stays on the device until the lease is dropped or finished.
+- A page given to the tree is the tree's: the request frees only what the tree did not take.
+- A prefix of a model with recurrent layers is cached only together with its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation
+from kvcheck.core.cache.hicache.controller import Transfer, TransferController
+from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
+from kvcheck.core.cache.hicache.movement import Movement
+from kvcheck.core.cache.hicache.node import ABSENT, Node
+from kvcheck.core.cache.hicache.radix_tree import Match, Offer, PrefixTree, Tokens
+from kvcheck.core.cache.hicache.storage_tier import StorageTier
+from kvcheck.core.cache.pools.pool import Given, Holding, KVPool
+from kvcheck.kernels.page_copy import copy_bytes_torch
+
+WRITE_POLICIES: dict[str, int | None] = {"write-through": 1, "write-through-selective": 2, "write-back": None}
+"""Uses of a node after which it is backed up; None: only when the device evicts it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """write_policy: row of WRITE_POLICIES. order: row of EVICTION_ORDERS. ack_period: rounds between two polls.
+
+    ring: loads in flight at once.
+    """
+
+    write_policy: str = "write-through"
+    order: str = "lru"
+    ack_period: int = 1
+    ring: int = 3
+
+    def __post_init__(self) -> None:
+        if self.write_policy not in WRITE_POLICIES:
+            raise UsageError(f"unknown write policy {self.write_policy!r}; known: {', '.join(WRITE_POLICIES)}")
+        if self.ack_period < 1:
+            raise UsageError(f"ack_period: expected at least 1, got {self.ack_period}")
+
+
+@dataclass(slots=True, kw_only=True)
+class Lease:
+    """What one request holds of the tree. node: locked for it. loads: transfers that bring pages it reads.
+
+    state_from: a node whose state is still to be copied into the request's own slot.
+    """
+
+    node: Node
+    holding: Holding
+    priority: int = 0
+    loads: list[Transfer] = field(default_factory=list)
+    state_from: Node | None = None
+
+
+class HiCache:
+    """Device and host tier of one rank. Without a controller it is the device tier alone."""
+
+    movement_type = Movement
+
+    def __init__(
+        self,
+        tree: PrefixTree,
+        residency: Residency,
+        controller: TransferController | None,
+        backend: Backend,
+        *,
+        config: CacheConfig,
+        agree: Callable[[int], int] = int,
+        listener: CacheListener | None = None,
+    ) -> None:
+        self.tree = tree
+        self.residency = residency
+        self.controller = controller
+        self.config = config
+        self._pool: KVPool = residency.pool
+        self._backend = backend
+        self._listener = listener
+        self._rounds = 0
+        self.storage: StorageTier | None = None
+        self._fetched: set[int] = set()
+        self.movement: Movement | None = None
+        if controller is not None:
+            residency.loads_in_flight = lambda: bool(controller.loads)
+            self.movement = self.movement_type(
+                residency,
+                controller,
+                self.evict,
+                uses=WRITE_POLICIES[config.write_policy],
+                agree=agree,
+                listener=listener,
+            )
+
+    def connect(self, storage: StorageTier) -> None:
+        """Keep backed-up nodes in a store from now on, and fetch from it."""
+        assert self.movement is not None
+        self.storage = storage
+        self.movement.on_backed_up = storage.store
+
+    # A request's life
+
+    @property
+    def is_deferring(self) -> bool:
+        """No load could start now: every entry of the ring is in flight."""
+        return self.controller is not None and not self.controller.can_load
+
+    def admit(self, tokens: Tokens, holding: Holding, *, priority: int = 0) -> Lease:
+        """Serve the longest cached prefix to an empty holding, loading back what only the host holds of it."""
+        match = self.tree.match(tokens, priority=priority)
+        self._tell_lookup(tokens, match, holding.request, device_only=False)
+        self.tree.lock(match.node)
+        if self.movement is not None and not self.movement.load_back(match, holding.request):
+            # No room to load all of it: what the device holds is served, and nothing of the rest is kept.
+            self.tree.unlock(match.node)
+            match = self.tree.match(tokens, priority=priority, device_only=True)
+            self._tell_lookup(tokens, match, holding.request, device_only=True)
+            self.tree.lock(match.node)
+        lease = Lease(node=match.node, holding=holding, priority=priority)
+        lease.loads = list(dict.fromkeys(each for node in match.nodes for each in node.loading))
+        self._adopt(holding, match)
+        if self._pool.has_state and match.pages:
+            lease.state_from = match.node
+        if self.movement is not None:
+            for node in match.nodes:
+                self.movement.back_up_when_due(node, holding.request)
+        return lease
+
+    def fetch(self, tokens: Tokens, request: int) -> bool:
+        """The request is next: fetch, once, what only the store has of its prompt; whether all of it has arrived."""
+        if self.storage is None:
+            return True
+        if request not in self._fetched:
+            self._fetched.add(request)
+            self.storage.begin(tokens, request)
+        return not self.storage.is_fetching(request)
+
+    def forget(self, request: int) -> None:
+        """The request was aborted before it was admitted."""
+        if self.storage is not None:
+            self.storage.forget(request)
+
+    def is_loaded(self, lease: Lease) -> bool:
+        """Every load of the lease has started: its pages may be read behind the gate."""
+        return all(transfer.producer is not None for transfer in lease.loads)
+
+    def prepare(self, leases: Iterable[Lease]) -> None:
+        """Before a pass: its reads wait for the loads of these leases; states that are due are copied."""
+        waiting = list(leases)
+        for lease in waiting:
+            lease.loads = [transfer for transfer in lease.loads if not transfer.acknowledged]
+        if self.controller is not None:
+            producers = [t.producer for lease in waiting for t in lease.loads if t.producer is not None]
+            self.controller.gate.consume(producers)
+        for lease in waiting:
+            if lease.state_from is not None:
+                self._copy_state(lease.state_from.device.state, lease.holding.state_slot, lease.holding.request)
+                lease.state_from = None
+
+    def keep(self, lease: Lease, tokens: Tokens) -> None:
+        """The request has computed these whole pages: let others share them from now on."""
+        holding = lease.holding
+        pages = len(tokens) // self._pool.page_size
+        node, known = self.tree.device_match(tokens)
+        if known == pages > 0 and self._pool.has_state and node.device.state == ABSENT:
+            self._give_state(node, holding)
+        if known != holding.shared or known == pages:
+            return  # somebody cached a longer run of it meanwhile; ours is offered again at the end
+        state = ABSENT
+        if self._pool.has_state:
+            state = self._snapshot(holding)
+            if state == ABSENT:
+                return
+        self._tell_computed(tokens, holding.request)
+        taken = self.tree.insert(tokens, self._offer(holding, pages, state), priority=lease.priority)
+        self.tree.lock(taken.node)
+        self.tree.unlock(lease.node)
+        lease.node = taken.node
+        holding.shared = pages
+        self._grown(taken.grown, holding.request)
+
+    def finish(self, lease: Lease, tokens: Tokens) -> Given:
+        """The request ends: offer what the tree lacks; says what the tree owns now."""
+        holding = lease.holding
+        pages = len(tokens) // self._pool.page_size
+        given = Given.nothing(len(holding.pages))
+        if not self._pool.has_state and pages > holding.shared:
+            self._tell_computed(tokens, holding.request)
+            taken = self.tree.insert(tokens, self._offer(holding, pages, ABSENT), priority=lease.priority)
+            given.full[:pages], given.window[:pages] = taken.full, taken.window
+            self._grown(taken.grown, holding.request)
+        self.tree.unlock(lease.node)
+        return given
+
+    def release(self, lease: Lease) -> None:
+        """The request is aborted: nothing is offered, nothing held."""
+        self.tree.unlock(lease.node)
+
+    def drop(self, lease: Lease) -> None:
+        """The request is retracted: it holds nothing of the tree any more, and may come back."""
+        self.tree.unlock(lease.node)
+        lease.node = self.tree.root
+        self.tree.lock(lease.node)
+        lease.loads = []
+        lease.state_from = None
+
+    # Room
+
+    def evictable(self, space: str) -> int:
+        """Device pages or slots of a space that `evict` could free."""
+        return self.residency.evictable(space)
+
+    def cached(self, tier: str, space: str) -> int:
+        """Pages or slots of a space that the tree holds on a tier."""
+        return sum(len(node.tier(tier).ids(space)) for node in self.tree.nodes(on_device=tier == "device"))
+
+    def evict(self, space: str, count: int) -> int:
+        """Free at least `count` device pages or slots of a space if unlocked nodes allow it; how many were freed."""
+        freed = 0
+        spared: list[Node] = []
+        while freed < count and (node := self.residency.device_victim(space, spared)) is not None:
+            size = len(node.device.ids(space))
+            if space != "full":
+                self.residency.tombstone(node, "device", space)
+            elif node.is_backed or self._write_back(node):
+                self.residency.demote(node)
+            elif self.residency.can_drop(node):
+                self.residency.drop(node)
+            else:
+                spared.append(node)
+                continue
+            freed += size
+        return freed
+
+    def _write_back(self, node: Node) -> bool:
+        """Back up a node that is about to leave the device, and wait for it; False where that is not the policy."""
+        if self.movement is None or self.movement.uses is not None or not self.movement.back_up(node, WRITE_BACK):
+            return False
+        self.movement.wait_for_backups()
+        return True
+
+    # Rounds
+
+    def start_loads(self) -> None:
+        """Start what this round's admissions queued."""
+        if self.controller is not None:
+            self.controller.start_loads()
+
+    def poll(self) -> bool:
+        """Every ack_period rounds: acknowledge what is through; whether there was anything."""
+        self._rounds += 1
+        if self.movement is None or self._rounds % self.config.ack_period:
+            return False
+        if self.storage is not None:
+            self.storage.poll()
+        return self.movement.poll()
+
+    def wait_oldest(self) -> bool:
+        """Wait for a transfer in flight and acknowledge it; False where none is in flight."""
+        if self.movement is not None and self.movement.wait_oldest():
+            return True
+        return self.storage is not None and self.storage.wait_oldest()
+
+    def settle(self) -> None:
+        """Finish and acknowledge every transfer."""
+        self.start_loads()
+        while self.wait_oldest():
+            self.start_loads()
+
+    def locked(self) -> int:
+        """Nodes that somebody holds on either tier; 0 when nothing is under way."""
+        return sum(node.locks > 0 or node.host_locks > 0 for node in self.tree.nodes())
+
+    def close(self) -> None:
+        """Finish every transfer, then give all cached pages back."""
+        self.settle()
+        for node in list(self.tree.root.children.values()):
+            self.residency.drop(node)
+
+    def _tell_lookup(self, tokens: Tokens, match: Match, request: int, *, device_only: bool) -> None:
+        if self._listener is not None:
+            self._listener.looked_up(
+                request=request,
+                chain=self.tree.chain(tokens),
+                pages=match.pages,
+                device_pages=match.device_pages,
+                device_only=device_only,
+            )
+
+    def _tell_computed(self, tokens: Tokens, request: int) -> None:
+        if self._listener is not None:
+            self._listener.computed(request=request, chain=self.tree.chain(tokens))
+
+    # What moves between a request and the tree
+
+    def _adopt(self, holding: Holding, match: Match) -> None:
+        """Start the holding with the match's pages, and the window pages that its next position sees."""
+        if not match.pages:
+            return
+        full = np.concatenate([node.device.ids("full") for node in match.nodes])
+        window = np.zeros(0, dtype=np.int64)
+        if self._pool.has_window:
+            held = [
+                node.device.window if node.device.window is not None else np.full(len(node.keys), ABSENT)
+                for node in match.nodes
+            ]
+            window = np.maximum(np.concatenate(held), 0)
+            window[: self._pool.first_seen_page(match.pages * self._pool.page_size)] = 0
+        self._pool.adopt(holding, full, window)
+
+    def _offer(self, holding: Holding, pages: int, state: int) -> Offer:
+        if not self._pool.has_window:
+            return Offer(full=holding.pages[:pages], state=state)
+        window = np.full(pages, ABSENT, dtype=np.int64)
+        held = holding.window_pages[:pages]
+        window[: len(held)][held > 0] = held[held > 0]
+        return Offer(full=holding.pages[:pages], window=window, state=state)
+
+    def _grown(self, grown: Iterable[Node], request: int) -> None:
+        for node in grown:
+            self.residency.gained(node, "device", ("full", "window", "state"))
+            node.hits += 1
+            if self.movement is not None:
+                self.movement.back_up_when_due(node, request)
+
+    def _give_state(self, node: Node, holding: Holding) -> None:
+        """A cached prefix lost its state: the request, which is at its end, gives it a new one."""
+        node.device.state = self._snapshot(holding)
+        self.residency.gained(node, "device", ("state",))
+
+    def _snapshot(self, holding: Holding) -> int:
+        """A slot of the tree's with a copy of the request's state, or ABSENT where there is no room for one."""
+        if self._pool.spare("state") < 1 and not self.evict("state", 1):
+            return ABSENT
+        slots = self._pool.allocators["state"].allocate(1, holding.request)
+        if slots is None:
+            return ABSENT
+        self._copy_state(holding.state_slot, int(slots[0]), holding.request)
+        return int(slots[0])
+
+    def _copy_state(self, source: int, target: int, request: int) -> None:
+        """Copy one state slot to another, in forward-lane order and behind the loads of this pass."""
+        owner = self._pool.sets["state"]
+        layers = range(len(owner.spec.layers))
+        names = tuple(buffer.name for buffer in owner.spec.buffers)
+        views = [(owner.read_view(name, layers, self._pool.forward), owner.write_view(name)) for name in names]
+        parts = tuple(partial(copy_bytes_torch, wide[:, target], view[:, source]) for view, wide in views)
+        slots = np.array([source, target], dtype=np.int64)
+        self._backend.submit(
+            Operation("hicache.copy_state", parts, request),
+            lane=self._pool.forward,
+            reads=(Footprint("state", names, (0, len(layers)), slots[:1]),),
+            writes=(Footprint("state", names, (0, len(layers)), slots[1:]),),
+        )
+
+
+WRITE_BACK = 1
+"""Whose work a backup on eviction is counted as: nobody's in particular, so the first request's."""

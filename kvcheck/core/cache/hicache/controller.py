@@ -1,0 +1,264 @@
+"""TransferController: copies between the device pool and the host pool, merged, acknowledged in order.
+
+    queue    load(nodes of A) load(nodes of B)          one request each
+    start    one merged Transfer, layer by layer:       h2d.0       L0 L1 L2 ...
+                                                        h2d.0.side  L0 L1 L2 ...   index pages, window, state
+    ack      when every lane's last operation has run   first in, first out
+
+Invariants:
+- A leg's index values are frozen; moving or merging gives a new leg. (mutant: move-changes-indices)
+- A backup reads behind everything the forward lane was given when it started. (mutant: backup-before-forward)
+- A transfer is acknowledged when all its lanes are through, the companions' included. (mutant: ack-by-kv-alone)
+- Every buffer of the pool's table that a leg's space holds is copied: there is no second list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvcheck.core.base.errors import LengthMismatch
+from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import Backend, Footprint, Lane, Operation, Signal
+from kvcheck.core.cache.hicache.host_pool import HostPool
+from kvcheck.core.cache.hicache.layer_gate import LayerGate
+from kvcheck.core.cache.hicache.node import Node, owned
+from kvcheck.core.cache.pools.buffers import Granularity
+from kvcheck.core.cache.pools.pool import KVPool
+
+LOAD_ENGINES = 2
+"""Loads take turns on so many pairs of lanes, as a device has several copy engines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """What moves in one space. host, device: [n] page or slot ids, pairwise, frozen. chain: [n] hashes of them."""
+
+    space: str
+    host: IndexArray
+    device: IndexArray
+    chain: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.host) == len(self.device) == len(self.chain):
+            raise LengthMismatch(
+                f"transfer of {self.space}: {len(self.host)} host ids, {len(self.device)} device ids and "
+                f"{len(self.chain)} hashes"
+            )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Transfer:
+    """Copies of one direction. nodes: whose values they are; a split adds to it. done: one signal a lane.
+
+    number: counts transfers from 1. request: who asked. producer: the ring entry of a load that has started.
+    """
+
+    number: int
+    kind: str
+    request: int
+    nodes: list[Node]
+    legs: tuple[Leg, ...]
+    lock: Node
+    done: tuple[Signal, ...] = ()
+    acknowledged: bool = False
+    producer: int | None = None
+
+
+def make_leg(space: str, host: IndexArray, device: IndexArray, chain: Sequence[bytes]) -> Leg:
+    """A leg that owns its index values."""
+    return Leg(space, owned(host), owned(device), tuple(chain))
+
+
+def merge(legs: Sequence[Leg]) -> tuple[Leg, ...]:
+    """One leg a space, in the order the spaces first appear; the values given are left as they are."""
+    spaces = dict.fromkeys(leg.space for leg in legs)
+    return tuple(
+        make_leg(
+            space,
+            np.concatenate([leg.host for leg in legs if leg.space == space]),
+            np.concatenate([leg.device for leg in legs if leg.space == space]),
+            [each for leg in legs if leg.space == space for each in leg.chain],
+        )
+        for space in spaces
+    )
+
+
+def full_pages(legs: Sequence[Leg]) -> int:
+    """Pages of the full space that move."""
+    return sum(len(leg.host) for leg in legs if leg.space == "full")
+
+
+def leading_reached(backend: Backend, queue: Iterable[Sequence[Signal]]) -> int:
+    """How many entries at the head of a queue have all signals reached; asks nothing behind the first that has not."""
+    count = 0
+    for signals in queue:
+        if not all(backend.query(signal) for signal in signals):
+            break
+        count += 1
+    return count
+
+
+class TransferController:
+    """Backups and loads of one engine."""
+
+    gate_type = LayerGate
+
+    def __init__(self, pool: KVPool, host: HostPool, backend: Backend, *, ring: int = 3) -> None:
+        self.pool = pool
+        self.host = host
+        self._backend = backend
+        self._d2h = (backend.lane("hicache.d2h"), backend.lane("hicache.d2h.side"))
+        self._h2d = tuple(
+            (backend.lane(f"hicache.h2d.{engine}"), backend.lane(f"hicache.h2d.{engine}.side"))
+            for engine in range(LOAD_ENGINES)
+        )
+        self._started = 0
+        self.gate = self.gate_type(backend, lanes=2, layers=pool.shape.num_layers, entries=ring)
+        pool.connect(self.gate)
+        self._queued: list[Transfer] = []
+        self.backups: list[Transfer] = []
+        self.loads: list[tuple[Transfer, ...]] = []
+
+    @property
+    def can_load(self) -> bool:
+        """A load that is queued now will start with the next `start_loads`."""
+        return self.gate.has_room
+
+    def backup(self, transfer: Transfer) -> None:
+        """Start one backup: device to host, behind the forward lane."""
+        behind = self._behind_forward()
+        used = []
+        for leg in self.move(transfer.legs):
+            for buffers, lane in self._groups(leg.space, self._d2h):
+                owner = self.pool.sets[leg.space]
+                layers = len(owner.spec.layers)
+                words = {name: owner.read_view(name, (), lane) for name in buffers}
+                self._backend.submit(
+                    Operation(
+                        "hicache.backup",
+                        self.host.backup_parts(leg.space, buffers, host=leg.host, device=leg.device, words=words),
+                    ),
+                    lane=lane,
+                    reads=(Footprint(leg.space, tuple(buffers), (0, layers), leg.device),),
+                    writes=(self.host.footprint(leg.space, buffers, leg.host, layers=(0, layers)),),
+                    after=behind,
+                )
+                used.append(lane)
+        transfer.done = self._marks(used)
+        self.backups.append(transfer)
+
+    def queue_load(self, transfer: Transfer) -> None:
+        """Queue a load; it starts with the others of this round."""
+        self._queued.append(transfer)
+
+    def start_loads(self) -> None:
+        """Merge all queued loads into one, layer by layer, under one ring entry; later where the ring is full."""
+        if not self._queued:
+            return
+        producer = self.gate.begin()
+        if producer is None:
+            return
+        started, self._queued = tuple(self._queued), []
+        legs = self.move(merge([leg for transfer in started for leg in transfer.legs]))
+        behind = self._behind_forward()
+        used: list[Lane] = []
+        lanes = self._h2d[self._started % LOAD_ENGINES]
+        self._started += 1
+        for layer in range(self.pool.shape.num_layers):
+            for leg in legs:
+                layers = self.pool.sets[leg.space].spec.layers
+                if layer in layers:
+                    used += self._load_layer(leg, layers.index(layer), behind, lanes)
+            self.gate.layer_done(producer, layer, lanes)
+        done = self._marks(used)
+        for transfer in started:
+            transfer.producer, transfer.done = producer, done
+        self.loads.append(started)
+
+    def finished_backups(self) -> int:
+        """Backups at the head of the queue that are through."""
+        return self._finished([(transfer,) for transfer in self.backups])
+
+    def finished_loads(self) -> int:
+        """Merged loads at the head of the queue that are through."""
+        return self._finished(self.loads)
+
+    def take_backup(self) -> Transfer:
+        """Acknowledge the oldest backup."""
+        return self.backups.pop(0)
+
+    def take_load(self) -> tuple[Transfer, ...]:
+        """Acknowledge the oldest merged load; its ring entry can be armed again."""
+        started = self.loads.pop(0)
+        assert started[0].producer is not None
+        self.gate.retire(started[0].producer)
+        return started
+
+    def wait(self, transfer: Transfer) -> None:
+        """Make the host wait until a transfer is through."""
+        for signal in self._acknowledged_by(transfer):
+            self._backend.wait(signal)
+
+    def move(self, legs: tuple[Leg, ...]) -> tuple[Leg, ...]:
+        """Index values as the copy wants them: runs of host pages in order for direct copies. Always new values."""
+        if self.host.method != "direct":
+            return legs
+        moved = []
+        for leg in legs:
+            order = np.argsort(leg.host, kind="stable")
+            chain = [leg.chain[at] for at in order]
+            moved.append(make_leg(leg.space, leg.host[order], leg.device[order], chain))
+        return tuple(moved)
+
+    def _load_layer(self, leg: Leg, local: int, behind: tuple[Signal, ...], lanes: tuple[Lane, ...]) -> list[Lane]:
+        used = []
+        for buffers, lane in self._groups(leg.space, lanes):
+            owner = self.pool.sets[leg.space]
+            words = {name: owner.write_view(name) for name in buffers}
+            self._backend.submit(
+                Operation(
+                    "hicache.load",
+                    self.host.load_parts(
+                        leg.space, buffers, layer=local, host=leg.host, device=leg.device, words=words
+                    ),
+                ),
+                lane=lane,
+                reads=(self.host.footprint(leg.space, buffers, leg.host, layers=(local, local + 1)),),
+                writes=(Footprint(leg.space, tuple(buffers), (local, local + 1), leg.device),),
+                after=behind,
+            )
+            used.append(lane)
+        return used
+
+    def _groups(self, space: str, lanes: tuple[Lane, ...]) -> list[tuple[list[str], Lane]]:
+        """Buffers of a space by lane: token rows of the full space on the first, companions on the second."""
+        main: list[str] = []
+        side: list[str] = []
+        for buffer in self.pool.sets[space].spec.buffers:
+            group = main if space == "full" and buffer.rows is Granularity.TOKEN else side
+            group.append(buffer.name)
+        return [(names, lane) for names, lane in ((main, lanes[0]), (side, lanes[1])) if names]
+
+    def _behind_forward(self) -> tuple[Signal, ...]:
+        """What the forward lane has been given so far. (mutant: backup-before-forward)"""
+        behind = self._backend.signal()
+        self._backend.record(behind, lane=self.pool.forward)
+        return (behind,)
+
+    def _marks(self, used: Sequence[Lane]) -> tuple[Signal, ...]:
+        marks = []
+        for lane in dict.fromkeys(used):
+            mark = self._backend.signal()
+            self._backend.record(mark, lane=lane)
+            marks.append(mark)
+        return tuple(marks)
+
+    def _acknowledged_by(self, transfer: Transfer) -> tuple[Signal, ...]:
+        """The signals that must all be reached. (mutant: ack-by-kv-alone)"""
+        return transfer.done
+
+    def _finished(self, queue: Sequence[tuple[Transfer, ...]]) -> int:
+        return leading_reached(self._backend, (self._acknowledged_by(group[0]) for group in queue))

@@ -1,0 +1,315 @@
+"""A page store in a folder: one file an object, complete or not there.
+
+    <folder>/drafts/<pid>-<n>.draft     being written, locked by its writer
+    <folder>/ab/cd/abcd...              an object, named by its key
+    <folder>/used                       bytes of all objects; only where a capacity is set
+
+Invariants:
+- An object's name appears by one rename, after its bytes are on the disk; the directory follows before `put` ends.
+- A draft is removed by its writer, or by a later opener that got the lock of it: the kernel drops a lock with its
+  holder, so a live writer's draft is never taken and no clock or process id has to be believed.
+- Folders and objects below the store's folder are opened without following links; only regular files are read.
+- With a capacity, rename and accounting happen under one lock. A crash between them counts too much, never too little,
+  and a store that looks full is counted anew before it refuses.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import re
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kvcheck.core.base.errors import StorageError, UsageError
+from kvcheck.core.cache.hicache.storage import KEY_TEXT, check_key, object_bytes, pack_object, unpack_object
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+READ = (
+    os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+)  # non-blocking: a FIFO in an object's place must not hang
+DRAFT = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+LEDGER = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+DRAFT_NAME = re.compile(r"\d+-\d+\.draft")
+COUNT_BYTES = 8
+
+
+class FileStore:
+    """Objects in `folder`, shared by any number of processes of one machine.
+
+    capacity_bytes: most object bytes the folder may hold; all processes that share the folder give the same.
+    """
+
+    name = "files"
+
+    def __init__(self, folder: Path, capacity_bytes: int | None = None) -> None:
+        self.refused = 0
+        self.folder = folder
+        self._capacity_bytes = capacity_bytes
+        self._mutex = threading.Lock()
+        self._ordinals = itertools.count()
+        self._durable: set[str] = set()  # fan-out folders whose own names are known to be on the disk
+        self._root = self._drafts = -1
+        try:
+            _make_folder(folder)
+            self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._drafts = _open_folder(self._root, "drafts", make=True)
+            self._remove_stale_drafts()
+            with self._draft() as (name, _):  # the proof that the folder can be written
+                os.unlink(name, dir_fd=self._drafts)
+            if capacity_bytes is not None:
+                with self._ledger() as ledger:
+                    _write_count(ledger, self._count())
+        except OSError as error:
+            self.close()
+            raise UsageError(
+                f"cannot use {folder} as a page store: {error.strerror}; expected a folder that can be written"
+            ) from error
+
+    def put(self, key: str, payload: bytes) -> None:
+        """Keep `payload` under `key`, on the disk when this returns."""
+        self._check(key)
+        data = pack_object(key, payload)
+        try:
+            with self._shelf(key, make=True) as shelf:
+                if not _holds(shelf, key, data):
+                    self._write(shelf, key, data)
+                os.fsync(shelf)  # even if the object was there: its writer may have died before this step
+        except OSError as error:
+            raise StorageError(
+                f"page store {self.folder} could not keep {len(data)} bytes as {key[:2]}/{key[2:4]}/{key}: "
+                f"{error.strerror}; no part of them was left"
+            ) from error
+
+    def get(self, key: str, size: int) -> bytes | None:
+        """The exact bytes, or None."""
+        self._check(key)
+        try:
+            with self._shelf(key) as shelf:
+                data = _read_object(shelf, key, size=object_bytes(key, size))
+        except FileNotFoundError:
+            return None
+        except OSError:  # a link or a file in a folder's place, a disk that cannot read its sector
+            data = b""
+        payload = unpack_object(data, key=key, size=size)
+        if payload is None:
+            with self._mutex:
+                self.refused += 1
+        return payload
+
+    def contains(self, key: str) -> bool:
+        """Whether a file of that name is there, whole or not."""
+        self._check(key)
+        try:
+            with self._shelf(key) as shelf:
+                return stat.S_ISREG(_status(shelf, key).st_mode)
+        except OSError:
+            return False
+
+    def remove(self, key: str) -> None:
+        """Forget `key`. After a power cut it may be back, and then with the right bytes."""
+        self._check(key)
+        try:
+            with self._shelf(key) as shelf, self._ledger() as ledger:
+                size = _status(shelf, key).st_size
+                os.unlink(key, dir_fd=shelf)
+                _write_count(ledger, max(0, _read_count(ledger) - size))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StorageError(f"page store {self.folder} could not remove {key}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close the folder; the objects stay."""
+        for descriptor in (self._root, self._drafts):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._root = self._drafts = -1
+
+    def _check(self, key: str) -> None:
+        check_key(key)
+        if self._root < 0:
+            raise StorageError(f"page store {self.folder} is closed")
+
+    def _write(self, shelf: int, key: str, data: bytes) -> None:
+        if self._capacity_bytes is not None and len(data) > self._capacity_bytes:
+            raise self._full(len(data), used=0)
+        with self._draft() as (name, draft):
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(draft, rest) :]
+            os.fsync(draft)
+            with self._ledger() as ledger:
+                self._account(ledger, shelf, key, size=len(data))
+                os.replace(name, key, src_dir_fd=self._drafts, dst_dir_fd=shelf)
+
+    def _account(self, ledger: int, shelf: int, key: str, *, size: int) -> None:
+        """Note what the folder will hold after the rename, or raise StorageError where that is too much."""
+        if self._capacity_bytes is None:
+            return
+        old = 0
+        with suppress(FileNotFoundError):
+            status = _status(shelf, key)
+            old = 0 if stat.S_ISDIR(status.st_mode) else status.st_size  # a folder is not counted, nor replaced
+        used = _read_count(ledger)
+        if used - old + size > self._capacity_bytes:
+            used = self._count()
+        if used - old + size > self._capacity_bytes:
+            raise self._full(size, used=used)
+        _write_count(ledger, used - old + size)
+
+    def _full(self, size: int, *, used: int) -> StorageError:
+        return StorageError(
+            f"page store {self.folder} is full: {used} of {self._capacity_bytes} bytes used, {size} more do not fit"
+        )
+
+    def _count(self) -> int:
+        """Bytes of all objects in the folder."""
+        total = 0
+        for _, _, names, folder in os.fwalk(".", dir_fd=self._root):
+            for name in filter(KEY_TEXT.fullmatch, names):
+                with suppress(FileNotFoundError):
+                    total += _status(folder, name).st_size
+        return total
+
+    @contextmanager
+    def _ledger(self) -> Iterator[int]:
+        """The file with the count, locked; -1 without a capacity. Opened anew: a lock belongs to an open file, and
+        threads and forked children would share it."""
+        if self._capacity_bytes is None:
+            yield -1
+            return
+        ledger = os.open("used", LEDGER, 0o644, dir_fd=self._root)
+        try:
+            fcntl.flock(ledger, fcntl.LOCK_EX)
+            yield ledger
+        finally:
+            os.close(ledger)
+
+    @contextmanager
+    def _shelf(self, key: str, *, make: bool = False) -> Iterator[int]:
+        """The folder that `key` belongs in. Raises FileNotFoundError where it is missing and not to be made."""
+        outer = _open_folder(self._root, key[:2], make=make)
+        try:
+            shelf = _open_folder(outer, key[2:4], make=make)
+            try:
+                if make and key[:4] not in self._durable:
+                    os.fsync(self._root)
+                    os.fsync(outer)
+                    self._durable.add(key[:4])
+                yield shelf
+            finally:
+                os.close(shelf)
+        finally:
+            os.close(outer)
+
+    @contextmanager
+    def _draft(self) -> Iterator[tuple[str, int]]:
+        """(name, open file) of a new locked draft; removed at the end unless it was renamed or removed meanwhile."""
+        name, draft = self._new_draft()
+        try:
+            yield name, draft
+        finally:
+            # By link count, not by name: after the rename the name is free, and may already be another writer's.
+            if os.fstat(draft).st_nlink and _is_same(self._drafts, name, draft):
+                os.unlink(name, dir_fd=self._drafts)
+            os.close(draft)
+
+    def _new_draft(self) -> tuple[str, int]:
+        for ordinal in self._ordinals:
+            name = f"{os.getpid()}-{ordinal}.draft"
+            try:
+                draft = os.open(name, DRAFT, 0o644, dir_fd=self._drafts)
+            except FileExistsError:  # left by a process that had this id before, or has it in another container
+                continue
+            with suppress(OSError):  # a file system without locks: nobody gets the lock, so nobody cleans up either
+                fcntl.flock(draft, fcntl.LOCK_EX)
+            if os.fstat(draft).st_nlink:  # an opener may have cleaned it up before it was locked
+                return name, draft
+            os.close(draft)
+        raise AssertionError("counting ended")
+
+    def _remove_stale_drafts(self) -> None:
+        for name in filter(DRAFT_NAME.fullmatch, os.listdir(self._drafts)):
+            try:
+                draft = os.open(name, READ, dir_fd=self._drafts)
+            except OSError:  # renamed meanwhile, or not a draft
+                continue
+            try:
+                fcntl.flock(draft, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_same(self._drafts, name, draft):
+                    os.unlink(name, dir_fd=self._drafts)
+            except OSError:  # its writer is alive
+                continue
+            finally:
+                os.close(draft)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make `folder` and its parents, each on the disk before the next."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    above = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(above)
+    finally:
+        os.close(above)
+
+
+def _open_folder(above: int, name: str, *, make: bool) -> int:
+    try:
+        return os.open(name, FOLDER, dir_fd=above)
+    except FileNotFoundError:
+        if not make:
+            raise
+    with suppress(FileExistsError):
+        os.mkdir(name, dir_fd=above)
+    return os.open(name, FOLDER, dir_fd=above)
+
+
+def _status(folder: int, name: str) -> os.stat_result:
+    return os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+
+def _is_same(folder: int, name: str, opened: int) -> bool:
+    """Whether `name` still is the file that was opened."""
+    try:
+        return os.path.samestat(_status(folder, name), os.fstat(opened))
+    except FileNotFoundError:
+        return False
+
+
+def _holds(shelf: int, key: str, data: bytes) -> bool:
+    """Whether exactly `data` is there; what cannot be read is replaced, where that is possible."""
+    try:
+        return _read_object(shelf, key, size=len(data)) == data
+    except OSError:
+        return False
+
+
+def _read_object(shelf: int, key: str, *, size: int) -> bytes:
+    """The bytes of an object file of that size, or b"" for anything else that lies there."""
+    opened = os.open(key, READ, dir_fd=shelf)
+    try:
+        status = os.fstat(opened)  # first: a folder opens, and becomes no stream that would close it
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+            return b""
+        with os.fdopen(opened, "rb", buffering=0, closefd=False) as stream:
+            return stream.readall()
+    finally:
+        os.close(opened)
+
+
+def _read_count(ledger: int) -> int:
+    return int.from_bytes(os.pread(ledger, COUNT_BYTES, 0), "big") if ledger >= 0 else 0
+
+
+def _write_count(ledger: int, count: int) -> None:
+    if ledger >= 0:
+        os.pwrite(ledger, count.to_bytes(COUNT_BYTES, "big"), 0)

@@ -1,0 +1,98 @@
+"""LayerGate: a ring of loads, one event a layer; the read gate of every buffer set waits here.
+
+    ring    [0: e0 e1 e2 ... | loading][1: ... | finished][2: ...]     begin() arms the next entry
+    reader  wait(layer, lane): for every producer id it consumes, `lane` waits for that entry's event of that layer
+
+Invariants:
+- A read waits on the lane that reads, for its own layer, of every load that its pass consumes. (mutants:
+  gate-waits-neighbour-layer, gate-waits-wrong-entry, gate-waits-on-load-lane)
+- An entry is armed again only after the host has seen its load finish: until then its id has one meaning, and after
+  that everything submitted comes after the load, so nobody waits for it any more. (mutant: ring-rearmed-early)
+- Loads may run on different lanes: an event says nothing of another load.
+- With every entry in flight `begin` returns None: the caller defers, or waits for the oldest load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcheck.core.base.errors import LengthMismatch
+from kvcheck.core.cache.backend.backend import Backend, Lane, Signal
+
+
+class RingEntry:
+    """One place of the ring. layers: for each global layer, one event a load lane. finished: the host has seen it."""
+
+    __slots__ = ("finished", "layers")
+
+    def __init__(self, layers: tuple[tuple[Signal, ...], ...]) -> None:
+        self.layers = layers
+        self.finished = True
+
+
+class LayerGate:
+    """The ring of one engine, shared by all its buffer sets. Producer ids are places in the ring."""
+
+    def __init__(self, backend: Backend, *, lanes: int, layers: int, entries: int = 3) -> None:
+        if layers < 1 or entries < 1:
+            raise LengthMismatch(f"layer gate: expected at least 1 layer and 1 entry, got {layers} and {entries}")
+        self._backend = backend
+        self.ring = tuple(
+            RingEntry(tuple(tuple(backend.signal() for _ in range(lanes)) for _ in range(layers)))
+            for _ in range(entries)
+        )
+        self._producer = -1
+        self._consumed: tuple[int, ...] = ()
+
+    @property
+    def has_room(self) -> bool:
+        """The next entry can be armed. (mutant: ring-rearmed-early)"""
+        return self.ring[(self._producer + 1) % len(self.ring)].finished
+
+    def begin(self) -> int | None:
+        """Arm the next entry: its producer id, or None where its last load has not been seen to finish."""
+        if not self.has_room:
+            return None
+        self._producer = (self._producer + 1) % len(self.ring)
+        self.ring[self._producer].finished = False
+        return self._producer
+
+    def layer_done(self, producer: int, layer: int, lanes: tuple[Lane, ...]) -> None:
+        """Everything of that layer has been queued on these lanes, as many as an entry has events a layer."""
+        for signal, lane in zip(self.ring[producer].layers[layer], lanes, strict=True):
+            self._backend.record(signal, lane=lane)
+
+    def retire(self, producer: int) -> None:
+        """The host has seen the load finish: its entry can be armed again."""
+        self.ring[producer].finished = True
+
+    def consume(self, producers: Iterable[int]) -> None:
+        """The passes that follow read what these loads bring."""
+        self._consumed = tuple(dict.fromkeys(producers))
+
+    def wait(self, layer: int, lane: Lane) -> None:
+        """Make `lane` wait until a global layer of every consumed load has landed."""
+        for producer in self._waited_for():
+            for signal in self._events(producer, layer):
+                self._backend.wait(signal, lane=self._waiting_lane(lane))
+
+    def wait_whole(self, lane: Lane) -> None:
+        """Make `lane` wait for every layer of every consumed load: what a captured graph needs before it is replayed.
+
+        Waits made while a graph was captured are not made again when it is replayed.
+        """
+        for producer in self._waited_for():
+            for signal in self._events(producer, len(self.ring[producer].layers) - 1):
+                self._backend.wait(signal, lane=lane)
+
+    def _waited_for(self) -> list[int]:
+        """Consumed loads that the host has not seen finish."""
+        return [producer for producer in self._consumed if not self.ring[producer].finished]
+
+    def _events(self, producer: int, layer: int) -> tuple[Signal, ...]:
+        """The events of exactly that layer of exactly that load, one a lane."""
+        return self.ring[producer].layers[layer]
+
+    def _waiting_lane(self, lane: Lane) -> Lane:
+        """The lane that reads, not the one that loads."""
+        return lane

@@ -1,0 +1,98 @@
+"""A page store in a dict, for the simulator, with the faults of a real one on request.
+
+Invariants:
+- It keeps whole objects, not payloads: a fault changes object bytes, and `get` has to notice it.
+- Faults happen when they are asked for and at no other time.
+"""
+
+from __future__ import annotations
+
+from kvcheck.core.base.errors import StorageError, UsageError
+from kvcheck.core.cache.hicache.storage import check_key, pack_object, unpack_object
+
+
+class MemoryStore:
+    """Objects by key in one process. capacity_bytes: most object bytes it keeps; None: no bound."""
+
+    name = "memory"
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self.refused = 0
+        self._capacity_bytes = capacity_bytes
+        self._objects: dict[str, bytes] = {}
+        self._is_closed = False
+
+    def put(self, key: str, payload: bytes) -> None:
+        """Keep `payload` under `key`, or raise StorageError and leave what was there."""
+        self._check(key)
+        new = pack_object(key, payload)
+        old = self._objects.get(key, b"")
+        if new == old:
+            return
+        if self._capacity_bytes is not None:
+            used = sum(map(len, self._objects.values()))
+            if used - len(old) + len(new) > self._capacity_bytes:
+                raise StorageError(
+                    f"memory store is full: {used} of {self._capacity_bytes} bytes used, {len(new)} more do not fit"
+                )
+        self._objects[key] = new
+
+    def get(self, key: str, size: int) -> bytes | None:
+        """The exact bytes, or None."""
+        self._check(key)
+        data = self._objects.get(key)
+        if data is None:
+            return None
+        payload = unpack_object(data, key=key, size=size)
+        self.refused += payload is None
+        return payload
+
+    def contains(self, key: str) -> bool:
+        """Whether an object is there, whole or not."""
+        self._check(key)
+        return key in self._objects
+
+    def remove(self, key: str) -> None:
+        """Forget `key`."""
+        self._check(key)
+        self._objects.pop(key, None)
+
+    def close(self) -> None:
+        """Refuse everything from now on."""
+        self._is_closed = True
+
+    def keys(self) -> tuple[str, ...]:
+        """Keys of all objects, in the order they were first put: what a fault can be aimed at."""
+        return tuple(self._objects)
+
+    def corrupt(self, key: str, *, at: int, mask: int = 0xFF) -> None:
+        """Fault: flip the bits of `mask` in byte `at` of the object."""
+        data = bytearray(self._object(key))
+        data[at] ^= mask
+        self._objects[key] = bytes(data)
+
+    def truncate(self, key: str, *, size: int) -> None:
+        """Fault: leave the first `size` bytes of the object."""
+        self._objects[key] = self._object(key)[:size]
+
+    def swap(self, first: str, second: str) -> None:
+        """Fault: each of two whole objects lies under the other's key."""
+        self._objects[first], self._objects[second] = self._object(second), self._object(first)
+
+    def drop(self, key: str) -> None:
+        """Fault: the object is lost."""
+        del self._objects[key]
+
+    def fill_up(self) -> None:
+        """Fault: from now on there is no room for one byte more."""
+        self._capacity_bytes = sum(map(len, self._objects.values()))
+
+    def _object(self, key: str) -> bytes:
+        if key not in self._objects:
+            raise UsageError(f"memory store has no object {key!r} to damage; it has {len(self._objects)} objects")
+        return self._objects[key]
+
+    def _check(self, key: str) -> None:
+        check_key(key)
+        if self._is_closed:
+            raise StorageError("memory store is closed")

@@ -1,0 +1,261 @@
+"""Movement: back-ups and load-backs of nodes, from the first lock to the acknowledgement.
+
+Invariants:
+- Load-back is all or nothing: where it fails, every lock, page and slot is as before. (mutant:
+  partial-load-keeps-lock)
+- From the start of a transfer to its acknowledgement its nodes are locked on both tiers. (mutants: load-without-pin,
+  write-back-without-pin)
+- With write-through a node is backed up only under a parent that is: the backed-up nodes are closed under prefixes.
+- How many transfers to acknowledge is decided from a number that all ranks agree on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.hicache.controller import Leg, Transfer, TransferController, make_leg
+from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
+from kvcheck.core.cache.hicache.node import ABSENT, Node, owned
+from kvcheck.core.cache.hicache.radix_tree import Match
+
+SPACES = ("full", "window", "state")
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Something a match needs on the device that only the host holds. places: pages of the node it is about."""
+
+    node: Node
+    space: str
+    host: IndexArray
+    places: IndexArray
+
+
+class Movement:
+    """Moves what nodes hold between the tiers of one rank. uses: hits before a node is backed up; None: on eviction."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        controller: TransferController,
+        make_room: Callable[[str, int], int],
+        *,
+        uses: int | None,
+        agree: Callable[[int], int],
+        listener: CacheListener | None,
+    ) -> None:
+        self.controller = controller
+        self.uses = uses
+        self._residency = residency
+        self._tree = residency.tree
+        self._pool = residency.pool
+        self._make_room = make_room
+        self._agree = agree
+        self._listener = listener
+        self._count = 0
+        self.on_backed_up: Callable[[Node, int], None] = lambda node, request: None
+
+    # Backup
+
+    def back_up_when_due(self, node: Node, request: int) -> None:
+        """Start a backup of a node that has been used often enough, under a parent that has one."""
+        if self.uses is None or node.hits < self.uses or node.parent is None:
+            return
+        if node.parent is self._tree.root or node.parent.host.is_live:
+            self.back_up(node, request)
+
+    def back_up(self, node: Node, request: int) -> bool:
+        """Start a backup of one node; False where it has one, is loading, or the host has no room."""
+        if node.host.is_live or node.loading or not node.device.is_live:
+            return False
+        legs: list[Leg] = []
+        for space in SPACES:
+            device = node.device.ids(space)
+            if not len(device):
+                continue
+            host = self._host_ids(space, len(device), request)
+            if host is None and space == "full":
+                return False
+            if host is not None:  # without room for a companion the host keeps the pages alone: a tombstone
+                legs.append(make_leg(space, host, device, node.device.hashes(node.chain, space)))
+                self._place_host(node, space, host)
+        transfer = self._transfer("backup", request, node, tuple(legs))
+        transfer.nodes.append(node)
+        node.backing = transfer
+        self._pin(transfer)
+        self._tell_moving(transfer)
+        self.controller.backup(transfer)
+        self._residency.gained(node, "host", SPACES)
+        return True
+
+    def wait_for_backups(self) -> None:
+        """Wait for every backup in flight and acknowledge it."""
+        while self.controller.backups:
+            self.controller.wait(self.controller.backups[0])
+            self._acknowledge(self.controller.take_backup())
+
+    def _host_ids(self, space: str, count: int, request: int) -> IndexArray | None:
+        allocator = self.controller.host.allocators[space]
+        if allocator.available < count:
+            self._residency.evict_host(space, count - allocator.available)
+        return allocator.allocate(count, request)
+
+    def _place_host(self, node: Node, space: str, host: IndexArray) -> None:
+        """The node's host value, owned by the node. (mutant: node-keeps-queue-view)"""
+        if space == "full":
+            node.host.full = owned(host)
+        elif space == "state":
+            node.host.state = int(host[0])
+        elif node.device.window is not None:
+            value = np.full(len(node.keys), ABSENT, dtype=np.int64)
+            value[node.device.window != ABSENT] = host
+            node.host.window = owned(value)
+
+    # Load-back
+
+    def load_back(self, match: Match, request: int) -> bool:
+        """Bring every missing piece of a match to the device; False, and nothing changed, where it does not fit."""
+        gaps = [gap for node in match.nodes for gap in self._gaps(node, match)]
+        if not gaps:
+            return True
+        # Before anything is evicted to make room: what we load from, and into, must stay.
+        transfer = self._transfer("load", request, match.node, ())
+        self._pin(transfer)
+        taken = self._device_ids(gaps, request)
+        if taken is None:
+            self._abandon(transfer)
+            return False
+        transfer.legs = tuple(
+            make_leg(gap.space, gap.host, ids, [gap.node.chain[at] for at in gap.places])
+            for gap, ids in zip(gaps, taken, strict=True)
+        )
+        for gap, leg in zip(gaps, transfer.legs, strict=True):
+            self._place_device(gap, leg.device)
+            if self._listener is not None:
+                self._listener.tier_changed(tier="device", space=leg.space, chain=leg.chain, ids=leg.device, added=True)
+            if transfer not in gap.node.loading:
+                gap.node.loading = (*gap.node.loading, transfer)
+                transfer.nodes.append(gap.node)
+        self._tell_moving(transfer)
+        self.controller.queue_load(transfer)
+        return True
+
+    def _abandon(self, transfer: Transfer) -> None:
+        """Undo the locks of a load that does not fit. (mutant: partial-load-keeps-lock)"""
+        self._unpin(transfer)
+
+    def _device_ids(self, gaps: list[Gap], request: int) -> list[IndexArray] | None:
+        taken: list[tuple[str, IndexArray]] = []
+        for gap in gaps:
+            wanted = len(gap.host)
+            if (usable := self._pool.spare(gap.space)) < wanted:
+                self._make_room(gap.space, wanted - usable)
+            fits = self._pool.spare(gap.space) >= wanted
+            ids = self._pool.allocators[gap.space].allocate(wanted, request) if fits else None
+            if ids is None:
+                for space, given_back in taken:
+                    self._pool.allocators[space].free(given_back)
+                return None
+            taken.append((gap.space, ids))
+        return [ids for _, ids in taken]
+
+    def _gaps(self, node: Node, match: Match) -> list[Gap]:
+        """What a node lacks on the device for this match, pages before their companions."""
+        if not node.is_backed:
+            return []
+        gaps: list[Gap] = []
+        places = np.arange(len(node.keys), dtype=np.int64)
+        if not node.device.is_live:
+            gaps.append(Gap(node, "full", node.host.ids("full"), places))
+        if node.host.window is not None:
+            lacking = (node.host.window != ABSENT) & (places + self._start(node) >= self._first_seen(match))
+            if node.device.window is not None:
+                lacking &= node.device.window == ABSENT
+            gaps.append(Gap(node, "window", node.host.window[lacking], places[lacking]))
+        if node is match.node and node.device.state == ABSENT:
+            gaps.append(Gap(node, "state", node.host.ids("state"), places[-1:]))
+        return [gap for gap in gaps if len(gap.host)]
+
+    def _first_seen(self, match: Match) -> int:
+        """The first logical page that the position after the match sees."""
+        return self._pool.first_seen_page(match.pages * self._pool.page_size)
+
+    def _start(self, node: Node) -> int:
+        """The logical page at which a node begins."""
+        return sum(len(each.keys) for each in node.path()) - len(node.keys)
+
+    def _place_device(self, gap: Gap, ids: IndexArray) -> None:
+        node = gap.node
+        if gap.space == "full":
+            node.device.full = owned(ids)
+        elif gap.space == "state":
+            node.device.state = int(ids[0])
+        else:
+            held = node.device.window
+            value = np.full(len(node.keys), ABSENT, dtype=np.int64) if held is None else held.copy()
+            value[gap.places] = ids
+            node.device.window = owned(value)
+            assert node.device.full is not None
+            self._pool.map_window(node.device.full[gap.places], ids)
+
+    # Acknowledgement
+
+    def poll(self) -> bool:
+        """Acknowledge what is through on every rank, first in, first out; whether there was anything."""
+        backups = self._agree(self.controller.finished_backups())
+        loads = self._agree(self.controller.finished_loads())
+        for _ in range(backups):
+            self._acknowledge(self.controller.take_backup())
+        for _ in range(loads):
+            for transfer in self.controller.take_load():
+                self._acknowledge(transfer)
+        return bool(backups or loads)
+
+    def wait_oldest(self) -> bool:
+        """Wait for the oldest backup, else the oldest load, and acknowledge it; False where none is in flight."""
+        if self.controller.backups:
+            self.controller.wait(self.controller.backups[0])
+            self._acknowledge(self.controller.take_backup())
+            return True
+        if self.controller.loads:
+            self.controller.wait(self.controller.loads[0][0])
+            for transfer in self.controller.take_load():
+                self._acknowledge(transfer)
+            return True
+        return False
+
+    def _acknowledge(self, transfer: Transfer) -> None:
+        for node in transfer.nodes:
+            if transfer.kind == "backup":
+                node.backing = None
+            else:
+                node.loading = tuple(each for each in node.loading if each is not transfer)
+        transfer.acknowledged = True
+        self._unpin(transfer)
+        for node in transfer.nodes if transfer.kind == "backup" else ():
+            self.on_backed_up(node, transfer.request)
+        if self._listener is not None:
+            self._listener.transferred(
+                number=transfer.number, kind=transfer.kind, request=transfer.request, legs=transfer.legs
+            )
+
+    def _transfer(self, kind: str, request: int, lock: Node, legs: tuple[Leg, ...]) -> Transfer:
+        self._count += 1
+        return Transfer(number=self._count, kind=kind, request=request, nodes=[], legs=legs, lock=lock)
+
+    def _tell_moving(self, transfer: Transfer) -> None:
+        if self._listener is not None:
+            self._listener.moving(number=transfer.number, legs=transfer.legs)
+
+    def _pin(self, transfer: Transfer) -> None:
+        """Keep both ends until the acknowledgement. (mutants: load-without-pin, write-back-without-pin)"""
+        self._tree.lock(transfer.lock)
+        self._tree.lock_host(transfer.lock)
+
+    def _unpin(self, transfer: Transfer) -> None:
+        self._tree.unlock(transfer.lock)
+        self._tree.unlock_host(transfer.lock)

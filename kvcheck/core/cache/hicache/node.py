@@ -1,0 +1,123 @@
+"""Node: a run of pages in the prefix tree, with what each tier holds of it.
+
+    keys    [page][page][page]                 token bytes of each page
+    full    ids of the pages                   or None where the tier has none of them
+    window  ids, ABSENT where a page has gone  (sliding-window layers)
+    state   one slot at the run's last token   or ABSENT (recurrent layers)
+
+Invariants:
+- Index values are owned, read-only copies: they are replaced, never changed. (mutants: node-keeps-queue-view,
+  move-changes-indices)
+- `locks` and `host_locks` of a node are never below the sum of those below it, so a locked node has locked ancestors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcheck.core.base.paging import IndexArray
+
+if TYPE_CHECKING:
+    from kvcheck.core.cache.hicache.controller import Transfer
+
+ABSENT = -1
+"""In an index value: the tier does not hold this page or slot."""
+
+
+class Tier:
+    """Index values of one node on one tier. full: [n] or None. window: [n] or None. state: a slot or ABSENT."""
+
+    __slots__ = ("full", "state", "window")
+
+    def __init__(self) -> None:
+        self.full: IndexArray | None = None
+        self.window: IndexArray | None = None
+        self.state = ABSENT
+
+    @property
+    def is_live(self) -> bool:
+        """The tier holds the node's pages."""
+        return self.full is not None
+
+    def ids(self, space: str) -> IndexArray:
+        """What the tier holds in a space, absent ones left out."""
+        if space == "state":
+            return np.array([self.state] if self.state != ABSENT else [], dtype=np.int64)
+        value = {"full": self.full, "window": self.window}.get(space)
+        return np.zeros(0, dtype=np.int64) if value is None else value[value != ABSENT]
+
+    def hashes(self, chain: tuple[bytes, ...], space: str) -> tuple[bytes, ...]:
+        """Of the node's `chain`, the hashes that go with `ids`, one each; a state stands for the node's end."""
+        if space == "state":
+            return chain[-1:]
+        if space == "window" and self.window is not None:
+            return tuple(each for each, held in zip(chain, self.window != ABSENT, strict=True) if held)
+        return chain
+
+
+class Node:
+    """A run of whole pages after its parent's. chain: one hash a page, each covering all pages before it.
+
+    loading: loads into the node that are not acknowledged. A second one may bring a companion that the first had left.
+    """
+
+    __slots__ = (
+        "backing",
+        "chain",
+        "children",
+        "device",
+        "hits",
+        "host",
+        "host_locks",
+        "keys",
+        "last_used",
+        "loading",
+        "locks",
+        "ordinal",
+        "parent",
+        "priority",
+        "stored",
+    )
+
+    def __init__(self, keys: tuple[bytes, ...], chain: tuple[bytes, ...], parent: Node | None, ordinal: int) -> None:
+        self.keys = keys
+        self.chain = chain
+        self.parent = parent
+        self.ordinal = ordinal
+        self.children: dict[bytes, Node] = {}
+        self.device = Tier()
+        self.host = Tier()
+        self.locks = 0
+        self.host_locks = 0
+        self.hits = 0
+        self.priority = 0
+        self.last_used = 0
+        self.loading: tuple[Transfer, ...] = ()
+        self.backing: Transfer | None = None
+        self.stored = False
+
+    @property
+    def is_backed(self) -> bool:
+        """The host holds all pages of the node, and they have arrived."""
+        return self.host.is_live and self.backing is None
+
+    def tier(self, name: str) -> Tier:
+        """What "device" or "host" holds of the node."""
+        return self.device if name == "device" else self.host
+
+    def path(self) -> Iterator[Node]:
+        """The node and its ancestors, upwards."""
+        at: Node | None = self
+        while at is not None:
+            yield at
+            at = at.parent
+
+
+def owned(ids: IndexArray) -> IndexArray:
+    """A read-only copy: a node's index value never shares memory with a queue's, and never changes."""
+    copy = np.array(ids, dtype=np.int64)
+    copy.setflags(write=False)
+    return copy

@@ -1,0 +1,185 @@
+"""The storage tier: what a page store promises, how keys are made, how an object is laid out.
+
+    object: magic 8 | version 2 | key length 2 | payload length 8 | key | checksum 32 | payload
+    chain:  hash(page 0) -> hash(that, page 1) -> hash(that, page 2)     so a key stands for a whole prefix
+
+Invariants:
+- A key is a hash over length-prefixed fields: two namespaces, spaces or prefixes share one only if they are equal.
+- `get` gives the exact bytes that were put under that very key, or None; the checksum covers the header as well.
+- Nothing in an object is interpreted before its checksum matched, and the payload is never interpreted at all.
+- Every store goes through the same object format, the one in memory too.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Protocol
+
+from kvcheck.core.base.errors import LengthMismatch, UsageError
+from kvcheck.core.base.registry import Registry
+
+HASH_BYTES = 32
+KEY_TEXT = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}")
+
+MAGIC = b"KVCHKOBJ"
+VERSION = 1
+FIELDS = struct.Struct(">8sHHQ")
+"""Magic, version, length of the key, length of the payload."""
+
+
+class PageStore(Protocol):
+    """Objects by key. Every method raises StorageError once the store is closed or gone, UsageError for a bad key."""
+
+    name: str
+    refused: int
+    """Objects that were found and not served: truncated, corrupt, of another size or another key."""
+
+    def put(self, key: str, payload: bytes) -> None:
+        """Keep `payload`: afterwards a reader sees all of it or, if it is lost, nothing.
+
+        Equal bytes under that key: nothing to do. Other bytes are replaced. Raises StorageError where it cannot be
+        kept; what was there before stays, or is gone, but is never mixed.
+        """
+
+    def get(self, key: str, size: int) -> bytes | None:
+        """The `size` bytes under `key`. None: absent, or refused."""
+
+    def contains(self, key: str) -> bool:
+        """Advisory: something is there. Only a `get` proves that it can be read, so do not skip a `put` for this."""
+
+    def remove(self, key: str) -> None:
+        """Forget `key`; an absent key is fine."""
+
+    def close(self) -> None:
+        """Let go of the store, not of what is in it. Twice is fine."""
+
+
+STORES: Registry[Callable[..., PageStore]] = Registry(
+    "page store",
+    {
+        "files": "kvcheck.core.cache.hicache.file_store:FileStore",
+        "mooncake": "kvcheck.core.cache.hicache.mooncake_store:MooncakeStore",
+        "memory": "kvcheck.core.cache.hicache.memory_store:MemoryStore",
+    },
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace:
+    """Whose pages these are: what one owner stored, only an equal owner can find."""
+
+    model: str
+    dtype: str
+    layout: str
+    page_size: int
+    rank: int
+    ranks: int
+
+    def __post_init__(self) -> None:
+        if not (self.model and self.dtype and self.layout):
+            raise UsageError(f"a namespace needs model, dtype and layout; got {self}")
+        if self.page_size < 1 or not 0 <= self.rank < self.ranks:
+            raise UsageError(f"a namespace needs page_size >= 1 and 0 <= rank < ranks; got {self}")
+
+    def key(self, space: str, chain: bytes) -> str:
+        """Name of the page of `space` that ends the prefix `chain`: lower-case hex, safe as a file name."""
+        texts = (self.model, self.dtype, self.layout, str(self.page_size), str(self.rank), str(self.ranks), space)
+        # surrogatepass: a model's name may be a path that is not valid UTF-8, and still has to stay distinct.
+        fields = [*(text.encode("utf-8", "surrogatepass") for text in texts), chain]
+        return _hash_of(fields, purpose=b"kvcheck-key").hex()
+
+
+def chain_hashes(pages: Sequence[bytes], before: bytes = b"") -> tuple[bytes, ...]:
+    """One hash a page of token bytes, covering all pages before it. before: the hash of the page before the first."""
+    hashes: list[bytes] = []
+    for page in pages:
+        before = _hash_of((before, page), purpose=b"kvcheck-chain")
+        hashes.append(before)
+    return tuple(hashes)
+
+
+def check_key(key: str) -> None:
+    """Raise UsageError unless `key` is one that `Namespace.key` could have made: a path is not."""
+    if not KEY_TEXT.fullmatch(key):
+        raise UsageError(f"not a key of a page store: {key!r:.80}; expected {2 * HASH_BYTES} lower-case hex digits")
+
+
+def object_bytes(key: str, size: int) -> int:
+    """Length of the object that keeps `size` bytes under `key`."""
+    return FIELDS.size + len(key) + HASH_BYTES + size
+
+
+def pack_object(key: str, payload: bytes) -> bytes:
+    """The object that keeps `payload` under `key`."""
+    header = FIELDS.pack(MAGIC, VERSION, len(key), len(payload)) + key.encode("ascii")
+    return b"".join((header, _checksum(header, payload), payload))
+
+
+def unpack_object(data: bytes, *, key: str, size: int) -> bytes | None:
+    """The payload, or None unless `data` is, to the last byte, an object of `size` bytes under `key`."""
+    header = FIELDS.pack(MAGIC, VERSION, len(key), size) + key.encode("ascii")
+    if len(data) != object_bytes(key, size) or not data.startswith(header):
+        return None
+    start = len(header) + HASH_BYTES
+    payload = data[start:]
+    return payload if data[len(header) : start] == _checksum(header, payload) else None
+
+
+def complete_prefix(
+    has: Mapping[str, Sequence[bool]],
+    *,
+    policy: Mapping[str, str],
+    window_pages: Mapping[str, int] | None = None,
+) -> int:
+    """Leading pages that can be restored: the longest prefix for which every space has what it needs.
+
+    has: for each space, which pages are there. policy: what a prefix of n > 0 pages needs of the space: "all" its
+    pages 0 .. n - 1; "trailing" the last `window_pages[space]` of them (all where there are fewer); "end" page n - 1.
+    """
+    windows = window_pages or {}
+    _check_policies(has, policy=policy, windows=windows)
+    total = len(next(iter(has.values()), ()))
+    runs = dict.fromkeys(has, 0)  # pages in a row that end here
+    longest = 0
+    for count in range(1, total + 1):
+        for space, pages in has.items():
+            runs[space] = runs[space] + 1 if pages[count - 1] else 0
+        needed = {"all": count, "end": 1}
+        if all(
+            runs[space] >= (min(count, windows[space]) if rule == "trailing" else needed[rule])
+            for space, rule in policy.items()
+        ):
+            longest = count
+    return longest
+
+
+def _check_policies(
+    has: Mapping[str, Sequence[bool]], *, policy: Mapping[str, str], windows: Mapping[str, int]
+) -> None:
+    if has.keys() != policy.keys():
+        raise LengthMismatch(f"every space needs its policy: pages of {sorted(has)}, policies of {sorted(policy)}")
+    if len({len(pages) for pages in has.values()}) > 1:
+        counts = {space: len(pages) for space, pages in has.items()}
+        raise LengthMismatch(f"spaces of one prefix must have equally many pages; got {counts}")
+    for space, rule in policy.items():
+        if rule not in ("all", "trailing", "end"):
+            raise UsageError(f"space {space}: unknown policy {rule!r}; known: all, trailing, end")
+        if rule == "trailing" and windows.get(space, 0) < 1:
+            raise UsageError(f"space {space}: policy trailing needs window_pages >= 1; got {windows.get(space)}")
+
+
+def _hash_of(fields: Sequence[bytes], *, purpose: bytes) -> bytes:
+    """Hash of the fields as a list: each goes in behind its length, so that no two lists look alike."""
+    digest = blake2b(digest_size=HASH_BYTES, person=purpose)
+    for field in fields:
+        digest.update(len(field).to_bytes(8, "big"))
+        digest.update(field)
+    return digest.digest()
+
+
+def _checksum(header: bytes, payload: bytes) -> bytes:
+    return _hash_of((header, payload), purpose=b"kvcheck-object")

@@ -1,0 +1,307 @@
+"""StorageTier: host pages go to a page store behind their backups, and come back ahead of an admission.
+
+    store      backup acknowledged -> pack -> put                     one operation a node, host pages locked
+    prefetch   what both tiers lack and the store seems to have -> host pages -> get -> unpack
+    publish    the longest prefix for which every space arrived whole becomes a node that the host holds
+
+Invariants:
+- What the store says it has is a hint; only bytes that it served, checked, count.
+- A prefix is published no longer than its shortest companion, and only after its bytes are in the host pages.
+- Pages that did not arrive, or that somebody else cached meanwhile, are given back; they were never in the tree.
+- What was promised and what arrived counts where it is so on every rank: a store may lose one rank's page alone.
+- A store that cannot keep a page loses the copy, not the page; one that does not answer has nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+
+from kvcheck.core.base.errors import StorageError
+from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import Backend, Operation, Part, Signal
+from kvcheck.core.cache.hicache.controller import Leg, leading_reached, make_leg
+from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
+from kvcheck.core.cache.hicache.host_pool import HostPool
+from kvcheck.core.cache.hicache.node import ABSENT, Node, Tier, owned
+from kvcheck.core.cache.hicache.radix_tree import Known, Tokens
+from kvcheck.core.cache.hicache.storage import Namespace, PageStore, complete_prefix
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Write:
+    """Pages of a node on their way to the store. done: all were packed and handed over."""
+
+    node: Node
+    done: Signal
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Prefetch:
+    """Pages [start, stop) of a request's prompt on their way from the store to the host.
+
+    parent: the node they hang below, locked. units: host ids by space, with the logical page of each. arrived: pages
+    that were served whole, by space.
+    """
+
+    request: int
+    tokens: Tokens
+    start: int
+    stop: int
+    parent: Node
+    units: dict[str, tuple[IndexArray, IndexArray]]
+    arrived: dict[str, set[int]] = field(default_factory=dict)
+    done: Signal | None = None
+    is_wanted: bool = True
+
+
+class StorageTier:
+    """The storage tier of one rank. window_pages: pages that a window reaches back; 0 without window layers."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        host: HostPool,
+        store: PageStore,
+        namespace: Namespace,
+        backend: Backend,
+        *,
+        window_pages: int,
+        has_state: bool,
+        agree: Callable[[int], int] = int,
+        listener: CacheListener | None = None,
+    ) -> None:
+        self.failures = 0
+        self._residency = residency
+        self._tree = residency.tree
+        self._host = host
+        self._store = store
+        self._namespace = namespace
+        self._backend = backend
+        self._lane = backend.lane("storage")
+        self._agree = agree
+        self._listener = listener
+        self._policy = {"full": "all"}
+        self._windows: dict[str, int] = {}
+        if window_pages:
+            self._policy["window"], self._windows["window"] = "trailing", window_pages
+        if has_state:
+            self._policy["state"] = "end"
+        self._writes: list[Write] = []
+        self._prefetches: list[Prefetch] = []
+
+    # Down
+
+    def store(self, node: Node, request: int) -> None:
+        """Queue what the host holds of a node for the store, once."""
+        if node.stored or not node.host.is_live:
+            return
+        parts: list[Part] = []
+        reads = []
+        for space in self._policy:
+            units = node.host.ids(space)
+            if not len(units):
+                continue
+            for unit, each in zip(units.tolist(), node.host.hashes(node.chain, space), strict=True):
+                parts.append(partial(self._put, space, unit, self._namespace.key(space, each)))
+            names = self._names(space)
+            reads.append(self._host.footprint(space, names, units, layers=(0, self._layers(space))))
+        node.stored = True
+        self._tree.lock_host(node)
+        done = self._backend.submit(Operation("storage.put", tuple(parts), request), lane=self._lane, reads=reads)
+        self._writes.append(Write(node=node, done=done))
+
+    def _put(self, space: str, unit: int, key: str) -> None:
+        payload = self._host.pack(space, unit).numpy().tobytes()
+        try:
+            self._store.put(key, payload)
+        except StorageError:
+            self.failures += 1  # the host still has the page
+
+    # Up
+
+    def begin(self, tokens: Tokens, request: int) -> None:
+        """Start to fetch what the tiers lack of a prompt and the store seems to have."""
+        if any(each.request == request for each in self._prefetches):
+            return
+        chain = self._tree.chain(tokens)
+        known = self._tree.known(tokens)
+        parent, start = known.node, known.pages
+        if start == len(chain) or not (parent.host.is_live and parent.backing is None):
+            return
+        stop = self._promised(chain, known)
+        if stop <= max(start, known.servable):
+            return
+        self._tree.lock(parent)
+        self._tree.lock_host(parent)
+        units = self._host_units(start, stop, request)
+        if units is None:
+            self._tree.unlock(parent)
+            self._tree.unlock_host(parent)
+            return
+        prefetch = Prefetch(request=request, tokens=tokens.copy(), start=start, stop=stop, parent=parent, units=units)
+        parts = [
+            partial(self._get, prefetch, space, unit, page, self._namespace.key(space, chain[page]))
+            for space, (ids, pages) in units.items()
+            for unit, page in zip(ids.tolist(), pages.tolist(), strict=True)
+        ]
+        writes = [
+            self._host.footprint(space, self._names(space), ids, layers=(0, self._layers(space)))
+            for space, (ids, _) in units.items()
+        ]
+        prefetch.done = self._backend.submit(
+            Operation("storage.get", tuple(parts), request), lane=self._lane, writes=writes
+        )
+        self._prefetches.append(prefetch)
+
+    def is_fetching(self, request: int) -> bool:
+        """Pages of the request are on their way."""
+        return any(each.request == request and each.is_wanted for each in self._prefetches)
+
+    def forget(self, request: int) -> None:
+        """The request was aborted: what arrives for it is given back."""
+        for each in self._prefetches:
+            each.is_wanted = each.is_wanted and each.request != request
+
+    def _get(self, prefetch: Prefetch, space: str, unit: int, page: int, key: str) -> None:
+        try:
+            payload = self._store.get(key, self._host.unit_bytes(space))
+        except StorageError:
+            self.failures += 1  # the page has not arrived, and will be computed
+            return
+        if payload is not None:
+            self._host.unpack(space, unit, torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+            prefetch.arrived.setdefault(space, set()).add(page)
+
+    def _promised(self, chain: Sequence[bytes], known: Known) -> int:
+        """Pages of the longest prefix that the tree and, behind it, the store seem to have, companions included."""
+        has = {
+            space: known.held[space]
+            + [self._on_all(self._contains(self._namespace.key(space, each))) for each in chain[known.pages :]]
+            for space in self._policy
+        }
+        return complete_prefix(has, policy=self._policy, window_pages=self._windows)
+
+    def _contains(self, key: str) -> bool:
+        try:
+            return self._store.contains(key)
+        except StorageError:
+            self.failures += 1
+            return False
+
+    def _host_units(self, start: int, stop: int, request: int) -> dict[str, tuple[IndexArray, IndexArray]] | None:
+        """Host ids for every piece of pages [start, stop) that is to be fetched, all or nothing."""
+        wanted = {"full": np.arange(start, stop)}
+        if "window" in self._policy:
+            wanted["window"] = np.arange(max(start, stop - self._windows["window"]), stop)
+        if "state" in self._policy:
+            wanted["state"] = np.array([stop - 1])
+        units: dict[str, tuple[IndexArray, IndexArray]] = {}
+        for space, pages in wanted.items():
+            allocator = self._host.allocators[space]
+            if allocator.available < len(pages):
+                self._residency.evict_host(space, len(pages) - allocator.available)
+            ids = allocator.allocate(len(pages), request)
+            if ids is None:
+                for name, (taken, _) in units.items():
+                    self._host.allocators[name].free(taken)
+                return None
+            units[space] = (ids, pages)
+        return units
+
+    # Acknowledgement
+
+    def poll(self) -> None:
+        """Acknowledge what is through on every rank, first in, first out."""
+        for _ in range(self._agree(self._finished([each.done for each in self._writes]))):
+            self._tree.unlock_host(self._writes.pop(0).node)
+        signals = [each.done for each in self._prefetches if each.done is not None]
+        for _ in range(self._agree(self._finished(signals))):
+            self._publish(self._prefetches.pop(0))
+
+    def wait_oldest(self) -> bool:
+        """Wait for the oldest fetch, else the oldest write, and acknowledge it; False where there is none."""
+        if self._prefetches:
+            oldest = self._prefetches.pop(0)
+            assert oldest.done is not None
+            self._backend.wait(oldest.done)
+            self._publish(oldest)
+            return True
+        if self._writes:
+            write = self._writes.pop(0)
+            self._backend.wait(write.done)
+            self._tree.unlock_host(write.node)
+            return True
+        return False
+
+    def _on_all(self, is_so: bool) -> bool:
+        """Whether it is so on every rank."""
+        return bool(self._agree(int(is_so)))
+
+    def _finished(self, signals: Sequence[Signal]) -> int:
+        return leading_reached(self._backend, ((signal,) for signal in signals))
+
+    def _publish(self, prefetch: Prefetch) -> None:
+        """Make a node of what arrived whole, and give the rest back."""
+        self._tree.unlock(prefetch.parent)
+        self._tree.unlock_host(prefetch.parent)
+        for space, (_, pages) in prefetch.units.items():
+            arrived = prefetch.arrived.get(space, set())
+            prefetch.arrived[space] = {page for page in pages.tolist() if self._on_all(page in arrived)}
+        stop = self._arrived(prefetch) if prefetch.is_wanted else prefetch.start
+        node = None
+        if stop > prefetch.start:
+            tier = self._tier(prefetch, stop)
+            node = self._tree.insert_host(prefetch.tokens[: stop * self._tree.page_size], prefetch.start, tier)
+        kept = stop if node is not None else prefetch.start
+        legs: list[Leg] = []
+        chain = self._tree.chain(prefetch.tokens)
+        for space, (ids, pages) in prefetch.units.items():
+            whole = np.array([page in prefetch.arrived[space] for page in pages.tolist()])
+            is_kept = whole & ((pages < kept) if space != "state" else (pages == kept - 1))
+            if not is_kept.all():
+                self._host.allocators[space].free(ids[~is_kept])
+            if is_kept.any():
+                places = pages[is_kept].tolist()
+                legs.append(make_leg(space, ids[is_kept], ids[is_kept], [chain[page] for page in places]))
+        if node is not None:
+            node.stored = True
+            self._residency.gained(node, "host", tuple(self._policy))
+        if self._listener is not None:
+            self._listener.fetched(request=prefetch.request, legs=tuple(legs))
+
+    def _arrived(self, prefetch: Prefetch) -> int:
+        """Pages of the longest prefix for which every space arrived whole, what the tree had before included."""
+        known = self._tree.known(prefetch.tokens[: prefetch.start * self._tree.page_size])
+        if known.pages < prefetch.start:
+            return prefetch.start
+        has = {
+            space: known.held[space]
+            + [page in prefetch.arrived.get(space, ()) for page in range(prefetch.start, prefetch.stop)]
+            for space in self._policy
+        }
+        return complete_prefix(has, policy=self._policy, window_pages=self._windows)
+
+    def _tier(self, prefetch: Prefetch, stop: int) -> Tier:
+        tier = Tier()
+        count = stop - prefetch.start
+        tier.full = owned(prefetch.units["full"][0][:count])
+        if "window" in prefetch.units:
+            ids, pages = prefetch.units["window"]
+            value = np.full(count, ABSENT, dtype=np.int64)
+            arrived = [page in prefetch.arrived.get("window", ()) and page < stop for page in pages.tolist()]
+            value[pages[arrived] - prefetch.start] = ids[arrived]
+            tier.window = owned(value)
+        if "state" in prefetch.units and prefetch.stop == stop:
+            tier.state = int(prefetch.units["state"][0][0])
+        return tier
+
+    def _names(self, space: str) -> list[str]:
+        return [buffer.name for buffer in self._residency.pool.sets[space].spec.buffers]
+
+    def _layers(self, space: str) -> int:
+        return len(self._residency.pool.sets[space].spec.layers)

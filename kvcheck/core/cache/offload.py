@@ -1,0 +1,297 @@
+"""Retract and resume: one typed value for every pool family, saved whole and restored whole.
+
+Invariants:
+- An OffloadedKV holds every buffer of the pool's table; `restore` checks that against the pool before it writes.
+- It is independent memory: nothing that later happens to the pool changes it. (mutant: offload-value-aliases-pool)
+- Only rows of the request are read and only rows of the request are written, never a page the prefix tree owns.
+- The pool's pages may be freed once `saved` is reached, and those of a restore once that is; until then they are
+  pinned. The value may be dropped once the restore is. Anything earlier is refused, as is a dropped value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from kvcheck.core.base.errors import DoubleFree, ForeignAccess, FreeInFlight, LayoutMismatch, LengthMismatch
+from kvcheck.core.base.paging import IndexArray, pages_for
+from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Place, Signal
+from kvcheck.core.cache.pools.allocator import Use
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, SpaceSpec
+from kvcheck.core.cache.pools.pool import Holding, KVPool
+from kvcheck.kernels.page_copy import gather_rows, scatter_rows
+
+CHUNK_ROWS = 8192
+"""Rows copied by one part; the order of the parts of a copy is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadedBuffer:
+    """One buffer's rows: words [L, n, W], in logical order. memory: the backend's name for it, "" where not owned."""
+
+    space: str
+    name: str
+    words: torch.Tensor
+    memory: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadedKV:
+    """All KV of one request. tokens: committed length. window_start: first logical window page that was live.
+
+    page_size, layout: of the pool it was saved from. saved: reached once every row has arrived here.
+    number: which save this is; names the value to its Offload and in footprints.
+    """
+
+    request: int
+    tokens: int
+    window_start: int
+    shape_name: str
+    page_size: int
+    layout: tuple[SpaceSpec, ...]
+    buffers: tuple[OffloadedBuffer, ...]
+    saved: Signal
+    number: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Kept:
+    """A value that was not dropped yet: copies that touch it, and the pool's ids that they touch."""
+
+    copies: list[Signal]
+    uses: list[tuple[str, Use]] = field(default_factory=list)
+
+
+class Offload:
+    """Saves and restores requests of one pool on two copy lanes."""
+
+    def __init__(self, pool: KVPool, backend: Backend) -> None:
+        self.pool = pool
+        self._backend = backend
+        self._d2h = backend.lane("d2h")
+        self._h2d = backend.lane("h2d")
+        self._count = 0
+        self._kept: dict[int, _Kept] = {}
+
+    def save(self, holding: Holding) -> OffloadedKV:
+        """Copy all rows of a request to pinned host memory, behind everything the forward lane has been given."""
+        tokens = holding.committed
+        self._check_saved(holding, tokens)
+        number = self._next_number()
+        behind = self._mark_forward()
+        value = OffloadedKV(
+            request=holding.request,
+            tokens=tokens,
+            window_start=self._window_start(holding),
+            shape_name=self.pool.shape.name,
+            page_size=self.pool.page_size,
+            layout=self.pool.specs,
+            buffers=(),
+            saved=self._backend.signal(),
+            number=number,
+        )
+        buffers: list[OffloadedBuffer] = []
+        for space, buffer in self._table():
+            rows = self._saved_rows(holding, space, buffer, tokens)
+            source = self.pool.sets[space].read_view(buffer.name, range(self._layers(space)), self._d2h)
+            memory = f"offload.{number}.{space}.{buffer.name}"
+            target = self._backend.empty(
+                memory, (source.shape[0], len(rows), source.shape[2]), torch.int64, Place.PINNED
+            )
+            parts = tuple(partial(gather_rows, target[:, a:b], source, index) for a, b, index in self._chunks(rows))
+            self._backend.submit(
+                Operation("offload.save", parts, holding.request),
+                lane=self._d2h,
+                reads=(self._footprint(holding, space, buffer, tokens),),
+                writes=(self._value_footprint(number, space, buffer.name),),
+                after=(behind,),
+            )
+            buffers.append(OffloadedBuffer(space=space, name=buffer.name, words=target, memory=memory))
+        self._backend.record(value.saved, lane=self._d2h)
+        self._kept[number] = _Kept(copies=[value.saved])
+        self._hold(self._kept[number], holding, tokens, value.saved)
+        return replace(value, buffers=tuple(buffers))
+
+    def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
+        """Copy a saved request into the rows of its new holding; readers wait for the returned signal."""
+        self._check(offloaded, holding)
+        behind = self._mark_forward()
+        for kept in self.restored_buffers(offloaded):
+            rows = self._restored_rows(holding, kept, offloaded.tokens)
+            target = self.pool.sets[kept.space].write_view(kept.name)
+            parts = tuple(
+                partial(scatter_rows, target, kept.words[:, a:b], index) for a, b, index in self._chunks(rows)
+            )
+            buffer = self.pool.sets[kept.space].buffer(kept.name)
+            whole = buffer.rows is Granularity.PAGE  # a page row is written to its end, beyond the last token
+            self._backend.submit(
+                Operation("offload.restore", parts, holding.request),
+                lane=self._h2d,
+                reads=(self._value_footprint(offloaded.number, kept.space, kept.name),),
+                writes=(self._footprint(holding, kept.space, buffer, offloaded.tokens, whole=whole),),
+                after=(offloaded.saved, behind),
+            )
+        done = self._backend.signal()
+        self._backend.record(done, lane=self._h2d)
+        if (kept_value := self._kept.get(offloaded.number)) is not None:
+            kept_value.copies.append(done)
+            self._hold(kept_value, holding, offloaded.tokens, done)
+        holding.committed = offloaded.tokens
+        return done
+
+    def discard(self, offloaded: OffloadedKV) -> None:
+        """Give the host memory of a value back. Raises FreeInFlight while a copy from or to it is not known done."""
+        if offloaded.number not in self._kept:
+            raise DoubleFree(f"value {offloaded.number} of request {offloaded.request} is not kept here (any more)")
+        kept_value = self._kept[offloaded.number]
+        if not all(self._backend.query(each) for each in kept_value.copies):
+            raise FreeInFlight(
+                f"value {offloaded.number} of request {offloaded.request} was discarded while a copy of it is pending"
+            )
+        del self._kept[offloaded.number]
+        for space, use in kept_value.uses:
+            self.pool.allocators[space].drop(use)
+        for kept in offloaded.buffers:
+            self._backend.release(kept.memory)
+
+    def _table(self) -> tuple[tuple[str, BufferSpec], ...]:
+        """Every buffer of the pool. (mutant: offload-skips-index-buffer)"""
+        return self.pool.buffers()
+
+    def restored_buffers(self, offloaded: OffloadedKV) -> tuple[OffloadedBuffer, ...]:
+        """The buffers of a value that a restore writes: every one. (mutant: restore-skips-index-buffer)"""
+        return offloaded.buffers
+
+    def _saved_rows(self, holding: Holding, space: str, buffer: BufferSpec, tokens: int) -> IndexArray:
+        """The request's own rows. (mutant: offload-saves-wrong-pages)"""
+        return self.pool.row_ids(holding, space, buffer, tokens)
+
+    def _restored_rows(self, holding: Holding, kept: OffloadedBuffer, tokens: int) -> IndexArray:
+        buffer = self.pool.sets[kept.space].buffer(kept.name)
+        return self.pool.row_ids(holding, kept.space, buffer, tokens)
+
+    def _window_start(self, holding: Holding) -> int:
+        """Logical window pages that are gone; only leading ones may be, or a count would not say which are live."""
+        gone = np.flatnonzero(holding.window_pages == 0)
+        if len(gone) and int(gone[-1]) >= len(gone):
+            raise LengthMismatch(
+                f"request {holding.request}: expected window pages to be gone from the front only, "
+                f"got {holding.window_pages.tolist()}"
+            )
+        return len(gone)
+
+    def _next_number(self) -> int:
+        """A number under which the backend holds no memory, also where several pools are offloaded on one backend."""
+        self._count += 1
+        taken = {name.split(".")[1] for name in self._backend.allocated() if name.startswith("offload.")}
+        while str(self._count) in taken:
+            self._count += 1
+        return self._count
+
+    def _hold(self, kept: _Kept, holding: Holding, tokens: int, done: Signal) -> None:
+        """Pin what a copy touches until it is done; freeing it earlier is FreeInFlight."""
+        for spec in self.pool.specs:
+            ids = self.pool.unit_ids(holding, spec.name, tokens)
+            kept.uses.append((spec.name, self.pool.allocators[spec.name].hold(ids, partial(self._backend.query, done))))
+
+    def _check_saved(self, holding: Holding, tokens: int) -> None:
+        """The holding is open and holds the tokens that it says are committed."""
+        self.pool.check_open(holding)
+        pages = [len(holding.pages), *([len(holding.window_pages)] if self.pool.has_window else [])]
+        if not 0 <= tokens <= min(pages) * self.pool.page_size:
+            raise LengthMismatch(
+                f"save of request {holding.request}: expected 0 to {min(pages) * self.pool.page_size} committed "
+                f"tokens in {min(pages)} pages, got {tokens}"
+            )
+
+    def _check_owner(self, offloaded: OffloadedKV, holding: Holding) -> None:
+        """The value is still kept, and every row that a restore writes belongs to the request it was saved from."""
+        self.pool.check_open(holding)
+        if any(kept.memory for kept in offloaded.buffers) and offloaded.number not in self._kept:
+            raise ForeignAccess(
+                f"restore of request {offloaded.request}: value {offloaded.number} was discarded, or saved elsewhere"
+            )
+        if holding.request != offloaded.request or holding.shared:
+            raise ForeignAccess(
+                f"restore of request {offloaded.request}: expected a holding of its own without shared pages, "
+                f"got one of request {holding.request} with {holding.shared}"
+            )
+        for spec in self.pool.specs:
+            ids = self.pool.unit_ids(holding, spec.name, offloaded.tokens)
+            self.pool.allocators[spec.name].check_owned(ids, offloaded.request)
+
+    def _check(self, offloaded: OffloadedKV, holding: Holding) -> None:
+        expected = [(space, buffer.name) for space, buffer in self._table()]
+        got = [(kept.space, kept.name) for kept in offloaded.buffers]
+        if got != expected or offloaded.shape_name != self.pool.shape.name:
+            raise LayoutMismatch(
+                f"restore of request {offloaded.request}: expected the buffers {expected} of {self.pool.shape.name}, "
+                f"got {got} of {offloaded.shape_name}"
+            )
+        if offloaded.layout != self.pool.specs or offloaded.page_size != self.pool.page_size:
+            raise LayoutMismatch(
+                f"restore of request {offloaded.request}: expected pages of {self.pool.page_size} and "
+                f"{_describe(self.pool.specs)}, got pages of {offloaded.page_size} and {_describe(offloaded.layout)}"
+            )
+        if len(holding.pages) * self.pool.page_size < offloaded.tokens:
+            raise LengthMismatch(
+                f"restore of request {offloaded.request}: {offloaded.tokens} tokens do not fit "
+                f"{len(holding.pages)} pages of {self.pool.page_size}"
+            )
+        if self._window_start(holding) != offloaded.window_start:
+            raise LengthMismatch(
+                f"restore of request {offloaded.request}: its window was live from page {offloaded.window_start}, "
+                f"that of the new holding is from page {self._window_start(holding)}"
+            )
+        self._check_owner(offloaded, holding)
+        for kept in offloaded.buffers:
+            rows = self._restored_rows(holding, kept, offloaded.tokens)
+            if len(rows) != kept.words.shape[1]:
+                raise LengthMismatch(
+                    f"restore {kept.space}.{kept.name} of request {offloaded.request}: "
+                    f"{kept.words.shape[1]} saved rows for {len(rows)} rows of the new holding"
+                )
+
+    def _chunks(self, rows: IndexArray) -> Iterator[tuple[int, int, torch.Tensor]]:
+        for start in range(0, len(rows), CHUNK_ROWS):
+            stop = min(start + CHUNK_ROWS, len(rows))
+            yield start, stop, self._backend.index(rows[start:stop])
+
+    def _layers(self, space: str) -> int:
+        return len(self.pool.sets[space].spec.layers)
+
+    def _footprint(
+        self, holding: Holding, space: str, buffer: BufferSpec, tokens: int, *, whole: bool = False
+    ) -> Footprint:
+        """The request's units in the pool, the last page only as far as it has tokens, unless `whole`."""
+        units = self.pool.unit_ids(holding, space, tokens)
+        spans = None
+        if not whole and buffer.rows is not Granularity.SLOT and len(units):
+            size = self.pool.page_size
+            spans = np.tile(np.array([0, size]), (len(units), 1))
+            spans[-1, 1] = tokens - (pages_for(tokens, size) - 1) * size
+        owners = np.full(len(units), holding.request, dtype=np.int64)
+        return Footprint(space, (buffer.name,), (0, self._layers(space)), units, spans, owners)
+
+    def _value_footprint(self, number: int, space: str, buffer: str) -> Footprint:
+        """The host memory of one buffer of a value."""
+        layers = (0, self._layers(space))
+        return Footprint("host.offload", (f"{space}.{buffer}",), layers, np.array([number]), place=Place.PINNED)
+
+    def _mark_forward(self) -> Signal:
+        behind = self._backend.signal()
+        self._backend.record(behind, lane=self.pool.forward)
+        return behind
+
+
+def _describe(layout: tuple[SpaceSpec, ...]) -> str:
+    """Layers, item shapes and dtypes of a layout, in one line."""
+    return ", ".join(
+        f"{spec.name}.{buffer.name} of {len(spec.layers)} layers, {list(buffer.item_shape)} {buffer.dtype}"
+        for spec in layout
+        for buffer in spec.buffers
+    )

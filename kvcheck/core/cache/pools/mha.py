@@ -1,0 +1,44 @@
+"""MHA and GQA pools: keys and values a token, with their scales as buffers when rows are 8-bit.
+
+Invariants:
+- Scales are rows of the same table as the payload they belong to.
+- A shard of a row holds whole heads, and no head lies in two shards.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import torch
+
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, SpaceSpec
+from kvcheck.core.cache.pools.shape import ModelShape
+
+
+def kv_buffers(shape: ModelShape) -> tuple[BufferSpec, ...]:
+    """k and v rows [heads, dim]; with scale_block, one fp32 scale for each `scale_block` elements."""
+    value_dim = shape.v_head_dim or shape.head_dim
+    rows = [
+        BufferSpec(
+            name=name,
+            rows=Granularity.TOKEN,
+            item_shape=(shape.num_kv_heads, dim),
+            dtype=shape.kv_dtype,
+            shards=shape.num_kv_heads,
+        )
+        for name, dim in (("k", shape.head_dim), ("v", value_dim))
+    ]
+    if shape.scale_block:
+        for name, dim in (("k_scale", shape.head_dim), ("v_scale", value_dim)):
+            scales = shape.num_kv_heads * dim // shape.scale_block
+            # One head may have a single scale of 4 bytes; a shard is whole heads and whole words of 8 bytes.
+            shards = gcd(shape.num_kv_heads, scales * 4 // 8)
+            rows.append(
+                BufferSpec(name=name, rows=Granularity.TOKEN, item_shape=(scales,), dtype=torch.float32, shards=shards)
+            )
+    return tuple(rows)
+
+
+def mha_spaces(shape: ModelShape) -> tuple[SpaceSpec, ...]:
+    """One space of pages over all layers."""
+    return (SpaceSpec(name="full", unit=Granularity.PAGE, layers=shape.full_layers, buffers=kv_buffers(shape)),)

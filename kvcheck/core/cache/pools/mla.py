@@ -1,0 +1,26 @@
+"""MLA pools: one latent row a token.
+
+Invariants:
+- A packed FP8 row (nope, scales, rope) is one row of bytes: 656 for DeepSeek-V3.2.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, SpaceSpec
+from kvcheck.core.cache.pools.shape import ModelShape
+
+
+def latent_buffer(shape: ModelShape) -> BufferSpec:
+    """[1, latent_dim] elements, or [1, latent_row_bytes] bytes when the row is packed."""
+    if shape.latent_row_bytes:
+        return BufferSpec(
+            name="latent", rows=Granularity.TOKEN, item_shape=(1, shape.latent_row_bytes), dtype=torch.uint8
+        )
+    return BufferSpec(name="latent", rows=Granularity.TOKEN, item_shape=(1, shape.latent_dim), dtype=shape.kv_dtype)
+
+
+def mla_spaces(shape: ModelShape) -> tuple[SpaceSpec, ...]:
+    """One space of pages over all layers."""
+    return (SpaceSpec(name="full", unit=Granularity.PAGE, layers=shape.full_layers, buffers=(latent_buffer(shape),)),)

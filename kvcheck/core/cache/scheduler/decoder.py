@@ -1,0 +1,43 @@
+"""Decoder: the model as the scheduler sees it.
+
+Invariants:
+- A chunk writes KV for positions [start, stop) and reads positions [0, stop) as far as its layers see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.pools.pool import Holding
+from kvcheck.core.cache.transfer.metadata import MetadataRow
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Positions [start, stop) of one request to compute."""
+
+    request: int
+    holding: Holding
+    start: int
+    stop: int
+
+
+class Decoder(Protocol):
+    """Computes tokens from a pool's KV."""
+
+    def forward(self, chunks: Sequence[Chunk]) -> Signal:
+        """Queue one forward pass over a batch."""
+
+    def collect(self) -> tuple[int, ...]:
+        """The sampled token after each chunk of the last pass; its signal has been waited for."""
+
+    def metadata(self, request: int) -> Mapping[str, torch.Tensor]:
+        """The metadata fields that this request's prefill produced, by name; the first token is output_ids[0]."""
+
+    def join(self, request: int, row: MetadataRow) -> None:
+        """The request enters the running batch, for the first time or again, with its metadata."""

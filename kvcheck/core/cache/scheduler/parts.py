@@ -1,0 +1,43 @@
+"""EngineParts: everything a scheduler stands on.
+
+Invariants:
+- A scheduler that prefills has a prefill end and a transport; one that only decodes has a receiver instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.hicache.cache import HiCache
+from kvcheck.core.cache.offload import Offload
+from kvcheck.core.cache.pools.pool import Holding, KVPool
+from kvcheck.core.cache.scheduler.decoder import Decoder
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers
+from kvcheck.core.cache.transfer.transport import Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """cache: None where no prefix is shared. prefill_metadata, transport: None where another process prefills."""
+
+    backend: Backend
+    pool: KVPool
+    offload: Offload
+    cache: HiCache | None
+    prefill_metadata: MetadataBuffers | None
+    decode_metadata: MetadataBuffers
+    transport: Transport | None
+    decoder: Decoder
+
+
+def take_slot_and_row(metadata: MetadataBuffers, pool: KVPool, request: int) -> tuple[int, Holding] | None:
+    """A metadata slot and an empty holding for a request; None, and nothing taken, where one of them is missing."""
+    slot = metadata.lease(request)
+    if slot is None:
+        return None
+    holding = pool.open(request)
+    if holding is None:
+        metadata.release(slot, request)
+        return None
+    return slot, holding

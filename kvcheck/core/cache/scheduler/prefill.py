@@ -1,0 +1,225 @@
+"""PrefillScheduler: computes prompts chunk by chunk and sends them off while the next chunk is computed.
+
+    waiting -> wanted by every decode rank -> computed and sent, chunk by chunk -> sealed -> DONE or FAILED -> freed
+
+Invariants:
+- Pages and slot stay taken until every decode rank has verified the bytes, or nothing can be reading them any more.
+- What ranks decide together follows from `settle`'s values alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvcheck.core.base.errors import LengthMismatch
+from kvcheck.core.base.paging import pages_for
+from kvcheck.core.cache.backend.backend import Backend, Signal
+from kvcheck.core.cache.pools.pool import Holding, KVPool
+from kvcheck.core.cache.scheduler.decoder import Chunk, Decoder
+from kvcheck.core.cache.scheduler.parts import take_slot_and_row
+from kvcheck.core.cache.scheduler.request import Generation, SchedulerConfig, StepReport
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers
+from kvcheck.core.cache.transfer.sender import FAILED, PENDING, REFUSED, WANTED, Sender
+
+ABORTED = "aborted by the prefill end"
+
+
+@dataclass(slots=True, kw_only=True)
+class Prompt:
+    """A prompt that is computed or sent. holding, slot (of its metadata): None where it failed before it began.
+
+    is_told: its failure was reported.
+    """
+
+    generation: Generation
+    holding: Holding | None = None
+    slot: int | None = None
+    is_told: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.generation.prompt)
+
+
+class PrefillScheduler:
+    """One prefill rank."""
+
+    def __init__(
+        self,
+        pool: KVPool,
+        metadata: MetadataBuffers,
+        decoder: Decoder,
+        sender: Sender,
+        backend: Backend,
+        config: SchedulerConfig,
+        *,
+        room_of: Callable[[int], int],
+    ) -> None:
+        self._pool = pool
+        self._metadata = metadata
+        self._decoder = decoder
+        self.sender = sender
+        self._backend = backend
+        self._config = config
+        self._room_of = room_of
+        self._queued: deque[Generation] = deque()  # behind an earlier attempt, or somebody who is
+        self._refused: list[tuple[int, str]] = []
+        self._waiting: deque[Generation] = deque()
+        self._computing: list[Prompt] = []
+        self._sending: list[Prompt] = []
+        self._report = StepReport()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left to compute, to send or to free."""
+        return not (self._queued or self._waiting or self._computing or self._sending)
+
+    def submit(self, generation: Generation) -> None:
+        """Queue a prompt. Raises LengthMismatch for one that can never fit."""
+        tokens = len(generation.prompt)
+        if tokens > self._pool.sizes.max_tokens or pages_for(tokens, self._pool.page_size) > self._pool.sizes.pages:
+            raise LengthMismatch(
+                f"request {generation.request}: a prompt of {tokens} tokens does not fit into {self._pool.sizes.pages} "
+                f"pages of {self._pool.page_size} and requests of at most {self._pool.sizes.max_tokens} tokens"
+            )
+        self._queued.append(generation)
+        self._open_queued()
+
+    def abort(self, request: int) -> bool:
+        """End a request on this side; False where it is not here, or was reported already."""
+        for generation in [each for each in self._queued if each.request == request]:
+            self._queued.remove(generation)
+            self.sender.refuse(self._room_of(request), generation.attempt, ABORTED)
+            self._refused.append((request, ABORTED))
+            return True
+        here = [*self._waiting, *(each.generation for each in (*self._computing, *self._sending))]
+        if all(each.request != request for each in here):
+            return False
+        room = self._room_of(request)
+        self.sender.fail(room, ABORTED)
+        return bool(self.sender.reason(room))
+
+    def poll(self) -> list[int]:
+        """Take what arrived; what this rank knows, to be reduced over the ranks by the least value."""
+        self.sender.poll()
+        waiting = [self.sender.readiness(self._room_of(each.request)) for each in self._waiting]
+        computing = [self.sender.readiness(self._room(each)) for each in self._computing]
+        return waiting + computing + [self.sender.state(self._room(each)) for each in self._sending]
+
+    def settle(self, agreed: Sequence[int]) -> StepReport:
+        """One scheduling round, with what all ranks agreed on."""
+        self._report = StepReport(failed=self._refused)
+        self._refused = []
+        values = iter(agreed)
+        waiting = list(zip(list(self._waiting), values, strict=False))
+        computing = list(zip(list(self._computing), values, strict=False))
+        for prompt, state in zip(list(self._sending), values, strict=True):
+            if state != PENDING:
+                self._tell(prompt, has_failed=state == FAILED)
+                self._give_back(prompt)
+        self._open_queued()
+        for prompt, readiness in computing:
+            if readiness == REFUSED:
+                self._computing.remove(prompt)
+                self._fail(prompt)
+        for generation, readiness in waiting:
+            if readiness == REFUSED:
+                self._waiting.remove(generation)
+                self._fail(Prompt(generation=generation))
+            elif readiness == WANTED:
+                self._admit(generation)
+        self._compute()
+        return self._report
+
+    def close(self) -> None:
+        """Give all memory back. Call when idle."""
+        self._backend.drain()
+        self.sender.free()
+        self._metadata.free()
+        self._pool.free()
+
+    def _open_queued(self) -> None:
+        """Rooms are opened in order of arrival, each once its earlier attempt has given everything back."""
+        while self._queued and not self.sender.is_open(self._room_of(self._queued[0].request)):
+            generation = self._queued.popleft()
+            room = self._room_of(generation.request)
+            self.sender.open(room, generation.request, len(generation.prompt), attempt=generation.attempt)
+            self._waiting.append(generation)
+
+    def _room(self, prompt: Prompt) -> int:
+        return self._room_of(prompt.generation.request)
+
+    def _fail(self, prompt: Prompt) -> None:
+        self.sender.fail(self._room(prompt), "another prefill rank failed")
+        self._tell(prompt, has_failed=True)
+        self._sending.append(prompt)
+
+    def _tell(self, prompt: Prompt, *, has_failed: bool) -> None:
+        """A failure that all ranks agreed on is told once, also where it came after the prompt was handed over."""
+        if has_failed and not prompt.is_told:
+            prompt.is_told = True
+            self._report.failed.append((prompt.generation.request, self.sender.reason(self._room(prompt))))
+
+    def _give_back(self, prompt: Prompt) -> None:
+        """Nobody reads or writes the prompt's memory any more."""
+        self._sending.remove(prompt)
+        self.sender.close(self._room(prompt))
+        if prompt.holding is not None and prompt.slot is not None:
+            self._metadata.release(prompt.slot, prompt.generation.request)
+            self._pool.close(prompt.holding)
+
+    def _admit(self, generation: Generation) -> None:
+        """Take a slot and a holding, where the whole prompt will fit beside those under way."""
+        size = self._pool.page_size
+        reserved = sum(
+            pages_for(each.tokens, size) - len(each.holding.pages)
+            for each in self._computing
+            if each.holding is not None
+        )
+        if self._pool.pages_free - reserved < pages_for(len(generation.prompt), size):
+            return
+        taken = take_slot_and_row(self._metadata, self._pool, generation.request)
+        if taken is None:
+            return
+        slot, holding = taken
+        self._waiting.remove(generation)
+        self._computing.append(Prompt(generation=generation, holding=holding, slot=slot))
+        self.sender.begin(self._room_of(generation.request), holding)
+        self._report.admitted.append(generation.request)
+
+    def _compute(self) -> None:
+        """One chunk of each prompt; what is computed is sent behind the pass, while the host goes on."""
+        chunks: list[Chunk] = []
+        prompts: list[Prompt] = []
+        for prompt in self._computing:
+            assert prompt.holding is not None
+            start = prompt.holding.committed
+            stop = min(prompt.tokens, start + self._config.chunk_tokens)
+            if self._pool.grow(prompt.holding, stop, query=start):
+                chunks.append(Chunk(prompt.generation.request, prompt.holding, start, stop))
+                prompts.append(prompt)
+        if not chunks:
+            return
+        done = self._decoder.forward(chunks)
+        for chunk, prompt in zip(chunks, prompts, strict=True):
+            chunk.holding.committed = chunk.stop
+            self.sender.send_pages(self._room(prompt), chunk.stop, done)
+        self._backend.wait(done)
+        for chunk in chunks:
+            self._pool.evict_window(chunk.holding, chunk.stop)
+        self._decoder.collect()
+        for prompt in prompts:
+            if prompt.holding is not None and prompt.holding.committed == prompt.tokens:
+                self._hand_over(prompt, done)
+
+    def _hand_over(self, prompt: Prompt, done: Signal) -> None:
+        assert prompt.slot is not None
+        request = prompt.generation.request
+        written = self._metadata.set(prompt.slot, request, self._decoder.metadata(request))
+        self.sender.finish(self._room(prompt), prompt.slot, (done, written))
+        self._computing.remove(prompt)
+        self._sending.append(prompt)
+        self._report.joined.append(request)

@@ -1,0 +1,78 @@
+"""ProcessRanks: the RankGroup of ranks in processes of their own, over torch.distributed's gloo.
+
+Invariants:
+- Lengths are compared before values: ranks that have diverged get an error, never a reduction of unlike things.
+- Every wait has a bound. A rank that dies, or stays away, is GroupLost for all others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+
+from kvcheck.core.base.errors import LengthMismatch
+from kvcheck.core.cache.scheduler.agreement import RankGroup
+
+LOCAL = "127.0.0.1"
+
+
+class GroupLost(Exception):
+    """A rank of the group is gone, or does not answer."""
+
+
+class ProcessRanks(RankGroup):
+    """This process's rank among `ranks`. meeting: where they find one another, of this run alone.
+
+    A file, or tcp://host:port/prefix for keys of a TCPStore. host: the address at which this machine is reached.
+    """
+
+    def __init__(self, meeting: str, rank: int, ranks: int, *, timeout_s: float, host: str = LOCAL) -> None:
+        gloo: Any = dist.ProcessGroupGloo  # the public call takes its address from the environment
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=host)]
+        options._timeout = timedelta(seconds=timeout_s)
+        try:
+            self._group = gloo(_store(meeting, ranks, timeout_s), rank, ranks, options)
+        except RuntimeError as error:
+            raise GroupLost(f"{ranks} ranks did not meet in {timeout_s} s: {_short(error)}") from error
+        self._ranks = ranks
+
+    def agree(self, known: Sequence[Sequence[int]]) -> list[list[int]]:
+        """known: of this rank alone. Raises GroupLost."""
+        (own,) = known
+        if self._ranks == 1:
+            return [list(own)]
+        shortest, longest = self._least([len(own), -len(own)])
+        if shortest != -longest:
+            raise LengthMismatch(f"ranks bring from {shortest} to {-longest} values; expected equally many")
+        return [self._least(own) if own else []]
+
+    def _least(self, values: Sequence[int]) -> list[int]:
+        tensor = torch.tensor(values, dtype=torch.int64)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
+        try:
+            self._group.allreduce([tensor], options).wait()
+        except RuntimeError as error:
+            raise GroupLost(_short(error)) from error
+        least: list[int] = tensor.tolist()
+        return least
+
+
+def _store(meeting: str, ranks: int, timeout_s: float) -> Store:
+    found = re.fullmatch(r"tcp://(.+):(\d+)/(.+)", meeting)
+    if found is None:
+        return FileStore(meeting, ranks)
+    limit = timedelta(seconds=timeout_s)
+    store = TCPStore(found[1], int(found[2]), is_master=False, timeout=limit, wait_for_workers=False)
+    return PrefixStore(found[3], store)
+
+
+def _short(error: RuntimeError) -> str:
+    return str(error).splitlines()[0][:200]

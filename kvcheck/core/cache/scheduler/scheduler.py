@@ -1,0 +1,378 @@
+"""One decode engine: prefix match, chunked prefill, metadata hand-over, decode, retract, resume, finish.
+
+    waiting -> prefilling -> handing over -> ready -> running -> finished
+                                                       ^    |
+                                              resume   |    v  save, free
+                                                      retracted
+
+Invariants:
+- Pages of a retracted request are freed only after its save has completed.
+- Once a retracted request has rested, nothing new is admitted before it is resumed.
+- At least one running request survives a retraction, so the batch always advances.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from kvcheck.core.base.errors import Hang, LengthMismatch
+from kvcheck.core.base.paging import floor_to_page, pages_for
+from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.offload import OffloadedKV
+from kvcheck.core.cache.scheduler.decoder import Chunk
+from kvcheck.core.cache.scheduler.handover import HandOver
+from kvcheck.core.cache.scheduler.parts import EngineParts, take_slot_and_row
+from kvcheck.core.cache.scheduler.request import Active, Generation, SchedulerConfig, StepReport
+
+
+class Scheduler:
+    """Drives requests through their life, one `step` at a time."""
+
+    hand_over_type: type[HandOver] = HandOver
+
+    def __init__(self, parts: EngineParts, config: SchedulerConfig) -> None:
+        self.parts = parts
+        self.config = config
+        self._pool = parts.pool
+        self._waiting: deque[Generation] = deque()
+        self._prefilling: list[Active] = []
+        self._handing_over = self.hand_over_type(parts)
+        self._ready: deque[Active] = deque()
+        self._running: list[Active] = []
+        self._retracted: deque[Active] = deque()
+        self._restoring: list[tuple[Signal, OffloadedKV]] = []
+        self._report = StepReport()
+        self._round = 0
+
+    def submit(self, generation: Generation) -> None:
+        """Queue a request. Raises LengthMismatch for one that can never fit."""
+        longest = len(generation.prompt) + generation.output_tokens
+        if longest > self._pool.sizes.max_tokens or pages_for(longest, self._pool.page_size) > self._pool.sizes.pages:
+            raise LengthMismatch(
+                f"request {generation.request} needs {longest} tokens; the pool holds {self._pool.sizes.pages} pages "
+                f"of {self._pool.page_size} and requests of at most {self._pool.sizes.max_tokens} tokens"
+            )
+        self._waiting.append(generation)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left to do."""
+        handing_over = self._handing_over.actives
+        busy = (self._waiting, self._prefilling, handing_over, self._ready, self._running, self._retracted)
+        return not any(busy) and not self._restoring
+
+    def step(self) -> StepReport:
+        """One scheduling round."""
+        self._report = StepReport()
+        self._round += 1
+        if self.parts.cache is not None:
+            self.parts.cache.poll()
+        self._drop_restored()
+        self._ready.extend(self._handing_over.advance())
+        self._resume()
+        self._admit()
+        computed = self._prefill()
+        self._join_ready()
+        computed = self._decode() or computed
+        if not computed:
+            self._wait_for_something()
+        return self._report
+
+    def abort(self, request: int) -> bool:
+        """End a request wherever it is, freeing all it holds; False where it is not under way any more."""
+        waiting = [each for each in self._waiting if each.request == request]
+        under_way = (self._prefilling, self._handing_over.actives, self._ready, self._running, self._retracted)
+        actives = [active for queue in under_way for active in queue if active.request == request]
+        if waiting and self.parts.cache is not None:
+            self.parts.cache.forget(request)
+        for generation in waiting:
+            self._waiting.remove(generation)
+        for active in actives:
+            self._abort(active)
+        return bool(waiting or actives)
+
+    def _abort(self, active: Active) -> None:
+        if active in self._handing_over.actives:
+            self._handing_over.abort(active)
+        if active.metadata is None:
+            self.parts.decode_metadata.release(active.target_slot, active.request)
+        for queue in (self._prefilling, self._ready, self._running, self._retracted):
+            if active in queue:
+                queue.remove(active)
+        if active.lease is not None and self.parts.cache is not None:
+            self.parts.cache.release(active.lease)
+        if active.offloaded is not None:
+            self.parts.offload.discard(active.offloaded)
+        else:
+            self._pool.close(active.holding)
+
+    def close(self) -> None:
+        """Free the prefix tree's pages and all memory. Call when idle."""
+        self.parts.backend.drain()
+        self._drop_restored()
+        if self.parts.cache is not None:
+            self.parts.cache.close()
+        if self.parts.prefill_metadata is not None:
+            self.parts.prefill_metadata.free()
+        self.parts.decode_metadata.free()
+        self._pool.free()
+
+    # Admission and prefill
+
+    def _admit(self) -> None:
+        cache = self.parts.cache
+        while self._waiting and not self._resume_is_due() and len(self._prefilling) < self.config.max_prefilling:
+            if cache is not None and cache.is_deferring:
+                break  # its load could not start
+            generation = self._waiting[0]
+            if cache is not None and not cache.fetch(generation.prompt[:-1], generation.request):
+                break  # pages of its prompt are on their way from the store
+            in_flight = len(self._prefilling) + len(self._handing_over.actives) + len(self._ready) + len(self._running)
+            if in_flight >= self._pool.sizes.requests or not self._fits(len(generation.prompt)):
+                break
+            taken = take_slot_and_row(self.parts.decode_metadata, self._pool, generation.request)
+            if taken is None:
+                break
+            slot, holding = taken
+            active = Active(generation=generation, holding=holding, lease=None, target_slot=slot)
+            if cache is not None:
+                # The last prompt token is always computed: its pass samples the first output.
+                active.lease = cache.admit(generation.prompt[:-1], holding, priority=generation.priority)
+                # A load runs beside this round's passes; the request's first pass comes with the next.
+                active.starts_at = self._round + bool(active.lease.loads)
+                self._report.loading += [active.request] if active.lease.loads else []
+            self._waiting.popleft()
+            self._prefilling.append(active)
+            self._report.admitted.append(generation.request)
+        if cache is not None:
+            cache.start_loads()
+
+    def _fits(self, prompt: int) -> bool:
+        """A prompt's pages are free or evictable, beyond what earlier prompts still need."""
+        return self._room() - self._reserved() >= pages_for(prompt + 1, self._pool.page_size)
+
+    def _room(self) -> int:
+        """Pages that are free or evictable, in the scarcest paged space."""
+        cache = self.parts.cache
+        return min(
+            self._pool.allocators[space].available + (cache.evictable(space) if cache is not None else 0)
+            for space in self._pool.paged
+        )
+
+    def _reserved(self) -> int:
+        size = self._pool.page_size
+        return sum(pages_for(a.prompt_length + 1, size) - len(a.holding.pages) for a in self._prefilling)
+
+    def _prefill(self) -> bool:
+        """One chunk for each prefilling request; whether there was any."""
+        chunks: list[Chunk] = []
+        actives: list[Active] = []
+        for active in list(self._prefilling):
+            if not self._may_start(active):
+                continue
+            start = active.holding.committed
+            stop = min(active.prompt_length, start + self.config.chunk_tokens)
+            if self._make_room(active, stop, query=start):
+                chunks.append(Chunk(active.request, active.holding, start, stop))
+                actives.append(active)
+        # The tree takes pages that are being computed: whoever reads them comes behind this pass on its lane.
+        for active, token in zip(actives, self._forward(chunks, actives, keep=True), strict=True):
+            if active.holding.committed < active.prompt_length:
+                continue
+            self._prefilling.remove(active)
+            if token != int(self.parts.decoder.metadata(active.request)["output_ids"][0]):
+                raise LengthMismatch(f"request {active.request}: the sampled token and the metadata's token differ")
+            self._handing_over.begin(active)
+        return bool(chunks)
+
+    def _may_start(self, active: Active) -> bool:
+        """The request's loads have started, and had a round beside other work where there was any."""
+        if active.lease is None or self.parts.cache is None:
+            return True
+        is_due = active.starts_at <= self._round or not self._running
+        return is_due and self.parts.cache.is_loaded(active.lease)
+
+    def _cache_prompt(self, active: Active) -> None:
+        """Let others share the prompt's whole pages: when all are computed, or wherever a state is to be had."""
+        cache, committed = self.parts.cache, active.holding.committed
+        if cache is None or active.lease is None:
+            return
+        whole = floor_to_page(committed, self._pool.page_size)
+        if committed == active.prompt_length if not self._pool.has_state else committed == whole:
+            cache.keep(active.lease, active.generation.prompt[:whole])
+
+    # Decode
+
+    def _join_ready(self) -> None:
+        while self._ready and len(self._running) < self.config.max_running:
+            active = self._ready.popleft()
+            self._join(active)
+
+    def _join(self, active: Active) -> None:
+        assert active.metadata is not None
+        self.parts.decoder.join(active.request, active.metadata)
+        self._report.joined.append(active.request)
+        if len(active.output) >= active.generation.output_tokens:
+            self._finish(active)
+        else:
+            self._running.append(active)
+
+    def _decode(self) -> bool:
+        """One token for each running request; whether there was any."""
+        for active in list(self._running):
+            if active in self._running:
+                start = active.holding.committed
+                self._make_room(active, start + 1, query=start)
+        batch = [a for a in self._running if len(a.holding.pages) * self._pool.page_size > a.holding.committed]
+        chunks = [Chunk(a.request, a.holding, a.holding.committed, a.holding.committed + 1) for a in batch]
+        for active, token in zip(batch, self._forward(chunks, batch), strict=True):
+            active.output.append(token)
+            if len(active.output) >= active.generation.output_tokens:
+                self._running.remove(active)
+                self._finish(active)
+        return bool(chunks)
+
+    def _forward(self, chunks: Sequence[Chunk], actives: Sequence[Active], *, keep: bool = False) -> tuple[int, ...]:
+        """Run one pass and commit its positions. keep: cache prompts while it runs."""
+        if not chunks:
+            return ()
+        if self.parts.cache is not None:
+            self.parts.cache.prepare(active.lease for active in actives if active.lease is not None)
+        done = self.parts.decoder.forward(chunks)
+        for chunk in chunks:
+            chunk.holding.committed = chunk.stop
+        for active in actives if keep else ():
+            self._cache_prompt(active)
+        self.parts.backend.wait(done)
+        for chunk in chunks:
+            self._pool.evict_window(chunk.holding, chunk.stop)
+        return self.parts.decoder.collect()
+
+    def _finish(self, active: Active) -> None:
+        given = None
+        if self.parts.cache is not None and active.lease is not None:
+            tokens = active.committed_tokens()
+            whole = floor_to_page(len(tokens), self._pool.page_size)
+            given = self.parts.cache.finish(active.lease, tokens[:whole])
+        self._pool.close(active.holding, given=given)
+        self._report.finished.append((active.request, tuple(active.output)))
+
+    # Room: evict, retract, resume
+
+    def _make_room(self, active: Active, tokens: int, *, query: int) -> bool:
+        """Grow a request, evicting cached prefixes first and retracting others where that is not enough."""
+        while not self._pool.grow(active.holding, tokens, query=query):
+            short = self._pool.pages_short(active.holding, tokens, query=query)
+            if self._evict(short):
+                continue
+            if self.parts.cache is not None and self.parts.cache.wait_oldest():
+                continue  # what it held may be evictable now
+            victim = self._victim(spared=active)
+            if victim is None:
+                if not (self._prefilling or self._ready or self._handing_over.is_holding or self._restoring):
+                    raise Hang(
+                        f"request {active.request} is short of {_in_words(short)}, and nothing is left to evict or "
+                        "retract"
+                    )
+                return False
+            self._retract(victim)
+            while self._pool.pages_free < self._headroom() and (victim := self._victim(spared=active)) is not None:
+                self._retract(victim)
+        return True
+
+    def _evict(self, short: Mapping[str, int]) -> int:
+        """Evict cached prefixes by what each space is short of; how much was freed."""
+        cache = self.parts.cache
+        return 0 if cache is None else sum(cache.evict(space, count) for space, count in short.items())
+
+    def _headroom(self) -> int:
+        """Pages that the running requests take over the next `retract_steps` steps."""
+        size, steps = self._pool.page_size, self.config.retract_steps
+        return sum(max(0, pages_for(a.holding.committed + steps, size) - len(a.holding.pages)) for a in self._running)
+
+    def _victim(self, *, spared: Active) -> Active | None:
+        candidates = [a for a in self._running if a is not spared]
+        if not candidates:
+            return None
+        if self.config.retract_policy == "latest":
+            return candidates[-1]
+        return min(candidates, key=lambda a: (len(a.output), -a.prompt_length, -a.request))
+
+    def _retract(self, active: Active) -> None:
+        """Save a running request to the host, then free what it holds."""
+        self._running.remove(active)
+        active.offloaded = self.parts.offload.save(active.holding)
+        self.parts.backend.wait(active.offloaded.saved)
+        if self.parts.cache is not None and active.lease is not None:
+            self.parts.cache.drop(active.lease)
+        self._pool.close(active.holding)
+        active.rested_at = self._round + self.config.resume_delay
+        self._retracted.append(active)
+        self._report.retracted.append(active.request)
+
+    def _resume(self) -> None:
+        while self._resume_is_due() and len(self._running) < self.config.max_running:
+            active = self._retracted[0]
+            offloaded = active.offloaded
+            assert offloaded is not None
+            tokens = self._resumed_length(offloaded)
+            if not self._resume_fits(tokens):
+                return
+            holding = self._pool.open(active.request)
+            if holding is None:
+                return
+            if not self._pool.grow(holding, tokens + 1, query=offloaded.tokens):
+                self._pool.close(holding)
+                return
+            self._retracted.popleft()
+            active.holding = holding
+            if active.lease is not None:
+                active.lease.holding = holding
+            restored = self.parts.offload.restore(offloaded, holding)
+            holding.committed = tokens
+            self.parts.backend.wait(restored, lane=self._pool.forward)
+            self._restoring.append((restored, offloaded))
+            active.offloaded = None
+            self._report.resumed.append(active.request)
+            self._join(active)
+
+    def _resume_is_due(self) -> bool:
+        """The oldest retracted request has rested."""
+        return bool(self._retracted) and self._retracted[0].rested_at <= self._round
+
+    def _resumed_length(self, offloaded: OffloadedKV) -> int:
+        """Committed tokens of a resumed request: those that were saved. (mutant: resume-refeeds-token)"""
+        return offloaded.tokens
+
+    def _resume_fits(self, tokens: int) -> bool:
+        """Room for the request and a page for each running one, so that it is not retracted at once."""
+        needed = pages_for(tokens + 1, self._pool.page_size) + len(self._running)
+        spare = self._pool.pages_free - self._reserved()
+        if spare < needed:
+            self._evict(dict.fromkeys(self._pool.paged, needed - spare))
+            spare = self._pool.pages_free - self._reserved()
+        idle = not (self._running or self._prefilling or self._ready or self._handing_over.actives)
+        return spare >= needed or (idle and self._pool.pages_free >= pages_for(tokens + 1, self._pool.page_size))
+
+    def _wait_for_something(self) -> None:
+        """With nothing to compute, sleep until the oldest hand-over or restore is done, instead of polling."""
+        if self._handing_over.wait():
+            return
+        if self._restoring:
+            self.parts.backend.wait(self._restoring[0][0])
+        elif self.parts.cache is not None:
+            self.parts.cache.wait_oldest()
+
+    def _drop_restored(self) -> None:
+        kept: list[tuple[Signal, OffloadedKV]] = []
+        for restored, offloaded in self._restoring:
+            if self.parts.backend.query(restored):
+                self.parts.offload.discard(offloaded)
+            else:
+                kept.append((restored, offloaded))
+        self._restoring = kept
+
+
+def _in_words(short: Mapping[str, int]) -> str:
+    return " and ".join(f"{count} {space} pages" for space, count in short.items())

@@ -1,0 +1,224 @@
+"""The in-process wire: completion, visibility and notification are three events that the schedule orders.
+
+    ordered   write -> landed -> sent          as RDMA or TCP with an acknowledgement does
+    async     write -> sent,  write -> landed  as an engine does that reports a copy when it has queued it
+
+Invariants:
+- The bytes of a write land in pieces, in any order. Writes of one pair of ends are in order on the path "ordered"; on
+  "async" those of one leg are, and legs pass one another.
+- A message is on its own lane: no write is behind it or before it. Copies of messages have another lane, and come late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from kvcheck.core.base.errors import TransferError
+from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import Lane, Operation, Part, Signal
+from kvcheck.core.cache.backend.scoped import ScopedBackend
+from kvcheck.core.cache.transfer.messages import Drained, Message
+from kvcheck.core.cache.transfer.wire import LEGS, RegionWrite, Ticket, check_region
+from kvcheck.kernels.page_copy import copy_bytes_torch
+
+PATHS = ("ordered", "async")
+PIECES = 4
+"""Parts that a write lands in; more make no new kind of torn row and cost time."""
+
+LATE = 6
+"""Copies of messages to a peer that are on their way when another one joins them."""
+
+Fault = Callable[[str, str, str, Ticket], bool]
+"""Whether the engine refuses a write: (writer, peer, leg, ticket)."""
+
+
+def no_fault(writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
+    """Every write goes through."""
+    return False
+
+
+Tamper = Callable[[Message], Message]
+"""What a message becomes on its way; most stay as they are."""
+
+
+def unchanged(message: Message) -> Message:
+    """Every message arrives as it was sent."""
+    return message
+
+
+Copies = Callable[[str, str, Message], int]
+"""How often a message arrives: (sender, peer, message)."""
+
+
+def once(sender: str, peer: str, message: Message) -> int:
+    """Every message arrives, and nothing else does."""
+    return 1
+
+
+class LoopbackFabric:
+    """Joins the ends of one process. paths: leg -> row of PATHS.
+
+    refuses: writes that fail at once. vanishes: writes that are reported and never land.
+    """
+
+    def __init__(
+        self,
+        *,
+        paths: Mapping[str, str] | None = None,
+        refuses: Fault = no_fault,
+        vanishes: Fault = no_fault,
+        tamper: Tamper = unchanged,
+        copies: Copies = once,
+    ) -> None:
+        self.paths = dict.fromkeys(LEGS, "ordered") | dict(paths or {})
+        self.refuses = refuses
+        self.vanishes = vanishes
+        self.tamper = tamper
+        self.copies = copies
+        self.ends: dict[str, LoopbackWire] = {}
+
+    def end(self, backend: ScopedBackend) -> LoopbackWire:
+        """The end of a rank, named as its scope."""
+        made = LoopbackWire(self, backend)
+        self.ends[backend.scope] = made
+        return made
+
+
+class LoopbackWire:
+    """One rank's end of a LoopbackFabric."""
+
+    def __init__(self, fabric: LoopbackFabric, backend: ScopedBackend) -> None:
+        self.name = backend.scope
+        self.backend = backend
+        self._fabric = fabric
+        self.regions: dict[str, torch.Tensor] = {}
+        self.inbox: list[tuple[str, Message, list[Signal]]] = []
+        self._late: dict[str, deque[tuple[Message, Sequence[Signal]]]] = {}
+        self.landing: dict[tuple[str, Ticket], list[Signal]] = {}
+
+    def register(self, region: str, memory: torch.Tensor) -> None:
+        """Peers may write this memory."""
+        check_region(region, memory)
+        self.regions[region] = memory
+
+    def write(
+        self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
+    ) -> Signal:
+        """One operation whose parts copy the blocks; on the path "async" the signal is reached without them."""
+        if self._fabric.refuses(self.name, peer, leg, ticket):
+            raise TransferError(f"{self.name} to {peer}: the engine refused to write {leg} for room {ticket.room}")
+        target = self._fabric.ends[peer]
+        if self._fabric.vanishes(self.name, peer, leg, ticket):
+            return self._report(peer, leg, ticket, after)
+        parts = [part for write in writes for part in self._parts(target, write)]
+        reads = [each for write in writes for each in self.backend.own(write.reads)]
+        landing = [each for write in writes for each in target.backend.own(write.writes)]
+        path = self._fabric.paths[leg]
+        inner = self.backend.inner
+        landed = inner.submit(
+            Operation(f"wire.{leg}", tuple(parts), ticket.request),
+            lane=self._lane(peer, path, leg),
+            reads=reads,
+            writes=landing,
+            after=after,
+        )
+        target.landing.setdefault((self.name, ticket), []).append(landed)
+        if path == "ordered":
+            return landed
+        return self._report(peer, leg, ticket, after)
+
+    def _report(self, peer: str, leg: str, ticket: Ticket, after: Sequence[Signal]) -> Signal:
+        """The engine says that it is done, whatever has landed."""
+        return self.backend.inner.submit(
+            Operation(f"wire.{leg}.sent", (lambda: None,), ticket.request),
+            lane=self._lane(peer, "completion"),
+            after=after,
+        )
+
+    def flush(self, peer: str) -> Signal:
+        """Behind everything on both paths to the peer."""
+        inner, lane = self.backend.inner, self._lane(peer, "flush")
+        ends = []
+        for path, leg in (("ordered", ""), *(("async", leg) for leg in LEGS)):
+            end = inner.signal()
+            inner.record(end, lane=self._lane(peer, path, leg))
+            ends.append(end)
+        return inner.submit(Operation("wire.flush", (lambda: None,)), lane=lane, after=ends)
+
+    def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
+        """Deliver the message; copies of it wait until some more have joined them."""
+        sent = self._fabric.tamper(message)
+        for number in range(self._fabric.copies(self.name, peer, message)):
+            if not number:
+                self._deliver(peer, "message", sent, after)
+                continue
+            late = self._late.setdefault(peer, deque())
+            late.append((sent, after))
+            if len(late) > LATE:
+                self._deliver(peer, "copies", *late.popleft())
+
+    def _deliver(self, peer: str, lane: str, message: Message, after: Sequence[Signal]) -> None:
+        """An operation that puts the message into the peer's inbox."""
+        arrived: list[Signal] = []
+        entry = (self.name, message, arrived)
+        kind = type(message).__name__.lower()
+        operation = Operation(f"wire.message.{kind}", (partial(self._fabric.ends[peer].inbox.append, entry),))
+        arrived.append(self.backend.inner.submit(operation, lane=self._lane(peer, lane), after=after))
+
+    def receive(self) -> list[tuple[str, Message]]:
+        """Take what has arrived; whoever has read a message is behind what its sender knew.
+
+        On a device the entry is in the inbox once the message is queued, which is before its turn has come.
+        That a peer is drained says no more than this either: where it is said too early, landings stay unordered.
+        """
+        self.backend.inner.query(self.backend.inner.signal())  # time passes
+        messages = []
+        while self.inbox:
+            sender, message, arrived = self.inbox[0]
+            if not all(self.backend.inner.query(signal) for signal in arrived):
+                break
+            self.inbox.pop(0)
+            if isinstance(message, Drained):
+                done = (sender, message.room, message.generation)
+                self.landing = {
+                    key: value
+                    for key, value in self.landing.items()
+                    if (key[0], key[1].room, key[1].generation) != done
+                }
+            messages.append((sender, message))
+        return messages
+
+    def verified(self, peer: str, ticket: Ticket) -> None:
+        """The landings are behind the caller now, if they have happened."""
+        for signal in self.landing.pop((peer, ticket), []):
+            self.backend.inner.query(signal)
+
+    def _lane(self, peer: str, path: str, leg: str = "") -> Lane:
+        """What is asynchronous has a lane for each leg: copies of several buffers pass one another."""
+        path = f"{path}.{leg}" if path == "async" else path
+        return self.backend.inner.lane(f"{self.name}>{peer}:{path}")
+
+    def _parts(self, target: LoopbackWire, write: RegionWrite) -> list[Part]:
+        source, into = self.regions[write.source], target.regions[write.target]
+        blocks = write.blocks
+        ends = blocks[:, :2].max(axis=0, initial=0) + blocks[:, 2].max(initial=0)
+        if len(blocks) and (
+            blocks.min() < 0
+            or (blocks[:, 0] + blocks[:, 2]).max() > len(source)
+            or (blocks[:, 1] + blocks[:, 2]).max() > len(into)
+        ):
+            raise TransferError(
+                f"{self.name} to {target.name}: a block of {write.source} ends at {ends.tolist()}; the regions have "
+                f"{len(source)} and {len(into)} bytes"
+            )
+        return [partial(_copy, source, into, piece) for piece in np.array_split(blocks, min(PIECES, len(blocks) or 1))]
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor, blocks: IndexArray) -> None:
+    for start, to, size in blocks.tolist():
+        copy_bytes_torch(target[to : to + size], source[start : start + size])

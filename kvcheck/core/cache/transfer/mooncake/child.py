@@ -1,0 +1,189 @@
+"""The engine process: maps its worker's regions, runs the library, and answers one code a call.
+
+Started with its end of a socket pair as standard input. Apart from the worker, because the library ends
+the process on bad arguments, cannot cancel a call, and lets go of memory for certain only by dying.
+
+Invariants:
+- It dies with its worker, as every child, and with the socket, also in the middle of a call: a thread waits for that.
+- After the first call that failed it makes no other: the library may still move bytes of that one.
+- It is in the network of its run, where there is one, before the library is loaded.
+- The library sees only the variables that the worker sent; MC_ variables of the user's environment are dropped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import mmap
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from kvcheck.core.cache.transfer.mooncake.frames import (
+    CODE,
+    MOST_DESCRIPTORS,
+    Channel,
+    ChannelClosed,
+    Frame,
+    Kind,
+    pack_json,
+    unpack_call,
+    unpack_json,
+)
+from kvcheck.core.cache.transfer.mooncake.library import INSTALL
+from kvcheck.core.cache.transfer.mooncake.private_network import enter
+
+NOT_TRIED = -100_001
+"""Code of a call that came after one that failed. The library's own are above -10,000."""
+NO_METADATA_SERVER = "P2PHANDSHAKE"
+STANDARD_INPUT = 0
+
+
+class Library(Protocol):
+    """What is used of the library's engine."""
+
+    def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
+        """0, or a negative code."""
+
+    def get_rpc_port(self) -> int:
+        """The port that peers name."""
+
+    def register_memory(self, address: int, size: int) -> int:
+        """0, or a negative code."""
+
+    def batch_transfer_sync_write(self, peer: str, local: list[int], remote: list[int], length: list[int]) -> int:
+        """0 or -1 for all of them."""
+
+
+class Refused(Exception):
+    """There will be no engine; the message is for the user."""
+
+
+class Unusable(Refused):
+    """The installed library cannot do it at all."""
+
+
+def main(answer: Callable[[Channel, Library], None]) -> None:
+    """Set an engine up for one worker, then `answer` until the worker is gone."""
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the worker, which decides
+    link = socket.socket(fileno=os.dup(STANDARD_INPUT))
+    try:
+        run(Channel(link), link, answer)
+    except ChannelClosed:
+        os._exit(0)  # letting the library end by itself takes a second and waits for what it does
+
+
+def run(channel: Channel, link: socket.socket, answer: Callable[[Channel, Library], None]) -> None:
+    """As `main`; ends by ChannelClosed."""
+    request = channel.receive(descriptors=MOST_DESCRIPTORS)
+    asked = unpack_json(request.payload)
+    try:
+        join(asked.get("network"))  # before there is a second thread
+        die_with(link)
+        maps = map_regions(channel, asked)
+        library, ready = set_up(asked, maps)
+    except Refused as error:
+        channel.send(
+            Kind.REFUSED, request.number, pack_json({"why": str(error), "is_library": isinstance(error, Unusable)})
+        )
+        channel.receive()  # the worker reads why, and closes
+        return
+    channel.send(Kind.READY, request.number, ready)
+    answer(channel, library)
+
+
+def join(network: object) -> None:
+    """Into the network of the run's engines, if there is one."""
+    if network is None:
+        return
+    try:
+        enter(str(network))
+    except OSError as error:
+        raise Refused(f"the engine's process could not enter the network of its run at {network}: {error}") from error
+
+
+def die_with(link: socket.socket) -> None:
+    """End this process when the worker closes the socket, whatever the main thread does then."""
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLRDHUP)
+
+    def watch() -> None:
+        poll.poll()
+        os._exit(0)
+
+    threading.Thread(target=watch, name="watch the worker", daemon=True).start()
+
+
+def map_regions(channel: Channel, asked: dict[str, object]) -> dict[str, mmap.mmap]:
+    """The worker's regions, mapped here."""
+    regions = asked["regions"]
+    if not isinstance(regions, dict) or len(regions) != len(channel.descriptors):
+        raise Refused(f"expected a descriptor for each region, got {len(channel.descriptors)} for {regions}")
+    try:
+        return {
+            name: mmap.mmap(descriptor, int(size))
+            for (name, size), descriptor in zip(regions.items(), channel.descriptors, strict=True)
+        }
+    except OSError as error:
+        raise Refused(f"a region could not be mapped: {error}") from error
+
+
+def set_up(asked: dict[str, object], maps: dict[str, mmap.mmap]) -> tuple[Library, bytes]:
+    """An initialized engine with all regions registered, and what the worker wants to know of it."""
+    set_variables(asked["variables"])
+    library = load(str(asked["flag"]))
+    if (code := library.initialize(str(asked["host"]), NO_METADATA_SERVER, str(asked["protocol"]), "")) != 0:
+        raise Refused(f"initialize for protocol {asked['protocol']} at {asked['host']} returned {code}, expected 0")
+    extents = {}
+    for name, memory in maps.items():
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        if (code := library.register_memory(address, len(memory))) != 0:
+            raise Refused(f"registering region {name} of {len(memory)} bytes returned {code}, expected 0")
+        extents[name] = [address, len(memory)]
+    return library, pack_json({"port": library.get_rpc_port(), "regions": extents})
+
+
+def set_variables(variables: object) -> None:
+    """The library's settings; it has no other way to take them."""
+    for name in [name for name in os.environ if name.startswith("MC_")]:
+        del os.environ[name]
+    if isinstance(variables, dict):
+        os.environ.update({str(name): str(value) for name, value in variables.items()})
+
+
+def load(flag: str) -> Library:
+    """The library's engine. flag: what it must be built with, or "". Raises Unusable."""
+    try:
+        from mooncake import engine
+    except ImportError as error:
+        raise Unusable(f"the library could not be loaded: {error}; next: {INSTALL}") from error
+    if flag and not getattr(engine, flag, False):
+        raise Unusable(f"the installed build is without it ({flag}); it would use TCP and say nothing")
+    library: Library = engine.TransferEngine()
+    return library
+
+
+def serve(channel: Channel, library: Library) -> None:
+    """Answer calls in their order, for ever."""
+    has_failed = False
+    while True:
+        frame = channel.receive()
+        code = NOT_TRIED if has_failed else call(library, frame)
+        has_failed = has_failed or code != 0
+        channel.send(Kind.DONE, frame.number, CODE.pack(code))
+
+
+def call(library: Library, frame: Frame) -> int:
+    """One call of the library, with its code."""
+    if frame.kind is not Kind.WRITE:
+        raise ChannelClosed(f"unexpected frame {frame.kind.name}")
+    return library.batch_transfer_sync_write(*unpack_call(frame.payload))
+
+
+if __name__ == "__main__":
+    main(serve)

@@ -1,0 +1,340 @@
+"""The Mooncake transfer engine, from a worker's side: whole regions registered once, writes checked, failures final.
+
+Invariants:
+- The library runs in a process of its own; here are only numbers and a socket to it.
+- Every wait ends: the library's bounds first, then the watchdog of the call, then killing the process.
+- After a call that failed the engine is poisoned: nothing is sent any more, and the source stays in use until `fence`.
+  A code of -1 does not say that the library has stopped; only the end of its process does.
+- A code of 0 says that the library believes it is done. What arrived is for the receiver to check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from kvcheck.core.base.child import Streams, start
+from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
+from kvcheck.core.cache.transfer.mooncake import child
+from kvcheck.core.cache.transfer.mooncake.frames import (
+    CODE,
+    MOST_DESCRIPTORS,
+    Channel,
+    ChannelClosed,
+    ChannelTimeout,
+    Kind,
+    pack_call,
+    pack_json,
+    unpack_json,
+)
+from kvcheck.core.cache.transfer.mooncake.library import (
+    PROTOCOLS,
+    EngineSettings,
+    require_library,
+    require_protocol,
+)
+from kvcheck.core.cache.transfer.mooncake.plan import Batch, Extent, calls_of, entries_of
+from kvcheck.core.cache.transfer.mooncake.shared_memory import SharedRegion
+
+CALLS_AHEAD = 4
+"""Calls the engine process is given before it answered; all of them fit the socket, so sending never blocks."""
+SOCKET_BYTES = 1 << 20
+LOG_TAIL_BYTES = 2000
+LOG_BYTES = 1 << 20
+SESSION = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """Where a peer's engine is reached and what it registered; comes over the caller's own channel."""
+
+    session: str
+    regions: Mapping[str, Extent]
+
+    def __post_init__(self) -> None:
+        match = SESSION.fullmatch(self.session)
+        if match is None or not 0 < int(match[2]) < 1 << 16:
+            raise TransferError(f"not the session of an engine: {self.session!r}; expected host:port")
+        for name, (address, size) in self.regions.items():
+            if not (0 < address < 1 << 63 and 0 < size < (1 << 63) - address):
+                raise TransferError(f"region {name} of peer {self.session}: no memory lies at {address} + {size} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A submitted write: its number on this engine, and its bytes."""
+
+    number: int
+    size_bytes: int
+
+
+class MooncakeEngine:
+    """A running engine process over shared regions. One thread at a time, except for `fence`.
+
+    protocol: a row of PROTOCOLS. What the library really uses is not known from it: without the hardware, or with a
+    build that lacks the transport, most names give TCP without a word. nvlink_intra takes device memory only.
+    host: the address that peers reach this process at. The library listens on all interfaces whatever it is, and asks
+    nobody who he is: only for networks where everybody is trusted. network: the path of a PrivateNetwork, where all
+    interfaces are one that nobody else has.
+    """
+
+    program: ClassVar[str] = child.__name__
+
+    def __init__(
+        self,
+        regions: Mapping[str, SharedRegion],
+        *,
+        protocol: str = "tcp",
+        host: str = "127.0.0.1",
+        network: str | None = None,
+        settings: EngineSettings | None = None,
+    ) -> None:
+        require_protocol(protocol)
+        if len(regions) > MOST_DESCRIPTORS:
+            raise UsageError(f"an engine takes at most {MOST_DESCRIPTORS} regions, got {len(regions)}")
+        self.protocol = protocol
+        self.version = require_library()
+        self._settings = settings or EngineSettings()
+        self._lock = threading.RLock()
+        self._poison: str | None = None
+        self._waiting: deque[tuple[int, str, bytes]] = deque()  # (ticket, peer, columns) not handed over yet
+        self._ahead: deque[int] = deque()  # tickets of the calls handed over, in order
+        self._moved_at = 0.0  # when the engine process last answered, or was given its only call
+        self._last_ticket = 0
+        self._log = os.memfd_create("kvcheck-engine-log", os.MFD_CLOEXEC)
+        self._process, self._channel = self._spawn()
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.fence)
+            self.session, self._regions = self._handshake(regions, host, network)
+            on_failure.pop_all()
+
+    @classmethod
+    def start(
+        cls,
+        regions: Mapping[str, SharedRegion],
+        protocol: str = "tcp",
+        *,
+        host: str = "127.0.0.1",
+        network: str | None = None,
+        settings: EngineSettings | None = None,
+    ) -> Self:
+        """An engine with every region registered whole. Raises UnknownVerdict without a usable library."""
+        return cls(regions, protocol=protocol, host=host, network=network, settings=settings)
+
+    def regions(self) -> dict[str, Extent]:
+        """Name to (address in the engine process, bytes): what a peer needs besides the session."""
+        return dict(self._regions)
+
+    @property
+    def info(self) -> PeerInfo:
+        """Session and regions together."""
+        return PeerInfo(self.session, self.regions())
+
+    @property
+    def pid(self) -> int:
+        """Of the engine process."""
+        return self._process.pid
+
+    @property
+    def is_poisoned(self) -> bool:
+        """Whether a call failed, so that nothing is sent any more."""
+        return self._poison is not None
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether the engine process is gone: it reads no source any more, and writes no region of this side.
+
+        The peer's engine may still write what was on its way; its regions are safe once that one is fenced.
+        """
+        return self._process.poll() is not None
+
+    def write(self, peer: PeerInfo, batches: Sequence[Batch]) -> int:
+        """Move every block, and wait. Returns the bytes the library says it has moved.
+
+        Raises TransferError: for blocks outside a region or with shared targets before anything is sent; for a call
+        that failed or took too long, with the engine poisoned.
+        """
+        return self.wait(self.submit(peer, batches))
+
+    def submit(self, peer: PeerInfo, batches: Sequence[Batch]) -> Ticket:
+        """Check and hand over without waiting; calls run one after the other, in the order of their submission.
+
+        The blocks may be changed at once, the source bytes only after `wait`.
+        """
+        with self._lock:
+            self._check_usable()
+            if os.fstat(self._log).st_size > LOG_BYTES:
+                os.ftruncate(self._log, 0)
+            entries = entries_of(batches, self._regions, peer.regions)
+            self._last_ticket += 1
+            ticket = Ticket(self._last_ticket, int(entries[2].sum()))
+            if ticket.size_bytes:
+                for call in calls_of(entries):
+                    self._waiting.append((ticket.number, peer.session, call.tobytes()))
+            self._move(self._hand_over)
+            return ticket
+
+    def is_done(self, ticket: Ticket) -> bool:
+        """Whether the library says it is done with all blocks; never waits. Raises as `write` does."""
+        with self._lock:
+            while self._is_open(ticket):
+                self._check_usable()
+                if not self._move(lambda: self._take(deadline=0.0)):
+                    return False
+            return True
+
+    def wait(self, ticket: Ticket) -> int:
+        """Wait for `is_done`; returns the ticket's bytes."""
+        with self._lock:
+            while self._is_open(ticket):
+                self._check_usable()
+                self._move(lambda: self._take(deadline=self._moved_at + self._settings.call_s))
+            return ticket.size_bytes
+
+    def fence(self) -> None:
+        """Kill the engine process and wait for its end; from then on it uses no memory. For a healthy engine: close.
+
+        Raises TransferError where the process does not end in time: then the memory stays in use.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        try:
+            self._process.wait(self._settings.fence_s)
+        except subprocess.TimeoutExpired as error:
+            raise TransferError(
+                f"engine process {self.pid} does not end within {self._settings.fence_s} s of being killed; all its "
+                "regions stay in use"
+            ) from error
+        with self._lock:  # whoever waits in it sees the socket's end at once
+            self._poison = self._poison or "it was fenced"
+            self._channel.close()
+            if self._log >= 0:
+                os.close(self._log)
+                self._log = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fence()
+
+    def _spawn(self) -> tuple[subprocess.Popen[str], Channel]:
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+        with theirs:
+            streams = Streams(stdin=theirs.fileno(), stdout=self._log, stderr=self._log)
+            process = start(self.program, streams=streams, leads_group=False)  # it ends with its worker's group
+        return process, Channel(ours)
+
+    def _handshake(
+        self, regions: Mapping[str, SharedRegion], host: str, network: str | None
+    ) -> tuple[str, dict[str, Extent]]:
+        deadline = time.monotonic() + self._settings.start_s
+        asked = {
+            "host": host,
+            "network": network,
+            "protocol": PROTOCOLS[self.protocol].told,
+            "flag": PROTOCOLS[self.protocol].flag,
+            "variables": self._settings.environment(self.protocol),
+            "regions": {name: region.size_bytes for name, region in regions.items()},
+        }
+        descriptors = [region.fileno() for region in regions.values()]
+        try:
+            self._channel.send(Kind.START, 0, pack_json(asked), deadline=deadline, descriptors=descriptors)
+            reply = self._channel.receive(deadline=deadline)
+            answer = unpack_json(reply.payload)
+        except ChannelTimeout as error:
+            raise TransferError(
+                f"engine process {self.pid} is not ready after {self._settings.start_s} s{self._said()}"
+            ) from error
+        except ChannelClosed as error:
+            raise TransferError(f"no engine for protocol {self.protocol}: {self._end()}{self._said()}") from error
+        if reply.kind is Kind.REFUSED and answer.get("is_library"):
+            raise UnknownVerdict(f"transport mooncake, protocol {self.protocol}: {answer.get('why')}")
+        if reply.kind is not Kind.READY:
+            raise TransferError(f"no engine for protocol {self.protocol}: {answer.get('why')}{self._said()}")
+        extents = answer["regions"]
+        assert isinstance(extents, dict)
+        return f"{host}:{answer['port']}", {str(name): (int(at), int(size)) for name, (at, size) in extents.items()}
+
+    def _is_open(self, ticket: Ticket) -> bool:
+        """Whether calls of `ticket`, or of one before it, are not answered yet."""
+        first = self._ahead[0] if self._ahead else self._waiting[0][0] if self._waiting else None
+        return first is not None and first <= ticket.number
+
+    def _move(self, step: Callable[[], None]) -> bool:
+        """Run one step with the engine process; False where it found nothing to take yet. Poisons on failure."""
+        try:
+            step()
+        except ChannelTimeout:
+            if time.monotonic() < self._moved_at + self._settings.call_s:
+                return False
+            raise self._fail(f"gave no answer within {self._settings.call_s} s") from None
+        except ChannelClosed as error:
+            raise self._fail(f"gave no answer: {self._end()}") from error
+        return True
+
+    def _hand_over(self) -> None:
+        while self._waiting and len(self._ahead) < CALLS_AHEAD:
+            ticket, peer, columns = self._waiting[0]
+            if not self._ahead:
+                self._moved_at = time.monotonic()
+            deadline = self._moved_at + self._settings.call_s
+            self._channel.send(Kind.WRITE, ticket, pack_call(columns, peer), deadline=deadline)
+            self._ahead.append(ticket)
+            self._waiting.popleft()
+
+    def _take(self, *, deadline: float) -> None:
+        """Take one answer, then hand over what now fits."""
+        frame = self._channel.receive(deadline=deadline)
+        ticket = self._ahead[0]
+        if frame.kind is not Kind.DONE or frame.number != ticket:
+            raise self._fail(f"answered {frame.kind.name} {frame.number}, expected the end of write {ticket}")
+        (code,) = CODE.unpack(frame.payload)
+        if code != 0:
+            raise self._fail(f"returned {code}, expected 0,")
+        self._ahead.popleft()
+        self._moved_at = time.monotonic()
+        self._hand_over()
+
+    def _fail(self, what: str) -> TransferError:
+        """Poison the engine; the same text is raised for every write that is open."""
+        write = f"write {self._ahead[0]}" if self._ahead else "a write"
+        self._poison = (
+            f"engine {self.session} {what} in {write}; {len(self._ahead) + len(self._waiting)} calls are open; their "
+            f"sources here and targets at the peer stay in use until both engines are fenced{self._said()}"
+        )
+        return TransferError(self._poison)
+
+    def _check_usable(self) -> None:
+        if self._poison is not None:
+            raise TransferError(f"this engine takes no more writes: {self._poison}; fence it and start another")
+
+    def _end(self) -> str:
+        """How the engine process ended, in words."""
+        try:
+            code = self._process.wait(self._settings.fence_s)
+        except subprocess.TimeoutExpired:
+            return f"process {self.pid} closed its socket and still runs"
+        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return f"process {self.pid} ended {how}"
+
+    def _said(self) -> str:
+        """The end of what the library printed."""
+        if self._log < 0:
+            return ""
+        size = os.fstat(self._log).st_size
+        text = (
+            os.pread(self._log, LOG_TAIL_BYTES, max(size - LOG_TAIL_BYTES, 0)).decode(errors="replace").strip("\0 \n")
+        )
+        return f"; it printed: {text}" if text else ""

@@ -1,0 +1,150 @@
+"""MooncakeWire: writes by the transfer engine, one engine process a rank, over memory that both map.
+
+Invariants:
+- A write that failed leaves bytes on their way at both ends: this side's engine process is killed before the error is
+  told, and the peer is asked to kill its own, ahead of any message that gives the memory back.
+- A peer that is gone may have bytes on their way too: this side's engine is replaced before anybody is told.
+- A new engine is announced on every link; a write goes to the engine that its peer announced last.
+- No two engines of a rank have the same address: a write that was meant for an older one finds nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+from kvcheck.core.base.errors import LayoutMismatch, TransferError
+from kvcheck.core.cache.backend.scoped import ScopedBackend
+from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine, PeerInfo
+from kvcheck.core.cache.transfer.mooncake.library import EngineSettings
+from kvcheck.core.cache.transfer.mooncake.plan import Batch
+from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
+from kvcheck.core.cache.transfer.mooncake.shared_memory import SharedRegion
+from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S
+from kvcheck.core.cache.transfer.sockets.link import FrameKind, Link
+from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
+from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket
+
+READY_S = 120.0
+LOOK_S = 0.2
+SETTINGS = EngineSettings(transfer_s=5)
+
+
+class MooncakeWire(ProcessWire):
+    """A ProcessWire whose memory the engine processes of its peers write."""
+
+    engine_type: type[MooncakeEngine] = MooncakeEngine
+
+    def __init__(self, backend: ScopedBackend) -> None:
+        super().__init__(backend)
+        self.engine: MooncakeEngine | None = None
+        self._peers: dict[str, PeerInfo] = {}
+        self._has_announced = threading.Condition()
+        self._sessions: set[str] = set()
+        self._writing = ""
+
+    def start(self, links: Sequence[Link], *, lease_s: float = LEASE_S) -> None:
+        """Start the engine, and wait for the peers' engines."""
+        self.engine = self._start_engine()
+        super().start(links, lease_s=lease_s)
+        self._announce()
+        deadline = time.monotonic() + READY_S
+        with self._has_announced:
+            while missing := [link.peer for link in links if link.peer not in self._peers and not link.is_lost]:
+                if time.monotonic() > deadline:
+                    raise TransferError(f"{self.name}: no engine of {', '.join(missing)} after {READY_S} s")
+                self._has_announced.wait(LOOK_S)  # a peer that is lost meanwhile announces nothing
+
+    def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
+        info, engine = self._peers.get(peer), self.engine
+        if info is None:
+            raise TransferError(f"{self.name} to {peer}: it has no engine; {leg} of room {ticket.room} stays here")
+        assert engine is not None
+        with self._has_announced:
+            if self.links[peer].is_lost:
+                raise TransferError(f"{self.name} to {peer}: {peer} is gone; {leg} of room {ticket.room} stays here")
+            self._writing = peer
+        try:
+            engine.write(info, [Batch(each.source, each.target, each.blocks) for each in writes])
+        except TransferError as error:
+            if engine.is_poisoned:
+                self._renew()
+                self._tell(peer, FrameKind.FENCE, json.dumps({"session": info.session}).encode())
+            raise TransferError(f"{self.name} to {peer}: {leg} of room {ticket.room}: {error}") from error
+        finally:
+            with self._has_announced:
+                self._writing = ""
+
+    def _take(self, peer: str, kind: FrameKind, payload: bytearray) -> None:
+        """A write to a peer that is gone would be waited for as long as the library likes; here it ends at once."""
+        if kind is FrameKind.GONE:
+            with self._has_announced:
+                if self._writing == peer and self.engine is not None:
+                    self.engine.fence()
+        super()._take(peer, kind, payload)
+
+    def rejoin(self, link: Link) -> None:
+        """Tell the peer's new process where this engine is; it tells of its own before it asks for anything."""
+        super().rejoin(link)
+        self._announce_to([link.peer])
+
+    def _make_safe(self, peer: str) -> None:
+        with self._has_announced:
+            self._peers.pop(peer, None)
+        self._renew()
+
+    def _fence_asked(self, peer: str, payload: bytearray) -> None:
+        """Kill the engine that the failed write went to, unless that is done already."""
+        with contextlib.suppress(ValueError):  # no JSON: it names no session of ours
+            if self.engine is not None and json.loads(payload) == {"session": self.engine.session}:
+                self._renew()
+
+    def _take_data(self, peer: str, payload: bytearray) -> None:
+        """Bytes come by the engine alone."""
+        raise TransferError(f"{peer} sent bytes on a link that carries messages")
+
+    def _take_engine(self, peer: str, payload: bytearray) -> None:
+        try:
+            said = json.loads(payload)
+            regions = {str(name): (int(at), int(size)) for name, (at, size) in said["regions"].items()}
+            info = PeerInfo(str(said["session"]), regions)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise TransferError(f"{peer} announced no engine: {bytes(payload[:60])!r}") from error
+        with self._has_announced:
+            self._peers[peer] = info
+            self._has_announced.notify_all()
+
+    def _announce(self) -> None:
+        self._announce_to(self.links)
+
+    def _announce_to(self, peers: Iterable[str]) -> None:
+        assert self.engine is not None
+        text = json.dumps(asdict(self.engine.info)).encode()
+        for peer in peers:
+            self._tell(peer, FrameKind.ENGINE, text)
+
+    def _renew(self) -> None:
+        """From here on nothing of the old engine touches this memory."""
+        assert self.engine is not None
+        self.engine.fence()
+        self.engine = self._start_engine()
+        self._announce()
+
+    def _start_engine(self) -> MooncakeEngine:
+        """An engine at an address that no peer can still know an older one by."""
+        while True:
+            engine = self.engine_type.start(self._shared(), host=self.host, network=self.network, settings=SETTINGS)
+            if engine.session not in self._sessions:
+                self._sessions.add(engine.session)
+                return engine
+            engine.fence()
+
+    def _shared(self) -> dict[str, SharedRegion]:
+        memory = self.backend.inner
+        if not isinstance(memory, RegionBackend):
+            raise LayoutMismatch(f"transport mooncake needs memory that two processes map, got {memory.name}")
+        return {name: memory.region_of(tensor) for name, tensor in self.regions.items()}

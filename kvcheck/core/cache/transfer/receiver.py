@@ -1,0 +1,399 @@
+"""Receiver: a decode rank's side of every room: what it asked for, what it was told, and what it has seen for itself.
+
+    TRANSFERRING --all ranks reported, seal verified here--> SUCCESS --every rank agrees--> taken
+         |------------ reported not ok, aborted, too late --> FAILED  --drained by every source--> given back
+
+Invariants:
+- Success follows from bytes that this rank has read and whose seal it has checked; a message only says when to look.
+- SUCCESS and FAILED are final. (mutant: failed-overwritten)
+- Pages and slots that a source may still write stay the room's until it said Drained, or was fenced.
+- A message of an older generation changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from kvcheck.core.base.errors import ForeignAccess
+from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Place
+from kvcheck.core.cache.pools.pool import Holding, KVPool
+from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts, check_rejoin, routes, sources_of
+from kvcheck.core.cache.transfer.messages import Abort, AuxData, Done, Drained, Message, Status, Want
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers
+from kvcheck.core.cache.transfer.room_memory import Units, held_run, register_memory, room_footprints, room_units
+from kvcheck.core.cache.transfer.seal import SEAL_BYTES, Seal, parse
+from kvcheck.core.cache.transfer.sealing import Content, Sealer, piece_of
+from kvcheck.core.cache.transfer.wire import Ticket, Wire
+from kvcheck.kernels.content import as_signed, mix64_int
+from kvcheck.kernels.page_copy import copy_bytes_torch, fill_torch
+
+FAILED, TRANSFERRING, SUCCESS = 0, 3, 4
+"""As the field's poll has them: the least of all ranks is what counts, so a failure wins."""
+
+MARK = 0x6D61726B65642121
+"""Mixed with the generation: what a room's memory holds before anything has landed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Receiving:
+    """An attempt that is being received. waits: peers that have not reported. writers: peers that may still write.
+
+    reason: why it failed here. ended: why it was ended here; it may have arrived, and failed elsewhere.
+    verified: peers whose seal fits; size: bytes of what they wrote.
+    """
+
+    ticket: Ticket
+    holding: Holding
+    tokens: int
+    slot: int
+    deadline: int
+    waits: set[str]
+    writers: set[str]
+    status: int = TRANSFERRING
+    reason: str = ""
+    ended: str = ""
+    verified: set[str] = field(default_factory=set)
+    size: int = 0
+
+
+class RoomListener(Protocol):
+    """What an onlooker of a receiver is told."""
+
+    def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
+        """This rank's view of a room changed."""
+
+    def sealed(self, *, rank: str, request: int, size: int) -> None:
+        """A room has arrived: so many bytes were read here, and fit the seals of their sources."""
+
+
+class Receiver:
+    """One decode rank. clock: rounds, or seconds, since the start; patience: how many of them a room may take.
+
+    attempts: the number that the first attempt follows; no process of a rank uses one that another used.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        metadata: MetadataBuffers,
+        wire: Wire,
+        backend: Backend,
+        *,
+        layout: EndLayout,
+        peers: Sequence[EndLayout],
+        clock: Callable[[], int],
+        patience: int,
+        sealer: type[Sealer] = Sealer,
+        listener: RoomListener | None = None,
+        attempts: int = 0,
+    ) -> None:
+        for peer in peers:
+            check_layouts(layout, peer)
+        self._pool = pool
+        self._metadata = metadata
+        self._wire = wire
+        self._backend = backend
+        self._layout = layout
+        self._listener = listener
+        self._clock = clock
+        self._patience = patience
+        self._sealer = sealer(pool, layout, backend)
+        pairs = routes(layout, sources=len(peers), targets=layout.ranks)
+        self.sources = {peer.name: peer for peer in peers if (peer.rank, layout.rank) in pairs}
+        self._slices = {name: pairs[peer.rank, layout.rank] for name, peer in self.sources.items()}
+        self._ranks = len(peers)
+        self._row_sender = sources_of(pairs, layout.rank)[0]
+        self._attempts = attempts
+        self._gone: set[str] = set()
+        self._seals = backend.empty(
+            "seals", (metadata.slots.count * self._ranks, SEAL_BYTES), torch.uint8, Place.DEVICE
+        )
+        self._lane = backend.lane("verify")
+        self._rooms: dict[int, Receiving] = {}
+        self._clear_seals(np.arange(len(self._seals)))
+        register_memory(wire, pool, metadata, self._seals)
+
+    # A room's life
+
+    def expect(self, room: int, holding: Holding, tokens: int, slot: int, *, attempt: int = 0) -> None:
+        """Ask every source for a room: its prompt of `tokens` tokens goes into this holding and slot.
+
+        Raises ForeignAccess while an earlier attempt holds memory.
+        """
+        if room in self._rooms:
+            raise ForeignAccess(f"room {room}: an earlier attempt is not over, got attempt {attempt}")
+        ticket = Ticket(room, self._next_generation(room), holding.request, attempt)
+        names = set(self.sources)
+        self._rooms[room] = Receiving(
+            ticket=ticket,
+            holding=holding,
+            tokens=tokens,
+            slot=slot,
+            deadline=self._clock() + self._patience,
+            waits=set(names),
+            writers=names - self._gone,
+        )
+        if gone := names & self._gone:
+            self._set(self._rooms[room], FAILED, _gone(gone))
+            return
+        want = Want(
+            room=room,
+            attempt=attempt,
+            generation=ticket.generation,
+            request=holding.request,
+            tokens=tokens,
+            slot=slot,
+            state_slot=holding.state_slot,
+            runs=self._runs(holding, tokens),
+        )
+        self._mark(self._rooms[room])
+        ready = self._backend.signal()
+        self._backend.record(ready, lane=self._pool.forward)
+        for peer in self.sources:
+            self._wire.send(peer, want, after=(ready,))
+
+    def is_open(self, room: int) -> bool:
+        """An attempt of the room is under way, or waits for its memory."""
+        return room in self._rooms
+
+    def status(self, room: int) -> int:
+        """What this rank knows of a room."""
+        return self._rooms[room].status
+
+    def reason(self, room: int) -> str:
+        """Why a room failed."""
+        return self._rooms[room].reason
+
+    def take(self, room: int) -> None:
+        """Every rank has verified the room: its memory is the request's alone from now on."""
+        receiving = self._rooms.pop(room)
+        for peer in self.sources:
+            ticket = receiving.ticket
+            self._wire.send(peer, Done(room=room, generation=ticket.generation, is_ok=True))
+        self._clear_seals(self._seal_rows(receiving))
+
+    def fail(self, room: int, reason: str) -> None:
+        """End a room on this rank: sources are asked to stop, and its memory waits for their answer."""
+        receiving = self._rooms[room]
+        self._set(receiving, FAILED, reason)
+        receiving.ended = reason
+        self._ask_to_stop(receiving)
+
+    def is_drained(self, room: int) -> bool:
+        """Nobody can write the room's memory any more. (mutants: pages-freed-before-drain, slot-freed-before-drain)"""
+        return not self._rooms[room].writers
+
+    def forget(self, room: int) -> None:
+        """A failed room's memory is given back."""
+        receiving = self._rooms[room]
+        if receiving.writers:
+            raise ForeignAccess(f"room {room}: {', '.join(sorted(receiving.writers))} may still write its memory")
+        del self._rooms[room]
+        self._clear_seals(self._seal_rows(receiving))
+
+    def fence(self, peer: str) -> None:
+        """The peer is gone and its engine with it: it writes nothing any more, and is asked for nothing."""
+        self._gone.add(peer)
+        for receiving in self._rooms.values():
+            receiving.writers.discard(peer)
+            if peer in receiving.waits:
+                self._set(receiving, FAILED, _gone({peer}))
+
+    def rejoin(self, layout: EndLayout) -> None:
+        """A source was started again, and may be asked again. Raises LayoutMismatch."""
+        check_rejoin(self._layout, self.sources.get(layout.name), layout)
+        if layout.name in self.sources:
+            self.sources[layout.name] = layout
+        self._gone.discard(layout.name)
+
+    def free(self) -> None:
+        """Give the seals' memory back."""
+        self._backend.release("seals")
+
+    # Messages
+
+    def poll(self) -> None:
+        """Take messages, look at what was reported, and give up what is too late."""
+        for peer, message in self._wire.receive():
+            receiving = self._rooms.get(message.room)
+            is_source = peer in self.sources and peer not in self._gone
+            if is_source and receiving is not None and message.generation == receiving.ticket.generation:
+                self._take(peer, message, receiving)
+            elif is_source and isinstance(message, Status) and message.is_ok:  # the answer to the first one was lost
+                self._wire.send(peer, Done(room=message.room, generation=message.generation, is_ok=True))
+        for room, receiving in self._rooms.items():
+            if receiving.ended and receiving.writers and self._clock() >= receiving.deadline:
+                self._ask_again(receiving)
+            if self._is_open(receiving) and not receiving.waits:
+                self._look(receiving)
+            if self._is_open(receiving) and self._clock() >= receiving.deadline:
+                late = sorted(receiving.waits) or sorted(self.sources.keys() - receiving.verified)
+                self.fail(
+                    room, f"room {room}: nothing complete from {', '.join(late)} in {self._patience} rounds or seconds"
+                )
+
+    def _ask_again(self, receiving: Receiving) -> None:
+        """What was said before, or its answer, was lost. (mutant: abort-said-once)"""
+        self._ask_to_stop(receiving)
+
+    def _ask_to_stop(self, receiving: Receiving) -> None:
+        ticket, reason = receiving.ticket, receiving.ended
+        receiving.deadline = self._clock() + self._patience
+        for peer in sorted(receiving.writers):
+            abort = Abort(room=ticket.room, attempt=ticket.attempt, generation=ticket.generation, reason=reason)
+            self._wire.send(peer, abort)
+
+    def _next_generation(self, room: int) -> int:
+        """A number that nothing else has or had here. (mutant: generation-kept)"""
+        self._attempts += 1
+        return self._attempts
+
+    def _take(self, peer: str, message: Message, receiving: Receiving) -> None:
+        if isinstance(message, Status):
+            receiving.waits.discard(peer)
+            if not message.is_ok:
+                self._set(receiving, FAILED, message.reason)
+        elif isinstance(message, Drained):
+            receiving.writers.discard(peer)
+            receiving.waits.discard(peer)
+            self._set(receiving, FAILED, f"{peer} stopped writing")
+        elif isinstance(message, AuxData):
+            self._write_row(message, receiving)
+
+    def _write_row(self, message: AuxData, receiving: Receiving) -> None:
+        """A row that came as a message is written by its receiver, for the room's own slot and no other."""
+        data = np.frombuffer(bytes.fromhex(message.row), dtype=np.uint8).copy()
+        if message.slot != receiving.slot or len(data) != self._metadata.packed_bytes:
+            self._set(
+                receiving,
+                FAILED,
+                f"room {message.room}: aux data of {len(data)} bytes for slot {message.slot}; expected "
+                f"{self._metadata.packed_bytes} bytes for slot {receiving.slot}",
+            )
+            return
+        self._metadata.put(receiving.slot, receiving.ticket.request, torch.from_numpy(data))
+
+    def _is_open(self, receiving: Receiving) -> bool:
+        """Only a room that is still transferring changes. (mutant: failed-overwritten)"""
+        return receiving.status == TRANSFERRING
+
+    def _set(self, receiving: Receiving, status: int, reason: str = "") -> None:
+        if not self._is_open(receiving):
+            return
+        old, receiving.status, receiving.reason = receiving.status, status, reason
+        if self._listener is not None:
+            self._listener.room(
+                rank=self._layout.name,
+                room=receiving.ticket.room,
+                request=receiving.ticket.request,
+                generation=receiving.ticket.generation,
+                old=old,
+                new=status,
+                reason=reason,
+            )
+
+    # The seal
+
+    def _look(self, receiving: Receiving) -> None:
+        """Success once every source's seal is there, and fits what this rank's memory holds."""
+        for peer in sorted(self.sources.keys() - receiving.verified):
+            if not self._is_sealed(peer, receiving):
+                return
+            receiving.verified.add(peer)
+            self._wire.verified(peer, receiving.ticket)
+        if self._listener is not None:
+            ticket = receiving.ticket
+            self._listener.sealed(rank=self._layout.name, request=ticket.request, size=receiving.size)
+        self._set(receiving, SUCCESS)
+
+    def _is_sealed(self, peer: str, receiving: Receiving) -> bool:
+        """Read everything the peer should have written. It races with the writes on purpose: only a match counts."""
+        rank, ticket = self.sources[peer].rank, receiving.ticket
+        content = Content(
+            ticket=ticket,
+            source_rank=rank,
+            units=self._units(receiving),
+            pieces=piece_of(self._slices[peer], at_source=False),
+            row=self._metadata.row_view(receiving.slot) if rank == self._row_sender else None,
+        )
+        plan = self._sealer.plan(content)
+        row, found = self._seals[receiving.slot * self._ranks + rank], torch.empty(SEAL_BYTES, dtype=torch.uint8)
+        right: list[Seal] = []
+
+        def run() -> None:
+            copy_bytes_torch(found, row)
+            seal = parse(found)
+            # The digest is the dear part: first see whether there is a seal of this very attempt at all.
+            if seal is None or (seal.room, seal.generation) != (ticket.room, ticket.generation):
+                return
+            if seal == self._sealer.seal(content, plan):
+                right.append(seal)
+
+        self._backend.wait(self._backend.submit(Operation("seal.verify", (run,), ticket.request), lane=self._lane))
+        receiving.size += sum(each.bytes for each in right)
+        return bool(right)
+
+    def _mark(self, receiving: Receiving) -> None:
+        """Fill all that is to be written with words that no sender writes, in forward-lane order and before any asks.
+
+        Otherwise memory that happens to hold the right bytes already (the unused rest of a last page, a recycled page
+        of the same prompt) would fit the seal before it was written, and a late write would land on what came after.
+        """
+        word = as_signed(mix64_int(receiving.ticket.generation ^ MARK))
+        request, units = receiving.ticket.request, self._units(receiving)
+        targets: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for buffer in self._layout.buffers:
+            view = self._pool.sets[buffer.space].write_view(buffer.name)
+            of_units = view.view(buffer.rows.layers, -1, buffer.rows.rows_per_unit * view.shape[2])
+            targets.append((of_units, self._backend.index(units[buffer.leg, buffer.space])))
+        row = self._metadata.row_view(receiving.slot).view(torch.int64)
+
+        def run() -> None:
+            for view, rows in targets:
+                view.index_fill_(1, rows, word)
+            row.fill_(word)
+
+        slot = Footprint(
+            self._metadata.space, ("metadata",), (0, 1), np.array([receiving.slot]), owners=np.array([request])
+        )
+        self._backend.submit(
+            Operation("receive.mark", (run,), request),
+            lane=self._pool.forward,
+            writes=(*room_footprints(self._layout, units, request), slot),
+        )
+
+    def _units(self, receiving: Receiving) -> Units:
+        return room_units(self._layout, receiving.holding, receiving.tokens)
+
+    def _runs(self, holding: Holding, tokens: int) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        """Where the room's pages go, by leg and space, each with its first logical page."""
+        runs = []
+        for leg, space in (each for each in self._layout.parts if each[1] != "state"):
+            run = held_run(self._layout, holding, space, tokens)
+            runs.append((f"{leg}.{space}", run.first, tuple(run.pages.tolist())))
+        return tuple(runs)
+
+    def _seal_rows(self, receiving: Receiving) -> IndexArray:
+        first = receiving.slot * self._ranks
+        return np.arange(first, first + self._ranks)
+
+    def _clear_seals(self, rows: IndexArray) -> None:
+        """A seal is gone before its slot is anybody else's."""
+        into = self._seals[int(rows[0]) : int(rows[-1]) + 1]
+        self._backend.wait(
+            self._backend.submit(
+                Operation("seal.clear", (lambda: fill_torch(into, 0),)),
+                lane=self._lane,
+                writes=(Footprint("seals", ("seal",), (0, 1), rows),),
+            )
+        )
+
+
+def _gone(peers: set[str]) -> str:
+    return f"{', '.join(sorted(peers))} is gone"

@@ -1,0 +1,71 @@
+"""The memory of a room, as both ends see it: which pages and slots it has, what they are called, who may write them.
+
+Invariants:
+- What a prompt needs of a space is one rule for sender, receiver and seal; both ends ask here.
+- Every buffer of the table is registered, and every one that belongs to a leg is named in its footprints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from kvcheck.core.base.paging import IndexArray, first_seen_page, pages_for
+from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.pools.pool import Holding, KVPool
+from kvcheck.core.cache.transfer.blocks import PageRun
+from kvcheck.core.cache.transfer.layout import EndLayout
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers
+from kvcheck.core.cache.transfer.wire import Wire
+
+Units = Mapping[tuple[str, str], IndexArray]
+"""Physical pages or slots by leg and space, in logical order."""
+
+
+def register_memory(wire: Wire, pool: KVPool, metadata: MetadataBuffers, seals: torch.Tensor) -> None:
+    """Let peers write, or this end read from, all memory of a rank: seals, metadata rows, every buffer of the pool."""
+    wire.register("seals", seals.view(-1))
+    wire.register("metadata", metadata.memory())
+    for space, buffer in pool.buffers():
+        words = pool.sets[space].write_view(buffer.name)
+        wire.register(f"{space}.{buffer.name}", words.view(torch.uint8).view(-1))
+
+
+def needed_pages(layout: EndLayout, space: str, tokens: int) -> range:
+    """Logical pages of a paged space that a prompt needs: of a window, those that its next position sees."""
+    first = first_seen_page(tokens, layout.window, layout.page_size) if space == "window" else 0
+    return range(first, pages_for(tokens, layout.page_size))
+
+
+def held_run(layout: EndLayout, holding: Holding, space: str, tokens: int) -> PageRun:
+    """The pages of a paged space that a holding has for its first `tokens` tokens; pages that are gone come first."""
+    pages = holding.window_pages if space == "window" else holding.pages
+    held = pages[: pages_for(tokens, layout.page_size)]
+    gone = int(np.argmax(held > 0)) if len(held) else 0
+    return PageRun(gone, held[gone:])
+
+
+def room_units(layout: EndLayout, holding: Holding, tokens: int) -> Units:
+    """What a prompt needs of everything that is transferred, in a holding's own pages and slots."""
+    units: dict[tuple[str, str], IndexArray] = {}
+    for leg, space in layout.parts:
+        if space == "state":
+            units[leg, space] = np.array([holding.state_slot], dtype=np.int64)
+        else:
+            needed = needed_pages(layout, space, tokens)
+            pages = holding.window_pages if space == "window" else holding.pages
+            units[leg, space] = pages[needed.start : needed.stop]
+    return units
+
+
+def room_footprints(layout: EndLayout, units: Units, request: int) -> tuple[Footprint, ...]:
+    """What an operation touches that reads or writes all of these units for a request."""
+    touched = []
+    for (leg, space), ids in units.items():
+        buffers = [each for each in layout.buffers if (each.leg, each.space) == (leg, space)]
+        names = tuple(each.name for each in buffers)
+        owners = np.full(len(ids), request, dtype=np.int64)
+        touched.append(Footprint(space, names, (0, buffers[0].rows.layers), ids.copy(), owners=owners))
+    return tuple(touched)

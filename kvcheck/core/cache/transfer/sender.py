@@ -1,0 +1,375 @@
+"""Sender: a prefill rank's side of every room: what is written where, sealed, reported, and when its pages are free.
+
+    wanted -> KV chunk by chunk -> state -> metadata row -> seal -> Status -> Done
+
+A room may be asked for again after an attempt failed. Both ends count attempts as their router does, so that an answer
+to the one is never taken for the other's.
+
+Invariants:
+- A room fails alone: an exception of its transfer ends it, on both sides, and nothing else.
+- State is paired by logical page over what the prompt needs; a disagreement fails the room with both lengths.
+- Pages and slots are the room's until every decode rank said Done, or everything written was flushed after a failure.
+- What a peer asked for counts once: a copy of it that arrives later, of whatever attempt, makes nobody write.
+- From the first Want on an attempt has `patience`; a rank that asks and then says nothing cannot hold it for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from kvcheck.core.base.errors import ForeignAccess, LengthMismatch, TargetError
+from kvcheck.core.base.paging import IndexArray, pages_for
+from kvcheck.core.cache.backend.backend import Backend, Signal
+from kvcheck.core.cache.pools.pool import Holding, KVPool
+from kvcheck.core.cache.transfer.blocks import PageRun, pair_pages
+from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts, check_rejoin
+from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers
+from kvcheck.core.cache.transfer.room_memory import held_run, needed_pages
+from kvcheck.core.cache.transfer.sealing import Sealer
+from kvcheck.core.cache.transfer.wants import Wants
+from kvcheck.core.cache.transfer.wire import Wire
+from kvcheck.core.cache.transfer.writer import Writer
+
+PENDING, DONE, FAILED = 0, 1, 2
+REFUSED, UNWANTED, WANTED = 0, 1, 2
+"""In both rows the least value of all ranks is what counts."""
+
+REPEATS = 3
+"""How often within its patience a room that nobody took is reported again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Sending:
+    """An attempt that is being sent. holding: None until its prefill begins. page: first page not yet sent.
+
+    deadline: once it was asked for. flushed: after a failure, by peer, what has to be reached before its memory is
+    free; reads: what else reads it here.
+    """
+
+    room: int
+    attempt: int
+    request: int
+    tokens: int
+    holding: Holding | None = None
+    slot: int | None = None
+    page: int = 0
+    deadline: int | None = None
+    repeat_at: int = 0
+    is_reported: bool = False
+    reason: str = ""
+    done: set[str] = field(default_factory=set)
+    flushed: dict[str, Signal] = field(default_factory=dict)
+    reads: list[Signal] = field(default_factory=list)
+
+
+class Sender:
+    """One prefill rank. clock: rounds, or seconds, since the start; patience: how many of them a room may take."""
+
+    writer_type = Writer
+
+    def __init__(
+        self,
+        pool: KVPool,
+        metadata: MetadataBuffers,
+        wire: Wire,
+        backend: Backend,
+        *,
+        layout: EndLayout,
+        peers: Sequence[EndLayout],
+        clock: Callable[[], int],
+        patience: int,
+        sealer: type[Sealer] = Sealer,
+        aux_over_messages: bool = False,
+    ) -> None:
+        for peer in peers:
+            check_layouts(layout, peer)
+        self._clock = clock
+        self._patience = patience
+        self._repeat_after = max(1, patience // REPEATS)
+        self._pool = pool
+        self._metadata = metadata
+        self._wire = wire
+        self._backend = backend
+        self._layout = layout
+        self._writer = self.writer_type(
+            pool,
+            metadata,
+            wire,
+            backend,
+            layout=layout,
+            peers=peers,
+            sealer=sealer,
+            aux_over_messages=aux_over_messages,
+        )
+        self._peers = self._writer.peers
+        self._rooms: dict[int, Sending] = {}
+        self._wants = Wants()
+
+    # A room's life
+
+    def open(self, room: int, request: int, tokens: int, *, attempt: int = 0) -> None:
+        """A request with a prompt of `tokens` tokens is about to be prefilled here.
+
+        Raises ForeignAccess while an earlier attempt holds memory.
+        """
+        if room in self._rooms:
+            raise ForeignAccess(f"room {room}: attempt {self._rooms[room].attempt} is not over, got attempt {attempt}")
+        self._rooms[room] = Sending(room=room, attempt=attempt, request=request, tokens=tokens)
+        if reason := self._wants.ended(room, attempt):
+            self.fail(room, reason)
+        elif self._wants.of(room, attempt):
+            self._rooms[room].deadline = self._clock() + self._patience
+
+    def is_open(self, room: int) -> bool:
+        """An attempt of the room is under way, or gives its memory back."""
+        return room in self._rooms
+
+    def readiness(self, room: int) -> int:
+        """WANTED once every decode rank served here has said where, REFUSED after a failure, else UNWANTED."""
+        if self._rooms[room].reason:
+            return REFUSED
+        return WANTED if len(self._wants_of(self._rooms[room])) == len(self._peers) else UNWANTED
+
+    def begin(self, room: int, holding: Holding) -> None:
+        """The prompt is computed into this holding from now on."""
+        self._rooms[room].holding = holding
+
+    def send_pages(self, room: int, tokens: int, after: Signal) -> None:
+        """The first `tokens` tokens are computed once `after` is reached: send whole pages, at the end the last one."""
+        sending = self._rooms[room]
+        assert sending.holding is not None
+        size = self._pool.page_size
+        stop = pages_for(tokens, size) if tokens >= sending.tokens else tokens // size
+        first, sending.page = sending.page, max(sending.page, stop)
+        if stop > first:
+            self._each_peer(sending, partial(self._send_kv, sending, range(first, stop), after))
+
+    def finish(self, room: int, slot: int, after: Sequence[Signal]) -> None:
+        """Prompt and metadata row are complete once `after` is reached: send the rest, seal and report."""
+        sending = self._rooms[room]
+        sending.slot = slot
+        self._each_peer(sending, partial(self._send_rest, sending, after))
+        if not sending.reason:
+            sending.is_reported = True
+            sending.repeat_at = self._clock() + self._repeat_after
+
+    def fail(self, room: int, reason: str) -> None:
+        """End the room on this side, and tell every peer."""
+        sending = self._rooms[room]
+        if sending.reason or sending.is_reported:
+            return
+        sending.reason = reason or "no reason given"
+        for peer, want in self._wants_of(sending).items():  # to the others nothing was written
+            sending.flushed[peer] = self._refuse(peer, want, reason)
+
+    def refuse(self, room: int, attempt: int, reason: str) -> None:
+        """End an attempt that was never opened: who asks for it, or has asked, is told so."""
+        for peer, want in self._wants.end(room, attempt, reason).items():
+            self._refuse(peer, want, reason)
+
+    def state(self, room: int) -> int:
+        """PENDING, or DONE or FAILED, when nobody reads or writes the room's memory any more."""
+        sending = self._rooms[room]
+        if not sending.reason and len(sending.done) == len(self._peers):
+            return DONE
+        if sending.reason and all(self._backend.query(each) for each in (*sending.flushed.values(), *sending.reads)):
+            return FAILED
+        return PENDING
+
+    def reason(self, room: int) -> str:
+        """Why the room failed; "" where it did not."""
+        return self._rooms[room].reason
+
+    def close(self, room: int) -> None:
+        """Forget a room whose memory is given back; who asks for it later learns how it ended."""
+        sending = self._rooms.pop(room)
+        self._wants.end(room, sending.attempt, sending.reason or "it was served before")
+
+    def free(self) -> None:
+        """Give the seals' memory back."""
+        self._writer.free()
+
+    def rejoin(self, layout: EndLayout) -> None:
+        """A decode rank was started again: what the old process wanted is forgotten. Raises LayoutMismatch."""
+        check_rejoin(self._layout, self._peers.get(layout.name), layout)
+        if layout.name in self._peers:
+            self._peers[layout.name] = layout
+        self._wants.forget(layout.name)
+
+    @property
+    def unopened(self) -> list[int]:
+        """Requests that somebody asks for, and that were not opened or ended here."""
+        return self._wants.unopened(self._rooms)
+
+    # Messages
+
+    def poll(self) -> None:
+        """Take what the decode ranks said, not what others say; give up what is too late."""
+        for peer, message in self._wire.receive():
+            if peer in self._peers:
+                self._take(peer, message)
+        for sending in self._rooms.values():
+            if sending.deadline is not None and self._clock() >= sending.deadline:
+                sending.deadline = None
+                self._give_up(sending)
+            elif sending.is_reported and not sending.reason and self._clock() >= sending.repeat_at:
+                self._report(sending, sorted(self._peers.keys() - sending.done))
+
+    def _report(self, sending: Sending, peers: Sequence[str]) -> None:
+        """Say again that everything was written: whoever took it answers, also where its first answer was lost."""
+        sending.repeat_at = self._clock() + self._repeat_after
+        for peer in peers:
+            want = self._wants_of(sending)[peer]
+            self._wire.send(peer, Status(room=want.room, generation=want.generation, is_ok=True))
+
+    def _give_up(self, sending: Sending) -> None:
+        silent = ", ".join(sorted(self._peers.keys() - sending.done))
+        if silent and not sending.reason:
+            sending.is_reported = False
+            self.fail(
+                sending.room,
+                f"room {sending.room}: not asked for and taken by {silent} in {self._patience} rounds or seconds",
+            )
+
+    def _take(self, peer: str, message: Message) -> None:
+        if isinstance(message, Want):
+            if not self._wants.is_copy(peer, message):
+                self._hear(peer, message)
+            return
+        want = self._wants.find(peer, message)
+        sending = self._rooms.get(message.room)
+        if isinstance(message, Abort):
+            self._abort(peer, message, want, sending)
+        elif want is None or sending is None or sending.attempt != want.attempt:
+            return
+        elif isinstance(message, Done):
+            sending.done.add(peer)
+            sending.reason = sending.reason or ("" if message.is_ok else message.reason)
+
+    def _hear(self, peer: str, want: Want) -> None:
+        """Keep what a peer asks for, unless that attempt has failed already: then it is told so."""
+        sending = self._rooms.get(want.room)
+        if sending is not None and want.attempt < sending.attempt:
+            self._refuse(peer, want, f"room {want.room}: attempt {want.attempt} is over here")
+        elif sending is not None and want.attempt == sending.attempt:
+            self._wants_of(sending)[peer] = want
+            if sending.deadline is None:
+                sending.deadline = self._clock() + self._patience
+            if sending.reason:
+                self._refuse(peer, want, sending.reason)
+        elif reason := self._wants.ended(want.room, want.attempt):
+            self._refuse(peer, want, reason)
+        else:
+            self._wants.of(want.room, want.attempt)[peer] = want
+
+    def _wants_of(self, sending: Sending) -> dict[str, Want]:
+        return self._wants.of(sending.room, sending.attempt)
+
+    def _abort(self, peer: str, message: Abort, want: Want | None, sending: Sending | None) -> None:
+        """The attempt ends here too, whatever of it was heard; who says so learns when nothing is written any more."""
+        flushed = self._wire.flush(peer)
+        self._wire.send(peer, Drained(room=message.room, generation=message.generation), after=(flushed,))
+        if sending is not None and sending.attempt == message.attempt:
+            if want is not None:
+                sending.flushed[peer] = flushed
+            if not sending.reason:
+                sending.is_reported = False
+                self.fail(message.room, message.reason)
+        elif sending is not None and message.attempt < sending.attempt:
+            return
+        elif not self._wants.ended(message.room, message.attempt):
+            self.refuse(message.room, message.attempt, message.reason)
+
+    def _refuse(self, peer: str, want: Want, reason: str) -> Signal:
+        """The peer learns why, behind everything that was written to it, which the returned signal stands for."""
+        flushed = self._wire.flush(peer)
+        status = Status(room=want.room, generation=want.generation, is_ok=False, reason=reason)
+        self._wire.send(peer, status, after=(flushed,))
+        self._wire.send(peer, Drained(room=want.room, generation=want.generation), after=(flushed,))
+        return flushed
+
+    # What is written
+
+    def _each_peer(self, sending: Sending, write: partial[None]) -> None:
+        """Write to every peer; where that fails, the room does."""
+        for peer in self._peers:
+            if sending.reason:
+                return
+            try:
+                self._check_want(sending, self._wants_of(sending)[peer])
+                write(peer)
+            except TargetError as error:
+                self.fail(sending.room, str(error))
+
+    def _check_want(self, sending: Sending, want: Want) -> None:
+        """Whether the peer means this prompt, and has a page for each of its pages, before any of it is sent.
+
+        Equal pages do not mean equal prompts: the last page is rarely full.
+        """
+        if want.tokens != sending.tokens:
+            raise LengthMismatch(
+                f"room {sending.room}: the ends disagree about the prompt: source has {sending.tokens} tokens, target "
+                f"has {want.tokens} tokens; nothing of it is sent"
+            )
+        pages = range(pages_for(sending.tokens, self._pool.page_size))
+        whole = PageRun(0, np.array(pages))  # only its length counts; the pages are taken chunk by chunk
+        self._pair(whole, self._run(want, "kv", "full"), needed=pages, what=f"room {sending.room}, KV pages")
+
+    def _send_kv(self, sending: Sending, pages: range, after: Signal, peer: str) -> None:
+        want = self._wants_of(sending)[peer]
+        assert sending.holding is not None
+        source = PageRun(0, sending.holding.pages[: pages.stop])
+        target = PageRun(0, self._run(want, "kv", "full").pages[: pages.stop])
+        pairs = self._pair(source, target, needed=pages, what=f"room {sending.room}, KV pages")
+        self._writer.write(want, peer, "kv", {"full": pairs}, after=(after,))
+
+    def _send_rest(self, sending: Sending, after: Sequence[Signal], peer: str) -> None:
+        want = self._wants_of(sending)[peer]
+        pairs = self._state_pairs(sending, want)
+        if pairs:
+            self._send_state(sending, want, peer, pairs, after)
+        assert sending.slot is not None and sending.holding is not None
+        self._writer.write_row(want, peer, sending.slot, after)
+        sealed = self._writer.seal(want, peer, holding=sending.holding, slot=sending.slot, after=after)
+        sending.reads.append(sealed)  # before anything can fail: the pages are read until then
+        sent = self._writer.write_seal(want, peer, sending.slot, sealed)
+        self._wire.send(peer, Status(room=want.room, generation=want.generation, is_ok=True), after=(sent,))
+
+    def _send_state(
+        self, sending: Sending, want: Want, peer: str, pairs: Mapping[str, IndexArray], after: Sequence[Signal]
+    ) -> None:
+        """What must not fail unseen. (mutant: state-result-ignored)"""
+        self._writer.write(want, peer, "state", pairs, after=after)
+
+    def _state_pairs(self, sending: Sending, want: Want) -> dict[str, IndexArray]:
+        """Pages or slots of each space whose buffers travel as state, [n, 2]."""
+        holding, layout, tokens = sending.holding, self._layout, sending.tokens
+        assert holding is not None
+        pairs: dict[str, IndexArray] = {}
+        for space in (space for leg, space in layout.parts if leg == "state"):
+            if space == "state":
+                pairs[space] = np.array([[holding.state_slot, want.state_slot]], dtype=np.int64)
+                continue
+            pairs[space] = self._pair(
+                held_run(layout, holding, space, tokens),
+                self._run(want, "state", space),
+                needed=needed_pages(layout, space, tokens),
+                what=f"room {sending.room}, state of {space}",
+            )
+        return pairs
+
+    def _pair(self, source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
+        """The rule of row c. (mutants: align-trims-one-side, align-trims-tail, align-broadcasts)"""
+        return pair_pages(source, target, needed=needed, what=what)
+
+    def _run(self, want: Want, leg: str, space: str) -> PageRun:
+        name = f"{leg}.{space}"
+        for known, first, pages in want.runs:
+            if known == name:
+                return PageRun(first, np.array(pages, dtype=np.int64))
+        return PageRun(0, np.zeros(0, dtype=np.int64))

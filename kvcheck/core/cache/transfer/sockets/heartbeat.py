@@ -1,0 +1,52 @@
+"""Pulse: says on every link that this rank is alive, and ends the links of peers that say nothing.
+
+Invariants:
+- A beat never waits: a link that is busy, or whose peer takes nothing, goes without.
+- Any byte counts as a sign of life; a peer without one for `lease_s` seconds is cut off as if it had closed.
+- Time in which this process did not run itself counts as nobody's silence.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from kvcheck.core.cache.transfer.sockets.link import HELLO_S, Link
+
+LEASE_S = 15.0
+BEATS_OF_A_LEASE = 8
+MOST_BEAT_S = 0.5
+
+
+class Pulse:
+    """A thread over the links of one rank. lease_s: how long a peer may be silent once it was heard."""
+
+    def __init__(self, links: Sequence[Link], *, lease_s: float) -> None:
+        self._links = links
+        self._lease_s = lease_s
+        self._beat_s = min(MOST_BEAT_S, lease_s / BEATS_OF_A_LEASE)
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        heard = {link.peer: link.heard for link in self._links}
+        silent_s = dict.fromkeys(heard, 0.0)
+        while links := [link for link in self._links if not link.is_lost]:
+            before = time.monotonic()
+            time.sleep(self._beat_s)
+            passed_s = min(time.monotonic() - before, 2 * self._beat_s)
+            for link in links:
+                link.beat()
+                silent_s[link.peer] = silent_s[link.peer] + passed_s if link.heard == heard[link.peer] else 0.0
+                heard[link.peer] = link.heard
+                if silent_s[link.peer] >= self._limit_s(link):
+                    self._cut_off(link)
+
+    def _limit_s(self, link: Link) -> float:
+        """A peer that is still putting itself together has longer."""
+        return self._lease_s if link.heard else max(self._lease_s, HELLO_S)
+
+    def _cut_off(self, link: Link) -> None:
+        """Nothing of it is taken any more, however much it still sends."""
+        link.close()

@@ -1,0 +1,253 @@
+"""ProcessWire: a rank's end of a wire whose other ends live in other processes; and the plainest one, over sockets.
+
+Invariants:
+- Messages travel on the link to their peer, in order; what a gone peer sent before it went is delivered first.
+- A room that a gone peer had asked for ends: the peer's abort is said in its place, once.
+- A peer that is silent for `lease_s` seconds is gone; when it comes to itself it finds its links closed.
+- `receive` and `write` are called by one thread. Links have threads of their own, which write registered memory (DATA)
+  and queue the rest.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from kvcheck.core.base.errors import TransferError
+from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.backend.scoped import ScopedBackend
+from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Want, decode, encode
+from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S, Pulse
+from kvcheck.core.cache.transfer.sockets.link import LOCAL, MOST_BYTES, FrameKind, Link, LinkLost
+from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket, check_region
+from kvcheck.kernels.page_copy import copy_bytes_torch
+
+COUNTS = struct.Struct("=HI")
+BYTES_OF_A_FRAME = 1 << 20
+
+
+class ProcessWire(ABC):
+    """Everything but the bytes of a write, which `_move` moves."""
+
+    pulse_type: type[Pulse] = Pulse
+
+    def __init__(self, backend: ScopedBackend) -> None:
+        self.name = backend.scope
+        self.backend = backend
+        self.regions: dict[str, torch.Tensor] = {}
+        self.links: dict[str, Link] = {}
+        self._arrived: deque[tuple[str, FrameKind, bytearray]] = deque()
+        self._asked: dict[tuple[str, int], tuple[int, int]] = {}
+        self._gone: list[str] = []
+        self._offered: deque[Link] = deque()
+        self._lease_s = LEASE_S
+        self.host = LOCAL
+        self.network: str | None = None
+        """The address at which peers reach this machine."""
+
+    def register(self, region: str, memory: torch.Tensor) -> None:
+        """Peers may write this memory."""
+        check_region(region, memory)
+        self.regions[region] = memory
+
+    def start(self, links: Sequence[Link], *, lease_s: float = LEASE_S) -> None:
+        """All regions are registered: talk to the peers from now on. lease_s: how long they may be silent."""
+        self._lease_s = lease_s
+        self.links = {link.peer: link for link in links}
+        for link in links:
+            link.start(self._take)
+        self.pulse_type(links, lease_s=lease_s)
+
+    # A peer that was started again
+
+    def offer(self, link: Link) -> None:
+        """A new link to a peer, from any thread. Where the old one still stands, it has no peer any more."""
+        self.links[link.peer].close()
+        self._offered.append(link)
+
+    def newcomers(self) -> list[Link]:
+        """Offered links of peers whose old link is done with: what came on it was taken, and memory is safe from it."""
+        ready = [link for link in self._offered if link.peer in self._gone]
+        for link in ready:
+            self._offered.remove(link)
+        return ready
+
+    def rejoin(self, link: Link) -> None:
+        """Talk to the peer again."""
+        self._gone.remove(link.peer)
+        self.links[link.peer] = link
+        link.start(self._take)
+        self.pulse_type([link], lease_s=self._lease_s)
+
+    def write(
+        self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
+    ) -> Signal:
+        """Move the bytes now; returns when they are handed over. Raises TransferError."""
+        for signal in after:
+            self.backend.wait(signal)
+        if self.links[peer].is_lost:
+            raise TransferError(f"{self.name} to {peer}: {peer} is gone; {leg} of room {ticket.room} is not written")
+        self._move(peer, leg, writes, ticket)
+        return self.backend.signal()  # never recorded: reached
+
+    def flush(self, peer: str) -> Signal:
+        """Writes are handed over before they return, and messages are behind them."""
+        return self.backend.signal()
+
+    def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
+        """A message; to a gone peer it is lost. What was refused is not the peer's to abort any more."""
+        for signal in after:
+            self.backend.wait(signal)
+        key = (peer, message.room)
+        if isinstance(message, Drained) and self._asked.get(key, (0, -1))[1] == message.generation:
+            del self._asked[key]
+        self._tell(peer, FrameKind.MESSAGE, encode(message))
+
+    def receive(self) -> list[tuple[str, Message]]:
+        """Messages that have arrived, and the aborts of peers that are gone."""
+        messages: list[tuple[str, Message]] = []
+        while self._arrived:
+            peer, kind, payload = self._arrived.popleft()
+            if kind is FrameKind.MESSAGE:
+                messages += self._message(peer, payload)
+            elif kind is FrameKind.FENCE:
+                self._fence_asked(peer, payload)
+            elif kind is FrameKind.GONE:
+                self._make_safe(peer)
+                self._gone.append(peer)
+                for key in [key for key in self._asked if key[0] == peer]:
+                    attempt, generation = self._asked.pop(key)
+                    abort = Abort(room=key[1], attempt=attempt, generation=generation, reason=f"{peer} is gone")
+                    messages.append((peer, abort))
+        return messages
+
+    def gone(self) -> tuple[str, ...]:
+        """Peers that are gone, and write this rank's memory no more."""
+        return tuple(self._gone)
+
+    def verified(self, peer: str, ticket: Ticket) -> None:
+        """Nobody orders anything by it here."""
+        return
+
+    # What a kind of wire adds
+
+    @abstractmethod
+    def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
+        """Move the blocks of every write. Raises TransferError."""
+
+    @abstractmethod
+    def _make_safe(self, peer: str) -> None:
+        """The peer's process is gone; see to it that nothing of what it wrote can still land here."""
+
+    @abstractmethod
+    def _fence_asked(self, peer: str, payload: bytearray) -> None:
+        """A write of the peer broke down on its way here."""
+
+    @abstractmethod
+    def _take_data(self, peer: str, payload: bytearray) -> None:
+        """Bytes for a region; called by the link's thread."""
+
+    @abstractmethod
+    def _take_engine(self, peer: str, payload: bytearray) -> None:
+        """Where the peer's engine is now; called by the link's thread."""
+
+    def _tell(self, peer: str, kind: FrameKind, *parts: bytes | memoryview) -> bool:
+        try:
+            self.links[peer].send(kind, *parts)
+        except LinkLost:
+            return False  # the link's thread says so when all that came is taken
+        return True
+
+    def _take(self, peer: str, kind: FrameKind, payload: bytearray) -> None:
+        if kind is FrameKind.DATA:
+            self._take_data(peer, payload)
+        elif kind is FrameKind.ENGINE:
+            self._take_engine(peer, payload)
+        else:
+            self._arrived.append((peer, kind, payload))
+
+    def _message(self, peer: str, payload: bytearray) -> Iterator[tuple[str, Message]]:
+        try:
+            message = decode(bytes(payload))
+        except TransferError:
+            self.links[peer].close()  # who says what nobody understands is not talked to
+            return
+        if isinstance(message, Want):
+            self._asked[peer, message.room] = (message.attempt, message.generation)
+        elif isinstance(message, (Done, Abort)):
+            self._asked.pop((peer, message.room), None)
+        yield peer, message
+
+
+class SocketWire(ProcessWire):
+    """Bytes on the links themselves: they land in the order of the messages around them, whatever the receiver does."""
+
+    def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
+        for write in writes:
+            source = memoryview(self.regions[write.source].numpy().data)
+            name = write.target.encode()
+            for blocks in _frames(write.blocks.tolist()):
+                places = np.array([block[1:] for block in blocks], dtype=np.int64)
+                head = COUNTS.pack(len(name), len(blocks)) + name + places.tobytes()
+                pieces = [source[start : start + size] for start, _, size in blocks]
+                if not self._tell(peer, FrameKind.DATA, head, *pieces):
+                    raise TransferError(f"{self.name} to {peer}: {peer} is gone; {leg} of room {ticket.room} is lost")
+
+    def _take_data(self, peer: str, payload: bytearray) -> None:
+        length, count = COUNTS.unpack_from(payload)
+        at = COUNTS.size + length
+        name = bytes(payload[COUNTS.size : at]).decode()
+        end = at + 16 * count
+        places = np.frombuffer(payload, dtype=np.int64, count=2 * count, offset=at).reshape(-1, 2)
+        into = _region(self.regions, name, peer)
+        if len(places) and (places.min() < 0 or places.sum(axis=1).max() > len(into)):
+            raise TransferError(f"{peer} writes outside region {name} of {len(into)} bytes")
+        if end + int(places[:, 1].sum()) != len(payload):
+            raise TransferError(f"{peer} sent {len(payload) - end} bytes for {count} blocks of other lengths")
+        data = torch.frombuffer(payload, dtype=torch.uint8)
+        for start, size in places.tolist():
+            copy_bytes_torch(into[start : start + size], data[end : end + size])
+            end += size
+
+    def _make_safe(self, peer: str) -> None:
+        """All that came has been taken: the link's thread says that a peer is gone when it has ended."""
+        return
+
+    def _fence_asked(self, peer: str, payload: bytearray) -> None:
+        """There is no engine."""
+        self.links[peer].close()
+
+    def _take_engine(self, peer: str, payload: bytearray) -> None:
+        """There is no engine."""
+        raise TransferError(f"{peer} has an engine, and this end has none")
+
+
+def _frames(blocks: list[list[int]]) -> Iterator[list[list[int]]]:
+    """Blocks in groups that fit a frame; a longer one is cut."""
+    group: list[list[int]] = []
+    size = 0
+    for source, target, length in blocks:
+        done = 0
+        while done < length:
+            part = min(length - done, BYTES_OF_A_FRAME)
+            if group and size + part > BYTES_OF_A_FRAME:
+                yield group
+                group, size = [], 0
+            group.append([source + done, target + done, part])
+            size, done = size + part, done + part
+    if group:
+        yield group
+
+
+def _region(regions: Mapping[str, torch.Tensor], name: str, peer: str) -> torch.Tensor:
+    if name not in regions:
+        raise TransferError(f"{peer} writes region {name!r}; there are {', '.join(regions)}")
+    return regions[name]
+
+
+assert BYTES_OF_A_FRAME * 4 < MOST_BYTES, "blocks of a byte each bring 16 bytes of place with them"

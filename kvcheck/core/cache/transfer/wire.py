@@ -1,0 +1,81 @@
+"""Wire: what carries bytes and messages between a prefill and a decode rank.
+
+Invariants:
+- A write is one-sided: the peer does nothing, and is told nothing, until a message says so.
+- `write`'s signal is the sender's engine speaking: bytes may land before it, after it, or never. Only `flush`, and what
+  the receiver reads for itself, say that they have landed.
+- Messages from one end to another arrive in order and know nothing of writes. One may be lost; a copy of one may come
+  later, behind any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kvcheck.core.base.errors import LayoutMismatch
+from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import Footprint, Signal
+from kvcheck.core.cache.transfer.messages import Message
+
+LEGS = ("kv", "state", "aux", "seal")
+"""What is written for a room, in the order in which a healthy sender writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One attempt to transfer a room. generation: its number at its decode rank, used once. attempt: of its request."""
+
+    room: int
+    generation: int
+    request: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionWrite:
+    """Bytes of one local region for one region of a peer. blocks: [n, 3] source offset, target offset, bytes.
+
+    reads: in the writer's spaces; writes: in the peer's.
+    """
+
+    source: str
+    target: str
+    blocks: IndexArray
+    reads: tuple[Footprint, ...]
+    writes: tuple[Footprint, ...]
+
+
+def check_region(name: str, memory: torch.Tensor) -> None:
+    """Raise LayoutMismatch unless blocks of bytes can be written into this memory."""
+    if memory.dtype != torch.uint8 or memory.ndim != 1 or not memory.is_contiguous():
+        raise LayoutMismatch(f"region {name}: expected contiguous bytes in one dimension, got {memory.dtype}")
+
+
+class Wire(Protocol):
+    """One end's connection to all its peers."""
+
+    name: str
+
+    def register(self, region: str, memory: torch.Tensor) -> None:
+        """Let peers write this memory, [bytes] uint8, under that name."""
+
+    def write(
+        self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
+    ) -> Signal:
+        """Write to a peer, once `after` is reached. Raises TransferError where the engine refuses."""
+
+    def flush(self, peer: str) -> Signal:
+        """Reached when everything written to the peer so far has landed, or can never land."""
+
+    def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
+        """Queue a message, once `after` is reached."""
+
+    def receive(self) -> list[tuple[str, Message]]:
+        """Messages that have arrived, oldest first, each with its sender."""
+
+    def verified(self, peer: str, ticket: Ticket) -> None:
+        """The caller has read, and proved right, all that the peer wrote for the ticket."""
