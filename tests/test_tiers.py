@@ -13,9 +13,9 @@ from cache_rig import Rig, rig_of
 
 from kvcheck.core.base import content
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
+from kvcheck.core.workload.host_inspector import HostInspector
 from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
-from kvcheck.core.workload.tiers import HostInspector
 
 CHAINS = {1: (b"a", b"ab", b"abc"), 2: (b"a", b"ab", b"abx")}
 """Two requests: the second shares two pages with the first, and so reads the first's words there."""

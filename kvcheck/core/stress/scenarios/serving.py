@@ -27,10 +27,10 @@ from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.target import Engine, FirstWords, HostTier, PairSetup, Setup, TierInspector
 from kvcheck.core.workload.decoder import ContentDecoder, prompt_tokens
+from kvcheck.core.workload.host_inspector import HostInspector
 from kvcheck.core.workload.jobs import Job
 from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.synthetic import synthetic_jobs, trace_file
-from kvcheck.core.workload.tiers import HostInspector
 from kvcheck.core.workload.traces import read_trace, scale_trace
 
 TRACE_PAGES = 24
