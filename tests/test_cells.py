@@ -13,9 +13,9 @@ from kvcheck.commands.cell_runners import UNKNOWNS
 from kvcheck.commands.cells import Budget, Turns, orders_text, run_cell, take_turns, work
 from kvcheck.commands.orders import Limit, Order, Report
 from kvcheck.core.base.record import Evidence, Finding
+from kvcheck.core.probes.frame.wire import Reply
 from kvcheck.core.stress.engines import EngineRunner
 from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.targets.engines.wire import Reply
 
 PLAN = Plan(scenario="retract-resume", shape="retract.nsa")
 FINDING = Finding(code="KV102", oracle="content", message="foreign bytes")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from kvcheck.core.targets.engines.guard import CannotDrive
-from kvcheck.core.targets.engines.streams import LAZY, Machine, SideStream
-from kvcheck.core.targets.sglang.copies import Copies
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.streams import LAZY, Machine, SideStream
+from kvcheck.core.probes.sglang.rig.copy_engine import Copies
 
 LAYERS, HEADS, DIM, PAGE, DEVICE_PAGES, HOST_PAGES = 3, 2, 4, 4, 5, 7
 ITEM = HEADS * DIM * 2

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvcheck.core.targets.engines.cuda_streams import HOLD_CYCLES, CudaMachine
-from kvcheck.core.targets.engines.guard import CannotDrive
-from kvcheck.core.targets.engines.streams import EAGER, LAZY, RANDOM
+from kvcheck.core.probes.frame.cuda_streams import HOLD_CYCLES, CudaMachine
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM
 
 
 @pytest.fixture

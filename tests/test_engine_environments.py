@@ -16,9 +16,9 @@ import pytest
 from engines import pins
 from fake_engine import environment, interpreter
 
-from kvcheck.core.targets.engines.guard import CannotDrive
-from kvcheck.core.targets.engines.names import Names
-from kvcheck.core.targets.engines.stubs import Stubs
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.names import Names
+from kvcheck.core.probes.frame.stubs import Stubs
 
 ENGINES = Path(__file__).parent / "engines"
 METADATA = """Metadata-Version: 2.4

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from kvcheck.core.base.rng import Mix
-from kvcheck.core.targets.engines.calls import fitted
-from kvcheck.core.targets.engines.guard import CannotDrive, Fault, attempt
-from kvcheck.core.targets.engines.names import Names
-from kvcheck.core.targets.engines.probe import Rig, run
-from kvcheck.core.targets.engines.stamps import Judge, Stamps
-from kvcheck.core.targets.engines.streams import EAGER, LAZY, RANDOM, Machine, SideEvent, SideStream
-from kvcheck.core.targets.engines.stubs import Stubs
-from kvcheck.core.targets.engines.tensors import inventory
-from kvcheck.core.targets.engines.wire import decode
-from kvcheck.core.targets.sglang.service import end_of
+from kvcheck.core.probes.frame.buffer_views import inventory
+from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.content import Judge, Stamps
+from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
+from kvcheck.core.probes.frame.names import Names
+from kvcheck.core.probes.frame.probe import Rig, run
+from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, Machine, SideEvent, SideStream
+from kvcheck.core.probes.frame.stubs import Stubs
+from kvcheck.core.probes.frame.wire import decode
+from kvcheck.core.probes.sglang.rig.scheduler_loop import end_of
 
 ENGINE = "an_engine"
 UNITS = {"token": 12, "state": 5}

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvcheck.core.targets.sglang.peers import PREFILL, Link, session
-from kvcheck.core.targets.sglang.ranks import Group, parted
+from kvcheck.core.probes.sglang.rig.fake_process_group import Group, parted
+from kvcheck.core.probes.sglang.rig.pd_pair import PREFILL, Link, session
 
 
 def test_late_bytes_land_in_order_when_told_and_what_is_not_registered_is_refused() -> None:

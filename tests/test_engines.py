@@ -19,11 +19,11 @@ from fake_engine import HELLO, environment, interpreter, put_fault
 
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
+from kvcheck.core.probes.frame.wire import Ask, Reply
+from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.stress.engines import EngineRunner
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.engines.process import EngineProcess, Patience
-from kvcheck.core.targets.engines.wire import Ask, Reply
-from kvcheck.core.targets.installed import parse_target
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "reports" / "run.schema.json").read_text(encoding="utf-8"))
 SCHEDULES = 4
@@ -244,7 +244,7 @@ def test_child_ends_where_getting_ready_is_interrupted(tmp_path: Path, monkeypat
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvcheck.core.targets.engines.process.decode", interrupt)  # the child has said a line then
+    monkeypatch.setattr("kvcheck.core.probes.frame.engine_process.decode", interrupt)  # the child has said a line then
     out = tmp_path / "runs"
     assert run(["stress", "--target", f"sglang:{env}", "--out", str(out)]) == 130
     assert not [*out.iterdir()], "nothing was judged, so there is no run"

@@ -18,9 +18,9 @@ from fake_engine import environment, put_fault
 
 import kvcheck
 from kvcheck.commands.main import run
-from kvcheck.core.targets.engines.process import EngineProcess, Patience
-from kvcheck.core.targets.engines.wire import Ask, Reply
-from kvcheck.core.targets.installed import parse_target
+from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
+from kvcheck.core.probes.frame.wire import Ask, Reply
+from kvcheck.core.probes.installed import parse_target
 
 INSTALLED = os.environ.get("KVCHECK_VLLM")
 SCHEDULES = 2
@@ -150,9 +150,9 @@ DRIVER = """
 import importlib, json, sys
 sys.path.insert(0, {root!r})
 import torch
-from kvcheck.core.targets.engines.serve import Server
-from kvcheck.core.targets.engines.wire import Ask, encode
-from kvcheck.core.targets.vllm import VLLM
+from kvcheck.core.probes.frame.probe_server import Server
+from kvcheck.core.probes.frame.wire import Ask, encode
+from kvcheck.core.probes.vllm import VLLM
 server = Server(VLLM)
 server.start()
 def answer(shape):

@@ -13,8 +13,8 @@ import pytest
 from fake_engine import environment, put_fault
 from test_engines import GOOD, first_bad
 
-from kvcheck.core.targets.engines.process import EngineProcess, Patience
-from kvcheck.core.targets.installed import parse_target
+from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
+from kvcheck.core.probes.installed import parse_target
 
 # fault, shape, codes under no assumption, codes under one.
 CONDITIONS = [

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from kvcheck.core.targets.engines.device import DEVICE, OnDevice, WrongSide, on_host, present, side
-from kvcheck.core.targets.engines.guard import Fault, attempt
+from kvcheck.core.probes.frame.device import DEVICE, OnDevice, WrongSide, on_host, present, side
+from kvcheck.core.probes.frame.guard import Fault, attempt
 
 VALUES = [5, 3, 9]
 

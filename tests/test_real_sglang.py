@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 
-from kvcheck.core.targets.engines.process import EngineProcess, Patience
-from kvcheck.core.targets.engines.wire import Ask, Reply
-from kvcheck.core.targets.installed import parse_target
+from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
+from kvcheck.core.probes.frame.wire import Ask, Reply
+from kvcheck.core.probes.installed import parse_target
 
 ENVIRONMENTS = [Path(text) for text in os.environ.get("KVCHECK_SGLANG", "").split(":") if text]
 pytestmark = [

@@ -65,7 +65,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "oracles": ("kvcheck.core.stress.oracles:ORACLES",),
     "mutants": ("kvcheck.core.targets.mutants:MUTANTS",),
     "strategies": ("kvcheck.core.stress.strategies:STRATEGIES",),
-    "targets": ("kvcheck.core.targets:TARGETS", "kvcheck.core.targets.installed:ENGINES"),
+    "targets": ("kvcheck.core.targets:TARGETS", "kvcheck.core.probes.installed:ENGINES"),
     "transports": ("kvcheck.core.cache.transfer:TRANSPORTS",),
     "cases": ("kvcheck.core.bench:CASES",),
     "formats": ("kvcheck.core.report:WRITERS",),

@@ -25,7 +25,7 @@ UNREAD = ("mutant", "backend", "device", "transport", "ranks", "strategy", "requ
 
 def check_engine_plan(plan: Plan) -> None:
     """Raise UsageError for what an engine's probes do not take."""
-    from kvcheck.core.targets.installed import parse_target
+    from kvcheck.core.probes.installed import parse_target
 
     parse_target(plan.target)
     default = Plan(scenario=plan.scenario, shape=plan.shape)
@@ -38,7 +38,7 @@ def check_engine_plan(plan: Plan) -> None:
 
 def check_jobs(plan: Plan, jobs: int | None) -> None:
     """Raise UsageError for several processes where one child holds the engine."""
-    from kvcheck.core.targets.installed import is_engine
+    from kvcheck.core.probes.installed import is_engine
 
     if jobs not in (None, 1) and is_engine(plan.target):
         raise UsageError(f"--jobs {jobs}: one child holds {plan.target} and runs all its cells; leave it out")
@@ -66,7 +66,7 @@ def engine_plans(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Pl
 
 def plan_facts(plans: list[Plan]) -> dict[str, object]:
     """What the record's plan says of the cells: their first lines, and of an engine's what each is about."""
-    from kvcheck.core.targets.installed import is_engine
+    from kvcheck.core.probes.installed import is_engine
 
     lines = [plan.line() for plan in plans]
     if not any(is_engine(plan.target) for plan in plans):
@@ -78,7 +78,7 @@ def plan_facts(plans: list[Plan]) -> dict[str, object]:
 
 def not_exercised(base: Plan, plans: list[Plan]) -> list[str]:
     """Scenarios that no probe of the engine tries, and probes that this run leaves out; one line each at most."""
-    from kvcheck.core.targets.installed import is_engine
+    from kvcheck.core.probes.installed import is_engine
 
     if not is_engine(base.target):
         return []
@@ -96,7 +96,7 @@ def not_exercised(base: Plan, plans: list[Plan]) -> list[str]:
 @contextmanager
 def installed_engine(plan: Plan) -> Iterator[EngineRunner | None]:
     """The plan's engine, ready; None for a target of kvcheck's own. Raises UnknownVerdict."""
-    from kvcheck.core.targets.installed import is_engine
+    from kvcheck.core.probes.installed import is_engine
 
     if not is_engine(plan.target):
         yield None

@@ -104,9 +104,9 @@ def check_plan(plan: Plan) -> None:
     """Raise UsageError or UnknownVerdict for what a plan names and this machine or version lacks."""
     from kvcheck.core.cache.backend import BACKENDS
     from kvcheck.core.cache.transfer import TRANSPORTS
+    from kvcheck.core.probes.installed import ENGINES, is_engine
     from kvcheck.core.stress.strategies import STRATEGIES
     from kvcheck.core.targets import TARGETS
-    from kvcheck.core.targets.installed import ENGINES, is_engine
     from kvcheck.core.targets.mutants import mutant
     from kvcheck.core.workload.synthetic import trace_file
     from kvcheck.core.workload.traces import MAX_REQUESTS, read_trace

@@ -45,9 +45,9 @@ def replay(
     out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = DEFAULT_OUT,
 ) -> int:
     """Run a printed schedule, or the findings of a run, again."""
+    from kvcheck.core.probes.installed import is_engine
     from kvcheck.core.stress.engines import probe_of
     from kvcheck.core.stress.scenarios import SCENARIOS
-    from kvcheck.core.targets.installed import is_engine
     from kvcheck.core.workload.shapes import shape as shape_named
 
     check_choice("--format", format_name, FORMATS)
@@ -103,7 +103,7 @@ def _replayed(plans: list[Plan], times: int, device: str | None) -> Iterator[tup
 
 def _on_device(plan: Plan, device: str) -> Plan:
     """A plan of a CPU, as one of a device. Raises UsageError for one that is of a device already, or of an engine."""
-    from kvcheck.core.targets.installed import is_engine
+    from kvcheck.core.probes.installed import is_engine
 
     if is_engine(plan.target):
         raise UsageError(f"--device {device}: a line of {plan.target} says itself where it runs; leave --device out")

@@ -174,7 +174,7 @@ def _workers(base: Plan, cells: int) -> int:
     """Processes that run cells. On a device they would take turns, and a lane that one of them holds is held for its
     turn only; an engine has one child.
     """
-    from kvcheck.core.targets.installed import is_engine
+    from kvcheck.core.probes.installed import is_engine
 
     is_alone = base.is_in_processes or base.backend == "cuda" or is_engine(base.target)
     return 1 if is_alone else min(cells, Session.cpus())
@@ -255,8 +255,8 @@ def _base_plan(
 
 
 def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
+    from kvcheck.core.probes.installed import is_engine
     from kvcheck.core.stress.scenarios import SCENARIOS
-    from kvcheck.core.targets.installed import is_engine
     from kvcheck.core.targets.mutants import mutant
     from kvcheck.core.workload.shapes import TINY_SHAPES
     from kvcheck.core.workload.shapes import shape as shape_named

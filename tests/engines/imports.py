@@ -17,18 +17,18 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # last: the engine's own packages are found before
 
-from kvcheck.core.targets.engines import serve
-from kvcheck.core.targets.engines.names import Names
-from kvcheck.core.targets.engines.probe import EngineSpec
-from kvcheck.core.targets.engines.wire import Refusal
-from kvcheck.core.targets.installed import ENGINES
+from kvcheck.core.probes.frame import probe_server
+from kvcheck.core.probes.frame.names import Names
+from kvcheck.core.probes.frame.probe import EngineSpec
+from kvcheck.core.probes.frame.wire import Refusal
+from kvcheck.core.probes.installed import ENGINES
 
 
 def main(engine: str) -> int:
     """Say what breaks: each error once, with all that it takes away."""
-    os.environ.update(serve.VARIABLES["cpu"])
+    os.environ.update(probe_server.VARIABLES["cpu"])
     spec = ENGINES.load(engine)
-    started = serve.Server(spec).start()
+    started = probe_server.Server(spec).start()
     if isinstance(started, Refusal):
         sys.stderr.write(f"make_env: {started.reason}\n")
         return 1

@@ -9,8 +9,8 @@ from __future__ import annotations
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.probes.installed import is_engine
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.installed import is_engine
 from kvcheck.core.workload.shapes import shape as shape_named
 
 

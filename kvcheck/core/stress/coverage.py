@@ -13,10 +13,10 @@ import dataclasses
 from collections.abc import Collection, Iterable
 
 from kvcheck.core.base.record import Coverage
+from kvcheck.core.probes.installed import is_engine
 from kvcheck.core.stress.engine import scenario_of
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import DELAYS, order_of
-from kvcheck.core.targets.installed import is_engine
 
 FLOOR = 3
 """The portfolio's first three are eager, lazy and one delay; by then ranks and settings have changed too."""

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
+from kvcheck.core.probes.frame.probe import ProbeRow
+from kvcheck.core.probes.frame.wire import Ask, Hello, Reply
+from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.stress.engine import complete
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.engines.probe import ProbeRow
-from kvcheck.core.targets.engines.process import EngineProcess, Patience
-from kvcheck.core.targets.engines.wire import Ask, Hello, Reply
-from kvcheck.core.targets.installed import parse_target
 
 
 def probe_plans(base: Plan, scenarios: list[str], shapes: list[str]) -> Iterator[Plan]:

@@ -1,0 +1,190 @@
+"""Stamps: content by kvcheck's rule in an engine's own memory, and the judgement of what is found there later.
+
+Invariants:
+- Each row says whose it is, in which buffer, layer and place; what is judged is compared byte for byte.
+- Words are counted where they were compared, by buffer; a buffer that was not compared has no count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from kvcheck.core.base.content import Site, codes, decode, mask
+from kvcheck.core.base.record import Evidence, Finding
+from kvcheck.core.probes.frame.buffer_views import Held, Inventory
+
+REQUESTS = 4096
+"""Owners that a schedule may have: requests, or prefixes that requests share."""
+
+
+def content(site: Site, request: int, positions: Sequence[int], size: int) -> torch.Tensor:
+    """The rule's bytes of rows of `size` bytes: [positions, size] uint8."""
+    at = np.asarray(positions, dtype=np.int64)
+    words = -(-size // 8)
+    tags = codes(np.full(len(at), request, dtype=np.int64), at)
+    return (tags[:, None] ^ mask(site, words)).view(torch.uint8)[:, :size]
+
+
+@dataclass(slots=True)
+class Judge:
+    """What one schedule of a probe has compared and found. counts: fields of Evidence."""
+
+    words: dict[str, int] = field(default_factory=dict)
+    reads: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def count(self, name: str, more: int = 1) -> None:
+        """More of a field of Evidence."""
+        self.counts[name] = self.counts.get(name, 0) + more
+
+    def note(self, text: str) -> None:
+        """Something for the record, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def find(self, code: str, oracle: str, message: str, **more: object) -> None:
+        """A finding; the first of a code, buffer, lane and condition is kept."""
+        self._keep(Finding(code=code, oracle=oracle, message=message, **more))  # type: ignore[arg-type]
+
+    def _keep(self, found: Finding) -> None:
+        place = (found.code, found.buffer, found.lane, found.condition)
+        if place not in [(each.code, each.buffer, each.lane, each.condition) for each in self.findings]:
+            self.findings.append(found)
+
+    def absorb(self, other: Judge, code: str | None = None, why: str = "") -> None:
+        """What another judge has compared and found. code, why: what more is known of the rows that were not right."""
+        self.reads += other.reads
+        for name, words in other.words.items():
+            self.words[name] = self.words.get(name, 0) + words
+        for each in other.findings:
+            if code is None:
+                self._keep(each)
+            elif each.oracle == "content":
+                self._keep(replace(each, code=code, message=each.message + why))
+
+    def evidence(self) -> Evidence:
+        """For the record. events: reads that were judged."""
+        return Evidence(schedules=1, events=self.reads, words_verified=dict(self.words), **self.counts)
+
+    def compare(
+        self,
+        held: Held,
+        seen: torch.Tensor,
+        *,
+        request: int,
+        positions: Sequence[int],
+        ids: Sequence[int],
+        when: str,
+        part: torch.Tensor | None = None,
+        code: str | None = None,
+        lane: str | None = None,
+        condition: str | None = None,
+    ) -> int:
+        """Compare rows with the request's content; how many are right. part: bytes of a row that count, [bytes] bool.
+
+        code: of a row that is foreign, stale or was never written, where another code says more. lane: who read it.
+        condition: the assumption under which wrong rows are a finding.
+        """
+        site = Site(held.unit, held.name, "", held.layer)
+        seen = seen.cpu()
+        wanted = content(site, request, positions, seen.shape[1])
+        if part is not None:
+            seen = torch.where(part, seen, wanted)
+        self.reads += 1
+        size = seen.numel() if part is None else int(part.sum()) * len(seen)
+        self.words[held.name] = self.words.get(held.name, 0) + size // 8
+        wrong = torch.nonzero((seen != wanted).any(1)).view(-1)
+        if len(wrong):
+            row = int(wrong[0])
+            kind, owner, what = _what(site, seen[row], wanted[row], request)
+            self.find(
+                code if code is not None and kind in ("KV101", "KV102", "KV104") else kind,
+                "content",
+                f"{when}: {held.unit} {ids[row]} of {held.name}, layer {held.layer}, {what}; "
+                f"expected request {request}, position {positions[row]}; {len(wrong)} of {len(ids)} rows are wrong",
+                tier=held.tier,
+                buffer=held.name,
+                layer=held.layer,
+                row=int(ids[row]),
+                request=request,
+                seen_request=owner,
+                lane=lane,
+                condition=condition,
+            )
+        return len(ids) - len(wrong)
+
+
+def _what(site: Site, seen: torch.Tensor, wanted: torch.Tensor, request: int) -> tuple[str, int | None, str]:
+    """Code, owner and words of a row that is not what it should be."""
+    whole = len(seen) // 8 * 8
+    words = seen[:whole].clone().view(torch.int64).tolist()
+    right = wanted[:whole].clone().view(torch.int64).tolist()
+    at = next((index for index, (one, other) in enumerate(zip(words, right, strict=True)) if one != other), None)
+    if at is None:
+        return "KV105", None, "ends in other bytes"
+    if not any(words):
+        return "KV104", None, "was never written"
+    tag = decode(words[at], site, at, requests=REQUESTS)
+    if tag is None:
+        torn = any(one == other for one, other in zip(words, right, strict=True))
+        return ("KV103", None, "holds words of several writes") if torn else ("KV105", None, "holds no content of ours")
+    if tag.request != request:
+        return "KV102", tag.request, f"holds request {tag.request}, position {tag.position}"
+    return "KV301", tag.request, f"holds position {tag.position} of the same request"
+
+
+class Stamps:
+    """Content in the buffers of one object, and its judgement."""
+
+    def __init__(self, found: Inventory) -> None:
+        self.found = found
+
+    def write(self, request: int, unit: str, ids: Sequence[int], first: int = 0) -> None:
+        """The request's content in these units, position by position from `first`."""
+        for held in self.found.held:
+            if held.unit == unit:
+                self.write_field(held, request, ids, first)
+
+    def write_field(self, held: Held, request: int, ids: Sequence[int], first: int = 0) -> None:
+        """The same in one buffer alone, as where parts of a row arrive one by one."""
+        at = torch.as_tensor(list(ids), dtype=torch.int64)
+        site = Site(held.unit, held.name, "", held.layer)
+        rows = content(site, request, range(first, first + len(at)), held.rows.shape[1])
+        held.rows[at] = rows.to(held.rows.device)
+
+    def check(
+        self,
+        judge: Judge,
+        request: int,
+        unit: str,
+        ids: Sequence[int],
+        *,
+        when: str,
+        first: int = 0,
+        part: Callable[[int], torch.Tensor | None] | None = None,
+    ) -> tuple[str, ...]:
+        """Compare these units of every buffer that has them; the buffers of which nothing at all was right.
+
+        part: row size -> bytes that count, None where the buffer has no such rows.
+        """
+        at = torch.as_tensor(list(ids), dtype=torch.int64)
+        right: dict[str, int] = {}
+        for held in self.found.held:
+            counts = part(held.rows.shape[1]) if part is not None else None
+            if held.unit == unit and len(at) and (part is None or counts is not None):
+                right[held.name] = right.get(held.name, 0) + judge.compare(
+                    held,
+                    held.rows[at],
+                    request=request,
+                    positions=range(first, first + len(at)),
+                    ids=list(ids),
+                    when=when,
+                    part=counts,
+                )
+        return tuple(name for name, count in right.items() if not count)

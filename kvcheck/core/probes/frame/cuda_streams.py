@@ -1,0 +1,67 @@
+"""Real streams of a device, under the names that probes use: what is queued on a side stream is held before it runs.
+
+The counterpart of `streams` where the engine's own environment has a GPU. A hold is a kernel that spins, in front of
+the work and on the same stream, so whoever does not wait for the work reads before it.
+
+Invariants:
+- Nothing of torch is replaced: the engine calls the device's own streams, events and synchronisation.
+- Holds end by themselves; equal seeds and equal calls give equal holds. What a hold let happen is the device's affair:
+  a pass says only that nothing was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from kvcheck.core.base.rng import Mix
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.streams import EAGER, LAZY
+
+HOLD_CYCLES = 40_000_000
+"""Cycles that a hold spins: 20 ms at 2 GHz, thousands of times what a small copy takes."""
+
+
+class CudaMachine:
+    """The streams of one device, and how long what is queued on them is held."""
+
+    def __init__(self, device: str) -> None:
+        if not torch.cuda.is_available():
+            raise CannotDrive(f"torch {torch.__version__} of this environment sees no CUDA device, asked for {device}")
+        index = int(device.partition(":")[2] or 0)
+        if index >= torch.cuda.device_count():
+            raise CannotDrive(f"{device}: this machine has {torch.cuda.device_count()} CUDA devices")
+        torch.cuda.set_device(index)
+        self.reset(EAGER, 0)
+
+    def reset(self, order: str, seed: int) -> None:
+        """Wait for everything and hold by this order from now on: never (eager), always (lazy), or as the seed says."""
+        torch.cuda.synchronize()
+        self._order = order
+        self._mix = Mix(seed)
+        self.queued = 0
+        self.holds = 0
+
+    def side(self) -> Any:
+        """A stream that nobody waits for yet."""
+        return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def on(self, stream: Any) -> AbstractContextManager[None]:
+        """Make a stream current."""
+        context: AbstractContextManager[None] = torch.cuda.stream(stream)
+        return context
+
+    def queue(self, work: Callable[[], None]) -> None:
+        """Work for the current stream, behind a hold. It may not wait for the host, which would wait for the hold."""
+        self.queued += 1
+        if self._order == LAZY or (self._order != EAGER and self._mix.chance(1, 2)):
+            self.holds += 1
+            torch.cuda._sleep(HOLD_CYCLES)  # type: ignore[no-untyped-call]
+        work()
+
+    def settle(self) -> None:
+        """Wait for everything."""
+        torch.cuda.synchronize()

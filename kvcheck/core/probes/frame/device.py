@@ -1,0 +1,175 @@
+"""A device that stands in: tensors that say they lie on it, while their values lie in this machine's memory.
+
+An engine that moves a list from one side to the other does so here too, and what it mixes up is refused as a device
+would refuse it. `torch.device("meta")` is its name: no machine lacks it, and nothing else of an engine uses it.
+
+Invariants:
+- What is made on the device inside `present()`, or copied there, keeps its values; a copy to the host is a new tensor.
+- Tensors of both sides in one operation are WrongSide, save where a real device takes them: copies, indices, scalars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from kvcheck.core.probes.frame.guard import Refused
+
+DEVICE: Final = "meta"
+HOST: Final = "cpu"
+_COPIES = ("aten::_to_copy", "aten::copy_")
+_INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+
+
+class WrongSide(Refused):
+    """Tensors of both sides where a device wants them all on one."""
+
+
+class OnDevice(torch.Tensor):
+    """A tensor on the device. held: its values, where they can be read."""
+
+    held: torch.Tensor
+    is_cuda = True
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> OnDevice:
+        """A tensor of this shape that shares the memory of `held`."""
+        made: OnDevice = torch.Tensor._make_wrapper_subclass(
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=torch.device(DEVICE),
+        )
+        made.held = held
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Any operation with one of these."""
+        return _run(func, args, dict(kwargs or {}))
+
+    def tolist(self) -> Any:
+        """Its values, as a device hands them over."""
+        return self.held.tolist()
+
+    def data_ptr(self) -> int:
+        """An address that no two of them share."""
+        return self.held.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Its memory, for kernels that are interpreted."""
+        return self.held.untyped_storage()
+
+    def record_stream(self, _: object) -> None:
+        """Memory is not given back early here."""
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"OnDevice({self.held})"
+
+
+@contextmanager
+def present() -> Iterator[None]:
+    """In here the device is there: tensors can be made on it, memory can be pinned for it, it has streams."""
+    pinning = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
+    before = torch.cuda.cudart
+    torch.cuda.cudart = lambda: pinning
+    setattr(torch, DEVICE, torch.cpu)
+    try:
+        with _Factories(), _Calls():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        torch.cuda.cudart = before
+        delattr(torch, DEVICE)
+
+
+def on_host(value: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor of either side, as they are now."""
+    return (value.held if isinstance(value, OnDevice) else value).clone()
+
+
+def side(value: torch.Tensor) -> str:
+    """Where a tensor lies, in words."""
+    return "the device" if value.device.type == DEVICE else "the host"
+
+
+class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Operations that have no tensor of the device yet, and make one."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No compiler has to be kept away, which would be imported for that: two seconds."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return _run(func, args, dict(kwargs or {}))
+
+
+class _Calls(TorchFunctionMode):
+    """torch.tensor of a meta tensor forgets its values before any operation can be seen."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor) and _is_device(named.get("device")):
+            return func(*args, **{**named, "device": HOST}).to(DEVICE)
+        return func(*args, **named)
+
+
+def _is_device(named: object) -> bool:
+    return named is not None and torch.device(named).type == DEVICE  # type: ignore[call-overload]
+
+
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operation on the values, and say of what it makes that it lies where it would."""
+    name = func._schema.name
+    given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    makes = any(isinstance(each, OnDevice) for each in given)
+    if makes and name not in _COPIES:
+        _refuse(name, args, given)
+    held_args, held_kwargs = tree_map_only(OnDevice, lambda each: each.held, (args, kwargs))
+    if kwargs.get("device") is not None:
+        makes = _is_device(kwargs["device"])
+        held_kwargs["device"] = HOST
+        held_kwargs.pop("pin_memory", None)
+    made = func(*held_args, **held_kwargs)
+    if name == "aten::_to_copy" and any(made is each for each in tree_leaves(held_args)):
+        made = made.clone()
+    if func._schema.is_mutable:  # in place, or into `out`: what came in is what goes out
+        back = {id(now): was for was, now in zip(given, _tensors(held_args, held_kwargs), strict=True)}
+        return tree_map_only(torch.Tensor, lambda each: back.get(id(each), each), made)
+    return tree_map_only(torch.Tensor, OnDevice, made) if makes else made
+
+
+def _tensors(args: object, kwargs: object) -> list[torch.Tensor]:
+    return [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+
+
+def _refuse(name: str, args: tuple[Any, ...], given: list[torch.Tensor]) -> None:
+    """What a device refuses: tensors of the host beside its own, unless they are scalars, or say which elements."""
+    if name in _INDEXED and isinstance(args[0], OnDevice):
+        chosen = tree_leaves(args[1])
+        given = [each for each in given if not any(each is at for at in chosen)]
+    if any(not isinstance(each, OnDevice) and each.dim() for each in given):
+        raise WrongSide(
+            f"{name}: expected all tensors on the same device, found some on the device and some on the host"
+        )

@@ -1,0 +1,152 @@
+"""Process: the child that holds an engine, as kvcheck sees it: asked, timed, and never believed without an answer.
+
+Invariants:
+- A child that dies, hangs or says what is no answer is UnknownVerdict with the last line of its standard error.
+- Whatever the child had started ends with it; an interruption ends it at any time, and so does the end of kvcheck.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from kvcheck.core.base.child import Build, Streams, check, spawn
+from kvcheck.core.base.errors import UnknownVerdict
+from kvcheck.core.probes.frame import probe_server
+from kvcheck.core.probes.frame.wire import LONGEST_LINE, Ask, Hello, Message, Refusal, Reply, decode, encode
+
+TAIL = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that a child may take to get ready, for each answer, and to end once its output has."""
+
+    start_s: float = 300.0
+    answer_s: float = 120.0
+    end_s: float = 5.0
+
+
+class EngineProcess:
+    """A child with an engine. entry: "module:name" of its tables. Raises UnknownVerdict where it does not get ready."""
+
+    def __init__(self, engine: str, entry: str, python: Path, patience: Patience, device: str = "cpu") -> None:
+        self._name = f"{engine} under {python}"
+        self._next = (
+            "name an environment whose torch sees the device"
+            if device != "cpu"
+            else (f"make engine-env ENGINE={engine} VERSION=V DIR=VENV, then --target {engine}:VENV")
+        )
+        self._patience = patience
+        self._is_ready = False
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, `close` closes it
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        streams = Streams(stdin=subprocess.PIPE, stderr=self._said)
+        try:
+            self._started = spawn(probe_server.__name__, entry, device, streams=streams, engine_python=python)
+            self._child = self._started.process
+        except OSError as error:
+            self._said.close()
+            raise UnknownVerdict(f"{self._name}: cannot be started: {error}") from error
+        try:
+            threading.Thread(target=self._listen, daemon=True).start()
+            self.hello = self._greeting()
+            self._is_ready = True
+        finally:
+            if not self._is_ready:  # interrupted, say: nobody has this object yet, so nobody else could end the child
+                self.close()
+
+    def ask(self, ask: Ask) -> Reply:
+        """One schedule. Raises UnknownVerdict where no answer comes; the child is gone then."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(OSError):  # it is dead, and its end of output says so
+            self._child.stdin.write(encode(ask) + "\n")
+            self._child.stdin.flush()
+        what = f"{ask.probe} on {ask.subject}"
+        answer = self._hear(self._patience.answer_s, what)
+        if not isinstance(answer, Reply):
+            raise self._lost(f"said {type(answer).__name__.lower()} instead of an answer to {what}")
+        return answer
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of the child, as the kernel counts them; 0 once it has gone."""
+        try:
+            fields = Path(f"/proc/{self._child.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        """End the child and what it had started."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+        for stream in (self._child.stdin, self._said):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _greeting(self) -> Hello:
+        build = self._build()
+        answer = self._hear(self._patience.start_s, "getting ready")
+        if isinstance(answer, Refusal):
+            self.close()
+            raise UnknownVerdict(f"{self._name}: {answer.reason}; next: {self._next}")
+        if not isinstance(answer, Hello):
+            raise self._lost(f"said {type(answer).__name__.lower()} instead of being ready")
+        if build is None:
+            raise self._lost("did not say which kvcheck it runs")
+        return answer
+
+    def _build(self) -> Build | None:
+        """Which kvcheck the child runs; None where it did not say. Raises InternalError for another than this one."""
+        try:
+            build = self._started.greet(self._patience.start_s)
+        except TimeoutError:
+            raise self._lost(f"said nothing for {self._patience.start_s:g} s: getting ready") from None
+        if build is not None:
+            check(build, self._name, is_own_python=False)
+        return build
+
+    def _hear(self, within_s: float, what: str) -> Message:
+        try:
+            line = self._lines.get(timeout=within_s)
+        except queue.Empty:
+            raise self._lost(f"said nothing for {within_s:g} s: {what}") from None
+        if line is None:
+            try:
+                ended = f"ended with status {self._child.wait(self._patience.end_s)}"
+            except subprocess.TimeoutExpired:
+                ended = "closed its output and did not end"
+            raise self._lost(f"{ended}: {what}")
+        try:
+            return decode(line)
+        except (ValueError, RecursionError) as error:
+            raise self._lost(f"said {line[:60]!r}, which is no answer ({error}): {what}") from error
+
+    def _lost(self, why: str) -> UnknownVerdict:
+        """What became of it, with the last that it wrote; ends it."""
+        self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, self._said.tell() - TAIL))
+        told = self._said.read().decode(errors="replace").strip().splitlines()
+        self.close()
+        last = f"its last line: {told[-1][-300:] if told else 'none'}"
+        more = "" if self._is_ready else f"; next: {self._next}"
+        return UnknownVerdict(f"{self._name}: the child {why}; {last}{more}")
+
+    def _listen(self) -> None:
+        stdout = self._child.stdout
+        assert stdout is not None
+        with stdout, contextlib.suppress(ValueError, OSError):
+            while line := stdout.readline(LONGEST_LINE):
+                self._lines.put(line)
+        self._lines.put(None)

@@ -1,0 +1,97 @@
+"""Names: what of an engine a probe needs, found by trying where it has been, never by reading a version number.
+
+Invariants:
+- A capability is one row: every place that some release had it, in the order in which they are tried.
+- What is in none of its places is missing, by name; a place that is there and cannot be imported is not missing, and
+  says what it raised.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a capability is, or why it is nowhere. error: what a place raised that is there and cannot be imported."""
+
+    place: str
+    thing: Any
+    why_not: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The release has no such module, or no such attribute in it."""
+
+    text: str
+
+
+class Names:
+    """The capabilities of the engine that this process can import. table: name -> places "module:attribute"."""
+
+    def __init__(self, table: Mapping[str, tuple[str, ...]]) -> None:
+        self._table = table
+        self._found: dict[str, Found] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """The thing itself. Raises CannotDrive where no release-known place has it."""
+        self.require((name,))
+        return self.find(name).thing
+
+    def has(self, name: str) -> bool:
+        """Whether some place has it."""
+        return not self.find(name).why_not
+
+    def require(self, names: tuple[str, ...]) -> None:
+        """Raises CannotDrive with every name that is missing, those that break first."""
+        missing = sorted((self.find(name) for name in names if not self.has(name)), key=lambda each: not each.error)
+        if missing:
+            raise CannotDrive("; ".join(each.why_not for each in missing))
+
+    def find(self, name: str) -> Found:
+        """Look in each place once."""
+        if name not in self._found:
+            self._found[name] = self._look(name, self._table[name])
+        return self._found[name]
+
+    def _look(self, name: str, places: tuple[str, ...]) -> Found:
+        absent, broken, error = [], [], ""
+        for place in places:
+            module, attribute = place.split(":")
+            result = attempt(_getter(module, attribute))
+            if isinstance(result, Absent):
+                absent.append(f"{place}: {result.text}")
+            elif isinstance(result, Fault):
+                broken.append(f"{place}: {result.text}")
+                error = error or result.text
+            else:
+                return Found(place, result)
+        if broken:
+            return Found("", None, f"{name} cannot be imported: {'; '.join(broken)}", error)
+        return Found("", None, f"this release has no {name} (tried {'; '.join(absent)})")
+
+
+def _getter(module: str, attribute: str) -> Callable[[], Any]:
+    """An attribute of a module, which may be an attribute of a class in it."""
+
+    def get() -> Any:
+        try:
+            thing: Any = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise  # the release has the module, and what that needs is not there
+            return Absent(f"{type(error).__name__}: {error}")
+        for part in attribute.split("."):
+            if not hasattr(thing, part):
+                return Absent(f"{getattr(thing, '__name__', module)} has no {part}")
+            thing = getattr(thing, part)
+        return thing
+
+    return get

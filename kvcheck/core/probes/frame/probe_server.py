@@ -1,0 +1,153 @@
+"""Serve: the child that holds an engine. Run by the interpreter of the engine's own environment.
+
+Needs numpy and torch from there; answers one JSON line for each it reads.
+
+Invariants:
+- Nothing but answers is written to the parent: what an engine prints goes to standard error.
+- The end of standard input is the end of the child.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import zlib
+from importlib import metadata
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from kvcheck.core.base.identity import commit_of, folder_digest
+from kvcheck.core.base.record import Evidence
+from kvcheck.core.base.rng import Mix
+from kvcheck.core.probes.frame import streams
+from kvcheck.core.probes.frame.cuda_streams import CudaMachine
+from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
+from kvcheck.core.probes.frame.names import Names
+from kvcheck.core.probes.frame.probe import EngineSpec, Probe, ProbeRow, Rig, StreamsOfDevice, load, run
+from kvcheck.core.probes.frame.stubs import Stubs
+from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, decode, encode
+
+VARIABLES = {
+    "cpu": {
+        "TRITON_INTERPRET": "1",  # Triton kernels run on the CPU, where they are interpreted
+        "CUDA_VISIBLE_DEVICES": "",
+        "TOKENIZERS_PARALLELISM": "false",
+    },
+    "cuda": {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # a queue of the device for each stream: a held one stands in nobody's way
+        "TOKENIZERS_PARALLELISM": "false",
+    },
+}
+
+
+class Server:
+    """One engine, imported once. device: "cpu", where streams are stood in for, or "cuda[:N]", where they are real."""
+
+    def __init__(self, spec: EngineSpec, device: str = "cpu") -> None:
+        self._spec = spec
+        self._device = device
+        self._machine: StreamsOfDevice | None = streams.install() if device == "cpu" else None
+        self._stubs = Stubs(spec.package, spec.stubs)
+        self._stubs.install()
+        self._names = Names(spec.table)
+
+    def start(self) -> Hello | Refusal:
+        """Import the engine and get it ready."""
+        spec = self._spec
+        if self._machine is None:
+            try:
+                self._machine = CudaMachine(self._device)
+            except CannotDrive as error:
+                return Refusal(reason=str(error))
+        found = attempt(lambda: __import__(spec.package))
+        if isinstance(found, Fault):
+            return Refusal(reason=f"{spec.package} cannot be imported by {sys.executable}: {found.text}")
+        prepare = load(spec.prepare)
+        assert callable(prepare)
+        ready = attempt(lambda: prepare(self._names))
+        if isinstance(ready, Fault):
+            return Refusal(reason=f"{spec.package} cannot be made ready: {ready.text} ({ready.where})")
+        version = attempt(lambda: metadata.version(spec.package))
+        folders = map(Path, getattr(sys.modules[spec.package], "__path__", ()))
+        folder = next((each for each in folders if each.is_dir()), None)
+        return Hello(
+            engine=spec.name,
+            version="unknown" if isinstance(version, Fault) else version,
+            python=platform.python_version(),
+            torch=str(torch.__version__),
+            device="cpu" if self._device == "cpu" else str(torch.cuda.get_device_name()),
+            files=None if folder is None else folder_digest(folder),
+            commit=None if folder is None else commit_of(folder),
+        )
+
+    def answer(self, ask: Ask) -> Reply:
+        """Run one schedule of a probe."""
+        row = self._spec.probe(ask.probe)
+        if row is None or ask.subject not in row.subjects:
+            return Reply(evidence=Evidence(schedules=0), unknown=f"no probe {ask.probe} on {ask.subject}")
+        assert self._machine is not None, "start comes first"
+        rig = Rig(
+            package=self._spec.package,
+            names=self._names,
+            machine=self._machine,
+            device=self._device,
+            stubs=self._stubs,
+            subject=ask.subject,
+            schedule=ask.schedule,
+            mix=Mix(_seed(row, ask)),
+        )
+        self._machine.reset(streams.EAGER, 0)
+        probe = load(row.entry)
+        assert callable(probe)
+        made: Probe = probe()
+        unknown = run(made, rig, row.wants)
+        self._machine.settle()
+        return Reply(
+            findings=tuple(rig.judge.findings),
+            evidence=rig.judge.evidence(),
+            unknown=unknown,
+            notes=tuple(rig.judge.notes),
+            stubs=tuple(sorted(self._stubs.served)),
+        )
+
+
+def _seed(row: ProbeRow, ask: Ask) -> int:
+    """Every probe, subject and schedule draws of its own."""
+    return Mix(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
+
+
+def serve(entry: str, device: str, asks: IO[str], answers: IO[str]) -> None:
+    """Say hello, then answer until there are no more questions."""
+    spec = load(entry)
+    assert isinstance(spec, EngineSpec)
+    server = Server(spec, device)
+    greeting = server.start()
+    _say(answers, encode(greeting))
+    if isinstance(greeting, Refusal):
+        return
+    for line in asks:
+        ask = decode(line)
+        assert isinstance(ask, Ask)
+        _say(answers, encode(server.answer(ask)))
+
+
+def _say(answers: IO[str], line: str) -> None:
+    answers.write(line + "\n")
+    answers.flush()
+
+
+def main(entry: str, device: str) -> None:
+    """The child's life."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for name, value in VARIABLES[device.partition(":")[0]].items():
+        os.environ[name] = value
+    torch.set_num_threads(1)
+    serve(entry, device, sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,67 @@
+"""Installed: serving engines as targets, each driven in a child process of its own environment.
+
+    sglang                  the engine of the interpreter that runs kvcheck
+    vllm:/path/to/venv      the engine of that environment; also the path of an interpreter
+
+Invariants:
+- Naming an engine, listing its probes and parsing a target import no engine, in any process but the child.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.registry import Registry
+from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
+from kvcheck.core.probes.frame.probe import EngineSpec
+
+ENGINES: Registry[EngineSpec] = Registry(
+    "engine",
+    {
+        "sglang": "kvcheck.core.probes.sglang:SGLANG",
+        "vllm": "kvcheck.core.probes.vllm:VLLM",
+        "lmcache": "kvcheck.core.probes.lmcache:LMCACHE",
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTarget:
+    """What `--target` named: an engine, and the interpreter whose environment holds it."""
+
+    engine: str
+    python: Path
+
+    @property
+    def spec(self) -> EngineSpec:
+        """Its tables."""
+        return ENGINES.load(self.engine)
+
+    def start(self, patience: Patience, device: str = "cpu") -> EngineProcess:
+        """A child that holds it. Raises UnknownVerdict."""
+        return EngineProcess(self.engine, dict(ENGINES.targets())[self.engine], self.python, patience, device)
+
+
+def is_engine(target: str) -> bool:
+    """Whether a target is an engine that is installed somewhere."""
+    return target.partition(":")[0] in ENGINES.names()
+
+
+def parse_target(target: str) -> EngineTarget:
+    """The engine and interpreter of "sglang" or "sglang:/path". Raises UsageError for a path without interpreter."""
+    name, colon, place = target.partition(":")
+    ENGINES.require(name)
+    if not colon:
+        return EngineTarget(name, Path(sys.executable))
+    path = Path(place)
+    python = path / "bin" / "python" if path.is_dir() else path
+    if not place or not python.is_file() or not os.access(python, os.X_OK):
+        raise UsageError(
+            f"--target {target}: expected {name}, or {name}:DIR with an interpreter at DIR/bin/python; "
+            f"found none at {python.absolute()}"
+        )
+    return EngineTarget(name, python.absolute())

@@ -1,0 +1,31 @@
+"""LMCache as a target: where its names are, and the probe that tries its host memory.
+
+Invariants:
+- A new probe is a module and a row here; nothing else changes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvcheck.core.probes.frame.probe import EngineSpec, ProbeRow
+from kvcheck.core.probes.lmcache.names import NAMES
+
+LMCACHE: Final = EngineSpec(
+    name="lmcache",
+    package="lmcache",
+    shows="local CPU backend of an installed LMCache",
+    stubs=(),
+    table=NAMES,
+    prepare="kvcheck.core.probes.lmcache.prepare:prepare",
+    probes=(
+        ProbeRow(
+            name="local-cpu",
+            scenario="offload",
+            subjects=("lru", "fifo", "lfu", "mru"),
+            entry="kvcheck.core.probes.lmcache.local_cpu:LocalCpu",
+            shows="LocalCPUBackend and its allocator: chunks put, found, held, pinned, evicted, removed",
+            wants=("requests", "backups", "loads", "host_hit_pages", "host_evictions", "host_evictions_during_load"),
+        ),
+    ),
+)

@@ -1,0 +1,257 @@
+"""Probe local-cpu: LMCache's LocalCPUBackend over its own allocator, put, found, held, pinned, evicted and removed.
+
+Subjects are its replacement policies; which chunk they choose is theirs, that it is free to be chosen is judged.
+
+Invariants:
+- Content is written and read through the engine's own memory objects.
+- A chunk that a reader holds or has pinned keeps its bytes until it is given back, whoever asks for room meanwhile.
+- Bytes in use are those of chunks that are cached, held or pinned, counted without asking the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kvcheck.core.base.content import Site
+from kvcheck.core.probes.frame.buffer_views import Held
+from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.content import content
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.probe import Rig
+
+UNIT = 4096
+CHUNKS = 12
+TOKENS = 8
+SHAPE = (2, 1, TOKENS, 8)
+FAMILIES = 6
+DEPTH = 8
+REQUESTS = 80
+HOLDING = 4
+
+
+@dataclass(slots=True)
+class Reader:
+    """Somebody who holds or has pinned a chunk. memory: the engine's object."""
+
+    key: int
+    memory: Any
+    is_pin: bool
+
+
+class LocalCpu:
+    """The backend under requests that share prefixes of chunks."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """Backend, configuration, keys and allocator."""
+        return ("backend", "backend.config", "backend.key", "allocator", "allocator.format")
+
+    def control(self, rig: Rig) -> None:
+        """Three chunks put and read, with room for all."""
+        shelf = _Shelf(rig)
+        for key in (1, 2, 3):
+            shelf.put(key)
+        for key in (1, 2, 3):
+            shelf.get(key)
+            shelf.pin(key)
+
+    def measure(self, rig: Rig) -> None:
+        """Readers that overlap with puts that need room; then everybody goes."""
+        shelf, mix = _Shelf(rig), rig.mix
+        for _ in range(REQUESTS):
+            family, depth = mix.below(FAMILIES), 1 + mix.below(DEPTH)
+            shelf.serve([1 + family * DEPTH + at for at in range(depth)])
+            while len(shelf.readers) > mix.below(HOLDING + 1):
+                shelf.give_back(mix.below(len(shelf.readers)))
+            if mix.chance(1, 10) and shelf.cached:
+                shelf.remove(sorted(shelf.cached)[mix.below(len(shelf.cached))])
+            shelf.account("after a request")
+        shelf.close()
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """A backend, its readers, and the dictionary that it is compared with. cached: key -> the engine's object."""
+
+    rig: Rig
+    backend: Any = None
+    memory: Any = None
+    cached: dict[int, Any] = field(default_factory=dict)
+    readers: list[Reader] = field(default_factory=list)
+    held: Held = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = self.rig.names
+        config = names["backend.config"](
+            chunk_size=TOKENS, local_cpu=True, max_local_cpu_size=1, cache_policy=self.rig.subject.upper()
+        )
+        if names.has("pins.watch"):
+            names["pins.watch"](config)  # a release that has it wants it made before anything is pinned
+        self.memory = self.rig.measured(lambda: names["allocator"](CHUNKS * UNIT), "making the allocator")
+        offered = {
+            "config": config,
+            "metadata": None,
+            "dst_device": "cpu",
+            "lmcache_worker": None,
+            "memory_allocator": self.memory,
+        }
+        self.backend = self.rig.measured(lambda: fitted(names["backend"], offered), "making the backend")
+        size = 4 * SHAPE[0] * SHAPE[1] * SHAPE[2] * SHAPE[3]
+        rows = torch.zeros(1, size, dtype=torch.uint8)
+        self.held = Held(name="chunks", layer=0, unit="chunk", rows=rows, tier="host")
+
+    def serve(self, keys: list[int]) -> None:
+        """A request: read what is there, put the rest."""
+        self.rig.judge.count("requests")
+        self.rig.judge.count("lookups")
+        self.rig.judge.count("pages_wanted", len(keys))
+        hits = 0
+        while hits < len(keys) and self.find(keys[hits]):
+            hits += 1
+        self.rig.judge.count("host_hit_pages", hits)
+        for key in keys[:hits]:
+            if self.rig.mix.chance(1, 3):
+                self.pin(key)
+            else:
+                self.get(key)
+        for key in keys[hits:]:
+            if key not in self.cached and not self.put(key):
+                return
+
+    def find(self, key: int) -> bool:
+        """Whether the backend has it, compared with the dictionary."""
+        has = bool(self.rig.measured(lambda: self.backend.contains(self._key(key)), "contains"))
+        if has != (key in self.cached):
+            what = "is there, which was evicted or never put" if has else "is not there, which nobody evicted"
+            self._find("KV301", "contract", f"contains says that chunk {key} {what}", key)
+        return has and key in self.cached
+
+    def put(self, key: int) -> bool:
+        """Get room, write and put; whether there was room."""
+        shape, form = torch.Size(SHAPE), self.rig.names["allocator.format"]
+        made = self.rig.measured(
+            lambda: self.backend.allocate(shape, torch.float32, form, eviction=True, busy_loop=False), "allocate"
+        )
+        self._evicted()
+        if made is None:
+            free = CHUNKS - len(self._in_use())
+            idle = [each for each, memory in self.cached.items() if not self._users(memory)]
+            if free or idle:
+                text = f"no room for chunk {key}; {free} places are free and {len(idle)} chunks are idle"
+                self._find("KV401", "accounting", text, key)
+            return False
+        owner = self._owner(made.meta.address)
+        if owner is not None:
+            self._find("KV403", "lifetime", f"chunk {key} was given the place of chunk {owner}, which is in use", key)
+        self._bytes(made)[:] = content(self._site(), key, (0,), self.held.rows.shape[1])
+        self.rig.measured(lambda: self.backend.submit_put_task(self._key(key), made), "submit_put_task")
+        self.rig.measured(made.ref_count_down, "ref_count_down")
+        self.cached[key] = made
+        self.rig.judge.count("backups")
+        return True
+
+    def get(self, key: int) -> None:
+        """Hold a chunk, and read it."""
+        memory = self.rig.measured(lambda: self.backend.get_blocking(self._key(key)), "get_blocking")
+        if memory is None:
+            self._find("KV301", "contract", f"chunk {key} is cached and cannot be got", key)
+            return
+        self._read(key, memory, "when it was got", None)
+        self.readers.append(Reader(key, memory, is_pin=False))
+
+    def pin(self, key: int) -> None:
+        """Pin a chunk by its key, as a lookup does that announces a load."""
+        if self.rig.measured(lambda: self.backend.pin(self._key(key)), "pin"):
+            self.readers.append(Reader(key, self.cached[key], is_pin=True))
+        else:
+            self._find("KV301", "contract", f"chunk {key} is cached and cannot be pinned", key)
+
+    def give_back(self, number: int) -> None:
+        """A reader reads a last time and goes."""
+        reader = self.readers.pop(number)
+        self._read(reader.key, reader.memory, "before it was given back", "KV202")
+        if reader.is_pin:
+            self.rig.measured(lambda: self.backend.unpin(self._key(reader.key)), "unpin")
+        else:
+            self.rig.measured(reader.memory.ref_count_down, "ref_count_down")
+        self.rig.judge.count("loads")
+
+    def remove(self, key: int) -> None:
+        """Drop a chunk that nobody has pinned; readers who hold it keep it."""
+        if not any(reader.is_pin and reader.key == key for reader in self.readers):
+            if not self.rig.measured(lambda: self.backend.remove(self._key(key)), "remove"):
+                self._find("KV301", "contract", f"chunk {key} is cached and cannot be removed", key)
+            self.cached.pop(key, None)
+            self.rig.judge.count("aborts")
+
+    def account(self, when: str) -> None:
+        """The allocator has handed out what is cached or held, each once."""
+        self.rig.judge.count("orderings_checked")
+        told, wanted = int(self.memory.pin_allocator.total_allocated_size), len(self._in_use()) * UNIT
+        if told != wanted:
+            code = "KV401" if told > wanted else "KV402"
+            self._find(code, "accounting", f"{when}: {told} bytes are in use; cached or held are {wanted}", 0)
+
+    def close(self) -> None:
+        """Everybody goes; nothing is left in use."""
+        while self.readers:
+            self.give_back(0)
+        for key in sorted(self.cached):
+            self.find(key)
+        self.rig.measured(self.backend.clear, "clear")
+        self.cached.clear()
+        self.account("with everything given back and cleared")
+
+    def _evicted(self) -> None:
+        """Who had to go for room: by the backend's own list of keys."""
+        left = {int(key.chunk_hash) for key in self.rig.measured(self.backend.get_keys, "get_keys")}
+        for key in [each for each in self.cached if each not in left]:
+            users = self._users(self.cached.pop(key))
+            if users:
+                self._find("KV202", "lifetime", f"chunk {key} was evicted, which {users} readers hold or pinned", key)
+            self.rig.judge.count("host_evictions")
+            self.rig.judge.count("host_evictions_during_load", int(bool(self.readers)))
+
+    def _users(self, memory: Any) -> int:
+        """Readers of this very object: a chunk that was removed and put again is another."""
+        return sum(reader.memory is memory for reader in self.readers)
+
+    def _in_use(self) -> dict[int, int]:
+        """Address -> key of what is cached, held or pinned."""
+        kept = {int(memory.meta.address): key for key, memory in self.cached.items()}
+        return kept | {int(each.memory.meta.address): each.key for each in self.readers}
+
+    def _owner(self, address: int) -> int | None:
+        return self._in_use().get(int(address))
+
+    def _read(self, key: int, memory: Any, when: str, code: str | None) -> None:
+        seen, at = self._bytes(memory), int(memory.meta.address) // UNIT
+        self.rig.judge.compare(
+            self.held, seen, request=key, positions=(0,), ids=(at,), when=f"chunk {key} {when}", code=code
+        )
+
+    def _bytes(self, memory: Any) -> torch.Tensor:
+        """A memory object's own tensor, as one row of bytes."""
+        tensor = memory.tensor
+        if tensor is None:
+            raise CannotDrive("a memory object has no tensor; it was given back")
+        return tensor.view(-1).view(torch.uint8)[None]  # type: ignore[no-any-return]
+
+    def _find(self, code: str, oracle: str, text: str, key: int) -> None:
+        self.rig.judge.find(code, oracle, text, tier="host", buffer=self.held.name, request=key)
+
+    def _key(self, key: int) -> Any:
+        offered = {
+            "model_name": "model",
+            "world_size": 1,
+            "worker_id": 0,
+            "chunk_hash": key,
+            "dtype": torch.float32,
+            "fmt": "vllm",
+        }
+        return fitted(self.rig.names["backend.key"], offered)
+
+    def _site(self) -> Site:
+        return Site(self.held.unit, self.held.name, "", self.held.layer)

@@ -1,0 +1,116 @@
+"""SGLang as a target: what is stood in for, where its names are, and the probes that try it.
+
+Invariants:
+- A new probe is a module and a row here; nothing else changes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvcheck.core.probes.frame.probe import EngineSpec, ProbeRow
+from kvcheck.core.probes.sglang.names import NAMES
+
+_WAYS = tuple(f"{family}-{way}" for family in ("mha", "mla", "nsa") for way in ("kernel", "late", "direct"))
+_BOTH = ("cpu", "cuda")
+_POOLS = ("mha", "mla", "nsa", "swa", "mamba")
+
+SGLANG: Final = EngineSpec(
+    name="sglang",
+    shows="an installed SGLang: sglang beside kvcheck, or sglang:VENV.",
+    package="sglang",
+    stubs=("sgl_kernel", "torchvision", "tvm_ffi"),
+    table=NAMES,
+    prepare="kvcheck.core.probes.sglang.rig.server_args:prepare",
+    probes=(
+        ProbeRow(
+            name="pool-copy",
+            scenario="retract-resume",
+            subjects=_POOLS,
+            entry="kvcheck.core.probes.sglang.pool_copy:PoolCopy",
+            shows="every tensor of a pool comes back by get_cpu_copy and load_cpu_copy, after others used its pages",
+            devices=_BOTH,
+        ),
+        ProbeRow(
+            name="retract",
+            scenario="retract-resume",
+            subjects=_POOLS,
+            entry="kvcheck.core.probes.sglang.retract:Retract",
+            shows="all of a pool comes back by Req.offload_kv_cache and load_kv_cache, with real allocator and rows",
+            devices=_BOTH,
+        ),
+        ProbeRow(
+            name="token-moves",
+            scenario="speculation",
+            subjects=_POOLS,
+            entry="kvcheck.core.probes.sglang.token_moves:TokenMoves",
+            shows="move_kv_cache moves a token's bytes of every buffer to its new slot, and no others",
+        ),
+        ProbeRow(
+            name="metadata",
+            scenario="retract-resume",
+            subjects=("get-buf",),
+            entry="kvcheck.core.probes.sglang.metadata:MetadataSlots",
+            shows="what get_buf returned stays as it was when its slot is given to another request",
+        ),
+        ProbeRow(
+            name="layer-wait",
+            scenario="hicache",
+            subjects=("mha", "mla", "nsa"),
+            entry="kvcheck.core.probes.sglang.layer_wait:LayerWait",
+            shows="every reader of a pool waits for its layer's load before it reads",
+            devices=_BOTH,
+        ),
+        ProbeRow(
+            name="host-copy",
+            scenario="hicache",
+            subjects=_WAYS,
+            entry="kvcheck.core.probes.sglang.host_copy:HostCopy",
+            shows="pages come back from the host whole and in time, while pages of both tiers change hands",
+            wants=("backups", "loads", "device_evictions", "host_evictions", "orderings_checked"),
+        ),
+        ProbeRow(
+            name="index-moves",
+            scenario="hicache-hybrid",
+            subjects=(
+                "hybrid-kernel",
+                "hybrid-direct",
+                "tree-kernel",
+                "tree-direct",
+                "mamba-tree-kernel",
+                "mamba-tree-direct",
+            ),
+            entry="kvcheck.core.probes.sglang.index_moves:IndexMoves",
+            shows="lists that a tree keeps stay on their side and keep their values while copies move theirs",
+        ),
+        ProbeRow(
+            name="prefixes",
+            scenario="prefix-cache",
+            subjects=("radix", "swa", "mamba", "unified-full", "unified-swa", "unified-mamba"),
+            entry="kvcheck.core.probes.sglang.prefix_cache:PrefixCache",
+            shows="prefix trees over their allocators and pools: owners, locks, sizes, hits and contents of pages",
+            wants=("requests", "retractions", "resumes", "lookups", "device_hit_pages", "device_evictions"),
+        ),
+        ProbeRow(
+            name="state-lengths",
+            scenario="pd-transfer",
+            subjects=("nsa-longer", "nsa-shorter", "swa-longer", "swa-shorter"),
+            entry="kvcheck.core.probes.sglang.state_lengths:StateLengths",
+            shows="a state list longer or shorter than its receiver's harms nobody: its own request at most fails",
+        ),
+        ProbeRow(
+            name="state-failure",
+            scenario="pd-transfer",
+            subjects=("nsa", "swa"),
+            entry="kvcheck.core.probes.sglang.state_failure:StateFailure",
+            shows="a request whose states the copy engine failed to copy is told failed on both sides",
+        ),
+        ProbeRow(
+            name="agreement",
+            scenario="nvlink-aux",
+            subjects=("metadata", "everything", "default-metadata"),
+            entry="kvcheck.core.probes.sglang.agreement:Agreement",
+            shows="ranks commit the same requests at the same poll, and what they commit is all there",
+        ),
+    ),
+)

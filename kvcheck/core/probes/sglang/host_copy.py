@@ -1,0 +1,371 @@
+"""Probe host-copy: pages of several requests backed up, evicted, loaded back and read, on both tiers at once.
+
+The release's own controller does it, over its own pools of both tiers; the copies between them are restated, and run
+when somebody waits for them or when the seed lets them. The probe does what a prefix tree does: it gives pages away as
+soon as, and not before, the controller has acknowledged what used them; what it gives away is somebody else's at once.
+
+Invariants:
+- What a request's pages hold, on either tier, was written by the content rule or by a copy of the controller's.
+- As few getters read as show every byte, those of token rows first: who waits for a layer is layer-wait's matter.
+- The control runs on the plainest pool, where everything is done at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from kvcheck.core.base.content import Site
+from kvcheck.core.probes.frame.buffer_views import Held
+from kvcheck.core.probes.frame.content import Judge, content
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, SideStream
+from kvcheck.core.probes.sglang.rig import kernels_jit
+from kvcheck.core.probes.sglang.rig.host_tier import BACKUP, LATE, LOAD, Tier, tier, tier_names
+from kvcheck.core.probes.sglang.rig.pools import LAYERS, Bench, optional, take
+from kvcheck.core.probes.sglang.rig.readers import call, readers, seen, understood
+
+PLAINEST = "mha"
+LAYOUTS = {
+    "kernel": ("layer_first", "page_first"),
+    LATE: ("layer_first", "page_first"),
+    "direct": ("layer_first", "page_first_direct"),
+    "mha-kernel": ("layer_first", "page_first", "page_head"),
+}
+"""Layouts of the host's memory by the way of a copy, or by the subject where it has others."""
+LEFT_OUT = "page_first_kv_split, which is made for another kind of device"
+OTHERS = 4000
+"""First of the owners of pages that were given away."""
+ROUNDS = 5
+MOST_PAGES = 3
+
+
+class HostCopy:
+    """write, start_writing, load, start_loading and the queues of acknowledgements."""
+
+    def __init__(self) -> None:
+        self._readers: tuple[str, ...] = ()
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """The pool and the tree over it."""
+        return (*dict.fromkeys((*tier_names(PLAINEST), *tier_names(_family(subject)))),)
+
+    def control(self, rig: Rig) -> None:
+        """Two pages there and back on the plainest pool, done at once; and every getter of this one, with no load."""
+        rig.stand_ins.reset(EAGER, 0)
+        backend = rig.subject.partition("-")[2]
+        scene = Scene(rig, tier(rig, PLAINEST, backend, "layer_first"), ())
+        scene.admit(2)
+        scene.backup()
+        scene.poll(wait=True)
+        scene.evict(every=True)
+        scene.load()
+        scene.finish()
+        made = tier(rig, _family(rig.subject), backend, "layer_first").made
+        tokens = take(made, 1)
+        made.write(1, tokens)
+        made.check(rig.judge, 1, tokens, when="written and read")
+        self._readers = _fewest(rig, made, tokens)
+
+    def measure(self, rig: Rig) -> None:
+        """One schedule over one layout."""
+        family, _, backend = rig.subject.partition("-")
+        layouts = LAYOUTS.get(rig.subject, LAYOUTS[backend])
+        layout = layouts[rig.schedule % len(layouts)]
+        rig.stand_ins.reset((LAZY, RANDOM)[rig.schedule // len(layouts) % 2], rig.mix.next_u64())
+        made = tier(rig, family, backend, layout)
+        rig.judge.note(f"host memory {layout}; not exercised: {LEFT_OUT}")
+        Scene(rig, made, self._readers).run()
+        rig.judge.note(f"copies: {', '.join(sorted(made.copies.asked))}")
+        if backend == LATE and not any(name in kernels_jit.LATE for name in made.copies.asked):
+            if layout == layouts[0]:
+                raise CannotDrive(f"this release compiles no copy of {family} pools at run time")
+            rig.judge.note(f"not exercised: copies compiled at run time with host memory {layout}")
+
+
+@dataclass(slots=True)
+class Kept:
+    """A request's pages. device, host: indices on each tier. writing, loading: not acknowledged yet."""
+
+    request: int
+    length: int
+    device: torch.Tensor | None
+    host: torch.Tensor | None = None
+    writing: bool = False
+    loading: bool = False
+
+
+@dataclass(slots=True)
+class Scene:
+    """One tier and what lies in it. readers: getters to read with."""
+
+    rig: Rig
+    tier: Tier
+    readers: tuple[str, ...]
+    kept: dict[int, Kept] = field(default_factory=dict)
+    loads: list[tuple[int, list[int]]] = field(default_factory=list)
+    forward: SideStream = field(default_factory=SideStream)
+    fenced: bool = False
+    requests: int = 0
+    others: int = OTHERS
+
+    def run(self) -> None:
+        """Rounds of what a server does, in an order of the seed's."""
+        judge, mix, controller = self.rig.judge, self.rig.mix, self.tier.controller
+        for name in self.tier.lacking:
+            judge.find("KV304", "contract", f"there is no memory for {name} on the host", buffer=name, tier="host")
+        fences = [name for name in ("write_fence_stream", "load_fence_stream") if hasattr(controller, name)]
+        if len(fences) == 2 and mix.chance(1, 2):
+            self.fenced = True
+            for name in fences:
+                setattr(controller, name, self.forward)
+        judge.note("work of another stream is fenced" if fences else "not exercised: fences of a stream of its own")
+        for _ in range(ROUNDS):
+            for _ in range(1 + mix.below(2)):
+                self.admit(1 + mix.below(MOST_PAGES))
+            self.backup()
+            if mix.chance(1, 2):
+                self.admit(1)
+                self.backup()
+            self.poll(wait=mix.chance(2, 3))
+            self.evict()
+            self.load()
+            if mix.chance(1, 3):
+                self.load()
+            while self.loads:
+                self.read(*self.loads.pop(0))
+            self.poll(wait=mix.chance(1, 2))
+            self.evict_host()
+        self.poll(wait=True)
+        self.evict_host(most=2)
+        self.finish()
+
+    def admit(self, pages: int) -> None:
+        """A request computes so many pages, if there is room for them."""
+        made = self.tier.made
+        tokens = made.allocator.alloc(pages * made.page_size)
+        if tokens is None:
+            return
+        self.requests += 1
+        self.rig.judge.count("requests")
+        self.kept[self.requests] = Kept(self.requests, pages, tokens)
+        self.compute(partial(made.write, self.requests, tokens.clone()))
+
+    def compute(self, work: Callable[[], None]) -> None:
+        """The model's work on the device, on the stream that the engine has it on."""
+        with self.rig.stand_ins.on(self.forward):
+            self.rig.stand_ins.queue(work)
+
+    def backup(self) -> None:
+        """All that is on the device alone, one node a request; some merged into one copy."""
+        controller, mix = self.tier.controller, self.rig.mix
+        later = optional(controller.write, flush=False) if mix.chance(1, 2) else {}
+        for kept in self.of(lambda each: each.host is None and each.device is not None):
+            extra = self.tier.extras(BACKUP, self.rig.names, device_indices=kept.device)
+            host = self.engine(
+                partial(controller.write, device_indices=kept.device, node_id=kept.request, **extra, **later), "write"
+            )
+            if host is None:
+                self.evict_host()
+                continue
+            kept.host, kept.writing = host.clone(), True
+            self.rig.judge.count("backups")
+            if mix.chance(1, 3):
+                self.poll()
+        if later:
+            self.engine(controller.start_writing, "start_writing")
+
+    def poll(self, wait: bool = False) -> None:
+        """Take what is acknowledged, in its order. wait: for all of it, as a tree that needs pages does."""
+        controller = self.tier.controller
+        for queue, done in ((controller.ack_write_queue, self.written), (controller.ack_load_queue, self.loaded)):
+            while queue and (wait or queue[0].finish_event.query()):
+                ack = queue.pop(0)
+                self.engine(ack.finish_event.synchronize, "finish_event.synchronize")
+                for request in ack.node_ids:
+                    done(self.kept[request])
+
+    def written(self, kept: Kept) -> None:
+        """The host has it all now."""
+        kept.writing = False
+        self.judged(partial(self.check_host, kept, "acknowledged as backed up"))
+
+    def loaded(self, kept: Kept) -> None:
+        """The device has it all now."""
+        kept.loading = False
+        self.judged(partial(self.check_device, kept, "acknowledged as loaded"))
+
+    def judged(self, look: Callable[[Judge], None]) -> None:
+        """Look at what has to be there; where it is not, but is once everything has run, the wait was missing."""
+        first, later = Judge(), Judge()
+        look(first)
+        if first.findings:
+            self.rig.stand_ins.settle()
+            look(later)
+        late = bool(first.findings) and not later.findings
+        why = "; it is there once everything that was queued has run"
+        self.rig.judge.count("orderings_checked")
+        self.rig.judge.absorb(first, "KV201" if late else None, why if late else "")
+
+    def evict(self, every: bool = False) -> None:
+        """Pages of the device are given away; somebody else writes them at once. every: all that can be."""
+        mix, made = self.rig.mix, self.tier.made
+        able = self.of(lambda each: each.device is not None and each.host is not None and not busy(each))
+        while able and (every or mix.chance(2, 3) or made.allocator.available_size() < MOST_PAGES * made.page_size):
+            kept = able.pop(mix.below(len(able)))
+            tokens, kept.device = kept.device, None
+            assert tokens is not None
+            made.allocator.free(tokens)
+            self.others += 1
+            self.compute(partial(made.write, self.others, tokens))
+            self.rig.judge.count("device_evictions")
+            self.rig.judge.count("foreign_reuses")
+
+    def evict_host(self, most: int | None = None) -> None:
+        """Pages of the host are given away; somebody else's are in them at once. most: requests, if it is no chance."""
+        mix = self.rig.mix
+        able = self.of(lambda each: each.host is not None and not busy(each))
+        while able and (mix.chance(1, 2) if most is None else most > 0):
+            most = None if most is None else most - 1
+            kept = able.pop(mix.below(len(able)))
+            host, kept.host = kept.host, None
+            assert host is not None
+            self.engine(partial(self.tier.controller.evict_host, host), "evict_host")
+            self.others += 1
+            self.tier.write_host(partial(_content, self.others), host)
+            self.rig.judge.count("host_evictions")
+            if kept.device is None:
+                del self.kept[kept.request]
+
+    def load(self) -> None:
+        """One or two requests that are on the host alone come back, in one load."""
+        controller, mix = self.tier.controller, self.rig.mix
+        able = self.of(lambda each: each.device is None and each.host is not None and not busy(each))
+        taken: list[int] = []
+        while able and len(taken) < 2 and (not taken or mix.chance(1, 2)):
+            kept = able.pop(mix.below(len(able)))
+            extra = self.tier.extras(LOAD, self.rig.names, host_indices=kept.host)
+            device = self.engine(
+                partial(controller.load, host_indices=kept.host, node_id=kept.request, **extra), "load"
+            )
+            if device is None:
+                break
+            kept.device, kept.loading = device.clone(), True
+            taken.append(kept.request)
+            self.rig.judge.count("loads")
+        if taken:
+            producer = self.engine(controller.start_loading, "start_loading")
+            self.loads.append((producer, taken))
+
+    def read(self, producer: int, requests: list[int]) -> None:
+        """A pass over the layers reads what it loads, by the pool's own getters."""
+        machine, mix, made = self.rig.stand_ins, self.rig.mix, self.tier.made
+        counter = self.tier.controller.layer_done_counter
+        counter.set_consumer(producer)
+        machine.main.wait_stream(self.forward)
+        layers = list(range(LAYERS))
+        if mix.chance(1, 2):
+            layers.reverse()
+        for layer in layers:
+            for request in requests:
+                self.read_layer(self.kept[request], layer, made)
+            if mix.chance(1, 3):
+                self.poll()
+        counter.set_consumer(-1)
+
+    def read_layer(self, kept: Kept, layer: int, made: Bench) -> None:
+        """Every getter of a layer."""
+        assert kept.device is not None
+        for name in self.readers:
+            got = self.rig.measured(partial(call, made, name, layer, kept.device), name)
+            self.judged(partial(self.check_read, kept, layer, name, got))
+
+    def check_read(self, kept: Kept, layer: int, name: str, got: Any, judge: Judge) -> None:
+        """What a getter returned of a layer."""
+        assert kept.device is not None
+        for each in seen(self.tier.made, got, layer, kept.device):
+            judge.compare(
+                each.held,
+                each.whole(),
+                request=kept.request,
+                positions=range(len(each.ids)),
+                ids=each.ids,
+                when=f"{name} during a load",
+                part=each.part,
+                lane=name,
+            )
+
+    def finish(self) -> None:
+        """Everything is done; both tiers hold what they say."""
+        while self.loads:
+            self.read(*self.loads.pop(0))
+        self.poll(wait=True)
+        self.rig.stand_ins.synchronize()
+        if waiting := [kept.request for kept in self.of(busy)]:
+            text = f"all that was queued has run, and copies of requests {waiting} were never acknowledged"
+            self.rig.judge.find("KV901", "liveness", text, lane="acknowledgement", request=waiting[0])
+        for kept in self.kept.values():
+            self.check_device(kept, "on the device at the end", self.rig.judge)
+            self.check_host(kept, "on the host at the end", self.rig.judge)
+        if not self.tier.copies.moved_bytes:
+            raise CannotDrive("no copy between the tiers was asked for by a name that is known here")
+
+    def check_device(self, kept: Kept, when: str, judge: Judge) -> None:
+        """Every buffer of the pool holds the request's content."""
+        if kept.device is not None:
+            self.tier.made.check(judge, kept.request, kept.device, when=when)
+
+    def check_host(self, kept: Kept, when: str, judge: Judge) -> None:
+        """Every buffer of the host holds it."""
+        if kept.host is not None:
+            self.tier.check_host(judge, kept.request, kept.host, when)
+
+    def of(self, wanted: Callable[[Kept], bool]) -> list[Kept]:
+        """Requests that are so, in their order."""
+        return [each for each in self.kept.values() if wanted(each)]
+
+    def engine(self, work: Callable[[], Any], what: str) -> Any:
+        """The engine works, on the stream that it is called on."""
+        stream = self.rig.stand_ins.main if self.fenced else self.forward
+        with self.rig.stand_ins.on(stream), self.tier.copies.lent_to(self.tier.modules):
+            return self.rig.measured(work, what)
+
+
+def busy(kept: Kept) -> bool:
+    """Whether a copy of it is not acknowledged."""
+    return kept.writing or kept.loading
+
+
+def _family(subject: str) -> str:
+    return subject.partition("-")[0]
+
+
+def _content(request: int, held: Held, count: int) -> torch.Tensor:
+    return content(Site(held.unit, held.name, "", held.layer), request, range(count), held.rows.shape[1])
+
+
+def _fewest(rig: Rig, made: Bench, tokens: torch.Tensor) -> tuple[str, ...]:
+    """Getters that show every buffer whole, those of token rows first; the plainest are tried first."""
+    hidden = {held.name: torch.ones(held.rows.shape[1], dtype=torch.bool) for held in made.stamps.found.held}
+    taken: list[tuple[bool, str]] = []
+    for name in sorted(
+        readers(made.pool), key=lambda each: len(inspect.signature(getattr(made.pool, each)).parameters)
+    ):
+        if not any(part.any() for part in hidden.values()):
+            break
+        got = understood(rig, made, name, tokens)
+        if isinstance(got, str) or not any((hidden[each.held.name] & each.part).any() for each in got):
+            continue
+        for each in got:
+            hidden[each.held.name] &= ~each.part
+        taken.append((all(each.held.unit != "token" for each in got), name))
+    for name, part in hidden.items():
+        if part.any():
+            rig.judge.note(f"not exercised: no getter that can be driven shows all of {name}")
+    return tuple(name for _, name in sorted(taken))

@@ -1,0 +1,86 @@
+"""Probe index-moves: lists of page ids that are moved for a copy, while the prefix tree keeps the same lists.
+
+The hybrid controller is called as a tree calls it (`hybrid_moves`); trees are driven whole, by their own calls
+(`tree_moves`). The device is a stand-in, so that a list on the wrong side shows. Copies themselves are not made.
+
+Invariants:
+- What the tree keeps is as it was when the controller took it: the same values, on the same side, on both tiers.
+- What the copy is given pairs the same host and device pages, on the side where the copy needs its lists, if on any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from kvcheck.core.probes.frame.device import present
+from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.sglang.rig.hybrid_scene import POLICIES as HYBRID_POLICIES
+from kvcheck.core.probes.sglang.rig.hybrid_scene import STAGED_BACKUPS, Scene
+from kvcheck.core.probes.sglang.rig.prefix_tree import NEEDS, TreeKind, found_kinds
+from kvcheck.core.probes.sglang.rig.server_args import prepare
+from kvcheck.core.probes.sglang.rig.tree_scene import TreeScene
+
+KERNEL, DIRECT = ("kernel", "layer_first"), ("direct", "layer_first")
+KERNEL_BY_PAGE, STAGED = ("kernel", "page_first"), ("direct", "page_first_direct")
+"""Ways of a copy: how it is made, and the layout of the host's memory."""
+WAYS = {"kernel": (KERNEL, KERNEL_BY_PAGE), "direct": (DIRECT, STAGED)}
+"""Of a subject, in the order in which a tree is offered them."""
+POLICIES = ("write_through", "write_back")
+"""When pages are backed up: as soon as the tree has them, or when they have to leave the device."""
+
+
+class IndexMoves:
+    """write and load of the hybrid controller; trees over a host tier."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """The controller, and what holds its lists."""
+        if subject.startswith("hybrid"):
+            own = ("hybrid", "transfer", "pool-name", "host-group", "host-entry")
+            return (*(f"hicache.{name}" for name in own), "layers.counter")
+        return NEEDS
+
+    def control(self, rig: Rig) -> None:
+        """A page that nobody keeps is copied; a tree asks for no copy."""
+        if rig.subject.startswith("hybrid"):
+            with present():
+                Scene(rig, STAGED).plain()
+        else:
+            _each_tree(rig, (STAGED,), "write_back", TreeScene.fill)
+
+    def measure(self, rig: Rig) -> None:
+        """A copy that needs its lists on the device, or in another order."""
+        ways = WAYS[rig.subject.rpartition("-")[2]]
+        if rig.subject.startswith("hybrid"):
+            way, turn = ways[rig.schedule % len(ways)], rig.schedule // len(ways)
+            policy = HYBRID_POLICIES[rig.schedule % len(HYBRID_POLICIES)]
+            with present():
+                scene = Scene(rig, way, STAGED_BACKUPS[turn % len(STAGED_BACKUPS)], policy)
+                scene.run(1 + turn % 2, f"by {' '.join(way)}, {policy}")
+        else:
+            _each_tree(rig, ways, POLICIES[rig.schedule % 2], TreeScene.run)
+
+
+def _each_tree(rig: Rig, ways: tuple[tuple[str, str], ...], policy: str, drive: Callable[[TreeScene], object]) -> None:
+    """Every tree of the release that holds the subject's model, with the first of the ways that it takes."""
+    model = rig.subject.rpartition("-")[0]
+    try:
+        for kind in found_kinds(rig, model):
+            with present():
+                drive(_made(rig, kind, model, ways, policy))
+    finally:
+        prepare(rig.names)  # what was published for the tree is nobody else's
+
+
+def _made(rig: Rig, kind: TreeKind, model: str, ways: tuple[tuple[str, str], ...], policy: str) -> TreeScene:
+    """The tree with the first of the ways that its release takes."""
+    refusals = []
+    for way in ways:
+        scene = TreeScene(rig, way, policy)
+        refused = attempt(partial(scene.start, kind, model), rig.package)
+        if not isinstance(refused, Fault):
+            return scene
+        refusals.append(f"by {' '.join(way)}: {refused.text} ({refused.where})")
+        rig.judge.note(f"{kind.name} {refusals[-1]}")
+    raise CannotDrive(f"{kind.name} cannot be made {'; '.join(refusals)}")

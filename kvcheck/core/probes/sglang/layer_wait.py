@@ -1,0 +1,146 @@
+"""Probe layer-wait: every reader of a pool waits for the load of its layer before it reads.
+
+The engine's own layer counter is registered with the pool. A load writes one layer after the other on a side stream:
+on a CPU one that gets on only when somebody waits, or when the seed lets it; on a device one that is held.
+
+Invariants:
+- Readers are found on the pool by their parameters, not by a list; one that cannot be driven is named.
+- Each reader reads each layer after a load of its own: what another reader waited for is no excuse.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from kvcheck.core.base.content import Site
+from kvcheck.core.probes.frame.buffer_views import Held
+from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.content import content
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM
+from kvcheck.core.probes.sglang.rig.pools import LAYERS, Bench, bench, pool_names, take
+from kvcheck.core.probes.sglang.rig.readers import Seen, call, readers, seen, understood
+
+LOADED, STALE = 1, 2
+PAGES_LOADED = 3
+
+
+class LayerWait:
+    """Readers against a load that completes a layer when it is waited for."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """The pool and the counter of the host tier."""
+        return (*pool_names(subject), "layers.counter")
+
+    def control(self, rig: Rig) -> None:
+        """Loads that complete at once: every reader sees them."""
+        driven, why = _driven(rig)
+        seen = {each.held.name for reads in driven.values() for each in reads}
+        wanted = set(_made(rig).stamps.found.names())
+        if seen != wanted:
+            raise CannotDrive(f"no reader of {', '.join(sorted(wanted - seen))} could be driven: {'; '.join(why)}")
+        rig.judge.notes += [f"not exercised: {text}" for text in why]
+        for reads in driven.values():
+            _judge(rig, reads, "the control", None)
+
+    def measure(self, rig: Rig) -> None:
+        """Loads that complete late."""
+        order = LAZY if rig.schedule % 3 else RANDOM
+        for name in _driven(rig)[0]:
+            _race(rig, name, order)
+
+
+def _race(rig: Rig, name: str, order: str) -> None:
+    """One reader against a load of its own for each layer."""
+    made = _made(rig)
+    tokens = _tokens(rig, made)
+    layers = list(range(LAYERS))
+    if rig.mix.chance(1, 2):
+        layers.reverse()
+    for layer in layers:
+        rig.machine.reset(order, rig.mix.next_u64())
+        _load(rig, made, tokens)
+        got = rig.measured(partial(call, made, name, layer, tokens), name)
+        rig.judge.count("orderings_checked")
+        _judge(rig, list(seen(made, got, layer, tokens)), f"{name} during a load", name)
+        rig.machine.settle()
+    rig.judge.count("loads", LAYERS)
+
+
+def _made(rig: Rig) -> Bench:
+    return bench(rig, rig.subject)
+
+
+def _tokens(rig: Rig, made: Bench) -> torch.Tensor:
+    for _ in range(rig.mix.below(3)):
+        take(made, 1)
+    return take(made, PAGES_LOADED)
+
+
+def _driven(rig: Rig) -> tuple[dict[str, list[Seen]], list[str]]:
+    """Readers whose answers are understood when nothing is late, with what they returned; and why others are not."""
+    made = _made(rig)
+    driven: dict[str, list[Seen]] = {}
+    why = []
+    for name in readers(made.pool):
+        rig.machine.reset(EAGER, 0)
+        tokens = take(made, 1)
+        _load(rig, made, tokens)
+        got = understood(rig, made, name, tokens)
+        made.allocator.free(tokens)
+        if isinstance(got, str):
+            why.append(got)
+        else:
+            driven[name] = got
+    return driven, why
+
+
+def _load(rig: Rig, made: Bench, tokens: torch.Tensor) -> None:
+    """Stale rows in place; each layer's rows on their way, with the engine's own counter told of each."""
+    made.write(STALE, tokens)
+    counter = fitted(rig.names["layers.counter"], {"num_layers": LAYERS})
+    made.pool.register_layer_transfer_counter(counter)
+    producer = counter.update_producer()
+    arrivals = _arrivals(made, tokens)
+    rig.machine.settle()  # stale rows are there before any load begins
+    with rig.machine.on(rig.machine.side()):
+        for layer in range(LAYERS):
+            for held, ids, rows in arrivals:
+                if held.layer == layer:
+                    rig.machine.queue(partial(_arrive, held, ids, rows))
+            counter.events[producer].complete(layer)
+    counter.set_consumer(producer)
+
+
+def _arrivals(made: Bench, tokens: torch.Tensor) -> list[tuple[Held, torch.Tensor, torch.Tensor]]:
+    """(buffer, ids, rows) of a load, where the buffer lies: a queued copy may not wait for the host."""
+    found = []
+    for held in made.stamps.found.held:
+        for owned in made.owned(tokens):
+            if owned.unit == held.unit:
+                site, device = Site(held.unit, held.name, "", held.layer), held.rows.device
+                rows = content(site, LOADED, range(len(owned.ids)), held.rows.shape[1])
+                found.append((held, torch.tensor(list(owned.ids), device=device), rows.to(device)))
+    return found
+
+
+def _arrive(held: Held, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    held.rows.index_copy_(0, ids, rows)
+
+
+def _judge(rig: Rig, reads: list[Seen], when: str, reader: str | None) -> None:
+    for each in reads:
+        rig.judge.compare(
+            each.held,
+            each.whole(),
+            request=LOADED,
+            positions=range(len(each.ids)),
+            ids=each.ids,
+            when=when,
+            part=each.part,
+            code="KV201",
+            lane=reader,
+        )

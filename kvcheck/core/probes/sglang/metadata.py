@@ -1,0 +1,188 @@
+"""Probe metadata: what was read from a metadata slot, while the slot becomes another request's.
+
+The other request's row is delivered a field at a time, in an order of the seed's, and judged in between: a slot whose
+row is there in part is read as well, and what was read stays as it was.
+
+Invariants:
+- Rows are delivered as a transfer delivers them, byte by byte into every field of the buffers, and by set_buf.
+- Which field a returned tensor is of is found by the bytes of the first answer; later answers have the same places.
+  A tensor that is of no field ends the probe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kvcheck.core.base.content import Site
+from kvcheck.core.probes.frame.buffer_views import Held, among, inventory
+from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.content import Stamps, content
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.sglang.retract import make_request
+
+SLOTS = 5
+HIDDEN = 48
+FIRST, SECOND = 1, 2
+TOP_K = 4
+
+
+class MetadataSlots:
+    """get_buf and set_buf over slots that are reused."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """Buffers and the allocator of their slots; a request, for set_buf."""
+        return ("metadata.buffers", "metadata.slots", "request", "request.sampling")
+
+    def control(self, rig: Rig) -> None:
+        """A slot that nobody else gets is read as it was delivered."""
+        buffers, stamps, slots = make(rig)
+        slot = slots.alloc()
+        stamps.write(FIRST, "slot", (slot,))
+        got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
+        judge(rig, fields(rig, stamps, got, slot), slot, "read at once")
+
+    def measure(self, rig: Rig) -> None:
+        """A slot read, freed, and delivered into for another request."""
+        buffers, stamps, slots = make(rig)
+        for _ in range(rig.mix.below(SLOTS)):
+            slots.free(slots.alloc())  # the queue of free slots begins somewhere
+        slot = slots.alloc()
+        stamps.write(FIRST, "slot", (slot,))
+        got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
+        held = fields(rig, stamps, got, slot)
+        rig.measured(lambda: slots.free(slot), "free")
+        again = next((each for each in (slots.alloc() for _ in range(SLOTS)) if each == slot), None)
+        if again is None:
+            raise CannotDrive(f"slot {slot} was not handed out again within {SLOTS} turns")
+        rig.judge.count("requests", 2)
+        rig.judge.count("foreign_reuses")
+        for field, tensor in held:
+            if tensor.untyped_storage().data_ptr() == field.rows.untyped_storage().data_ptr():
+                text = f"get_buf returned {field.name} of slot {slot} as a view of the buffer, whose slot is reused"
+                rig.judge.find("KV305", "aliasing", text, buffer=field.name, row=slot, request=FIRST)
+        if rig.mix.chance(1, 2):
+            deliver_in_parts(rig, buffers, stamps, slot, held)
+        else:
+            set_for(rig, buffers, stamps, slot)
+            got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
+            for field, tensor in by_place(held, got):
+                if not torch.equal(_bytes(tensor), field.rows[slot, : len(_bytes(tensor))]):
+                    text = f"get_buf returned of slot {slot} another {field.name} than set_buf has left there"
+                    rig.judge.find("KV101", "content", text, buffer=field.name, row=slot, request=SECOND)
+            judge(rig, held, slot, "read, and its slot then written by set_buf for another request and read again")
+
+
+def deliver_in_parts(rig: Rig, buffers: Any, stamps: Stamps, slot: int, held: list[tuple[Held, torch.Tensor]]) -> None:
+    """The second request's row, field by field in a drawn order; it is read once on the way, and at the end."""
+    coming = list(stamps.found.held)
+    order = [coming.pop(rig.mix.below(len(coming))) for _ in range(len(coming))]
+    torn_at = rig.mix.below(len(order))
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for at, field in enumerate(order):
+        if at == torn_at:
+            torn = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
+            kept = [(tensor, _bytes(tensor).clone()) for tensor in _tensors(torn)]
+        stamps.write_field(field, SECOND, (slot,))
+        judge(
+            rig, held, slot, f"read, and {at + 1} of {len(order)} fields of its slot then delivered for another request"
+        )
+    got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
+    for tensor, before in kept:
+        if not torch.equal(_bytes(tensor), before):
+            text = (
+                f"what get_buf returned of slot {slot}, a row of which {torn_at} fields had come, changed with the rest"
+            )
+            rig.judge.find("KV305", "aliasing", text, row=slot, request=SECOND, lane="torn")
+    rig.judge.count("orderings_checked")
+    when = "read when all of it was there, in a slot that another request had"
+    judge(rig, by_place(held, got), slot, when, SECOND)
+    judge(rig, held, slot, "read, and its slot then delivered for another request and read again")
+
+
+def by_place(held: list[tuple[Held, torch.Tensor]], got: Any) -> list[tuple[Held, torch.Tensor]]:
+    """A later answer, each tensor as the field that the same place had before: by its bytes a wrong one is of none."""
+    tensors = _tensors(got)
+    if len(tensors) != len(held):
+        raise CannotDrive(f"get_buf returned {len(held)} tensors of one row and {len(tensors)} of the next")
+    return [(field, tensor) for (field, _), tensor in zip(held, tensors, strict=True)]
+
+
+def make(rig: Rig, size: int = SLOTS) -> tuple[Any, Stamps, Any]:
+    """Buffers of so many slots, stamps over all their fields, and the allocator of slots."""
+    offered = {
+        "size": size,
+        "hidden_size": HIDDEN,
+        "hidden_states_dtype": torch.bfloat16,
+        "max_top_logprobs_num": 24,
+        "max_sampling_mask_tokens": 24,
+        "custom_mem_pool": None,
+    }
+    buffers = fitted(rig.names["metadata.buffers"], offered)
+    found = among(inventory(buffers, rig.package, {"slot": size}), [buffers.get_buf_infos()])
+    if not found.held or found.unknown:
+        raise CannotDrive(f"metadata buffers hold {len(found.held)} fields; unknown: {'; '.join(found.unknown)}")
+    return buffers, Stamps(found), fitted(rig.names["metadata.slots"], {"size": size})
+
+
+def fields(rig: Rig, stamps: Stamps, got: Any, slot: int) -> list[tuple[Held, torch.Tensor]]:
+    """The returned tensors, each with the field that it holds a row of. Raises CannotDrive where it is of none."""
+    pairs = []
+    for tensor in _tensors(got):
+        seen = _bytes(tensor)
+        field = next((each for each in stamps.found.held if torch.equal(each.rows[slot, : len(seen)], seen)), None)
+        if field is None:
+            raise CannotDrive(f"get_buf returned {list(tensor.shape)} of {tensor.dtype}, which is no row of a field")
+        if len(seen) < field.rows.shape[1]:
+            rig.judge.note(f"get_buf returned {len(seen)} of {field.rows.shape[1]} bytes of {field.name}")
+        pairs.append((field, tensor))
+    lost = {each.name for each in stamps.found.held} - {field.name for field, _ in pairs}
+    if lost:
+        rig.judge.note(f"get_buf did not return {', '.join(sorted(lost))}")
+    return pairs
+
+
+def judge(rig: Rig, held: list[tuple[Held, torch.Tensor]], slot: int, when: str, request: int = FIRST) -> None:
+    """Every tensor holds the request's row, still or at last."""
+    for field, tensor in held:
+        seen = _bytes(tensor)[None]
+        rig.judge.compare(field, seen, request=request, positions=(0,), ids=(slot,), when=when)
+
+
+def set_for(rig: Rig, buffers: Any, stamps: Stamps, slot: int) -> None:
+    """The second request's first token and draft state, by the engine's own set_buf."""
+    request = make_request(rig, 3)
+    request.metadata_buffer_index = slot
+    request.bootstrap_room = 77
+    request.hidden_states_tensor = _of(stamps, "output_hidden_states", torch.bfloat16, HIDDEN)
+    request.output_topk_p = torch.full((TOP_K,), 0.25)
+    request.output_topk_index = torch.arange(TOP_K)
+    rig.measured(lambda: buffers.set_buf(request), "set_buf")
+
+
+def _of(stamps: Stamps, name: str, dtype: torch.dtype, size: int) -> torch.Tensor:
+    field = next((each for each in stamps.found.held if each.name == name), None)
+    if field is None:
+        raise CannotDrive(f"metadata buffers have no {name}")
+    site = Site(field.unit, field.name, "", field.layer)
+    return content(site, SECOND, (0,), field.rows.shape[1])[0].clone().view(dtype)[:size]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [each for each in _flat(value) if isinstance(each, torch.Tensor) and each.numel()]
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [inner for each in value for inner in _flat(each)]
+    if isinstance(value, dict):
+        return [inner for each in value.values() for inner in _flat(each)]
+    if hasattr(value, "__dict__") and not isinstance(value, torch.Tensor):
+        return [inner for each in vars(value).values() for inner in _flat(each)]
+    return [value]

@@ -1,0 +1,107 @@
+"""Probe pool-copy: a pool's own CPU copy and restore, other pages, other owners in between.
+
+Invariants:
+- Pages that are restored into hold a third request's content before; rows of a bystander and of that third request
+  are judged as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kvcheck.core.probes.frame.copies_to_host import Crossing
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.sglang.rig.pools import PAGES, STATES, Bench, bench, optional, pool_names, take
+
+SAVED, BYSTANDER, RECYCLER = 1, 2, 3
+BYSTANDER_PAGES = 2
+LEAST_PAGES, MOST_PAGES = 2, 3
+
+
+class PoolCopy:
+    """get_cpu_copy and load_cpu_copy of the pool alone."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """The pool and what surrounds it."""
+        return pool_names(subject)
+
+    def control(self, rig: Rig) -> None:
+        """Saved and restored at once, into the same pages: nothing can have changed."""
+        made, tokens = bench(rig, rig.subject), None
+        tokens = take(made, LEAST_PAGES)
+        state = 1 if rig.subject == "mamba" else None
+        made.write(SAVED, tokens, state)
+        copy = rig.measured(lambda: save(made, tokens, state), "get_cpu_copy")
+        rig.measured(lambda: restore(made, copy, tokens, state), "load_cpu_copy")
+        made.check(rig.judge, SAVED, tokens, state, when="saved and restored at once")
+
+    def measure(self, rig: Rig) -> None:
+        """Saved, all pages given to others, restored into other pages."""
+        made = bench(rig, rig.subject)
+        size = made.page_size
+        pages = shuffled(rig, take(made, PAGES - 3).view(-1, size))
+        count = LEAST_PAGES + rig.mix.below(MOST_PAGES - LEAST_PAGES + 1)
+        tail = rig.mix.below(size) if rig.mix.chance(1, 2) else 0
+        old, new = pages[:count], pages[count : 2 * count]
+        if rig.mix.chance(1, 2):
+            new = torch.cat((old[-1:], new[1:]))  # one page is among those it had
+        length = count * size - tail
+        held = pages[2 * count : 2 * count + BYSTANDER_PAGES].reshape(-1)
+        states = (1, 2, STATES) if rig.subject == "mamba" else (None, None, None)
+        tokens = old.reshape(-1)[:length]
+        made.write(SAVED, tokens, states[0])
+        made.write(BYSTANDER, held, states[1])
+        copy = rig.measured(lambda: save(made, tokens, states[0]), "get_cpu_copy")
+        recycle(made, pages.reshape(-1), held, states)
+        target = new.reshape(-1)[:length]
+        rig.measured(lambda: restore(made, copy, target, states[2]), "load_cpu_copy")
+        rig.judge.count("retractions")
+        rig.judge.count("resumes")
+        rig.judge.count("foreign_reuses")
+        rig.judge.count("requests", 3)
+        made.check(rig.judge, SAVED, target, states[2], when="restored into pages that another request had used")
+        made.check(rig.judge, BYSTANDER, held, states[1], when="beside a request that was saved and restored")
+
+
+def shuffled(rig: Rig, pages: torch.Tensor) -> torch.Tensor:
+    """The pages in an order of the seed's."""
+    order: list[int] = []
+    for at in range(len(pages)):
+        order.insert(rig.mix.below(at + 1), at)
+    return pages[order]
+
+
+def save(made: Bench, tokens: torch.Tensor, state: int | None) -> Any:
+    """The pool's own copy."""
+    call = made.pool.get_cpu_copy
+    with Crossing():
+        return call(tokens, **optional(call, mamba_indices=_one(state, tokens)))
+
+
+def _one(state: int | None, tokens: torch.Tensor) -> torch.Tensor | None:
+    return None if state is None else torch.tensor([state], device=tokens.device)
+
+
+def restore(made: Bench, copy: Any, tokens: torch.Tensor, state: int | None) -> None:
+    """The pool's own restore."""
+    call = made.pool.load_cpu_copy
+    call(
+        copy,
+        tokens,
+        **optional(call, mamba_indices=_one(state, tokens)),
+    )
+
+
+def recycle(
+    made: Bench, everything: torch.Tensor, held: torch.Tensor, states: tuple[int | None, int | None, int | None]
+) -> None:
+    """A third request's content in all that is not the bystander's."""
+    kept = set(held.tolist())
+    tokens = torch.tensor([token for token in everything.tolist() if token not in kept])
+    made.write(RECYCLER, tokens)
+    if states[0] is not None:
+        for state in range(1, STATES + 1):
+            if state != states[1]:
+                made.stamps.write(RECYCLER, "state", (state,))

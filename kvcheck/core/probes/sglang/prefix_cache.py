@@ -1,0 +1,230 @@
+"""Probe prefixes: SGLang's prefix trees over its own allocators and pools, driven as its scheduler drives them.
+
+Requests with shared prefixes are prefilled in chunks, decode, are retracted where there is no room, resume, are aborted
+and finish, over a pool that is too small for them; then everything is flushed, and it begins again.
+
+Invariants:
+- Hits are compared with a dictionary of whole prefixes, bytes with what the tokens of a prefix write, in every tensor
+  that the pool holds.
+- Pages are of one token, or of four, by the schedule's number; states go with pages of one token alone. Where a tree
+  has a compiled core and one in Python, both are driven, by the schedule's number too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.prefixes import Prefixes
+from kvcheck.core.probes.frame.probe import Rig, Stop
+from kvcheck.core.probes.frame.request_generator import LENGTH, Crowd, Live, serve
+from kvcheck.core.probes.sglang.rig.pools import bench, pool_names
+from kvcheck.core.probes.sglang.rig.scheduler_loop import SERVICE_NEEDS, Service, holder, make_request, publish, row_of
+from kvcheck.core.probes.sglang.rig.tree_accounts import TreeAccounts
+
+TOKENS = 56
+WINDOWS = (44, 36)
+WINDOW = 8
+LONGEST = 24
+"""Tokens of a prompt, and of an output."""
+SHORT = 10
+REQUESTS = 14
+STEPS = 400
+PAGED = 4
+FAMILIES = {"radix": "mha", "full": "mha"}
+COMPONENTS = {"mha": ("FULL",), "swa": ("FULL", "SWA"), "mamba": ("FULL", "MAMBA")}
+
+
+class PrefixCache:
+    """A tree under a crowd that does not fit."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """The tree, its pool, and what a scheduler makes batches of."""
+        tree, _, of = subject.rpartition("-")
+        trees = ("hicache.unified-tree", "tree.components") if tree else (f"tree.{of}",)
+        family = FAMILIES.get(of, of)
+        pools = {*pool_names(family, 1), *(() if family == "mamba" else pool_names(family, PAGED))}
+        return (*SERVICE_NEEDS, *trees, *sorted(pools))
+
+    def control(self, rig: Rig) -> None:
+        """One request that fits is computed and read; nothing is freed, shared or counted yet."""
+        day = Day(rig)
+        day.add(day.crowd.alone(SHORT, SHORT, 0))
+        for _ in range(SHORT):
+            day.step()
+
+    def measure(self, rig: Rig) -> None:
+        """A request, and one that continues all of it; then a crowd that outgrows the pool; then an empty cache."""
+        day = Day(rig)
+        first = day.crowd.alone(SHORT, 3, 0)
+        is_whole, day.is_whole = day.is_whole, True
+        for live in (first, day.crowd.after(first, 3, 2)):
+            day.add(live)
+            day.work()
+        day.is_whole = is_whole
+        for number in range(REQUESTS):
+            day.add(day.crowd.draw(day.most, day.outputs))
+            if number == REQUESTS // 2:
+                day.work()
+                day.reset()
+            for _ in range(rig.mix.below(2)):
+                day.judged_step()
+            if rig.mix.chance(1, 12) and day.lives:
+                day.abort(list(day.lives.values())[rig.mix.below(len(day.lives))])
+        day.work()
+        day.reset()
+
+
+class Day(Service):
+    """A tree, its pool and its requests, and what is known of them. is_whole: hits have to be as long as can be.
+
+    most: tokens of a prompt, and of an output, so that one request alone fits.
+    """
+
+    def __init__(self, rig: Rig) -> None:
+        tree_name, _, of = rig.subject.rpartition("-")
+        family = FAMILIES.get(of, of)
+        page = 1 if family == "mamba" else (1, PAGED)[rig.schedule % 2]
+        windows = WINDOWS[rig.mix.below(len(WINDOWS))]
+        made = bench(rig, family, page, TOKENS // page, windows // page)
+        self.most = min(LONGEST, (windows - 2 * PAGED) * 2 // 3) if family == "swa" else LONGEST
+        self.outputs = min(LONGEST, windows - 2 * PAGED - self.most) if family == "swa" else LONGEST - PAGED
+        kinds = rig.names["tree.components"] if tree_name else None
+        offered = {
+            "disable": False,
+            "req_to_token_pool": made.request_pool,
+            "token_to_kv_pool_allocator": made.allocator,
+            "page_size": page,
+            "sliding_window_size": WINDOW if family == "swa" else None,
+            "tree_components": tuple(getattr(kinds, each) for each in COMPONENTS[family]) if kinds else None,
+            "tree_core_backend": (None, "python")[rig.schedule // 2 % 2],
+        }
+        arguments = publish(rig, page)
+        params = fitted(rig.names["tree.params"], offered)
+        entry = rig.names["hicache.unified-tree" if tree_name else f"tree.{of}"]
+        super().__init__(rig, made, rig.measured(lambda: entry(params), "making the tree"), arguments)
+        self.crowd = Crowd(rig, page, lambda live: make_request(rig, live))
+        self.accounts = TreeAccounts(rig, made, self.tree, kinds)
+        self.prefixes = Prefixes(page)
+        self.is_whole = family == "mha"
+
+    def work(self) -> None:
+        """Steps until everybody is served."""
+        serve(self.rig, self.lives, self.judged_step, STEPS)
+
+    def judged_step(self) -> None:
+        """A step, and the accounts after it. Raises Stop where anything was found."""
+        self.step()
+        self._settle("after a step")
+        if self.rig.judge.findings:
+            raise Stop  # all that came after it would be its consequence
+
+    def reset(self) -> None:
+        """Nobody is left, so everything can be flushed."""
+        self.step()  # drops the batch that has finished
+        self._settle("with all requests finished")
+        if hasattr(self.tree, "sanity_check"):
+            self.rig.measured(self.tree.sanity_check, "the engine's own check of an idle tree")
+        for flush in (self.tree.reset, self.made.request_pool.clear, self.made.allocator.clear):
+            self.rig.measured(flush, "flushing")
+        self.prefixes.clear()
+        self._settle("with the cache flushed")
+
+    def matched(self, live: Live, hit: int) -> None:
+        """No longer than what was cached; where a tree keeps all or nothing of a token, no shorter either."""
+        engine, size, judge = live.engine, self.made.page_size, self.rig.judge
+        self._lose()
+        tokens = list(engine.origin_input_ids) + list(engine.output_ids)
+        wanted = self.prefixes.hit(tokens) * size
+        if hit > wanted or (self.is_whole and hit != wanted):
+            text = f"request {live.number} hits {hit} tokens; by the prefixes that were cached it is {wanted}"
+            judge.find("KV301", "contract", text, request=live.number)
+        judge.count("lookups")
+        judge.count("pages_wanted", (len(tokens) - 1) // size)
+
+    def computed(self, served: Sequence[Live], starts: Sequence[int], ends: Sequence[int], is_extend: bool) -> None:
+        """Write what is computed, read what it is computed from."""
+        size, judge = self.made.page_size, self.rig.judge
+        for live, start, end in zip(served, starts, ends, strict=True):
+            live.table = self.table(live, end)
+            if is_extend and live.is_waiting:
+                judge.count("device_hit_pages", start // size)
+                judge.count("resumes", int(live.preemptions > 0))
+                self._judge_pages(live, start)
+                live.is_waiting = False
+            first = -(-start // size)
+            for page in dict.fromkeys(each // size for each in live.table[first * size :]):
+                judge.count("device_evictions", int(self.prefixes.hand_out(page)))
+            self._write(live, start, end)
+        for live, start, end in zip(served, starts, ends, strict=True):
+            self._read(live, start, end, "is computed" if is_extend else "decodes")
+
+    def published(self, live: Live, end: int) -> None:
+        """From now on its whole pages may be hit."""
+        size = self.made.page_size
+        self._lose()
+        table = [each // size for each in live.table[::size]]
+        self.prefixes.register(live.tokens(end // size * size), table)
+        self._lose()
+
+    def _lose(self) -> None:
+        """A free page stands for nothing."""
+        for page in self.accounts.free():
+            self.rig.judge.count("device_evictions", int(self.prefixes.hand_out(page)))
+
+    def _judge_pages(self, live: Live, hit: int) -> None:
+        size = self.made.page_size
+        for place in range(hit // size):
+            page = live.table[place * size] // size
+            if not self.prefixes.holds(live.tokens((place + 1) * size), page):
+                text = f"request {live.number} hits page {page} at place {place}, which stands for another prefix"
+                self.rig.judge.find("KV102", "contract", text, page=page, request=live.number)
+
+    def _write(self, live: Live, start: int, end: int) -> None:
+        for first, stop, author in live.runs(start, end):
+            for unit, ids in self._units(live, first, stop):
+                self.made.stamps.write(author, unit, ids, first)
+
+    def _read(self, live: Live, start: int, end: int, when: str) -> None:
+        told = f"request {live.number} {when}"
+        for first, stop, author in live.runs(0, end):
+            for unit, ids in self._units(live, first, stop):
+                skip = max(0, min(max(0, start - WINDOW) - first, len(ids))) if unit == "window" else 0
+                self.made.stamps.check(self.rig.judge, author, unit, ids[skip:], when=told, first=first + skip)
+        if self.made.family == "mamba":
+            self._step_state(live, start, end, told)
+
+    def _units(self, live: Live, first: int, stop: int) -> list[tuple[str, tuple[int, ...]]]:
+        ids = live.table[first:stop]
+        if self.made.family != "swa":
+            return [("token", ids)]
+        mapping = self.made.allocator.full_to_swa_index_mapping
+        return [("token", ids), ("window", tuple(mapping[torch.tensor(ids, dtype=torch.int64)].tolist()))]
+
+    def _step_state(self, live: Live, start: int, end: int, when: str) -> None:
+        """The state before the first position goes in, the one after the last comes out."""
+        slot = self._states().get(live.name)
+        if slot is None:
+            text = f"{when}: it holds no state"
+            self.rig.judge.find("KV401", "accounting", text, request=live.number, lane="state")
+            return
+        if start:
+            author = live.line_at(start - 1)
+            self.made.stamps.check(self.rig.judge, author, "state", (slot,), when=when, first=start - 1)
+        self.made.stamps.write(live.line_at(end - 1), "state", (slot,), end - 1)
+
+    def _states(self) -> dict[str, int]:
+        slots = {live.name: getattr(holder(live.engine), "mamba_pool_idx", None) for live in self.lives.values()}
+        return {name: int(slot) for name, slot in slots.items() if slot is not None}
+
+    def _settle(self, when: str) -> None:
+        held = {live.name: live for live in self.lives.values() if row_of(live.engine) is not None}
+        rows = {name: live.table for name, live in held.items()}
+        self.accounts.check(rows, self._states(), when)
+        for live in self.lives.values():
+            live.is_waiting |= live in self.waiting
+
+
+assert LENGTH > 2 * LONGEST

@@ -1,0 +1,151 @@
+"""Probe retract: a request saved and restored by the calls a scheduler makes, its pages another request's in between.
+
+Invariants:
+- Rows, pages and states come from the engine's own tables and allocators, and go back to them.
+- The control drives the same chain on the plainest pool: what breaks there is no bug of a family.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.copies_to_host import Crossing
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.sglang.pool_copy import shuffled
+from kvcheck.core.probes.sglang.rig.pools import PAGES, Bench, bench, pool_names, take
+
+SAVED, BYSTANDER, RECYCLER = 1, 2, 3
+PLAINEST = "mha"
+BYSTANDER_PAGES = 2
+ROOM = PAGES - 3
+"""Pages that every family has, a window pool too."""
+
+
+class Retract:
+    """Req.offload_kv_cache and Req.load_kv_cache."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """Both pools, and a request with the two calls."""
+        chain = ("request", "request.sampling", "request.save", "request.load")
+        return (*chain, *dict.fromkeys((*pool_names(PLAINEST), *pool_names(subject))))
+
+    def control(self, rig: Rig) -> None:
+        """The chain on the plainest pool, restored into the row and pages it was saved from."""
+        made = bench(rig, PLAINEST)
+        request = make_request(rig, 2 * made.page_size)
+        row = admit(made, request)
+        tokens = take(made, 2)
+        hold(made, row, tokens)
+        made.write(SAVED, tokens)
+        rig.measured(lambda: offload(made, request), "offload_kv_cache")
+        rig.measured(lambda: request.load_kv_cache(made.request_pool, made.allocator), "load_kv_cache")
+        made.check(rig.judge, SAVED, tokens, when="saved and restored at once")
+        own = bench(rig, rig.subject)
+        plain = take(own, 1)
+        own.write(BYSTANDER, plain)
+        own.check(rig.judge, BYSTANDER, plain, when="written and read")
+
+    def measure(self, rig: Rig) -> None:
+        """Retracted, its pages used by another, resumed on a new row."""
+        made = bench(rig, rig.subject)
+        size = made.page_size
+        mixed(rig, made)
+        pages = 2 + rig.mix.below(2)
+        length = pages * size - (rig.mix.below(size) if rig.mix.chance(1, 2) else 0)
+        first = take(made, 1 + rig.mix.below(2))
+        held = take(made, BYSTANDER_PAGES)
+        made.write(BYSTANDER, held)
+        request = make_request(rig, length)
+        row = admit(made, request)
+        taken = take(made, pages)
+        hold(made, row, taken[:length])
+        made.write(SAVED, taken[:length], state_of(made, row))
+        rig.measured(lambda: offload(made, request), "offload_kv_cache")
+        release(made, request, taken)
+        made.allocator.free(first)
+        recycler = make_request(rig, size)
+        other_row = admit(made, recycler)
+        others = take(made, made_pages(made))
+        made.write(RECYCLER, others, state_of(made, other_row))
+        give_back(rig, made, others)
+        release(made, recycler, None)
+        if rig.mix.chance(1, 2):
+            take(made, 1)  # or the same pages in the same order would be likely
+        row = admit(made, request)
+        again = take(made, pages)
+        hold(made, row, again[:length])
+        rig.measured(lambda: request.load_kv_cache(made.request_pool, made.allocator), "load_kv_cache")
+        for name in ("retractions", "resumes", "foreign_reuses"):
+            rig.judge.count(name)
+        rig.judge.count("requests", 3)
+        when = "resumed into pages that another request had used"
+        made.check(rig.judge, SAVED, again[:length], state_of(made, row), when=when)
+        made.check(rig.judge, BYSTANDER, held, when="beside a request that was retracted and resumed")
+
+
+def mixed(rig: Rig, made: Bench) -> None:
+    """Pages are given out in an order that no sort leaves alone."""
+    give_back(rig, made, take(made, made_pages(made)))
+
+
+def give_back(rig: Rig, made: Bench, tokens: torch.Tensor) -> None:
+    """Free them page by page, in an order of the seed's: of pages freed at once an allocator may sort the numbers."""
+    for page in shuffled(rig, tokens.view(-1, made.page_size)):
+        made.allocator.free(page)
+
+
+def offload(made: Bench, request: Any) -> None:
+    """Save what the request has, as from a device."""
+    with Crossing():
+        request.offload_kv_cache(made.request_pool, made.allocator)
+
+
+def made_pages(made: Bench) -> int:
+    """Pages that are free now."""
+    free: int = made.allocator.available_size() // made.page_size
+    return free
+
+
+def make_request(rig: Rig, committed: int) -> Any:
+    """A real request with KV of so many tokens: one token more than that, the last of which has none yet."""
+    sampling = rig.names["request.sampling"](max_new_tokens=8, temperature=0)
+    prompt = list(range(1, committed))
+    offered = {"rid": "probe", "origin_input_text": "", "origin_input_ids": prompt, "sampling_params": sampling}
+    request = fitted(rig.names["request"], offered)
+    request.output_ids.extend((7, 8))
+    if request.seqlen - 1 != committed:
+        raise CannotDrive(f"a request of {committed + 1} tokens counts {request.seqlen}")
+    return request
+
+
+def admit(made: Bench, request: Any) -> int:
+    """A row for the request."""
+    rows = made.request_pool.alloc([request])
+    if not rows:
+        raise CannotDrive("the request table has no row left")
+    return int(rows[0])
+
+
+def hold(made: Bench, row: int, tokens: torch.Tensor) -> None:
+    """The request's token ids, in its row."""
+    made.request_pool.write((row, slice(0, len(tokens))), tokens.to(torch.int32))
+
+
+def release(made: Bench, request: Any, tokens: torch.Tensor | None) -> None:
+    """Give pages, state and row back."""
+    if tokens is not None:
+        made.allocator.free(tokens)
+    if made.family == "mamba":
+        made.request_pool.free_mamba_cache(request)
+    made.request_pool.free(request)
+
+
+def state_of(made: Bench, row: int) -> int | None:
+    """The state slot of a row."""
+    if made.family != "mamba":
+        return None
+    return int(made.request_pool.req_index_to_mamba_index_mapping[row])

@@ -1,0 +1,296 @@
+"""Host tier: a release's own prefix tree put together over a small pool, for its controller and its host pools.
+
+The tree is made by its own constructor, with a server's arguments, so that pools and controller are assembled as the
+release assembles them. Copies between the tiers are those of `copies`.
+
+Invariants:
+- Host memory is found by looking; each tensor is read by the sizes of its axes, whatever its layout is called.
+- What was replaced while the tree was made is put back, and the tree is not kept alive by its exit hook.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from kvcheck.core.probes.frame.buffer_views import Held, memories
+from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.content import Judge
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.sglang.rig.copy_engine import Copies, lent
+from kvcheck.core.probes.sglang.rig.pools import LAYERS, Bench, bench, pool_names
+from kvcheck.core.probes.sglang.rig.server_args import prepare
+
+RATIO = 1.4
+"""Host pages to device pages: 17 to 12, a number that no other dimension has."""
+SCRATCH = "staging"
+"""In the name of memory on the device's side that some compiled copies go through; nothing stays in it."""
+HOST_POOLS = ("host.mha", "host.mla", "host.index")
+UNIFIED = ("hicache.unified-tree", "tree.components", "hicache.phase", "hicache.transfer", "hicache.pool-name")
+LATE = "late"
+"""The way of a copy by kernels that are compiled at run time."""
+BACKUP, LOAD = "BACKUP_HOST", "LOAD_BACK"
+
+
+@dataclass(frozen=True, slots=True)
+class HostBuffer:
+    """Memory of one device buffer on the host. layers: each by [units, ...], or by [pages, tokens, ...] where paged.
+
+    paged: tokens of a page, 0 where there is no such axis.
+    """
+
+    name: str
+    unit: str
+    layers: tuple[torch.Tensor, ...]
+    paged: int = 0
+
+    def rows(self, layer: int, ids: Sequence[int]) -> torch.Tensor:
+        """Bytes of these units of a layer, copied: [units, bytes]."""
+        return self.layers[layer][self._at(ids)].contiguous().flatten(1).view(torch.uint8)
+
+    def fill(self, layer: int, ids: Sequence[int], rows: torch.Tensor) -> None:
+        """Write bytes of these units."""
+        memory, at = self.layers[layer], self._at(ids)
+        memory[at] = rows.contiguous().view(memory.dtype).view(memory[at].shape)
+
+    def _at(self, ids: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        at = torch.as_tensor(list(ids))
+        return (at // self.paged, at % self.paged) if self.paged else (at,)
+
+
+@dataclass(slots=True, kw_only=True)
+class Tier:
+    """A pool with its host tier. buffers: of the host, in the order of the device buffers of their unit."""
+
+    made: Bench
+    tree: Any
+    controller: Any
+    copies: Copies
+    buffers: tuple[HostBuffer, ...]
+    modules: tuple[ModuleType, ...]
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """Device buffers for which there is no memory on the host."""
+        has = {each.name for each in self.buffers}
+        return tuple(name for name in self.made.stamps.found.names() if name not in has)
+
+    def extras(self, phase: str, names: Any, **indices: torch.Tensor | None) -> dict[str, Any]:
+        """What the tree hands the controller beside a node's own indices."""
+        if hasattr(self.tree, "_get_extra_pools"):
+            extra: dict[str, Any] = self.tree._get_extra_pools()
+            return extra
+        if hasattr(self.tree, "_build_sidecar_transfers"):
+            transfer = names["hicache.transfer"](name=names["hicache.pool-name"].KV, **indices)
+            made = self.tree._build_sidecar_transfers(getattr(names["hicache.phase"], phase), transfer, {})
+            return {"extra_pools": made or None}
+        if len(getattr(self.controller.mem_pool_host, "entries", ())) > 1:
+            raise CannotDrive("the tree has several host pools, and does not say how it names them to the controller")
+        return {}
+
+    def pages(self, host: torch.Tensor) -> dict[str, list[int]]:
+        """Units on the host by what they stand for."""
+        ids = host.to(torch.int64).tolist()
+        return {"token": ids, "page": [first // self.made.page_size for first in ids[:: self.made.page_size]]}
+
+    def check_host(self, judge: Judge, request: int, host: torch.Tensor, when: str) -> None:
+        """Every buffer of these host pages holds the request's content."""
+        right: dict[str, int] = {}
+        for buffer, held in self._paired():
+            ids = self.pages(host)[held.unit]
+            right[held.name] = right.get(held.name, 0) + judge.compare(
+                replace(held, tier="host"),
+                buffer.rows(held.layer, ids),
+                request=request,
+                positions=range(len(ids)),
+                ids=ids,
+                when=when,
+            )
+        for name in (name for name, count in right.items() if not count):
+            text = f"{when}: not a row of {name} on the host is request {request}'s, in any layer"
+            judge.find("KV304", "contract", text, buffer=name, request=request, tier="host")
+
+    def write_host(self, content: Callable[[Held, int], torch.Tensor], host: torch.Tensor) -> None:
+        """Somebody else's bytes in these host pages. content: buffer and number of units -> rows."""
+        for buffer, held in self._paired():
+            ids = self.pages(host)[held.unit]
+            buffer.fill(held.layer, ids, content(held, len(ids)))
+
+    def _paired(self) -> Iterator[tuple[HostBuffer, Held]]:
+        by_name = {buffer.name: buffer for buffer in self.buffers}
+        for held in self.made.stamps.found.held:
+            if held.name in by_name:
+                yield by_name[held.name], held
+
+
+def tier_names(family: str) -> tuple[str, ...]:
+    """Capabilities that a tier of the family needs, whichever tree the release has."""
+    return (*pool_names(family), "tree.params", "server.args")
+
+
+def tier(rig: Rig, family: str, backend: str, layout: str) -> Tier:
+    """A fresh tier. Raises CannotDrive where the release cannot have one."""
+    late, backend = backend == LATE, "kernel" if backend == LATE else backend
+    made = bench(rig, family)
+    arguments = rig.names["server.args"](model_path="dummy")
+    own = {
+        "page_size": made.page_size,
+        "enable_hierarchical_cache": True,
+        "hicache_ratio": RATIO,
+        "hicache_size": 0,
+        "hicache_mem_layout": layout,
+        "hicache_io_backend": backend,
+        "hicache_write_policy": "write_through",
+        "hicache_storage_backend": None,
+        "disable_hicache_numa_detect": True,
+    }
+    for name, value in own.items():
+        setattr(arguments, name, value)
+    with _alone(rig, arguments), _late(rig) if late else nullcontext():
+        tree = _tree(rig, made, arguments)
+    controller = tree.cache_controller
+    host = controller.mem_pool_host
+    if (controller.io_backend, host.layout) != (backend, layout):
+        raise CannotDrive(f"asked for {backend} {layout}, the release makes {controller.io_backend} {host.layout}")
+    devices = [tensor for _, _, tensor in memories(made.pool, rig.package)]
+    starts = {tensor.untyped_storage().data_ptr() for tensor in devices}
+    others = [each for each in memories(host, rig.package) if each[2].untyped_storage().data_ptr() not in starts]
+    found = [each for each in others if SCRATCH not in each[0]]
+    for _, _, tensor in found:
+        tensor.zero_()  # what nobody has written is told from what somebody has
+    regions = [
+        (each.untyped_storage().data_ptr(), each.untyped_storage().nbytes())
+        for each in (*devices, *(tensor for _, _, tensor in others))
+    ]
+    copies = Copies(
+        rig.stand_ins, lambda text: rig.judge.find("KV301", "contract", text, lane="copy"), tuple(sorted(regions))
+    )
+    return Tier(
+        made=made,
+        tree=tree,
+        controller=controller,
+        copies=copies,
+        buffers=tuple(_buffers(made, found, int(host.size))),
+        modules=_modules(host, rig.package),
+    )
+
+
+def _tree(rig: Rig, made: Bench, arguments: Any) -> Any:
+    """The release's tree, with its host tier."""
+    names = rig.names
+    offered = {
+        "disable": False,
+        "req_to_token_pool": made.request_pool,
+        "token_to_kv_pool_allocator": made.allocator,
+        "page_size": made.page_size,
+    }
+    if names.has("hicache.tree"):
+        params = fitted(names["tree.params"], offered)
+        tree = rig.measured(lambda: names["hicache.tree"](params, arguments), "the prefix tree")
+    else:
+        names.require(
+            ("hicache.unified-tree", "tree.components", "hicache.phase", "hicache.transfer", "hicache.pool-name")
+        )
+        components = (names["tree.components"].FULL,)
+        params = fitted(names["tree.params"], {**offered, "tree_components": components})
+        tree = rig.measured(lambda: names["hicache.unified-tree"](params), "the prefix tree")
+        rig.measured(lambda: tree.init_hicache(arguments, params), "the host tier of the prefix tree")
+    if hasattr(tree, "shutdown"):
+        atexit.unregister(tree.shutdown)
+    return tree
+
+
+@contextmanager
+def _alone(rig: Rig, arguments: Any) -> Iterator[None]:
+    """One rank, memory that needs no registration, and these arguments published."""
+    kept = (torch.cuda.cudart, torch.distributed.get_world_size, torch.distributed.get_rank)
+    registered = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
+    torch.cuda.cudart = lambda: registered
+    torch.distributed.get_world_size = lambda *_, **__: 1
+    torch.distributed.get_rank = lambda *_, **__: 0
+    try:
+        if rig.names.has("server.publish"):
+            rig.names["server.publish"](arguments)
+        yield
+    finally:
+        torch.cuda.cudart, torch.distributed.get_world_size, torch.distributed.get_rank = kept
+        prepare(rig.names)
+
+
+@contextmanager
+def _late(rig: Rig) -> Iterator[None]:
+    """Host pools that are made meanwhile believe that a device is there, and that its copies have been compiled."""
+    able = SimpleNamespace(capabilities=SimpleNamespace(hicache_device_kernels=True))
+    own = {
+        "_is_cuda": True,
+        "can_use_hicache_jit_kernel": lambda **_: True,
+        "can_use_write_back_jit_kernel": lambda **_: True,
+        "current_platform": able,
+    }
+    kinds = [rig.names[name] for name in HOST_POOLS if rig.names.has(name)]
+    with ExitStack() as stack:
+        for module in dict.fromkeys(sys.modules[kind.__module__] for kind in kinds):
+            stack.enter_context(lent([module], {name: value for name, value in own.items() if name in vars(module)}))
+        yield
+
+
+def _modules(host: Any, package: str) -> tuple[ModuleType, ...]:
+    """Modules of the host pools' classes, whose copies they call."""
+    pools = [host, *(entry.host_pool for entry in getattr(host, "entries", ()))]
+    kinds = [kind.__module__ for pool in pools for kind in type(pool).__mro__]
+    names = dict.fromkeys(name for name in kinds if name.partition(".")[0] == package)
+    return tuple(sys.modules[name] for name in names)
+
+
+def _buffers(made: Bench, found: Sequence[tuple[str, int, torch.Tensor]], tokens: int) -> Iterator[HostBuffer]:
+    """The host's memories by unit, in order, each for the device buffer of that unit that comes as far in its order."""
+    parts: dict[str, list[tuple[str, list[torch.Tensor]]]] = {"token": [], "page": []}
+    paged: dict[str, int] = {}
+    for name, at, tensor in found:
+        unit, paged[name], pieces = _pieces(name, tensor, made.page_size, tokens)
+        if at and parts[unit] and parts[unit][-1][0] == name:  # a list of one tensor a layer
+            parts[unit][-1][1].extend(pieces[0])
+        else:
+            parts[unit] += [(name, list(layers)) for layers in pieces]
+    for unit, buffers in parts.items():
+        devices = dict.fromkeys(held.name for held in made.stamps.found.held if held.unit == unit)
+        if len(buffers) > len(devices):
+            names = ", ".join(name for name, _ in buffers)
+            raise CannotDrive(f"the host has {names} for {', '.join(devices) or 'nothing'}, {unit} by {unit}")
+        for device, (name, layers) in zip(devices, buffers, strict=False):
+            if len(layers) != LAYERS:
+                raise CannotDrive(f"{name} on the host has {len(layers)} layers of {LAYERS}")
+            yield HostBuffer(device, unit, tuple(layers), paged[name])
+
+
+def _pieces(name: str, tensor: torch.Tensor, page_size: int, tokens: int) -> tuple[str, int, list[list[torch.Tensor]]]:
+    """Unit, tokens of a page where they have an axis, and the layers of each buffer in a tensor; units come first.
+
+    Axes are told by their sizes.
+    """
+    shape = list(tensor.shape)
+    pages = [at for at, size in enumerate(shape) if size in (tokens // page_size, tokens // page_size + 1)]
+    rows = [at for at, size in enumerate(shape) if size == tokens]
+    inner = [at for at, size in enumerate(shape) if size == page_size]
+    layers = [at for at, size in enumerate(shape) if size == LAYERS]
+    units = rows or pages
+    if len(units) != 1 or len(layers) > 1 or len(inner) > 1:
+        raise CannotDrive(f"{name} on the host is {shape}, of which nobody knows what its axes are")
+    front = [*units, *(inner if not rows else [])]
+    known = {*front, *layers}
+    several = [0] if 0 not in known else []
+    rest = [at for at in range(len(shape)) if at not in {*known, *several}]
+    view = tensor.permute(*several, *layers, *front, *rest)
+    for axis in (several, layers):
+        if not axis:
+            view = view.unsqueeze(0 if axis is several else 1)
+    unit = "token" if rows or inner else "page"
+    return unit, page_size if len(front) == 2 else 0, [list(each) for each in view]

@@ -1,0 +1,369 @@
+"""Peers: a prefill and its decode ranks, the engine's own managers made without their start-up, bytes moved in process.
+
+The transfer worker of the one side and the receive loop of the other are the engine's own; what lies between them, the
+copy engine and the sockets, is ours, so that a schedule says when bytes and messages arrive.
+
+Invariants:
+- Bytes are moved only between memory that a side has registered; anything else is refused, as hardware does.
+- Late bytes land in the order in which they were sent; the message behind them does not wait for them.
+- What the engine's threads raise is judged by its cause, not by the text that they wrap it in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.sglang.rig.bare_manager import plain_manager
+
+NEEDS = ("transfer.manager", "transfer.info", "transfer.chunk", "transfer.peer", "transfer.poll")
+PREFILL = "prefill"
+
+
+class Drained(BaseException):
+    """A queue of ours is empty: the engine's endless loop ends here, past its own handlers."""
+
+
+@dataclass(slots=True)
+class Link:
+    """Copy engine and wires. late: whether a write to this address lands later than it is told done.
+
+    fails: whether a copy to this address fails, as over a link that broke. failed: copies that did.
+    """
+
+    late: Callable[[int], bool] = lambda _: False
+    fails: Callable[[int], bool] = lambda _: False
+    ranges: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    flying: dict[str, deque[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(deque))
+    wires: dict[int, deque[list[bytes]]] = field(default_factory=lambda: defaultdict(deque))
+    moved_bytes: int = 0
+    refused: int = 0
+    failed: int = 0
+
+    def register(self, session: str, pointers: Sequence[int], lengths: Sequence[int]) -> None:
+        """Memory that may be read or written under this name."""
+        self.ranges[session] += list(zip(pointers, lengths, strict=True))
+
+    def batch_transfer_sync(
+        self, session: str, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]
+    ) -> int:
+        """What the managers call. 0 is done."""
+        for source, target, length in zip(sources, targets, lengths, strict=True):
+            if not (self._holds(PREFILL, source, length) and self._holds(session, target, length)):
+                self.refused += 1
+                return -1
+            if self.fails(target):
+                self.failed += 1
+                return -1
+            self.moved_bytes += length
+            if self.late(target):
+                self.flying[session].append((target, ctypes.string_at(source, length)))
+            else:
+                ctypes.memmove(target, source, length)
+        return 0
+
+    def land(self, session: str, most: int | None = None) -> None:
+        """So many of the late writes arrive, or all."""
+        flying = self.flying[session]
+        for _ in range(len(flying) if most is None else min(most, len(flying))):
+            target, data = flying.popleft()
+            ctypes.memmove(target, data, len(data))
+
+    def wire(self, endpoint: str) -> SimpleNamespace:
+        """A socket to the port that an endpoint's last part names."""
+        return SimpleNamespace(send_multipart=lambda parts, *_, **__: self.send(endpoint, parts))
+
+    def send(self, endpoint: str, parts: Sequence[bytes]) -> None:
+        """A message for whoever listens there."""
+        self.wires[int(endpoint.rpartition(":")[2])].append([bytes(part) for part in parts])
+
+    def _holds(self, session: str, address: int, length: int) -> bool:
+        return any(start <= address and address + length <= start + size for start, size in self.ranges[session])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a side registers: (pointers, lengths, bytes of an item) of pages, metadata and states."""
+
+    pages: tuple[list[int], list[int], list[int]]
+    metadata: tuple[list[int], list[int], list[int]] = ([], [], [])
+    states: tuple[list[int], list[int], list[int]] = ([], [], [])
+
+    def register(self, link: Link, session: str) -> None:
+        """All of it."""
+        for pointers, lengths, _ in (self.pages, self.metadata, self.states):
+            link.register(session, pointers, lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a request goes on one rank."""
+
+    pages: Sequence[int]
+    slot: int
+    states: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """One request of a transfer, in pages, slots and rows of the prefill side. targets: by rank."""
+
+    room: int
+    pages: Sequence[int]
+    slot: int
+    states: list[int]
+    targets: tuple[Target, ...]
+
+
+class Peers:
+    """One prefill and its decode ranks. kinds: words that releases have had for the states; none for no states.
+
+    flat: pages are one buffer a layer, not keys and values.
+    """
+
+    def __init__(
+        self, rig: Rig, link: Link, prefill: Memory, decodes: Sequence[Memory], *, kinds: tuple[str, ...], flat: bool
+    ) -> None:
+        self._rig, self.link, self._flat, self._decodes = rig, link, flat, decodes
+        self._kind: Any = kinds[0] if kinds else ""
+        if kinds and rig.names.has("transfer.kinds"):
+            self._kind = next((each for each in rig.names["transfer.kinds"] if each.value in kinds), None)
+            if self._kind is None:
+                raise CannotDrive(f"this release has no state kind of {', '.join(kinds)}")
+        self.sender = self._manager(prefill, PREFILL)
+        self.ranks = [self._manager(memory, session(rank)) for rank, memory in enumerate(decodes)]
+        self._allowed = [0] * len(decodes)
+        self._loops: list[Callable[[], None]] = [self._receive_loop(rank) for rank in range(len(decodes))]
+        self.chunks: dict[int, Any] = {}
+
+    def nested(self, values: list[int]) -> list[Any]:
+        """Values of the one kind of state, in a list of kinds where the release has several."""
+        several = self._rig.names.has("transfer.kinds")
+        return ([values] if self._kind else []) if several else values
+
+    def send(self, requests: Sequence[Sent]) -> Fault | None:
+        """Let the engine's worker send them, one behind the other. Returns what it died of."""
+        waiting = deque(self._chunk(request) for request in requests)
+        with self._rig.stubs.window() as called:
+            died = self._run(lambda: self.sender.transfer_worker(_Queue(waiting), _AtOnce()), "transfer_worker")
+        self._refuse_stubs(called, "transfer_worker")
+        return died
+
+    def deliver(self, rank: int, most: int | None = None) -> Fault | None:
+        """Let the rank's own loop receive so many of the messages that are there, or all. Returns what it died of."""
+        self._allowed[rank] = len(self.link.wires[rank + 1]) if most is None else most
+        with self._rig.stubs.window() as called:
+            died = self._run(self._loops[rank], "decode_thread")
+        self._refuse_stubs(called, "decode_thread")
+        return died
+
+    def status(self, manager: Any, room: int) -> str:
+        """The status of a request on one side, by the engine's name."""
+        value = manager.request_status.get(room)
+        known = self._rig.names["transfer.poll"]
+        return next((name for name in STATUSES if getattr(known, name, None) == value), f"{value}")
+
+    def reason(self, manager: Any, room: int) -> str:
+        """Why a side says that a request failed."""
+        return str(manager.failure_records.get(room, ""))
+
+    # How a side is made
+
+    def _manager(self, memory: Memory, name: str) -> Any:
+        names, link = self._rig.names, self.link
+        memory.register(link, name)
+        manager = object.__new__(names["transfer.manager"])
+        poll = names["transfer.poll"]
+        self._waiting = poll.WaitingForInput
+        own = {**plain_manager(), "engine": link, "is_mla_backend": self._flat}
+        own["kv_args"] = self._arguments(memory)
+        if names.has("transfer.mode"):
+            mode = names["transfer.mode"]
+            own["disaggregation_mode"] = mode.PREFILL if name == PREFILL else mode.DECODE
+        own["_connect"] = lambda endpoint, *_, **__: link.wire(endpoint)
+        own["_send_multipart_locked"] = lambda endpoint, parts, *_, **__: link.send(endpoint, parts)
+        if names.has("transfer.custom-pool"):
+            own["enable_custom_mem_pool"], own["custom_mem_pool_type"] = names["transfer.custom-pool"]()
+        for key, value in own.items():
+            setattr(manager, key, value)
+        return manager
+
+    def _arguments(self, memory: Memory) -> SimpleNamespace:
+        several = self._rig.names.has("transfer.kinds")
+        kinds = [self._kind] if several and self._kind else []
+        pointers, lengths, items = memory.states
+        return SimpleNamespace(
+            engine_rank=0,
+            kv_data_ptrs=memory.pages[0],
+            kv_data_lens=memory.pages[1],
+            kv_item_lens=memory.pages[2],
+            aux_data_ptrs=memory.metadata[0],
+            aux_data_lens=memory.metadata[1],
+            aux_item_lens=memory.metadata[2],
+            state_type=self._kind or "none",
+            state_types=kinds,
+            state_data_ptrs=self.nested(pointers),
+            state_data_lens=self.nested(lengths),
+            state_item_lens=self.nested(items),
+            state_dim_per_tensor=[],
+            state_layer_ids=[],
+            kv_layer_ids=[],
+            prefill_start_layer=0,
+            pp_rank=0,
+            page_size=1,
+            gpu_id=0,
+        )
+
+    def _chunk(self, request: Sent) -> Any:
+        names = self._rig.names
+        infos = {}
+        for rank, (target, memory) in enumerate(zip(request.targets, self._decodes, strict=True)):
+            name = session(rank)
+            infos[name] = fitted(
+                names["transfer.info"],
+                {
+                    "room": request.room,
+                    "endpoint": "127.0.0.1",
+                    "dst_port": rank + 1,
+                    "mooncake_session_id": name,
+                    "dst_kv_indices": np.asarray(target.pages, dtype=np.int32),
+                    "dst_aux_index": target.slot,
+                    "dst_state_indices": self.nested(target.states),
+                    "required_dst_info_num": len(request.targets),
+                    "is_dummy": False,
+                },
+            )
+            self.sender.decode_kv_args_table[name] = fitted(names["transfer.peer"], self._peer(name, rank, memory))
+            self.ranks[rank].request_status[request.room] = self._waiting
+            self.ranks[rank].required_prefill_response_num_table[request.room] = 1
+            self.ranks[rank].prefill_response_tracker[request.room] = set()
+        self.sender.transfer_infos[request.room] = infos
+        self.sender.request_status[request.room] = self._waiting
+        self.chunks[request.room] = fitted(
+            names["transfer.chunk"],
+            {
+                "room": request.room,
+                "prefill_kv_indices": np.asarray(request.pages, dtype=np.int32),
+                "index_slice": slice(0, len(request.pages)),
+                "is_last": True,
+                "is_last_chunk": True,
+                "prefill_aux_index": request.slot,
+                "state_indices": self.nested(request.states) or None,
+            },
+        )
+        return self.chunks[request.room]
+
+    def _peer(self, name: str, rank: int, memory: Memory) -> dict[str, Any]:
+        return {
+            "room": "None",
+            "endpoint": "127.0.0.1",
+            "dst_port": rank + 1,
+            "mooncake_session_id": name,
+            "dst_kv_ptrs": memory.pages[0],
+            "dst_aux_ptrs": memory.metadata[0],
+            "dst_state_data_ptrs": self.nested(memory.states[0]),
+            "dst_tp_rank": rank,
+            "dst_attn_tp_size": 1,
+            "dst_kv_item_len": memory.pages[2][0],
+            "dst_kv_item_lens": memory.pages[2],
+            "dst_state_item_lens": self.nested(memory.states[2]),
+            "dst_state_dim_per_tensor": [],
+            "dst_kv_layer_ids": [],
+            "dst_state_layer_ids": [],
+        }
+
+    def _receive_loop(self, rank: int) -> Callable[[], None]:
+        """The body of the thread that `start_decode_thread` would start."""
+        manager, inbox = self.ranks[rank], self.link.wires[rank + 1]
+
+        def receive(*_: object) -> list[bytes]:
+            if not inbox or not self._allowed[rank]:
+                raise Drained
+            self._allowed[rank] -= 1
+            return inbox.popleft()
+
+        manager.server_socket = SimpleNamespace(recv_multipart=receive)
+        bodies: list[Callable[[], None]] = []
+        with _caught_threads(sys.modules[type(manager).__module__], bodies):
+            started = attempt(manager.start_decode_thread)
+        if isinstance(started, Fault) or not bodies:
+            raise CannotDrive(f"start_decode_thread starts no receive loop: {started}")
+        return bodies[0]
+
+    def _run(self, loop: Callable[[], object], what: str) -> Fault | None:
+        def unwrapped() -> None:
+            try:
+                loop()
+            except Drained:
+                return
+            except RuntimeError as error:  # what the worker makes of anything that was raised in it
+                raise (error.__cause__ or error.__context__ or error) from None
+
+        died = attempt(unwrapped, self._rig.package)
+        if isinstance(died, Fault) and not died.is_engine:
+            raise CannotDrive(f"{what}: {died.text} ({died.where})")
+        return died if isinstance(died, Fault) else None
+
+    def _refuse_stubs(self, called: dict[str, int], what: str) -> None:
+        if called:
+            raise CannotDrive(f"{what} called stand-ins, which move no bytes: {', '.join(sorted(called))}")
+
+
+STATUSES = ("Failed", "Bootstrapping", "WaitingForInput", "Transferring", "Success")
+
+
+def session(rank: int) -> str:
+    """The name under which a rank's memory is registered."""
+    return f"decode-{rank}"
+
+
+class _Queue:
+    """The queue of a transfer worker, which ends when it is empty."""
+
+    def __init__(self, waiting: deque[Any]) -> None:
+        self._waiting = waiting
+
+    def get(self) -> Any:
+        """The next chunk."""
+        if not self._waiting:
+            raise Drained
+        return self._waiting.popleft()
+
+
+class _AtOnce:
+    """An executor that runs what it is given at once."""
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Run it."""
+        future: Future[Any] = Future()
+        future.set_result(work(*arguments))
+        return future
+
+
+@contextmanager
+def _caught_threads(module: Any, bodies: list[Callable[[], None]]) -> Iterator[None]:
+    """While this holds, threads that the module would start are kept as their bodies."""
+
+    def make(target: Callable[[], None], **_: object) -> SimpleNamespace:
+        bodies.append(target)
+        return SimpleNamespace(start=lambda: None, join=lambda *_: None)
+
+    kept = module.threading
+    module.threading = SimpleNamespace(Thread=make, Lock=threading.Lock, Event=threading.Event)
+    try:
+        yield
+    finally:
+        module.threading = kept

@@ -1,0 +1,220 @@
+"""Pools: SGLang's pool families made small, on the CPU, with the allocator and request table that a scheduler has.
+
+Invariants:
+- Numbers of units differ from each other and from every other dimension, so that a tensor's first dimension says
+  what its rows stand for.
+- What belongs to a request is worked out from its token ids and the engine's own maps.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from kvcheck.core.probes.frame.buffer_views import among, inventory
+from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.content import Judge, Stamps
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.probe import Rig
+
+DEVICE = "cpu"
+LAYERS = 3
+PAGES = 12
+ROWS = 6
+STATES = 9
+HEADS, HEAD_DIM = 2, 8
+LATENT, ROPE = 64, 16
+"""Powers of two: Triton readers of a latent row ask for that."""
+INDEX_HEAD_DIM, SCALE_BYTES = 128, 4
+PAGE_SIZES = {"nsa": 64}
+"""Tokens of a page where it is not 16: the index buffer's layout asks for 64."""
+UNPAGED = ("swa",)
+"""Families whose allocator gives whole lists of tokens out for pages of one token alone, in some releases."""
+
+REGISTERED = ("get_contiguous_buf_infos", "get_state_buf_infos")
+"""Calls that say which memory of a pool a transfer moves: what a request owns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """Units of one kind that belong to a request, in order. tail: tokens in the last of them, 0 where it is whole."""
+
+    unit: str
+    ids: tuple[int, ...]
+    tail: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """One pool with what surrounds it. request_pool: rows of token ids. stamps: over all the pool's tensors.
+
+    page_size: tokens that probes take at a time; of a pool that has pages, one of them.
+    """
+
+    family: str
+    pool: Any
+    allocator: Any
+    request_pool: Any
+    page_size: int
+    stamps: Stamps
+
+    def owned(self, tokens: torch.Tensor, state: int | None = None) -> Iterator[Owned]:
+        """What belongs to a request of these tokens, in units that some tensor has."""
+        ids, size = tokens.to(torch.int64), self.page_size
+        yield Owned("token", tuple(ids.tolist()))
+        pages = (ids[::size] // size).tolist()
+        yield Owned("page", tuple(pages), len(ids) % size)
+        if self.family == "swa":
+            yield Owned("window", tuple(self.pool.full_to_swa_index_mapping[ids].tolist()))
+        if state is not None:
+            yield Owned("state", (state,))
+
+    def write(self, request: int, tokens: torch.Tensor, state: int | None = None) -> None:
+        """The request's content in everything that belongs to it."""
+        for owned in self.owned(tokens, state):
+            self.stamps.write(request, owned.unit, owned.ids)
+
+    def check(self, judge: Judge, request: int, tokens: torch.Tensor, state: int | None = None, *, when: str) -> None:
+        """Everything that belongs to the request holds its content; of a last page, as far as its tokens go."""
+        for owned in self.owned(tokens, state):
+            whole = len(owned.ids) - (1 if owned.tail else 0)
+            lost = self.stamps.check(judge, request, owned.unit, owned.ids[:whole], when=when)
+            if owned.tail:
+                self.stamps.check(
+                    judge,
+                    request,
+                    owned.unit,
+                    owned.ids[whole:],
+                    when=when,
+                    first=whole,
+                    part=partial(index_bytes, page_size=self.page_size, tokens=owned.tail),
+                )
+            for name in lost:
+                text = f"{when}: none of the {whole} {owned.unit} rows of {name} is request {request}'s, in any layer"
+                judge.find("KV304", "contract", text, buffer=name, request=request)
+
+
+def index_bytes(row_bytes: int, page_size: int, tokens: int) -> torch.Tensor | None:
+    """Bytes of an index page that its first tokens fill: their keys, then their scales. None for other rows."""
+    if row_bytes != page_size * (INDEX_HEAD_DIM + SCALE_BYTES):
+        return None
+    part = torch.zeros(row_bytes, dtype=torch.bool)
+    scales = page_size * INDEX_HEAD_DIM
+    part[: tokens * INDEX_HEAD_DIM] = True
+    part[scales : scales + tokens * SCALE_BYTES] = True
+    return part
+
+
+def bench(rig: Rig, family: str, page_size: int = 0, pages: int = PAGES, window_pages: int = PAGES - 3) -> Bench:
+    """A fresh pool of the family. Raises CannotDrive where the release lacks it or wants what nobody has.
+
+    page_size: of its allocator; 0: as the family's copies want it.
+    """
+    size = page_size or PAGE_SIZES.get(family, 16)
+    tokens = pages * size
+    window = window_pages * size
+    page = 1 if family in UNPAGED and not page_size else size
+    units = {"token": tokens + page, "page": pages + 1}
+    extra: dict[str, Any] = {}
+    request_pool_name = "pool.requests"
+    if family == "swa":
+        units["window"] = window + page
+    elif family == "mamba":
+        units["state"] = STATES + 1
+        request_pool_name = "pool.hybrid-requests"
+        extra = {"cache_params": state_params(), "mamba_layer_ids": [0, 2]}
+    offered = {**sizes(page, tokens, window), **extra, "device": rig.device}
+    request_pool = fitted(rig.names[request_pool_name], {**offered, "size": ROWS})
+    if family == "mamba":
+        offered["mamba_pool"] = request_pool.mamba_pool
+    pool = fitted(rig.names[f"pool.{family}"], {**offered, "size": tokens})
+    allocator = fitted(rig.names[_allocator(family, page)], {**offered, "kvcache": pool})
+    calls = [getattr(pool, name) for name in REGISTERED if hasattr(pool, name)]
+    found = inventory(pool, rig.package, units)
+    if calls:
+        found = among(found, [call() for call in calls])
+    if not found.held:
+        others = "; ".join(found.unknown) or "no other"
+        raise CannotDrive(f"pool.{family} holds no tensor whose rows are {', '.join(units)}, and {others}")
+    if found.unknown:
+        raise CannotDrive(f"pool.{family} holds {'; '.join(found.unknown)}, and nothing is known about their rows")
+    return Bench(
+        family=family,
+        pool=pool,
+        allocator=allocator,
+        request_pool=request_pool,
+        page_size=size,
+        stamps=Stamps(found),
+    )
+
+
+ALLOCATORS = {"swa": "allocator.swa"}
+
+
+def _allocator(family: str, page: int) -> str:
+    return ALLOCATORS.get(family, "allocator.paged" if page > 1 else "allocator.token")
+
+
+def pool_names(family: str, page_size: int = 0) -> tuple[str, ...]:
+    """Capabilities that a bench of the family needs."""
+    rows = "pool.hybrid-requests" if family == "mamba" else "pool.requests"
+    return f"pool.{family}", rows, _allocator(family, page_size or PAGE_SIZES.get(family, 16))
+
+
+def sizes(page: int, tokens: int, window: int) -> dict[str, Any]:
+    """Every parameter that a pool, its allocator or its request table has had in some release."""
+    return {
+        "size": tokens,
+        "size_swa": window,
+        "swa_size": window,
+        "page_size": page,
+        "dtype": torch.bfloat16,
+        "head_num": HEADS,
+        "head_dim": HEAD_DIM,
+        "v_head_dim": HEAD_DIM,
+        "layer_num": LAYERS,
+        "device": DEVICE,
+        "enable_memory_saver": False,
+        "kv_lora_rank": LATENT,
+        "qk_rope_head_dim": ROPE,
+        "index_head_dim": INDEX_HEAD_DIM,
+        "kv_cache_dim": LATENT + ROPE,
+        "swa_attention_layer_ids": [0, 2],
+        "full_attention_layer_ids": [1, 3],
+        "enable_kvcache_transpose": False,
+        "max_context_len": tokens + page,
+        "need_sort": False,
+        "mamba_size": STATES,
+        "mamba_spec_state_size": STATES,
+        "enable_mamba_extra_buffer": False,
+        "speculative_num_draft_tokens": None,
+        "enable_overlap_schedule": False,
+    }
+
+
+def state_params() -> Any:
+    """Shapes of a recurrent state, as far as a pool asks for them."""
+    shape = SimpleNamespace(conv=[(6, 4)], temporal=(2, 4, 8))
+    dtype = SimpleNamespace(conv=torch.bfloat16, temporal=torch.float32)
+    return SimpleNamespace(shape=shape, dtype=dtype, layers=[0, 2])
+
+
+def take(bench: Bench, pages: int) -> torch.Tensor:
+    """Token ids of so many pages, from the engine's allocator. Raises CannotDrive where it has none left."""
+    ids = bench.allocator.alloc(pages * bench.page_size)
+    if ids is None:
+        raise CannotDrive(f"the allocator has no {pages} pages left; it has {bench.allocator.available_size()} tokens")
+    taken: torch.Tensor = ids
+    return taken
+
+
+def optional(call: Callable[..., Any], **values: Any) -> dict[str, Any]:
+    """Those of the values that the call has parameters for, in this release."""
+    known = inspect.signature(call).parameters
+    return {name: value for name, value in values.items() if name in known}

@@ -1,0 +1,331 @@
+"""Trees: SGLang's prefix trees over a host tier, made by their own constructors over small pools, and read.
+
+The device is a stand-in (`engines.device`): lists that lie on it say so and have values. Copies are not made by the
+compiled kernels, which are not there: what a host pool is told to copy is handed to the probe instead.
+
+Invariants:
+- Which tree a release has is found by name; every list that a node holds is seen, on both tiers.
+- Pools give their ids out in an order that no sort leaves alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.device import DEVICE, HOST
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.sglang.rig.pools import ROWS, sizes, state_params
+
+TOKENS, STATES = 160, 12
+"""Slots on the device, where prefixes are short; the host has twice as many."""
+PAGES, STATE = "pages", "states"
+"""Kinds of lists: of the tokens of a node, and of its recurrent state."""
+ALONE = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
+"""A group of one rank."""
+COPIES = {
+    "backup_from_device_all_layer": True,
+    "backup_from_device_all_layer_physical": True,
+    "load_to_device_per_layer": False,
+    "load_to_device_per_layer_physical": False,
+}
+"""What a host pool is told to copy, and whether to the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeKind:
+    """A tree. name: of its capability. also: what else it needs, to be a tree over a host tier.
+
+    device: where its device lists lie. A compiled core takes none that stands in, and has both sides in memory.
+    """
+
+    name: str
+    also: tuple[str, ...] = ()
+    device: str = DEVICE
+
+
+_UNIFIED = ("hicache.unified-start", "tree.components")
+UNIFIED = (
+    TreeKind("hicache.unified-tree", _UNIFIED),
+    TreeKind("hicache.unified-tree", (*_UNIFIED, "tree.compiled-core"), HOST),
+)
+KINDS = {"tree": (TreeKind("hicache.tree"), *UNIFIED), "mamba-tree": (TreeKind("hicache.mamba-tree"), *UNIFIED)}
+"""Trees that may hold a kind of model, in the order in which they are looked for."""
+NEEDS = ("tree.params", "tree.key", "tree.insert", "tree.match", "tree.evict", "server.args", "server.publish")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A list that a node of a tree holds. tokens: of the node. last: of its prefix, which its state stands for."""
+
+    kind: str
+    tier: str
+    value: torch.Tensor
+    tokens: tuple[int, ...]
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """What has to lie in the slots that it lists."""
+        return self.tokens if self.kind == PAGES else self.tokens[-1:]
+
+
+Given = Callable[[str, bool, torch.Tensor, torch.Tensor], None]
+"""Called with what a host pool is told to copy: kind, whether to the host, host ids, device ids."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Tree:
+    """A tree with what surrounds it. states: what gives out slots for states; None where the model has none.
+
+    device: where lists of its device lie. known: prefixes that were left to it.
+    """
+
+    rig: Rig
+    device: str
+    cache: Any
+    name: str
+    allocator: Any
+    states: Any
+    hosts: dict[str, Any]
+    known: list[tuple[int, ...]] = field(default_factory=list)
+
+    def insert(self, tokens: Sequence[int], pages: torch.Tensor, state: torch.Tensor | None) -> None:
+        """A request that is done leaves what it computed to the tree."""
+        offered = {"key": self._key(tokens), "value": pages, "mamba_value": state}
+        params = fitted(self.rig.names["tree.insert"], offered)
+        self.known.append(tuple(tokens))
+        self.rig.measured(lambda: self.cache.insert(params), f"{self.name}: insert")
+
+    def evict(self, tokens: int, states: int) -> None:
+        """Make room on the device."""
+        params = fitted(self.rig.names["tree.evict"], {"num_tokens": tokens, "mamba_num": states})
+        self.rig.measured(lambda: self.cache.evict(params), f"{self.name}: evict")
+
+    def evict_host(self, tokens: int) -> None:
+        """Make room on the host."""
+        self.rig.measured(lambda: self.cache.evict_host(tokens), f"{self.name}: evict_host")
+
+    def evict_host_states(self, count: int) -> None:
+        """Make room for states on the host, where the tree does that apart."""
+        if hasattr(self.cache, "evict_mamba_host"):
+            self.rig.measured(lambda: self.cache.evict_mamba_host(count), f"{self.name}: evict_mamba_host")
+
+    def ask_load(self, tokens: Sequence[int]) -> None:
+        """A request with this prefix comes, and what the host has of it is asked for."""
+        names, call = self.rig.names, self.cache.init_load_back
+        found = self._match(tokens)
+        if names.has("tree.load"):
+            offered = {
+                "last_host_node": found.last_host_node,
+                "best_match_node": getattr(found, "best_match_node", None),
+                "host_hit_length": found.host_hit_length,
+                "req": _request(found),
+            }
+            wanted = fitted(names["tree.load"], offered)
+            self.rig.measured(lambda: call(wanted), f"{self.name}: init_load_back")
+        else:
+            self.rig.measured(lambda: call(found.last_host_node, found.host_hit_length), f"{self.name}: init_load_back")
+
+    def start_loads(self) -> None:
+        """What was asked for is loaded."""
+        self.rig.measured(self.cache.ready_to_load_host_cache, f"{self.name}: ready_to_load_host_cache")
+
+    def settle(self) -> None:
+        """A step of the scheduler: what is done is noticed."""
+        self.rig.measured(self.cache.check_hicache_events, f"{self.name}: check_hicache_events")
+
+    def lists(self) -> Iterator[Listed]:
+        """Every list that the tree holds; of a compiled core, which shows no nodes, those of the device by prefix."""
+        core, names = getattr(self.cache, "tree_core", self.cache), self.rig.names
+        if names.has("tree.compiled-core") and isinstance(core, names["tree.compiled-core"]):
+            yield from self._by_prefix(core)
+            return
+        waiting = list(core.root_node.children.values())
+        while waiting:
+            node = waiting.pop(0)
+            tokens = tuple(int(token) for token in node.key)
+            for kind, tier, value in self._of(node):
+                if value is not None:
+                    yield Listed(kind=kind, tier=tier, value=value, tokens=tokens)
+            waiting += node.children.values()
+
+    def _by_prefix(self, core: Any) -> Iterator[Listed]:
+        for tokens in self.known:
+            found = self._match(tokens)
+            there = tokens[: found.device_prefix_len]
+            if there:
+                last = found.last_device_node
+                yield Listed(kind=PAGES, tier="device", value=self.cache.path_device_indices(last), tokens=there)
+                part = self.rig.names["tree.components"].MAMBA
+                state = core.get_component_device_value(last, part) if self.states is not None else None
+                if state is not None:
+                    yield Listed(kind=STATE, tier="device", value=state, tokens=there)
+
+    def _match(self, tokens: Sequence[int]) -> Any:
+        params = fitted(self.rig.names["tree.match"], {"key": self._key(tokens)})
+        return self.rig.measured(lambda: self.cache.match_prefix(params), f"{self.name}: match_prefix")
+
+    def _of(self, node: Any) -> Iterator[tuple[str, str, torch.Tensor | None]]:
+        if hasattr(node, "component_data"):
+            parts = self.rig.names["tree.components"]
+            for kind, part in ((PAGES, parts.FULL), (STATE, parts.MAMBA)):
+                yield kind, "device", node.component_data[part].value
+                yield kind, "host", node.component_data[part].host_value
+            return
+        yield PAGES, "device", node.value
+        yield PAGES, "host", node.host_value
+        yield STATE, "device", getattr(node, "mamba_value", None)
+        yield STATE, "host", getattr(node, "mamba_host_value", None)
+
+    def _key(self, tokens: Sequence[int]) -> Any:
+        return self.rig.names["tree.key"](array("q", tokens))
+
+
+def found_kinds(rig: Rig, model: str) -> list[TreeKind]:
+    """Trees of this release that hold such a model. Raises CannotDrive, with every name, where it has none."""
+    names, missing = rig.names, []
+    kinds = []
+    for kind in KINDS[model]:
+        lacks = [name for name in (kind.name, *kind.also) if not names.has(name)]
+        if lacks:
+            missing.append(f"{lacks[0]} ({names.find(lacks[0]).why_not})")
+        else:
+            kinds.append(kind)
+    if not kinds:
+        raise CannotDrive(f"this release has no {'; no '.join(missing)}")
+    return kinds
+
+
+def build(
+    rig: Rig, kind: TreeKind, model: str, way: tuple[str, str], policy: str, given: Given, tokens: int = TOKENS
+) -> Tree:
+    """A tree over pools of its own, with so many tokens on the device.
+
+    Raises ValueError, of the engine, where it refuses this way of copying.
+    """
+    names = rig.names
+    args = _publish(rig, way, policy)
+    offered: dict[str, Any] = {**sizes(1, tokens, tokens), "device": kind.device, "size": tokens, "mamba_size": STATES}
+    if model == "mamba-tree":
+        offered |= {"cache_params": state_params(), "mamba_layer_ids": [0, 2]}
+    rows = fitted(
+        names["pool.hybrid-requests" if model == "mamba-tree" else "pool.requests"], {**offered, "size": ROWS}
+    )
+    if model == "mamba-tree":
+        offered["mamba_pool"] = rows.mamba_pool
+    pool = fitted(names["pool.mamba" if model == "mamba-tree" else "pool.mha"], offered)
+    allocator = fitted(names["allocator.token"], {**offered, "kvcache": pool})
+    params = fitted(
+        names["tree.params"],
+        {
+            "disable": False,
+            "req_to_token_pool": rows,
+            "token_to_kv_pool_allocator": allocator,
+            "page_size": 1,
+            "tp_cache_group": ALONE,
+            "tree_components": _components(rig, model) if kind.also else None,
+        },
+    )
+    if kind.also:
+        cache = names[kind.name](params)
+        cache.init_hicache(args, params)
+    else:
+        cache = names[kind.name](params, args)
+    name = type(cache).__name__
+    if hasattr(cache, "tree_core"):
+        name = f"{name} over {type(cache.tree_core).__name__}"
+        rig.judge.note(f"driven: {name}")
+    if hasattr(cache, "shutdown"):
+        atexit.unregister(cache.shutdown)  # it would live as long as this process
+    states = getattr(rows, "mamba_allocator", None) or getattr(rows, "mamba_pool", None)
+    tree = Tree(
+        rig=rig,
+        device=kind.device,
+        cache=cache,
+        name=name,
+        allocator=allocator,
+        states=states,
+        hosts=_hosts(cache),
+    )
+    for lists, host in tree.hosts.items():
+        _stand_in(host, lists, given)
+    for pool in (allocator, states, *tree.hosts.values()):
+        if pool is not None:
+            _shuffle(rig, pool)
+    return tree
+
+
+def _components(rig: Rig, model: str) -> tuple[Any, ...]:
+    parts = rig.names["tree.components"]
+    return (parts.FULL, parts.MAMBA) if model == "mamba-tree" else (parts.FULL,)
+
+
+def _publish(rig: Rig, way: tuple[str, str], policy: str) -> Any:
+    """Arguments of a server with a host tier. Some releases would ask a model's files for the length of a chunk."""
+    offered = {
+        "model_path": "dummy",
+        "hicache_ratio": 2.0,
+        "hicache_write_policy": policy,
+        "hicache_io_backend": way[0],
+        "hicache_mem_layout": way[1],
+        "disable_hicache_numa_detect": True,
+    }
+    args = fitted(rig.names["server.args"], offered)
+    args._mamba_cache_chunk_size = 64
+    rig.names["server.publish"](args)
+    return args
+
+
+def _hosts(cache: Any) -> dict[str, Any]:
+    """Host pools by the kind of their lists: of tokens, and of states where there are any."""
+    host = cache.cache_controller.mem_pool_host
+    entries = list(getattr(host, "entries", ()))
+    if not entries:
+        return {PAGES: host}
+    if len(entries) > 2:
+        raise CannotDrive(f"the tree has host pools {', '.join(str(each.name) for each in entries)}; two are known")
+    return dict(zip((PAGES, STATE), (each.host_pool for each in entries), strict=False))
+
+
+def _stand_in(host: Any, kind: str, given: Given) -> None:
+    """Whatever the host pool is told to copy is handed on instead."""
+    for name, is_backup in COPIES.items():
+        if hasattr(host, name):
+            setattr(host, name, _copying(inspect.signature(getattr(host, name)), kind, is_backup, given))
+
+
+def _copying(signature: inspect.Signature, kind: str, is_backup: bool, given: Given) -> Callable[..., None]:
+    def copy(*args: Any, **named: Any) -> None:
+        told = signature.bind(*args, **named).arguments
+        given(kind, is_backup, told["host_indices"], told["device_indices"])
+
+    return copy
+
+
+def _shuffle(rig: Rig, pool: Any) -> None:
+    """Give its slots back in an order of our own."""
+    taken = pool.alloc(pool.available_size())
+    order = list(range(len(taken)))
+    mixed = [order.pop(rig.mix.below(len(order))) for _ in range(len(taken))]
+    pool.free(taken[torch.tensor(mixed, dtype=torch.int64, device=HOST)])
+
+
+def _request(found: Any) -> SimpleNamespace:
+    """A request, as far as a tree looks at it."""
+    return SimpleNamespace(
+        rid="0",
+        mamba_pool_idx=None,
+        last_node=found.last_device_node,
+        swa_host_hit_length=0,
+        mamba_host_hit_length=getattr(found, "mamba_host_hit_length", 0),
+        kv=SimpleNamespace(mamba_pool_idx=None, holds_mamba=False),
+    )

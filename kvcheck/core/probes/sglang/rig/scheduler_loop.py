@@ -1,0 +1,369 @@
+"""Service: one rank of SGLang's scheduler without its processes, from the engine's own batches, adder, tree and pools.
+
+Each step does what the scheduler does in one: stash the request that is being prefilled in chunks, merge what was
+prefilled, admit what fits, or else decode, retracting where that does not fit; then answer with one token a request.
+
+Invariants:
+- Only what the scheduler calls is called, in its order; every decision on room, locks and eviction is the engine's.
+- Nothing overlaps: a batch is answered before the next is made.
+"""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.frame.request_generator import Live, token, tokens_of
+from kvcheck.core.probes.sglang.rig.pools import STATES, Bench, optional
+
+CHUNK = 8
+INPUT = 1 << 12
+RATIO = 0.1
+"""Share of what requests may still produce that is kept free for them: little, so that some are retracted."""
+RUNNING = 5
+STATES_EACH = 3
+"""States that the engine's own sizing counts for a request that runs."""
+SQUEEZE = 6
+"""One decode of so many retracts somebody though there is room."""
+VOCABULARY = 1 << 20
+STATE_CHUNK = 4
+SERVICE_NEEDS = (
+    "request",
+    "request.sampling",
+    "tree.params",
+    "tree.release",
+    "batch",
+    "batch.abort",
+    "batch.adder",
+    "batch.added",
+    "batch.algorithm",
+)
+
+
+def holder(request: Any) -> Any:
+    """The object that says which row and state a request holds: itself, or a record of its own."""
+    record = getattr(request, "kv", None)
+    return record if hasattr(record, "req_pool_idx") else request
+
+
+def row_of(request: Any) -> int | None:
+    """The request's row of token ids, where it holds one."""
+    row = holder(request).req_pool_idx
+    return None if row is None else int(row)
+
+
+def make_request(rig: Rig, live: Live) -> Any:
+    """The engine's own object for it."""
+    sampling = rig.names["request.sampling"](max_new_tokens=live.outputs, temperature=0)
+    sampling.normalize(None)
+    offered = {
+        "rid": live.name,
+        "origin_input_text": "",
+        "origin_input_ids": [],
+        "sampling_params": sampling,
+        "vocab_size": VOCABULARY,
+    }
+    kind = type(rig.measured(lambda: fitted(rig.names["request"], offered), "making a request").output_ids)
+    prompt = tokens_of(live.lines)
+    offered["origin_input_ids"] = array("q", prompt) if issubclass(kind, array) else prompt
+    return rig.measured(lambda: fitted(rig.names["request"], offered), "making a request")
+
+
+def publish(rig: Rig, page_size: int) -> Any:
+    """The arguments of a server with this page size, where a release reads them when trees and requests are made."""
+    names = rig.names
+    if not (names.has("server.args") and names.has("server.publish")):
+        return None
+    arguments = names["server.args"](model_path="dummy")
+    arguments.page_size = page_size
+    arguments._mamba_cache_chunk_size = STATE_CHUNK  # or a release asks a model's configuration for it
+    names["server.publish"](arguments)
+    return arguments
+
+
+class Service:
+    """Requests over one tree. The hooks at its end are for whoever judges."""
+
+    def __init__(self, rig: Rig, made: Bench, tree: Any, arguments: Any) -> None:
+        self.rig, self.made, self.tree = rig, made, tree
+        self._arguments = arguments
+        self.most_running = STATES // STATES_EACH if made.family == "mamba" else RUNNING
+        self.lives: dict[str, Live] = {}
+        self.waiting: list[Live] = []
+        self.chunked: Any = None
+        self.last: Any = None
+        self.running: Any = fitted(rig.names["batch"], {"reqs": [], "batch_is_full": False})
+
+    @property
+    def held(self) -> list[Live]:
+        """Requests that hold a row now."""
+        return [live for live in self.lives.values() if row_of(live.engine) is not None]
+
+    def add(self, live: Live) -> None:
+        """One more request."""
+        self.lives[live.name] = live
+        self.waiting.append(live)
+
+    def step(self) -> None:
+        """One round of the scheduler."""
+        self._stash()
+        self._merge()
+        batch = self._prefill()
+        if batch is None:
+            batch = self._decode()
+        self.last = batch
+        if batch is not None:
+            self._run(batch)
+
+    def abort(self, live: Live) -> None:
+        """Its client is gone: a waiting one leaves, a running one ends with its next token."""
+        self.rig.judge.count("aborts")
+        if live not in self.waiting:
+            live.engine.to_finish = self.rig.names["batch.abort"]()
+            return
+        self.waiting.remove(live)
+        if getattr(holder(live.engine), "mamba_pool_idx", None) is not None:
+            self._release(live.engine, publish=False)
+        del self.lives[live.name]
+
+    # -- what a round is made of
+
+    def _stash(self) -> None:
+        request = self.chunked
+        if request is not None and end_of(request) > prefix_of(request):
+            self._publish(request, chunked=True)
+
+    def _merge(self) -> None:
+        last = self.last
+        excluded = [each for each in (self.chunked, getattr(last, "chunked_req", None)) if each is not None]
+        if last is not None and last.forward_mode.is_extend():
+            known = optional(last.filter_batch, chunked_req_to_exclude=excluded, reqs_to_exclude=excluded)
+            before = last.batch_size()
+            self.rig.measured(lambda: last.filter_batch(**known), "filter_batch")
+            self.running.batch_is_full &= last.batch_size() == before
+            if not last.is_empty() and self.running.is_empty():
+                self.running = last
+            elif not last.is_empty():
+                self.rig.measured(lambda: self.running.merge_batch(last), "merge_batch")
+        before = self.running.batch_size()
+        self.rig.measured(self.running.filter_batch, "filter_batch")
+        self.running.batch_is_full &= self.running.batch_size() == before and before > 0
+
+    def _prefill(self) -> Any:
+        names, made, rig = self.rig.names, self.made, self.rig
+        if (self.running.batch_is_full or not self.waiting) and self.chunked is None:
+            return None
+        offered = {
+            "page_size": made.page_size,
+            "tree_cache": self.tree,
+            "token_to_kv_pool_allocator": made.allocator,
+            "running_batch": self.running,
+            "new_token_ratio": RATIO,
+            "rem_input_tokens": INPUT,
+            "rem_chunk_tokens": CHUNK,
+        }
+        adder = rig.measured(lambda: fitted(names["batch.adder"], offered), "making a prefill adder")
+        if self.chunked is not None:
+            rig.measured(self.chunked.init_next_round_input, "init_next_round_input")
+            self.chunked = rig.measured(lambda: adder.add_chunked_req(self.chunked), "add_chunked_req")
+        states = getattr(made.request_pool, "mamba_allocator", None)
+        if states is not None:
+            states.alloc_group_begin(len(self.waiting))
+        for live in list(self.waiting):
+            if not self._admit(adder, live):
+                break
+        if states is not None:
+            states.alloc_group_end()
+        if not adder.can_run_list:
+            return None
+        return self._batch_of(adder)
+
+    def _admit(self, adder: Any, live: Live) -> bool:
+        """Look its prefix up and let the adder decide; whether to go on with the next one."""
+        rig, request, added = self.rig, live.engine, self.rig.names["batch.added"]
+        if len(adder.can_run_list) >= self.most_running - self.running.batch_size():
+            self.running.batch_is_full = True
+            return False
+        rig.measured(lambda: request.init_next_round_input(self.tree), "init_next_round_input")
+        self.matched(live, prefix_of(request))
+        told = rig.measured(
+            lambda: adder.add_one_req(request, has_chunked_req=self.chunked is not None, truncation_align_size=None),
+            "add_one_req",
+        )
+        if told == added.CONTINUE:
+            return True
+        if told == added.NO_TOKEN:
+            self.running.batch_is_full = bool(adder.can_run_list) or not self.running.is_empty()
+        if request not in adder.can_run_list:
+            self._revert(request)
+        return False
+
+    def _revert(self, request: Any) -> None:
+        """A state that was taken for a match goes back, in releases whose scheduler does so."""
+        record, pool = holder(request), self.made.request_pool
+        states = getattr(pool, "mamba_allocator", getattr(pool, "mamba_pool", None))
+        if states is None or getattr(record, "mamba_pool_idx", None) is None or not self._gives_states_back():
+            return
+        if hasattr(record, "mamba_cow_src_index"):
+            record.mamba_cow_src_index, record.mamba_needs_clear = None, False
+        states.free(record.mamba_pool_idx.unsqueeze(-1))
+        record.mamba_pool_idx = None
+
+    def _gives_states_back(self) -> bool:
+        return self.rig.names.has("tree.publish")
+
+    def _batch_of(self, adder: Any) -> Any:
+        names, made = self.rig.names, self.made
+        self.waiting = [live for live in self.waiting if live.engine not in adder.can_run_list]
+        if adder.new_chunked_req is not None:
+            self.chunked = adder.new_chunked_req
+        if self.chunked is not None:
+            _count_chunk(self.chunked, 1)
+        model = SimpleNamespace(is_matryoshka=False, is_encoder_decoder=False, vocab_size=VOCABULARY, hidden_size=8)
+        offered = {
+            "reqs": adder.can_run_list,
+            "req_to_token_pool": made.request_pool,
+            "token_to_kv_pool_allocator": made.allocator,
+            "tree_cache": self.tree,
+            "model_config": model,
+            "enable_overlap": False,
+            "spec_algorithm": names["batch.algorithm"].NONE,
+            "chunked_req": self.chunked,
+        }
+        batch = self.rig.measured(lambda: fitted(names["batch"].init_new, offered), "init_new")
+        self.rig.measured(batch.prepare_for_extend, "prepare_for_extend")
+        return batch
+
+    def _decode(self) -> Any:
+        batch, rig = self.running, self.rig
+        if batch.is_empty():
+            return None
+        before = batch.batch_size()
+        is_short = not rig.measured(batch.check_decode_mem, "check_decode_mem")
+        if is_short or (before > 1 and rig.mix.chance(1, SQUEEZE)):  # as the scheduler's own test mode retracts
+            known = optional(batch.retract_decode, server_args=self._arguments)
+            gone, _, dead = rig.measured(lambda: batch.retract_decode(**known), "retract_decode")
+            for request in gone:
+                live = self.lives[request.rid]
+                live.preemptions += 1
+                self.waiting.append(live)
+                rig.judge.count("retractions")
+            for request in dead:
+                del self.lives[request.rid]
+                rig.judge.count("aborts")
+        batch.batch_is_full &= batch.batch_size() == before
+        if batch.is_empty():
+            return None
+        rig.measured(batch.prepare_for_decode, "prepare_for_decode")
+        return batch
+
+    def _run(self, batch: Any) -> None:
+        """Compute, then hand each request its token."""
+        is_extend = bool(batch.forward_mode.is_extend())
+        ends = [int(end) for end in batch.seq_lens_cpu.tolist()]
+        starts = [int(at) for at in batch.prefix_lens] if is_extend else [end - 1 for end in ends]
+        served = [self.lives[request.rid] for request in batch.reqs]
+        if is_extend:
+            self._move_states(batch)
+        self.computed(served, starts, ends, is_extend)
+        if not is_extend:
+            self.made.allocator.free_group_begin()
+        for live, end in zip(served, ends, strict=True):
+            self._answer(live, end, is_extend)
+        if not is_extend:
+            self.rig.measured(self.made.allocator.free_group_end, "free_group_end")
+        batch.output_ids = torch.tensor([(list(each.engine.output_ids) or [0])[-1] for each in served])
+        batch.input_ids = batch.output_ids
+        for live in served:
+            if live.engine.finished():
+                del self.lives[live.name]
+
+    def _answer(self, live: Live, end: int, is_extend: bool) -> None:
+        request = live.engine
+        if is_extend and _chunks(request) > 0:
+            _count_chunk(request, -1)
+            return
+        request.output_ids.append(token(live.number, end))
+        finish = request.check_finished if hasattr(request, "check_finished") else request.update_finish_state
+        self.rig.measured(finish, "finishing")
+        if request.finished():
+            self._release(request, publish=True)
+            self.published(live, end)
+        elif is_extend:
+            self._publish(request, chunked=False)
+
+    def _move_states(self, batch: Any) -> None:
+        """Copies and clears of states that the scheduler left to the forward."""
+        if getattr(batch, "mamba_clear_indices", None) is not None:
+            self.made.request_pool.mamba_pool.clear_slots(batch.mamba_clear_indices)
+        if getattr(batch, "mamba_cow_src_indices", None) is not None:
+            source, target = batch.mamba_cow_src_indices, batch.mamba_cow_dst_indices
+            self.made.request_pool.mamba_pool.copy_from(source, target)
+
+    def _publish(self, request: Any, *, chunked: bool) -> None:
+        live, names, tree = self.lives[request.rid], self.rig.names, self.tree
+        end = end_of(request)
+        if names.has("tree.publish"):
+            publish = names["tree.publish"]
+            call = partial(publish, request, tree, **optional(publish, chunked=chunked))
+        else:
+            call = partial(tree.cache_unfinished_req, request, chunked=chunked)
+        self.rig.measured(call, "caching an unfinished request")
+        live.table = self.table(live, end)
+        self.published(live, end)
+
+    def _release(self, request: Any, *, publish: bool) -> None:
+        release, live = self.rig.names["tree.release"], self.lives[request.rid]
+        if row_of(request) is not None:
+            live.table = self.table(live, len(request.origin_input_ids) + len(request.output_ids) - 1)
+        known = optional(release, is_insert=publish, checkpoint=publish)
+        self.rig.measured(lambda: release(request, self.tree, **known), "release_kv_cache")
+
+    def table(self, live: Live, end: int) -> tuple[int, ...]:
+        """Token ids of its row before that position."""
+        row = row_of(live.engine)
+        return () if row is None else tuple(self.made.request_pool.req_to_token[row, :end].tolist())
+
+    # -- for whoever judges
+
+    def matched(self, live: Live, hit: int) -> None:
+        """The tree says that so many of its tokens are there."""
+
+    def computed(self, served: Sequence[Live], starts: Sequence[int], ends: Sequence[int], is_extend: bool) -> None:
+        """Positions starts .. ends - 1 of these are to be computed now."""
+
+    def published(self, live: Live, end: int) -> None:
+        """Its tokens before `end` were given to the tree; if it still holds its row, that may have changed."""
+
+
+def prefix_of(request: Any) -> int:
+    """Tokens that a match found."""
+    return int(request.prefix_len) if hasattr(request, "prefix_len") else len(request.prefix_indices)
+
+
+def end_of(request: Any) -> int:
+    """Where its tokens of this round end, by the name that the release has for it."""
+    for name in ("extend_end", "extend_range.end", "fill_len"):
+        try:
+            return int(operator.attrgetter(name)(request))
+        except AttributeError:
+            continue
+    return len(request.fill_ids)
+
+
+def _chunks(request: Any) -> int:
+    name = "is_chunked" if hasattr(request, "is_chunked") else "inflight_middle_chunks"
+    return int(getattr(request, name))
+
+
+def _count_chunk(request: Any, more: int) -> None:
+    name = "is_chunked" if hasattr(request, "is_chunked") else "inflight_middle_chunks"
+    setattr(request, name, int(getattr(request, name)) + more)

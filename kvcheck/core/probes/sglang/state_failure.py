@@ -1,0 +1,75 @@
+"""Probe state-failure: a copy of states that fails, between a copy of pages and one of metadata that do not.
+
+One request goes through the worker, and the copy engine says of every copy of states that it failed, as over a link
+that broke. Half of the schedules let the first of them through.
+
+Invariants:
+- The control sends the same request by the same calls, and no copy fails.
+- Judged is what both sides were told: a request whose states were not copied is no Success anywhere, and is concluded.
+"""
+
+from __future__ import annotations
+
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.sglang.rig.pd_pair import NEEDS
+from kvcheck.core.probes.sglang.rig.pools import pool_names
+from kvcheck.core.probes.sglang.state_lengths import UNEQUAL, Pair
+
+ROWS = 3
+
+
+class StateFailure:
+    """transfer_worker with a copy engine that copies pages and metadata, and no states."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """A pool with states, and what a transfer is made of."""
+        return (*NEEDS, *pool_names(subject))
+
+    def control(self, rig: Rig) -> None:
+        """Every copy is made: Success, and every row is there."""
+        pair = Pair(rig)
+        pair.send(range(ROWS), range(ROWS), ROWS)
+        pair.check_success(UNEQUAL, range(ROWS), "sent with states that were copied")
+
+    def measure(self, rig: Rig) -> None:
+        """Copies of states fail."""
+        pair = Pair(rig)
+        link, passes = pair.peers.link, rig.schedule % 2
+
+        def fails(address: int) -> bool:
+            nonlocal passes
+            if not any(address in each for each in pair.state_places):
+                return False
+            passes -= 1
+            return passes < 0
+
+        link.fails = fails
+        died = pair.send(range(ROWS), range(ROWS), ROWS)
+        rig.judge.count("requests")
+        rig.judge.count("transfers")
+        rig.judge.count("orderings_checked")
+        if died is not None:
+            text = f"the transfer worker died of a copy of states that failed: {died.text} ({died.where})"
+            rig.judge.find("KV902", "liveness", text, lane="worker", request=UNEQUAL)
+            return
+        if not link.failed:
+            raise CannotDrive("no copy of states was asked for that could fail")
+        _judge(rig, pair)
+
+
+def _judge(rig: Rig, pair: Pair) -> None:
+    """Both sides have to say that the request failed; rows of its pages and states may hold anything then."""
+    peers = pair.peers
+    sides = {"prefill": peers.sender, "decode": peers.ranks[0]}
+    states = {side: peers.status(manager, UNEQUAL) for side, manager in sides.items()}
+    told = ", ".join(f"{side} says {status}" for side, status in states.items())
+    what = f"the copy engine said of {peers.link.failed} copies of states that they failed"
+    rig.judge.note(f"{what}: {told}")
+    rig.judge.reads += len(sides)
+    if "Success" in states.values():
+        text = f"{what}, and {told}: a request without its states is served"
+        rig.judge.find("KV203", "protocol", text, lane="status", request=UNEQUAL)
+    elif {*states.values()} != {"Failed"}:
+        text = f"{what}, and {told}: one of them waits for ever, and so does whoever needs its pages"
+        rig.judge.find("KV901", "liveness", text, lane="status", request=UNEQUAL)

@@ -1,0 +1,217 @@
+"""Probe state-lengths: states sent with a list of rows that is longer or shorter than the receiving side's list.
+
+Two requests go through one worker, the second behind the first. The first one's lists differ in the subject's
+direction: at the end, and in a family with a window at the start too, where the sides begin theirs at other pages.
+
+Invariants:
+- A row of state is written by position: what lands in a row says which position it belongs to.
+- The control sends lists of equal length by the same calls.
+- Every schedule tries each place at which a list can differ in its direction, and notes what came of it.
+- Unequal lists alone are no finding: a request that succeeds with every row in its place has harmed nobody.
+- What befalls the request itself is conditional: its sides have to build unequal lists. Harm to anybody else is not.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kvcheck.core.probes.frame.buffer_views import Held
+from kvcheck.core.probes.frame.guard import CannotDrive, Fault
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.sglang.rig.pd_pair import NEEDS, Link, Memory, Peers, Sent, Target
+from kvcheck.core.probes.sglang.rig.pools import PAGES, Bench, bench, pool_names
+
+UNIT = {"nsa": "page", "swa": "window"}
+KINDS = {"nsa": ("nsa", "dsa"), "swa": ("swa",)}
+UNEQUAL, BEHIND, OTHER = 1, 2, 3
+"""Requests: the one whose lists differ, the one behind it, and the owner of every other row of the decode side."""
+PLACES = {"nsa": ("end",), "swa": ("end", "start")}
+"""Where lists can differ: lists of all pages begin at one page on both sides, those of a window at any."""
+
+CONDITION = (
+    "the two sides of a transfer build state lists of unequal length; no way is known in which peers of one release do "
+    "so since sgl-project/sglang#27004, and copies take such lists on purpose since sgl-project/sglang#23323"
+)
+
+
+def parts(subject: str) -> tuple[str, str]:
+    """Family and direction of a subject: "longer" or "shorter", said of the prefill side's list."""
+    family, _, direction = subject.partition("-")
+    return family, direction
+
+
+class StateLengths:
+    """transfer_worker with unequal state lists."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """A pool with states, and what a transfer is made of."""
+        return (*NEEDS, *pool_names(parts(subject)[0]))
+
+    def control(self, rig: Rig) -> None:
+        """Equal lists: both requests succeed, and every row is there."""
+        pair = Pair(rig)
+        rows = 3 + rig.mix.below(3)
+        pair.send(range(rows), range(rows), rows)
+        pair.check_success(UNEQUAL, range(rows), "sent with equal lists")
+        pair.check_success(BEHIND, range(rows), "sent behind one with equal lists")
+        pair.check_others("beside states that were sent with equal lists")
+
+    def measure(self, rig: Rig) -> None:
+        """Lists that differ by one row or more, at each place."""
+        family, direction = parts(rig.subject)
+        for place in PLACES[family]:
+            found = len(rig.judge.findings)
+            rows = 3 + rig.mix.below(3)
+            more = 1 + rig.mix.below(rows - 1)
+            whole, cut = range(rows), range(rows - more) if place == "end" else range(more, rows)
+            ours, theirs = (whole, cut) if direction == "longer" else (cut, whole)
+            case = f"prefill {direction} at the {place}"
+            came = _unequal(rig, ours, theirs, rows, case)
+            rig.judge.count("orderings_checked")
+            harm = "; a finding" if len(rig.judge.findings) > found else "; nobody was harmed"
+            rig.judge.note(f"{case}: {came}{harm}")
+
+
+def _unequal(rig: Rig, ours: range, theirs: range, rows: int, case: str) -> str:
+    """Send such lists and judge what comes of it; what that was."""
+    pair = Pair(rig)
+    died = pair.send(ours, theirs, rows)
+    rig.judge.count("requests", 2)
+    rig.judge.count("transfers", 2)
+    what = f"state lists of {len(ours)} rows at the prefill side and {len(theirs)} at the decode side ({case})"
+    if died is not None:
+        text = f"{what}: the transfer worker died of it: {died.text} ({died.where}); nobody's request is sent any more"
+        rig.judge.find("KV902", "liveness", text, lane=_lane("worker", case), request=UNEQUAL)
+    came = pair.judge_unequal(what, theirs, case) if died is None else f"the worker died ({died.text})"
+    pair.check_lists(what)
+    pair.check_others(what)
+    if died is None:
+        pair.check_success(BEHIND, range(rows), f"sent behind one with {what}")
+    return came
+
+
+def _lane(what: str, case: str) -> str:
+    return f"{what}, {case}"
+
+
+class Pair:
+    """A prefill pool and a decode pool of one family, with content, and what lies between.
+
+    state_places: addresses of the decode pool's states.
+    """
+
+    def __init__(self, rig: Rig) -> None:
+        family, _ = parts(rig.subject)
+        self._rig, self._judge, self._unit = rig, rig.judge, UNIT[family]
+        self._ours, self._theirs = bench(rig, family), bench(rig, family)
+        self.state_places: list[range] = []
+        memories = []
+        for made in (self._ours, self._theirs):
+            states = made.pool.get_state_buf_infos()
+            memories.append(Memory(pages=made.pool.get_contiguous_buf_infos(), states=states))
+            self.state_places = [range(start, start + size) for start, size, *_ in zip(*states, strict=True)]
+        self.peers = Peers(rig, Link(), memories[0], memories[1:], kinds=KINDS[family], flat=family == "nsa")
+        self._lists: dict[int, tuple[list[int], list[int]]] = {}
+        self._kept: dict[int, tuple[list[int], list[int]]] = {}
+        self._window: dict[int, range] = {}
+
+    def send(self, ours: range, theirs: range, rows: int) -> Fault | None:
+        """The unequal request and the one behind it. What the worker died of."""
+        total = self._rows(self._theirs)
+        self._theirs.stamps.write(OTHER, self._unit, range(1, total))
+        free = [*range(1, min(total, PAGES))]
+        scatter = self._rig.mix.chance(1, 2)
+        requests = []
+        for request, (left, right) in ((UNEQUAL, (ours, theirs)), (BEHIND, (range(rows), range(rows)))):
+            source = [1 + (request - 1) * 6 + at for at in range(rows)]
+            target = [free.pop(self._rig.mix.below(len(free)) if scatter else 0) for _ in range(rows)]
+            self._ours.stamps.write(request, self._unit, source)
+            lists = [source[at] for at in left], [target[at] for at in right]
+            self._lists[request], self._kept[request] = lists, (list(lists[0]), list(lists[1]))
+            self._window[request] = right
+            page = (request,)
+            sent = Sent(room=request, pages=page, slot=0, states=lists[0], targets=(Target(page, 0, lists[1]),))
+            requests.append(sent)
+        died = self.peers.send(requests)
+        lost = self.peers.deliver(0)
+        if lost is not None:
+            raise CannotDrive(f"the receive loop died: {lost.text} ({lost.where})")
+        if self.peers.link.refused:
+            self._judge.note("the copy engine refused writes beyond what the receiver has registered")
+        return died
+
+    def judge_unequal(self, what: str, theirs: range, case: str) -> str:
+        """Both sides fail it, or both say Success and every row of the receiving list is in place. Which it was."""
+        sides = {"prefill": self.peers.sender, "decode": self.peers.ranks[0]}
+        states = {side: self.peers.status(manager, UNEQUAL) for side, manager in sides.items()}
+        told = ", ".join(f"{side} says {status}" for side, status in states.items())
+        if len({*states.values()}) > 1:
+            text = f"{what}: {told}; one of them waits, or is wrong"
+            self._find("KV301", "contract", text, _lane("sides", case))
+        if "Success" in states.values():
+            right = self.check_rows(UNEQUAL, theirs, f"Success with {what}", CONDITION)
+            if right:
+                return "Success on lists of other lengths, with every row of the receiver in place"
+            text = f"{what}: nobody failed the request ({told}), and rows were left out or come from other positions"
+            self._find("KV301", "contract", text, _lane("lengths", case))
+            return "Success on lists of other lengths, with rows that are wrong"
+        if "Failed" not in states.values():
+            text = f"{what}: {told}; the request waits for ever, and so does whoever needs its pages"
+            self._find("KV901", "liveness", text, _lane("waits", case))
+            return f"nobody concluded the request ({told})"
+        reasons = [self.peers.reason(manager, UNEQUAL) for manager in sides.values()]
+        lengths = [str(len(each)) for each in self._kept[UNEQUAL]]
+        if not any(all(length in reason for length in lengths) for reason in reasons):
+            self._judge.note(f"{case}: no reason of the failure has both lengths")
+        return f"the request alone failed ({told})"
+
+    def check_success(self, request: int, theirs: range, when: str) -> None:
+        """Success on both sides, and every row in place."""
+        for side, manager in (("prefill", self.peers.sender), ("decode", self.peers.ranks[0])):
+            status = self.peers.status(manager, request)
+            if status != "Success":
+                text = f"request {request}, {when}: {side} says {status}, expected Success"
+                self._judge.find("KV901", "liveness", text, lane=side, request=request)
+        self.check_rows(request, theirs, when)
+
+    def check_rows(self, request: int, theirs: range, when: str, condition: str | None = None) -> bool:
+        """Whether the rows of the receiving list hold the positions that they stand for, in every buffer."""
+        right = True
+        for held in self._held():
+            ids = self._kept[request][1]
+            seen = held.rows[torch.as_tensor(ids)]
+            at = list(theirs)
+            count = self._judge.compare(
+                held, seen, request=request, positions=at, ids=ids, when=when, condition=condition
+            )
+            right = right and count == len(ids)
+        return right
+
+    def check_lists(self, what: str) -> None:
+        """The requests' own lists are as they were handed over."""
+        for request, lists in self._lists.items():
+            for side, seen, kept in zip(("prefill", "decode"), lists, self._kept[request], strict=True):
+                if seen != kept:
+                    text = f"{what}: the {side} list of request {request} was {kept} and is {seen} after the transfer"
+                    self._judge.find("KV303", "contract", text, lane=side, request=request)
+
+    def check_others(self, when: str) -> None:
+        """No row of anybody else was written."""
+        taken = {row for _, targets in self._kept.values() for row in targets}
+        ids = [row for row in range(1, self._rows(self._theirs)) if row not in taken]
+        for held in self._held():
+            seen = held.rows[torch.as_tensor(ids)]
+            at = [row - 1 for row in ids]
+            self._judge.compare(
+                held, seen, request=OTHER, positions=at, ids=ids, when=f"somebody else's, {when}", code="KV403"
+            )
+
+    def _find(self, code: str, oracle: str, text: str, lane: str) -> None:
+        """What befalls the request whose lists differ."""
+        self._judge.find(code, oracle, text, lane=lane, request=UNEQUAL, condition=CONDITION)
+
+    def _held(self) -> list[Held]:
+        return [held for held in self._theirs.stamps.found.held if held.unit == self._unit]
+
+    def _rows(self, made: Bench) -> int:
+        return min(len(held.rows) for held in made.stamps.found.held if held.unit == self._unit)

@@ -1,0 +1,51 @@
+"""vLLM as a target: where its names are, and the probes that try its bookkeeping of blocks.
+
+Its block pool, managers and scheduler hold no tensors; the bytes that they speak of are an array of kvcheck's.
+
+Invariants:
+- A new probe is a module and a row here; nothing else changes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvcheck.core.probes.frame.probe import EngineSpec, ProbeRow
+from kvcheck.core.probes.vllm.names import NAMES
+
+_CACHED = ("requests", "retractions", "resumes", "lookups", "device_hit_pages", "device_evictions")
+
+VLLM: Final = EngineSpec(
+    name="vllm",
+    package="vllm",
+    shows="block pool, KV-cache manager, scheduler and CPU offload of an installed vLLM",
+    stubs=(),
+    table=NAMES,
+    prepare="kvcheck.core.probes.vllm.prepare:prepare",
+    probes=(
+        ProbeRow(
+            name="blocks",
+            scenario="prefix-cache",
+            subjects=("full",),
+            entry="kvcheck.core.probes.vllm.blocks:Blocks",
+            shows="KVCacheManager and its block pool: owners, free list, counts, hits and contents of blocks",
+            wants=_CACHED,
+        ),
+        ProbeRow(
+            name="scheduler",
+            scenario="preemption",
+            subjects=("fcfs", "priority", "priority-lookahead"),
+            entry="kvcheck.core.probes.vllm.scheduler:Scheduling",
+            shows="the scheduler over the same manager: what it counts as computed was computed",
+            wants=("requests", "retractions", "resumes", "device_hit_pages"),
+        ),
+        ProbeRow(
+            name="cpu-offload",
+            scenario="offload",
+            subjects=("lru", "arc"),
+            entry="kvcheck.core.probes.vllm.cpu_offload:CpuOffload",
+            shows="CPUOffloadingManager: chunks stored, pinned by loads, evicted and stored again",
+            wants=("backups", "loads", "host_hit_pages", "host_evictions", "host_evictions_during_load"),
+        ),
+    ),
+)

@@ -1,0 +1,148 @@
+"""Floor: what vLLM's block numbers stand for: bytes of blocks, and their accounts.
+
+Invariants:
+- Bytes are judged by content alone, counts by the tables of live requests alone; neither asks the engine what is right.
+- Block 0 is the engine's placeholder: it is in no account.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvcheck.core.base.content import Site
+from kvcheck.core.probes.frame.buffer_views import Held
+from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.content import content
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.frame.request_generator import Crowd, Live, tokens_of
+from kvcheck.core.probes.vllm.prepare import HASHES
+
+BLOCK = 4
+ROW_BYTES = 16
+DEVICE_NEEDS = ("manager", "manager.config", "manager.group", "attention.full", "request", "request.sampling", *HASHES)
+
+
+def crowd(rig: Rig) -> Crowd:
+    """Requests for vLLM."""
+    return Crowd(rig, BLOCK, lambda live: _request(rig, live))
+
+
+def _request(rig: Rig, live: Live) -> Any:
+    """The engine's own object."""
+    names = rig.names
+    hasher = names["hash.blocks"](BLOCK, names["hash.function"])
+    sampling = names["request.sampling"](max_tokens=live.outputs, ignore_eos=True)
+    offered = {
+        "request_id": live.name,
+        "prompt_token_ids": tokens_of(live.lines),
+        "sampling_params": sampling,
+        "pooling_params": None,
+        "multi_modal_inputs": None,
+        "multi_modal_hashes": None,
+        "multi_modal_placeholders": None,
+        "eos_token_id": None,
+        "arrival_time": float(live.number),
+        "priority": live.priority,
+        "block_hasher": hasher,
+    }
+    return rig.measured(lambda: fitted(names["request"], offered), "making a request")
+
+
+def cache_config(rig: Rig, blocks: int) -> Any:
+    """One group of full attention over that many blocks."""
+    offered = {
+        "block_size": BLOCK,
+        "num_kv_heads": 1,
+        "head_size": 1,
+        "dtype": torch.float32,
+        "use_mla": False,
+        "sliding_window": None,
+    }
+    spec = fitted(rig.names["attention.full"], offered)
+    group = fitted(rig.names["manager.group"], {"layer_names": ["layer"], "kv_cache_spec": spec})
+    offered = {"num_blocks": blocks, "kv_cache_tensors": [], "tensors": {}, "kv_cache_groups": [group]}
+    return fitted(rig.names["manager.config"], offered)
+
+
+class Floor:
+    """The bytes of all blocks, and who may look at them."""
+
+    def __init__(self, rig: Rig, manager: Any, blocks: int) -> None:
+        self._rig = rig
+        self._manager = manager
+        self._pool = manager.block_pool
+        rows = torch.zeros(blocks * BLOCK, ROW_BYTES, dtype=torch.uint8)
+        self.held = Held(name="kv", layer=0, unit="token", rows=rows)
+        self._site = Site(self.held.unit, self.held.name, "", self.held.layer)
+        if len(self._pool.blocks) != blocks:
+            raise CannotDrive(f"the pool has {len(self._pool.blocks)} blocks; {blocks} were asked for")
+
+    def table(self, live: Live) -> tuple[int, ...]:
+        """Its blocks, as the manager tells them."""
+        (group,) = self._rig.measured(lambda: self._manager.get_block_ids(live.name), "get_block_ids")
+        return tuple(group)
+
+    def write(self, live: Live, first: int, end: int, others: Sequence[Live]) -> None:
+        """It computes these positions. others: live requests, whose blocks are not to be written differently."""
+        ids = self._ids(live, first, end)
+        for block in dict.fromkeys(each // BLOCK for each in ids):
+            for other in others:
+                if other is not live and block in other.table and not self._is_same(live, other, block):
+                    text = f"request {live.number} was given block {block}, which request {other.number} still holds"
+                    self._rig.judge.find(
+                        "KV403", "lifetime", text, page=block, request=live.number, seen_request=other.number
+                    )
+        for start, stop, author in live.runs(first, end):
+            at = torch.as_tensor(ids[start - first : stop - first])
+            self.held.rows[at] = content(self._site, author, range(start, stop), ROW_BYTES)
+
+    def read(self, live: Live, end: int, when: str) -> None:
+        """It attends to everything before `end`."""
+        ids = self._ids(live, 0, end)
+        for start, stop, author in live.runs(0, end):
+            part = ids[start:stop]
+            self._rig.judge.compare(
+                self.held,
+                self.held.rows[torch.as_tensor(part)],
+                request=author,
+                positions=range(start, stop),
+                ids=part,
+                when=f"request {live.number} {when}",
+            )
+
+    def account(self, running: Sequence[Live], when: str) -> None:
+        """Every block is free or held, never both; its count is the number of tables that have it."""
+        find = self._rig.judge.find
+        pool, held = self._pool, Counter(block for live in running for block in live.table if block)
+        free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+        self._rig.judge.count("orderings_checked")
+        if len(set(free)) != len(free) or set(free) & set(held):
+            twice = sorted({block for block in free if free.count(block) > 1 or block in held})
+            find("KV402", "accounting", f"{when}: blocks {twice} are free and held, or free twice", page=twice[0])
+        lost = sorted(set(range(1, len(pool.blocks))) - set(free) - set(held))
+        if lost:
+            find("KV401", "accounting", f"{when}: blocks {lost} are neither free nor of a live request", page=lost[0])
+        if (told := pool.get_num_free_blocks()) != len(free):
+            find("KV401", "accounting", f"{when}: {told} blocks are said to be free, {len(free)} are in the free list")
+        for block in pool.blocks[1:]:
+            if block.ref_cnt != held[block.block_id]:
+                code = "KV401" if block.ref_cnt > held[block.block_id] else "KV402"
+                text = f"block {block.block_id} counts {block.ref_cnt} owners, {held[block.block_id]} requests hold it"
+                find(code, "accounting", f"{when}: {text}", page=block.block_id)
+
+    def _ids(self, live: Live, first: int, end: int) -> list[int]:
+        if end > len(live.table) * BLOCK:
+            raise CannotDrive(f"request {live.number} has {len(live.table)} blocks for {end} tokens")
+        return [live.table[at // BLOCK] * BLOCK + at % BLOCK for at in range(first, end)]
+
+    def _is_same(self, live: Live, other: Live, block: int) -> bool:
+        """Whether both mean the same tokens by the block: a shared prefix that is computed by both is no harm."""
+        place = live.table.index(block)
+        span = range(place * BLOCK, (place + 1) * BLOCK)
+        same = all(live.line_at(at) == other.line_at(at) for at in span)
+        return same and place < len(other.table) and other.table[place] == block

@@ -1,0 +1,228 @@
+"""Probe scheduler: vLLM's own scheduler decides who runs; what it counts as computed has to have been computed.
+
+Subjects are its policies. Prompts are cut into pieces by a threshold, so that one step may take a request in, give it
+blocks, and preempt it for another. One subject has no threshold, and a draft model for which slots are kept ahead.
+
+Invariants:
+- Only what a step's plan says is computed; every request then reads all that the scheduler counts as computed.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.frame.request_generator import LENGTH, Live, serve, token
+from kvcheck.core.probes.vllm.block_bytes import BLOCK, DEVICE_NEEDS, Floor, cache_config, crowd
+
+POOL = 14
+LONGEST = 36
+OUTPUTS = 8
+REQUESTS = 20
+RUNNING = 4
+LONG, SHORT, SQUEEZES = 40, 12, 10
+BUDGET = 16
+PIECE = 8
+STEPS = 900
+LOOKAHEAD = "priority-lookahead"
+DRAFTS = 3
+TURNS, SAID, SWIFT = 12, 31, 6
+"""Pairs of a conversation, and their prompts: with slots ahead, 36 tokens of one and 9 of the other fill the pool."""
+MODEL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "vocab_size": 1 << 20,
+    "max_position_embeddings": LENGTH,
+}
+CONFIGS = ("config", "config.model", "config.scheduler", "config.cache", "config.parallel", "config.device")
+
+
+class Scheduling:
+    """The scheduler under a crowd that does not fit."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """Scheduler, configuration, requests and hashes."""
+        own = ("config.speculation",) if subject == LOOKAHEAD else ()
+        return (*DEVICE_NEEDS, *CONFIGS, *own, "scheduler", "scheduler.output", "scheduler.grammars")
+
+    def control(self, rig: Rig) -> None:
+        """One request in a pool that is large enough is computed and read; nothing is freed yet."""
+        shift = _Shift(rig, LENGTH // BLOCK + 2)
+        shift.add(shift.crowd.alone(LONGEST, OUTPUTS, 0))
+        for _ in range(OUTPUTS):
+            shift.step()
+
+    def measure(self, rig: Rig) -> None:
+        """Requests of several priorities that share prefixes and outgrow the pool; then pairs.
+
+        A pair is a long prompt and a short one that outranks it and may ask for one block too many in the step that
+        has just given the long one its last piece.
+        """
+        shift = _Shift(rig, POOL)
+        for _ in range(REQUESTS):
+            shift.add(shift.crowd.draw(LONGEST, OUTPUTS))
+            for _ in range(rig.mix.below(4)):
+                shift.judged_step()
+        shift.work()
+        if rig.subject == LOOKAHEAD:
+            shift.conversations()
+        for _ in range(SQUEEZES):
+            shift.add(shift.crowd.alone(LONG - rig.mix.below(BLOCK), 2, 2))
+            shift.step()
+            shift.add(shift.crowd.alone(SHORT - rig.mix.below(BLOCK), 1 + rig.mix.below(BLOCK), 0))
+            shift.work()
+        shift.floor.account([], "with all requests finished")
+
+
+class _Shift:
+    """A scheduler, its requests and what is known of them."""
+
+    def __init__(self, rig: Rig, blocks: int) -> None:
+        self.rig = rig
+        with tempfile.TemporaryDirectory() as folder:
+            self.scheduler: Any = rig.measured(lambda: _scheduler(rig, blocks, folder), "making the scheduler")
+        self.floor = Floor(rig, self.scheduler.kv_cache_manager, blocks)
+        self.crowd = crowd(rig)
+        self.lives: dict[str, Live] = {}
+
+    def add(self, live: Live) -> None:
+        """One more request."""
+        self.lives[live.name] = live
+        self.rig.measured(lambda: self.scheduler.add_request(live.engine), "add_request")
+
+    def work(self) -> None:
+        """Steps until everybody is served."""
+        serve(self.rig, self.lives, self.judged_step, STEPS)
+
+    def conversations(self) -> None:
+        """A long prompt, a short one that outranks it, and the long one's next turn, which reads all of this one.
+
+        The short one needs a block more in the step that gives the long one the last token of a block.
+        """
+        for _ in range(TURNS):
+            more = self.rig.mix.below(BLOCK)
+            first = self.crowd.alone(SAID + more, 6 - more + self.rig.mix.below(2), 2)
+            self.add(first)
+            for _ in range(3):
+                self.judged_step()
+            self.add(self.crowd.alone(SWIFT + more, 6 - more, 0))
+            self.work()
+            self.add(self.crowd.after(first, 2, 1))
+            self.work()
+
+    def judged_step(self) -> None:
+        """A step, and the accounts after it."""
+        self.step()
+        left = [live for live in self.lives.values() if live.engine in self.scheduler.running]
+        self.floor.account(left, "after a step")
+
+    def step(self) -> None:
+        """Plan, compute, read, and hand the tokens back."""
+        plan = self.rig.measured(self.scheduler.schedule, "schedule")
+        counts: dict[str, int] = dict(plan.num_scheduled_tokens)
+        running = [live for live in self.lives.values() if live.engine in self.scheduler.running]
+        for live in self.lives.values():
+            live.table = self.floor.table(live) if live in running else ()
+            self._count(live, counts.get(live.name, 0))
+        served = [live for live in running if live.name in counts]
+        for live in served:
+            end = int(live.engine.num_computed_tokens)
+            self.floor.write(live, end - counts[live.name], end, running)
+        for live in served:
+            self.floor.read(live, int(live.engine.num_computed_tokens), "reads what is counted as computed")
+        self._answer(plan, served)
+        gone = [name for name, live in self.lives.items() if live.engine.is_finished()]
+        for name in gone:
+            del self.lives[name]
+
+    def _count(self, live: Live, scheduled: int) -> None:
+        """Preemptions and resumes, as its own counters tell."""
+        preempted = int(live.engine.num_preemptions)
+        if preempted > live.preemptions:
+            self.rig.judge.count("retractions", preempted - live.preemptions)
+            live.preemptions, live.is_waiting = preempted, True
+        if scheduled and live.is_waiting:
+            self.rig.judge.count("resumes", int(preempted > 0))
+            hit = int(live.engine.num_computed_tokens) - scheduled
+            self.rig.judge.count("lookups")
+            self.rig.judge.count("pages_wanted", (int(live.engine.num_tokens) - 1) // BLOCK)
+            self.rig.judge.count("device_hit_pages", hit // BLOCK)
+            live.is_waiting = False
+
+    def _answer(self, plan: Any, served: list[Live]) -> None:
+        names = [live.name for live in served]
+        tokens = [[token(live.number, int(live.engine.num_tokens))] if _is_whole(live) else [] for live in served]
+        offered = {
+            "req_ids": names,
+            "req_id_to_index": {name: at for at, name in enumerate(names)},
+            "sampled_token_ids": tokens,
+            "spec_token_ids": None,
+            "logprobs": None,
+            "prompt_logprobs_dict": {},
+            "pooler_output": [],
+        }
+        output = fitted(self.rig.names["scheduler.output"], offered)
+        self.rig.measured(lambda: self.scheduler.update_from_output(plan, output), "update_from_output")
+
+
+def _is_whole(live: Live) -> bool:
+    """Whether all its tokens are computed, so that it produces one."""
+    return bool(live.engine.num_computed_tokens >= live.engine.num_tokens)
+
+
+def _scheduler(rig: Rig, blocks: int, folder: str) -> Any:
+    """The engine's scheduler for a model of one small layer, on a pool of that many blocks."""
+    names = rig.names
+    (Path(folder) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    offered = {
+        "model": folder,
+        "tokenizer": folder,
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "max_model_len": LENGTH,
+        "max_num_seqs": RUNNING,
+        "max_num_batched_tokens": BUDGET,
+        "long_prefill_token_threshold": 0 if rig.subject == LOOKAHEAD else PIECE,
+        "enable_chunked_prefill": True,
+        "is_encoder_decoder": False,
+        "async_scheduling": False,
+        "policy": rig.subject.partition("-")[0],
+        "block_size": BLOCK,
+        "enable_prefix_caching": True,
+    }
+    cache = fitted(names["config.cache"], offered)
+    cache.num_gpu_blocks = blocks
+    parts = {
+        "model_config": fitted(names["config.model"], offered),
+        "scheduler_config": fitted(names["config.scheduler"], offered),
+        "cache_config": cache,
+        "parallel_config": names["config.parallel"](),
+        "device_config": names["config.device"]("cpu"),
+    }
+    if rig.subject == LOOKAHEAD:
+        parts["speculative_config"] = names["config.speculation"](
+            method="draft_model",
+            model=folder,
+            num_speculative_tokens=DRAFTS,
+            target_model_config=parts["model_config"],
+            target_parallel_config=parts["parallel_config"],
+        )
+    config = names["config"](**parts)
+    offered = {
+        "vllm_config": config,
+        "kv_cache_config": cache_config(rig, blocks),
+        "structured_output_manager": names["scheduler.grammars"](config),
+        "block_size": BLOCK,
+        "hash_block_size": BLOCK,
+        "log_stats": False,
+    }
+    return fitted(names["scheduler"], offered)
