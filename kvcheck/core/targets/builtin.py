@@ -13,10 +13,10 @@ from kvcheck.core.cache.hicache.storage import Namespace
 from kvcheck.core.cache.scheduler.parts import EngineParts
 from kvcheck.core.cache.scheduler.request import Generation, StepReport
 from kvcheck.core.cache.transfer import TRANSPORTS
+from kvcheck.core.targets.observe import Bystander, Watch, WatchedDecoder, WatchedOffload
 from kvcheck.core.targets.pair import PairEngine
 from kvcheck.core.targets.parts import FIXED, Parts
 from kvcheck.core.targets.target import Engine, Setup, SpaceCount
-from kvcheck.core.targets.watching import Bystander, Watch, WatchedDecoder, WatchedOffload
 
 
 class BuiltinTarget:

@@ -26,9 +26,9 @@ from kvcheck.core.cache.transfer.layout import EndLayout, end_layout, routes, so
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField
 from kvcheck.core.cache.transfer.wire import Wire
 from kvcheck.core.cache.transfer.writer import part_name
+from kvcheck.core.targets.observe import Bystander, Watch, WatchedDecoder, WatchedOffload
 from kvcheck.core.targets.parts import Parts
 from kvcheck.core.targets.target import EventSink, FirstWords, PairSetup, Setup, SpaceCount
-from kvcheck.core.targets.watching import Bystander, Watch, WatchedDecoder, WatchedOffload
 
 
 class ScopedSink:
