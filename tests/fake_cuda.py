@@ -23,7 +23,7 @@ import torch
 from kvcheck.core.base.rng import Mix
 from kvcheck.core.cache.backend import cuda, cuda_holds
 from kvcheck.core.cache.backend.backend import Operation, Part, Signal
-from kvcheck.core.stress import engine
+from kvcheck.core.stress import runner
 
 Entry = Callable[[], bool]
 """Whether it has run; one that has not stays at the head of its queue."""
@@ -192,7 +192,7 @@ def installed(seed: int) -> Iterator[Machine]:
         patch.setattr(torch.cuda, "Stream", lambda device=None: Stream(machine))
         patch.setattr(torch.cuda, "Event", lambda enable_timing=False: Event(machine))
         patch.setattr(torch.cuda, "CUDAGraph", CapturedGraph)
-        patch.setattr(engine, "CudaBackend", machine.backend)
+        patch.setattr(runner, "CudaBackend", machine.backend)
         patch.setattr(torch.cuda, "stream", on_stream)
         patch.setattr(torch.cuda, "synchronize", machine.synchronize)
         patch.setattr(torch, "empty", lambda *a, pin_memory=False, device=None, **k: allocate(*a, **k))

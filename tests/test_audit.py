@@ -20,7 +20,7 @@ from kvcheck.core.cache.pools.buffers import BufferSpec
 from kvcheck.core.cache.pools.pool import Holding
 from kvcheck.core.cache.pools.request_table import IndexTable
 from kvcheck.core.stress.audit import AuditBackend, Memory
-from kvcheck.core.stress.engine import Outcome, StressEngine
+from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import mutant

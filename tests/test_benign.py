@@ -18,7 +18,7 @@ from kvcheck.core.cache.hicache.cache import Lease
 from kvcheck.core.cache.hicache.controller import Transfer, TransferController
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
 from kvcheck.core.cache.pools.pool import Given, Holding
-from kvcheck.core.stress.engine import Outcome, StressEngine
+from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.parts import FIXED, Parts
 

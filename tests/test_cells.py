@@ -14,7 +14,7 @@ from kvcheck.commands.cells import Budget, Turns, orders_text, run_cell, take_tu
 from kvcheck.commands.orders import Limit, Order, Report
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.probes.frame.wire import Reply
-from kvcheck.core.stress.engines import EngineRunner
+from kvcheck.core.stress.probe_runner import EngineRunner
 from kvcheck.core.stress.schedule import Plan, parse_line
 
 PLAN = Plan(scenario="retract-resume", shape="retract.nsa")

@@ -27,7 +27,7 @@ from kvcheck.commands import main as module
 from kvcheck.commands.main import run
 from kvcheck.commands.session import STOPPED
 from kvcheck.core.base.record import Verdict, to_plain
-from kvcheck.core.stress.engine import StressEngine
+from kvcheck.core.stress.runner import StressEngine
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target

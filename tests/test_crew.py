@@ -22,9 +22,9 @@ from torch._C._distributed_c10d import TCPStore
 from kvcheck.commands.crew import find_place
 from kvcheck.core.base.errors import TransferError, UsageError
 from kvcheck.core.cache.transfer.sockets.link import Listener, connect
-from kvcheck.core.stress.processes import crew as crew_module
-from kvcheck.core.stress.processes.crew import Crew, Mailbox, Place, RemoteChild, serve
-from kvcheck.core.stress.processes.order import RankOrder
+from kvcheck.core.stress.ranks import agent_launcher as crew_module
+from kvcheck.core.stress.ranks.agent_launcher import Crew, Mailbox, Place, RemoteChild, serve
+from kvcheck.core.stress.ranks.spec import RankOrder
 from kvcheck.core.stress.schedule import Plan
 
 __all__ = ["importable"]

@@ -25,7 +25,7 @@ from kvcheck.core.cache.backend.backend import Backend, Operation
 from kvcheck.core.cache.backend.delays import Delay, Site
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.stress.delayed import Rates, check_operations, device_plans, run_both, tries, why_not
-from kvcheck.core.stress.engine import StressEngine
+from kvcheck.core.stress.runner import StressEngine
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import mutant_target

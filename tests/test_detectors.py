@@ -22,7 +22,7 @@ from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.pools.request_table import IndexTable
 from kvcheck.core.cache.scheduler.request import Active
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
-from kvcheck.core.stress.engine import Outcome, StressEngine
+from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.parts import FIXED, Parts

@@ -22,7 +22,7 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.installed import parse_target
-from kvcheck.core.stress.engines import EngineRunner
+from kvcheck.core.stress.probe_runner import EngineRunner
 from kvcheck.core.stress.schedule import Plan
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "reports" / "run.schema.json").read_text(encoding="utf-8"))

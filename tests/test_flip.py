@@ -22,9 +22,9 @@ from kvcheck.core.base.record import Evidence, Finding, Verdict
 from kvcheck.core.base.rng import Mix
 from kvcheck.core.cache.backend.backend import Operation
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
-from kvcheck.core.stress.confirm import MAX_FLIPS, confirm, confirmed, pair_of, wrong_bytes
-from kvcheck.core.stress.engine import Outcome, StressEngine
+from kvcheck.core.stress.flip import MAX_FLIPS, confirm, confirmed, pair_of, wrong_bytes
 from kvcheck.core.stress.pair import Pair, parse_pair
+from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import FlipStrategy, Recorder, make_strategy
 from kvcheck.core.targets.builtin import BuiltinTarget

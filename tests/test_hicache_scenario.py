@@ -13,7 +13,7 @@ import pytest
 
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.node import Node
-from kvcheck.core.stress.engine import StressEngine
+from kvcheck.core.stress.runner import StressEngine
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import FIXED, BuiltinTarget
 

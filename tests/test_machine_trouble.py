@@ -20,13 +20,13 @@ import pytest
 from kvcheck.commands import cells
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import InternalError, TransferError, UnknownVerdict, machine_trouble
-from kvcheck.core.stress.engine import StressEngine
-from kvcheck.core.stress.processes.child import Ending
-from kvcheck.core.stress.processes.supervisor import RankStory, Supervisor
+from kvcheck.core.stress.ranks.child import Ending
+from kvcheck.core.stress.ranks.supervisor import RankStory, Supervisor
+from kvcheck.core.stress.runner import StressEngine
 from kvcheck.core.stress.schedule import Plan
 
 ROOT = Path(__file__).parents[1]
-LOADED = "import resource, sys; import kvcheck.core.stress.engine"
+LOADED = "import resource, sys; import kvcheck.core.stress.runner"
 SHORT = "the machine is short of"
 
 
@@ -124,7 +124,7 @@ def test_a_full_folder_for_temporary_files_is_unknown_with_any_number_of_jobs(jo
 RUN_2 = ["stress", "retract-resume", "--schedules", "2", "--seed", "1", "--no-reports"]
 RUN_2 += ["--shape", "llama-3-tiny", "--shape", "qwen3-next-tiny", "--jobs"]
 WORKER = "import os, sys\n{first}\nfrom kvcheck.commands import worker\n{then}\nsys.exit(worker.main())\n"
-RAISES = "import kvcheck.core.stress.engine as e\ndef run(*_, **__):\n    raise {error}\ne.StressEngine.run = run\n"
+RAISES = "import kvcheck.core.stress.runner as e\ndef run(*_, **__):\n    raise {error}\ne.StressEngine.run = run\n"
 BROKEN_WORKERS = {
     "dies while it loads": ("os._exit(127)", "", 4, "while kvcheck was loaded, before its first schedule"),
     "cannot load": ("", "worker.work = lambda text: __import__('short_of_memory')", 4, SHORT),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ordering_histories import RIGHT, WRONG, Said, load, op, read, touch, write
 
 from kvcheck.core.cache.backend.backend import Footprint
-from kvcheck.core.stress.cells import LOG_MAX, Cells
+from kvcheck.core.stress.access_log import LOG_MAX, Cells
 from kvcheck.core.stress.clocks import Clock, Clocks
 from kvcheck.core.stress.events import Event, Freed, HostDrained, HostJoined, LaneWaited, Recorded, Submitted
 from kvcheck.core.stress.history import Handler, History

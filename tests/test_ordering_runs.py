@@ -14,7 +14,7 @@ from kvcheck.core.cache.backend.backend import Backend, Lane, Signal
 from kvcheck.core.cache.offload import Offload, OffloadedKV
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
-from kvcheck.core.stress.engine import Outcome, StressEngine
+from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.parts import FIXED, Parts

@@ -21,8 +21,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.messages import Drained, Message, Want
 from kvcheck.core.cache.transfer.receiver import SUCCESS, Receiver
 from kvcheck.core.cache.transfer.sender import Sender
-from kvcheck.core.stress import engine as engine_module
-from kvcheck.core.stress.engine import Outcome, StressEngine
+from kvcheck.core.stress import runner as engine_module
 from kvcheck.core.stress.events import (
     Aborted,
     Closed,
@@ -37,6 +36,7 @@ from kvcheck.core.stress.events import (
     Submitted,
 )
 from kvcheck.core.stress.history import History
+from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget

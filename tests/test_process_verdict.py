@@ -20,13 +20,13 @@ from kvcheck.core.cache.transfer.sockets.wire import SocketWire
 from kvcheck.core.cache.transfer.wire import Ticket
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.history import History
-from kvcheck.core.stress.processes.order import Closing
-from kvcheck.core.stress.processes.quarantine import Quarantine
-from kvcheck.core.stress.processes.stalls import HELD_S, Stalls
-from kvcheck.core.stress.processes.stressed_wire import StressedWire
-from kvcheck.core.stress.processes.supervisor import RankStory
-from kvcheck.core.stress.processes.verdict import judge
-from kvcheck.core.stress.processes.work import bytes_for, work_of
+from kvcheck.core.stress.ranks.quarantine import Quarantine
+from kvcheck.core.stress.ranks.spec import Closing
+from kvcheck.core.stress.ranks.stalls import HELD_S, Stalls
+from kvcheck.core.stress.ranks.stressed_wire import StressedWire
+from kvcheck.core.stress.ranks.supervisor import RankStory
+from kvcheck.core.stress.ranks.verdict import judge
+from kvcheck.core.stress.ranks.work import bytes_for, work_of
 from kvcheck.core.stress.scenarios.pd_transfer import Faults
 from kvcheck.core.stress.schedule import Plan
 

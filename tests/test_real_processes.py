@@ -27,9 +27,9 @@ from kvcheck.commands.main import run as command_line
 from kvcheck.core.base.errors import TransferError
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.sockets.link import HEADER, FrameKind, Link, Listener, connect
-from kvcheck.core.stress.processes.supervisor import RankStory, Supervisor
-from kvcheck.core.stress.processes.verdict import Judgement, judge
-from kvcheck.core.stress.processes.work import bytes_for, work_of
+from kvcheck.core.stress.ranks.supervisor import RankStory, Supervisor
+from kvcheck.core.stress.ranks.verdict import Judgement, judge
+from kvcheck.core.stress.ranks.work import bytes_for, work_of
 from kvcheck.core.stress.scenarios.serving import reference_outputs
 from kvcheck.core.stress.schedule import Plan, parse_line
 

@@ -13,7 +13,7 @@ import pytest
 
 from kvcheck.commands.main import run
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
-from kvcheck.core.stress.engine import StressEngine
+from kvcheck.core.stress.runner import StressEngine
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import ReplayStrategy, decode_choices, encode_choices
 from kvcheck.core.targets.builtin import BuiltinTarget

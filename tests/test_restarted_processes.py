@@ -30,7 +30,7 @@ from kvcheck.core.cache.transfer.receiver import FAILED, TRANSFERRING
 from kvcheck.core.cache.transfer.sender import REFUSED, UNWANTED, WANTED, Sender
 from kvcheck.core.cache.transfer.sockets.link import FrameKind, Link
 from kvcheck.core.cache.transfer.sockets.wire import SocketWire
-from kvcheck.core.stress.processes.rank import RankRun
+from kvcheck.core.stress.ranks.rank import RankRun
 
 __all__ = ["importable"]
 

@@ -30,9 +30,9 @@ from kvcheck.core.cache.transfer.sockets.heartbeat import Pulse
 from kvcheck.core.cache.transfer.sockets.link import SEND_S, FrameKind, Link, LinkLost
 from kvcheck.core.cache.transfer.sockets.wire import COUNTS, SocketWire
 from kvcheck.core.stress.events import Allocated, Freed
-from kvcheck.core.stress.processes.quarantine import Quarantine
-from kvcheck.core.stress.processes.supervisor import RankStory
-from kvcheck.core.stress.processes.verdict import Judgement
+from kvcheck.core.stress.ranks.quarantine import Quarantine
+from kvcheck.core.stress.ranks.supervisor import RankStory
+from kvcheck.core.stress.ranks.verdict import Judgement
 
 __all__ = ["importable"]
 

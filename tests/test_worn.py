@@ -21,8 +21,8 @@ import pytest
 from kvcheck.commands.cells import BEGUN, orders_text
 from kvcheck.commands.orders import Limit, Order
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
-from kvcheck.core.stress.engine import StressEngine
-from kvcheck.core.stress.scenarios.worn import WORN_EVERY, worn_store
+from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.scenarios.faulty_store import WORN_EVERY, worn_store
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
 

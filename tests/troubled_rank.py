@@ -22,8 +22,8 @@ from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.transfer.messages import Message
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket
-from kvcheck.core.stress.processes.order import RankOrder
-from kvcheck.core.stress.processes.worker import main, wire_of
+from kvcheck.core.stress.ranks.spec import RankOrder
+from kvcheck.core.stress.ranks.worker import main, wire_of
 from kvcheck.core.targets.mutants import mutant
 from kvcheck.core.targets.parts import FIXED, Parts
 

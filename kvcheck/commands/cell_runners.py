@@ -16,9 +16,9 @@ from kvcheck.core.stress.schedule import Plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcheck.core.stress.engine import Outcome, StressEngine
-    from kvcheck.core.stress.engines import EngineRunner
-    from kvcheck.core.stress.processes.engine import ProcessEngine
+    from kvcheck.core.stress.probe_runner import EngineRunner
+    from kvcheck.core.stress.ranks.runner import ProcessEngine
+    from kvcheck.core.stress.runner import Outcome, StressEngine
 
 UNKNOWNS = 12
 """Schedules without any that could be judged, after which a probe is given up: settings have gone round by then."""
@@ -56,7 +56,7 @@ def runner_of(order: Order, processes: ProcessEngine | None, installed: EngineRu
 
 def engine_of(plan: Plan) -> StressEngine:
     """An engine with what the plan has under test."""
-    from kvcheck.core.stress.engine import StressEngine
+    from kvcheck.core.stress.runner import StressEngine
     from kvcheck.core.targets import TARGETS
     from kvcheck.core.targets.mutants import mutant_target
     from kvcheck.core.targets.target import Target
@@ -66,7 +66,7 @@ def engine_of(plan: Plan) -> StressEngine:
 
 
 def _gap(plan: Plan, total: Evidence) -> str | None:
-    from kvcheck.core.stress.engine import evidence_gap
+    from kvcheck.core.stress.runner import evidence_gap
 
     return evidence_gap(plan, total)
 
@@ -102,7 +102,7 @@ class _Simulated(_Plain):
         )
 
     def confirm(self, findings: tuple[Finding, ...], may_go_on: Callable[[], bool]) -> tuple[Finding, ...]:
-        from kvcheck.core.stress.confirm import confirmed
+        from kvcheck.core.stress.flip import confirmed
 
         assert self._last is not None
         return confirmed(self._engine, self._last, may_go_on) if self._confirms else findings
@@ -144,7 +144,7 @@ class _Processes(_Plain):
     """Each schedule runs all ranks once, every one a process."""
 
     def __init__(self, plan: Plan, processes: ProcessEngine | None) -> None:
-        from kvcheck.core.stress.processes.engine import ProcessEngine
+        from kvcheck.core.stress.ranks.runner import ProcessEngine
 
         self._plan, self._engine = plan, processes or ProcessEngine()
 

@@ -27,8 +27,8 @@ from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.stress.schedule import Plan, further_workloads, parse_line
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.engines import EngineRunner
-    from kvcheck.core.stress.processes.engine import ProcessEngine
+    from kvcheck.core.stress.probe_runner import EngineRunner
+    from kvcheck.core.stress.ranks.runner import ProcessEngine
 
 
 MORE_WORKLOADS = 6

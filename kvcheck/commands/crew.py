@@ -20,8 +20,8 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.schedule import Plan, parse_ranks
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.processes.crew import Place
-    from kvcheck.core.stress.processes.engine import ProcessEngine
+    from kvcheck.core.stress.ranks.agent_launcher import Place
+    from kvcheck.core.stress.ranks.runner import ProcessEngine
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 AUTO = "auto"
@@ -36,7 +36,7 @@ def find_place(plan: Plan, bind: str) -> Place | None:
         if bind != LOOPBACK:
             raise UsageError(f"--bind {bind}: expected a run under torchrun with --transport tcp or mooncake")
         return None
-    from kvcheck.core.stress.processes.crew import Place
+    from kvcheck.core.stress.ranks.agent_launcher import Place
 
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         if not found[name].isascii() or not found[name].isdigit():
@@ -63,8 +63,8 @@ def find_place(plan: Plan, bind: str) -> Place | None:
 
 def serve_place(place: Place) -> int:
     """Start ranks for rank 0 until it has no more of them."""
-    from kvcheck.core.stress.processes import worker
-    from kvcheck.core.stress.processes.crew import serve
+    from kvcheck.core.stress.ranks import worker
+    from kvcheck.core.stress.ranks.agent_launcher import serve
 
     serve(place, worker.__name__)
     return 0
@@ -96,8 +96,8 @@ def crew_of(place: Place | None) -> Iterator[ProcessEngine | None]:
     if place is None:
         yield None
         return
-    from kvcheck.core.stress.processes.crew import ANSWER_S, Crew
-    from kvcheck.core.stress.processes.engine import ProcessEngine
+    from kvcheck.core.stress.ranks.agent_launcher import ANSWER_S, Crew
+    from kvcheck.core.stress.ranks.runner import ProcessEngine
 
     crew = Crew(place)
     agent = Thread(target=serve_place, args=(replace(place, is_host=False),), name="agent", daemon=True)

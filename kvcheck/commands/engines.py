@@ -17,7 +17,7 @@ from kvcheck.core.base.record import to_plain
 from kvcheck.core.stress.schedule import Plan
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.engines import EngineRunner
+    from kvcheck.core.stress.probe_runner import EngineRunner
 
 UNREAD = ("mutant", "backend", "device", "transport", "ranks", "strategy", "requests", "trace", "choices")
 """Keys of a plan that no probe reads: they have to be what they are by default."""
@@ -46,7 +46,7 @@ def check_jobs(plan: Plan, jobs: int | None) -> None:
 
 def engine_plans(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
     """The plans of a run. Raises UsageError where no probe is left."""
-    from kvcheck.core.stress.engines import probe_plans
+    from kvcheck.core.stress.probe_runner import probe_plans
     from kvcheck.core.stress.scenarios import SCENARIOS
 
     tried = {plan.scenario for plan in probe_plans(base, [], [])}
@@ -71,7 +71,7 @@ def plan_facts(plans: list[Plan]) -> dict[str, object]:
     lines = [plan.line() for plan in plans]
     if not any(is_engine(plan.target) for plan in plans):
         return {"cells": lines}
-    from kvcheck.core.stress.engines import probe_of
+    from kvcheck.core.stress.probe_runner import probe_of
 
     return {"cells": lines, "shows": {plan.cell: probe_of(plan)[0].shows for plan in plans}}
 
@@ -82,7 +82,7 @@ def not_exercised(base: Plan, plans: list[Plan]) -> list[str]:
 
     if not is_engine(base.target):
         return []
-    from kvcheck.core.stress.engines import probe_plans
+    from kvcheck.core.stress.probe_runner import probe_plans
     from kvcheck.core.stress.scenarios import SCENARIOS
 
     every = list(probe_plans(base, [], []))
@@ -101,7 +101,7 @@ def installed_engine(plan: Plan) -> Iterator[EngineRunner | None]:
     if not is_engine(plan.target):
         yield None
         return
-    from kvcheck.core.stress.engines import EngineRunner
+    from kvcheck.core.stress.probe_runner import EngineRunner
 
     runner = EngineRunner(plan.target, device=plan.device)
     try:

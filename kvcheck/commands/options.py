@@ -28,7 +28,7 @@ from kvcheck.core.base.record import Identity
 from kvcheck.core.stress.schedule import MAX_DIGITS, PROCESS_TRANSPORTS, Plan, parse_ranks
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.engines import EngineRunner
+    from kvcheck.core.stress.probe_runner import EngineRunner
 
 DEFAULT_OUT = Path("reports/runs")
 FORMATS = ("text", "json")

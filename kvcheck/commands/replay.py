@@ -32,7 +32,7 @@ from kvcheck.core.report.store import find_run
 from kvcheck.core.stress.schedule import Plan, parse_line
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.engines import EngineRunner
+    from kvcheck.core.stress.probe_runner import EngineRunner
 
 
 def replay(
@@ -46,7 +46,7 @@ def replay(
 ) -> int:
     """Run a printed schedule, or the findings of a run, again."""
     from kvcheck.core.probes.installed import is_engine
-    from kvcheck.core.stress.engines import probe_of
+    from kvcheck.core.stress.probe_runner import probe_of
     from kvcheck.core.stress.scenarios import SCENARIOS
     from kvcheck.core.workload.shapes import shape as shape_named
 

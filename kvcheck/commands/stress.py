@@ -47,8 +47,8 @@ from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.schedule import PROCESS_TRANSPORTS, Plan
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.engines import EngineRunner
-    from kvcheck.core.stress.processes.engine import ProcessEngine
+    from kvcheck.core.stress.probe_runner import EngineRunner
+    from kvcheck.core.stress.ranks.runner import ProcessEngine
 
 DEFAULT_SCHEDULES = 24
 DEFAULT_CPU_S = 55.0

@@ -26,7 +26,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _end)
     try:
         asked = sys.stdin.read()
-        importlib.import_module("kvcheck.core.stress.engine")  # a death while this is loaded is not the target's
+        importlib.import_module("kvcheck.core.stress.runner")  # a death while this is loaded is not the target's
         for line in chain((BEGUN,), work(asked)):
             _say(line)
     except (KeyboardInterrupt, BrokenPipeError):

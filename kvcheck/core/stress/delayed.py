@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.delays import Delay, DelayReport, Site
-from kvcheck.core.stress.confirm import pair_of, wrong_bytes
 from kvcheck.core.stress.delay_lines import delays_of, delays_text
-from kvcheck.core.stress.engine import Outcome, StressEngine
 from kvcheck.core.stress.events import Submitted
+from kvcheck.core.stress.flip import pair_of, wrong_bytes
 from kvcheck.core.stress.pair import Pair
+from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import LEGS
 

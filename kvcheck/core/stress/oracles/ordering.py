@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Footprint, Place
-from kvcheck.core.stress.cells import Cells, Overlap
+from kvcheck.core.stress.access_log import Cells, Overlap
 from kvcheck.core.stress.clocks import Clock, Clocks, at
 from kvcheck.core.stress.events import HostActs, HostDrained, HostJoined, LaneWaited, Recorded, Submitted
 from kvcheck.core.stress.history import Handler

@@ -20,6 +20,7 @@ from kvcheck.core.cache.hicache.storage import PageStore
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.events import Modelled
 from kvcheck.core.stress.history import History
+from kvcheck.core.stress.scenarios.faulty_store import worn_store
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
     LoadingAborts,
@@ -30,7 +31,6 @@ from kvcheck.core.stress.scenarios.serving import (
     trace_load,
     unread,
 )
-from kvcheck.core.stress.scenarios.worn import worn_store
 from kvcheck.core.targets.target import HostTier, Target
 from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.sessions import session_jobs

@@ -23,10 +23,10 @@ from kvcheck.core.cache.transfer.mooncake.private_network import PrivateNetwork
 from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S
 from kvcheck.core.cache.transfer.sockets.link import LOCAL
 from kvcheck.core.stress.events import Faulted
-from kvcheck.core.stress.processes import worker
-from kvcheck.core.stress.processes.child import Child, Launcher, LocalChild, LocalLauncher
-from kvcheck.core.stress.processes.order import Closing, RankOrder, read_closing
-from kvcheck.core.stress.processes.work import ranks_of
+from kvcheck.core.stress.ranks import worker
+from kvcheck.core.stress.ranks.child import Child, Launcher, LocalChild, LocalLauncher
+from kvcheck.core.stress.ranks.spec import Closing, RankOrder, read_closing
+from kvcheck.core.stress.ranks.work import ranks_of
 from kvcheck.core.stress.schedule import Plan
 
 SILENCE_S = 120.0

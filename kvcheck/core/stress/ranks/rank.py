@@ -29,12 +29,12 @@ from kvcheck.core.stress.events import Aborted, Closed, Counted, Expected, Fault
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
-from kvcheck.core.stress.processes.order import Closing, RankOrder
-from kvcheck.core.stress.processes.quarantine import Quarantine
-from kvcheck.core.stress.processes.stalls import Stalls
-from kvcheck.core.stress.processes.stressed_wire import StressedWire
-from kvcheck.core.stress.processes.told import Told
-from kvcheck.core.stress.processes.work import pair_scenario, work_of
+from kvcheck.core.stress.ranks.inbox import Told
+from kvcheck.core.stress.ranks.quarantine import Quarantine
+from kvcheck.core.stress.ranks.spec import Closing, RankOrder
+from kvcheck.core.stress.ranks.stalls import Stalls
+from kvcheck.core.stress.ranks.stressed_wire import StressedWire
+from kvcheck.core.stress.ranks.work import pair_scenario, work_of
 from kvcheck.core.stress.scenarios.pd_transfer import STAGES, Aborts, Faults, prefill_sizes, room_of
 from kvcheck.core.stress.scenarios.serving import HURRY, Feed, generation_of, make_setup
 from kvcheck.core.stress.schedule import parse_line

@@ -21,7 +21,7 @@ from typing import IO, Protocol
 
 from kvcheck.core.base.child import Streams, start
 from kvcheck.core.base.scratch import ScratchFolder
-from kvcheck.core.stress.processes.order import RankOrder
+from kvcheck.core.stress.ranks.spec import RankOrder
 
 LOOK_S = 0.005
 TAIL = 600

@@ -11,11 +11,11 @@ import zlib
 from collections.abc import Iterable
 
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.stress.engine import Outcome, complete
-from kvcheck.core.stress.processes.child import Launcher
-from kvcheck.core.stress.processes.supervisor import RankStory, Supervisor
-from kvcheck.core.stress.processes.verdict import judge
-from kvcheck.core.stress.processes.work import ranks_of, work_of
+from kvcheck.core.stress.ranks.child import Launcher
+from kvcheck.core.stress.ranks.supervisor import RankStory, Supervisor
+from kvcheck.core.stress.ranks.verdict import judge
+from kvcheck.core.stress.ranks.work import ranks_of, work_of
+from kvcheck.core.stress.runner import Outcome, complete
 from kvcheck.core.stress.scenarios.serving import reference_outputs
 from kvcheck.core.stress.schedule import Plan
 

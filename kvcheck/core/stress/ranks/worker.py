@@ -21,9 +21,9 @@ import torch
 from kvcheck.core.base.errors import KvcheckError, TransferError, UnknownVerdict, machine_trouble
 from kvcheck.core.cache.scheduler.process_group import GroupLost
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
-from kvcheck.core.stress.processes.order import PROCESS_WIRES, RankOrder, read_order
-from kvcheck.core.stress.processes.rank import RankRun
-from kvcheck.core.stress.processes.told import Told
+from kvcheck.core.stress.ranks.inbox import Told
+from kvcheck.core.stress.ranks.rank import RankRun
+from kvcheck.core.stress.ranks.spec import PROCESS_WIRES, RankOrder, read_order
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.parts import FIXED, Parts
 

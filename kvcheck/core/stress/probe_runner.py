@@ -18,7 +18,7 @@ from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.probe import ProbeRow
 from kvcheck.core.probes.frame.wire import Ask, Hello, Reply
 from kvcheck.core.probes.installed import parse_target
-from kvcheck.core.stress.engine import complete
+from kvcheck.core.stress.runner import complete
 from kvcheck.core.stress.schedule import Plan
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.events import Faulted
-from kvcheck.core.stress.processes.supervisor import RankStory
-from kvcheck.core.stress.processes.work import bytes_for
+from kvcheck.core.stress.ranks.supervisor import RankStory
+from kvcheck.core.stress.ranks.work import bytes_for
 from kvcheck.core.stress.scenarios.scenario import Load
 
 MOST = 20

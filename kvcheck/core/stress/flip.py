@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.engine import Outcome, StressEngine
 from kvcheck.core.stress.pair import Pair, parse_pair
+from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import EagerStrategy, make_strategy
 

@@ -17,8 +17,8 @@ from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.transfer.messages import Abort, AuxData, Drained, Message, Status
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket
-from kvcheck.core.stress.processes.quarantine import Quarantine
-from kvcheck.core.stress.processes.stalls import Stalls
+from kvcheck.core.stress.ranks.quarantine import Quarantine
+from kvcheck.core.stress.ranks.stalls import Stalls
 from kvcheck.core.stress.scenarios.pd_transfer import Faults
 
 Key = tuple[str, int, int]

@@ -22,8 +22,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
-from kvcheck.core.stress.processes.child import Child, Ending, LocalChild, LocalLauncher, Put
-from kvcheck.core.stress.processes.order import RankOrder, read_order
+from kvcheck.core.stress.ranks.child import Child, Ending, LocalChild, LocalLauncher, Put
+from kvcheck.core.stress.ranks.spec import RankOrder, read_order
 
 CONNECT_S = 120.0
 STEP_S = 1.0
