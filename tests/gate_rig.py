@@ -18,7 +18,7 @@ from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import BenchRow, Evidence, Identity, Interval, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.rounds import floor_of, ratio_interval
 from kvcheck.core.bench.noise import machine
-from kvcheck.core.report.gate import Gated, Look, Overhead, Recorded, Rules, decide
+from kvcheck.core.report.gate.judge import Gated, Look, Overhead, Recorded, Rules, decide
 
 ONE = Interval(1.0, 1.0, 1.0)
 STEPS = tuple(step / 1000 for step in range(-7, 8))

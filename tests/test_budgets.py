@@ -12,7 +12,7 @@ import pytest
 from gate_rig import bench_row
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.report.budgets import Budget, read_budgets
+from kvcheck.core.report.gate.budgets import Budget, read_budgets
 
 ROOT = Path(__file__).parent.parent
 GOOD = 'case = "read"\narm = "packed"\nbaseline = "views"\n'

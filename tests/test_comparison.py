@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 from kvcheck.commands.report import report
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
-from kvcheck.core.report.comparison import Comparison, compare
-from kvcheck.core.report.comparison_to_csv import render as to_csv
-from kvcheck.core.report.comparison_to_html import render as to_html
-from kvcheck.core.report.comparison_to_md import render as to_md
+from kvcheck.core.report.comparison.compare import Comparison, compare
+from kvcheck.core.report.comparison.to_csv import render as to_csv
+from kvcheck.core.report.comparison.to_html import render as to_html
+from kvcheck.core.report.comparison.to_md import render as to_md
 from kvcheck.core.report.store import RunStore
 
 APP = typer.Typer()

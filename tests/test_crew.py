@@ -19,7 +19,7 @@ import pytest
 from test_real_processes import PLAN, TroubledSupervisor, importable, outcome
 from torch._C._distributed_c10d import TCPStore
 
-from kvcheck.commands.crew import find_place
+from kvcheck.commands.torchrun import find_place
 from kvcheck.core.base.errors import TransferError, UsageError
 from kvcheck.core.cache.transfer.sockets.link import Listener, connect
 from kvcheck.core.stress.ranks import agent_launcher as crew_module

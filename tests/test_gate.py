@@ -15,7 +15,7 @@ from gate_rig import STEPS, bench_row, gated, judged, noisy_row
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import BenchRow, Interval
-from kvcheck.core.report.gate import Overhead, Recorded, Rules, decide, fault
+from kvcheck.core.report.gate.judge import Overhead, Recorded, Rules, decide, fault
 
 OK, INCONCLUSIVE, SLOWER = Overhead.OK, Overhead.INCONCLUSIVE, Overhead.SLOWER
 SLOW, FAST = bench_row(1.2), bench_row(0.9)

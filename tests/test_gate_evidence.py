@@ -19,9 +19,9 @@ from test_gate_result import gate
 from kvcheck.commands.gate_lines import result_lines
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import Coverage, Evidence, Identity, RunRecord, Verdict, read_record
-from kvcheck.core.report.contradictions import contradictions
-from kvcheck.core.report.gate_to_html import render as page
-from kvcheck.core.report.gate_to_md import render as markdown
+from kvcheck.core.report.gate.contradictions import contradictions
+from kvcheck.core.report.gate.to_html import render as page
+from kvcheck.core.report.gate.to_md import render as markdown
 from kvcheck.core.report.store import RunStore
 from kvcheck.core.targets.mutants import mutant
 

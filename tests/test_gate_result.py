@@ -21,9 +21,9 @@ from test_cli_damage import STEERING, steers
 
 from kvcheck.commands.gate_lines import result_lines
 from kvcheck.core.base.record import BenchRow, Evidence, RunRecord, ScenarioResult, Verdict
-from kvcheck.core.report.budgets import Budget
-from kvcheck.core.report.gate import Rules, decide
-from kvcheck.core.report.gate_result import (
+from kvcheck.core.report.gate.budgets import Budget
+from kvcheck.core.report.gate.judge import Rules, decide
+from kvcheck.core.report.gate.result import (
     GateResult,
     Problem,
     conditional_findings,
@@ -33,9 +33,9 @@ from kvcheck.core.report.gate_result import (
     summaries,
     tally,
 )
-from kvcheck.core.report.gate_to_html import render as page
-from kvcheck.core.report.gate_to_md import escaped
-from kvcheck.core.report.gate_to_md import render as markdown
+from kvcheck.core.report.gate.to_html import render as page
+from kvcheck.core.report.gate.to_md import escaped
+from kvcheck.core.report.gate.to_md import render as markdown
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "reports" / "gate.schema.json").read_text(encoding="utf-8"))
 BUDGET = Budget(case="read", arm="packed", baseline="views", max_ratio=1.0)

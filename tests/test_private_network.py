@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvcheck.commands.crew import exposure
+from kvcheck.commands.torchrun import exposure
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.cache.transfer.mooncake import private_network as module
 from kvcheck.core.cache.transfer.mooncake.private_network import PrivateNetwork

@@ -17,7 +17,7 @@ import typer
 from kvcheck.commands.options import environment, tool
 from kvcheck.core.base.errors import UnknownVerdict, UsageError, WrongOutput
 from kvcheck.core.base.record import BenchRow, RunRecord
-from kvcheck.core.report.gate import MEASURED_AGAIN, Recorded
+from kvcheck.core.report.gate.judge import MEASURED_AGAIN, Recorded
 
 if TYPE_CHECKING:  # torch is imported when something is measured
     from kvcheck.core.bench.run import Choose

@@ -24,9 +24,9 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import read_record
 from kvcheck.core.report import GATE_WRITERS
-from kvcheck.core.report.budgets import read_budgets
-from kvcheck.core.report.gate import Rules, decide
-from kvcheck.core.report.gate_result import (
+from kvcheck.core.report.gate.budgets import read_budgets
+from kvcheck.core.report.gate.judge import Rules, decide
+from kvcheck.core.report.gate.result import (
     ON_INCONCLUSIVE,
     GateResult,
     Problem,

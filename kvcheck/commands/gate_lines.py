@@ -7,8 +7,8 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.report.gate_result import GateResult
-from kvcheck.core.report.gate_text import HEADINGS, cells, sections, summary_text
+from kvcheck.core.report.gate.result import GateResult
+from kvcheck.core.report.gate.text import HEADINGS, cells, sections, summary_text
 
 MOST_DETAILS = 10
 WIDE = 90

@@ -26,9 +26,9 @@ from kvcheck.core.base.child import Streams, end, start
 from kvcheck.core.base.errors import InternalError, UsageError
 from kvcheck.core.base.record import Evidence, RunRecord, Verdict, to_plain, value_from
 from kvcheck.core.base.rounds import share_above, share_below
-from kvcheck.core.report.budgets import Budget
-from kvcheck.core.report.gate import Look, Overhead, Rules, decide
-from kvcheck.core.report.gate_result import gated_rows
+from kvcheck.core.report.gate.budgets import Budget
+from kvcheck.core.report.gate.judge import Look, Overhead, Rules, decide
+from kvcheck.core.report.gate.result import gated_rows
 
 TRIALS = 10
 MOST_PERCENT = 1000.0

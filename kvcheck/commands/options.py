@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcheck import __version__
-from kvcheck.commands.engines import check_engine_plan
+from kvcheck.commands.probes import check_engine_plan
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest, file_digest

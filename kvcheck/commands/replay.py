@@ -22,9 +22,9 @@ import typer
 
 from kvcheck.commands.cell_runners import engine_of
 from kvcheck.commands.cells import run_cell
-from kvcheck.commands.engines import installed_engine
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, check_choice, check_plan, check_positive
 from kvcheck.commands.orders import Order, Report
+from kvcheck.commands.probes import installed_engine
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.record import Finding, Verdict, read_record

@@ -92,7 +92,7 @@ def _is_joint(format_name: str, path: Path, runs: int) -> bool:
 
 
 def _compare(records: list[tuple[Path, RunRecord]], targets: list[tuple[str, Path]]) -> None:
-    from kvcheck.core.report.comparison import compare
+    from kvcheck.core.report.comparison.compare import compare
 
     comparison = compare([record for _, record in records])
     for format_name, path in targets:

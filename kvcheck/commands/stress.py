@@ -18,8 +18,6 @@ import typer
 
 from kvcheck.commands.cells import run_orders
 from kvcheck.commands.closing import close
-from kvcheck.commands.crew import crew_of, exposure, find_place, serve_place
-from kvcheck.commands.engines import check_jobs, engine_facts, engine_plans, installed_engine, not_exercised, plan_facts
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     FORMATS,
@@ -36,13 +34,15 @@ from kvcheck.commands.options import (
     identity,
 )
 from kvcheck.commands.orders import Limit, Order, Report
+from kvcheck.commands.probes import check_jobs, engine_facts, engine_plans, installed_engine, not_exercised, plan_facts
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.terminal import cell_lines, complain, warn
+from kvcheck.commands.torchrun import crew_of, exposure, find_place, serve_place
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, read_record
-from kvcheck.core.report.builds import changes
-from kvcheck.core.report.contradictions import contradictions
+from kvcheck.core.report.gate.builds import changes
+from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.schedule import PROCESS_TRANSPORTS, Plan
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import pandas
 
 from kvcheck.core.base.record import read_record
-from kvcheck.core.report.comparison import compare
+from kvcheck.core.report.comparison.compare import compare
 from kvcheck.core.report.store import write_text
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from kvcheck.core.base.record import RunRecord
 from kvcheck.core.base.registry import Registry
-from kvcheck.core.report.gate_result import GateResult
+from kvcheck.core.report.gate.result import GateResult
 
 if TYPE_CHECKING:
-    from kvcheck.core.report.comparison import ComparisonWriter
+    from kvcheck.core.report.comparison.compare import ComparisonWriter
 
 Writer = Callable[[RunRecord, Path], None]
 
@@ -34,18 +34,18 @@ GateWriter = Callable[[GateResult, Path], None]
 GATE_WRITERS: Registry[GateWriter] = Registry(
     "format of the gate",
     {
-        "json": "kvcheck.core.report.gate_result:write_json",
-        "md": "kvcheck.core.report.gate_to_md:write",
-        "html": "kvcheck.core.report.gate_to_html:write",
+        "json": "kvcheck.core.report.gate.result:write_json",
+        "md": "kvcheck.core.report.gate.to_md:write",
+        "html": "kvcheck.core.report.gate.to_html:write",
     },
 )
 
 COMPARISON_WRITERS: Registry[ComparisonWriter] = Registry(
     "format of a comparison",
     {
-        "csv": "kvcheck.core.report.comparison_to_csv:write",
-        "md": "kvcheck.core.report.comparison_to_md:write",
-        "html": "kvcheck.core.report.comparison_to_html:write",
+        "csv": "kvcheck.core.report.comparison.to_csv:write",
+        "md": "kvcheck.core.report.comparison.to_md:write",
+        "html": "kvcheck.core.report.comparison.to_html:write",
     },
 )
 

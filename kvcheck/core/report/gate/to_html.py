@@ -13,8 +13,8 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from kvcheck.core.report.gate_result import GateResult
-from kvcheck.core.report.gate_text import HEADINGS, cells, sections, summary_text
+from kvcheck.core.report.gate.result import GateResult
+from kvcheck.core.report.gate.text import HEADINGS, cells, sections, summary_text
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import part

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.record import Identity, RunRecord
-from kvcheck.core.report.contradictions import planned_cells
+from kvcheck.core.report.gate.contradictions import planned_cells
 
 BUILTIN = "builtin"
 

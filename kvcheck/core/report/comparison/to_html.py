@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.report.comparison import Cell, Column, Comparison, Group, counts, summary
+from kvcheck.core.report.comparison.compare import Cell, Column, Comparison, Group, counts, summary
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import MARKS, clip, part, visible
 

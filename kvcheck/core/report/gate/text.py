@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.record import Identity, Interval
-from kvcheck.core.report.gate import GatedRow
-from kvcheck.core.report.gate_result import GateResult, Problem, RunSummary
+from kvcheck.core.report.gate.judge import GatedRow
+from kvcheck.core.report.gate.result import GateResult, Problem, RunSummary
 
 NAMED = 8
 """Strategies and settings that a run has not tried, named in a line."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvcheck.core.report.comparison import Cell, Column, Comparison, Row
+from kvcheck.core.report.comparison.compare import Cell, Column, Comparison, Row
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.to_csv import csv_text
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvcheck.core.base.record import BenchRow, Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
-from kvcheck.core.report.budgets import BOUNDS, Budget
-from kvcheck.core.report.builds import build_problems
-from kvcheck.core.report.contradictions import contradictions
-from kvcheck.core.report.gate import ADVISED_ROWS, Gated, GatedRow, Overhead, Recorded, fault
+from kvcheck.core.report.gate.budgets import BOUNDS, Budget
+from kvcheck.core.report.gate.builds import build_problems
+from kvcheck.core.report.gate.contradictions import contradictions
+from kvcheck.core.report.gate.judge import ADVISED_ROWS, Gated, GatedRow, Overhead, Recorded, fault
 from kvcheck.core.report.store import write_text
 
 SCHEMA_VERSION = "2"

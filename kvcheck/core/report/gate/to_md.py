@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvcheck.core.report.gate_result import GateResult
-from kvcheck.core.report.gate_text import HEADINGS, cells, sections, summary_text
+from kvcheck.core.report.gate.result import GateResult
+from kvcheck.core.report.gate.text import HEADINGS, cells, sections, summary_text
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import write_text
 

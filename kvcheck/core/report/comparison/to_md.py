@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.report.comparison import Cell, Comparison, Table, counts, summary
-from kvcheck.core.report.gate_to_md import MOST_LINES, escaped, table_line
+from kvcheck.core.report.comparison.compare import Cell, Comparison, Table, counts, summary
+from kvcheck.core.report.gate.to_md import MOST_LINES, escaped, table_line
 from kvcheck.core.report.store import write_text
 
 SHOUT = {Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "UNKNOWN", Verdict.PASS: "pass"}

@@ -1,0 +1,1 @@
+"""The gate: may this be merged, judged from stored runs and a budget."""
