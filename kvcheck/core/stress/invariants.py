@@ -136,8 +136,8 @@ INVARIANTS = (
         "only once its bytes are there.",
         tests=(
             "test_storage.py::test_the_restorable_prefix_is_the_longest_by_definition",
-            "test_prefetch.py::test_a_prefix_is_no_longer_than_what_arrived_of_every_space",
-            "test_prefetch.py::test_a_window_page_that_did_not_arrive_ends_the_prefix_before_it",
+            "test_storage_tier.py::test_a_prefix_is_no_longer_than_what_arrived_of_every_space",
+            "test_storage_tier.py::test_a_window_page_that_did_not_arrive_ends_the_prefix_before_it",
         ),
     ),
     Invariant(
@@ -147,7 +147,7 @@ INVARIANTS = (
         tests=(
             "test_ranks.py::test_ranks_that_agree_stay_the_same_where_others_differ",
             "test_ranks.py::test_after_every_round_all_ranks_hold_the_same_tree",
-            "test_prefetch.py::test_a_page_that_one_rank_lost_is_published_by_none",
+            "test_storage_tier.py::test_a_page_that_one_rank_lost_is_published_by_none",
         ),
     ),
     Invariant(

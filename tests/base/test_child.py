@@ -1,0 +1,189 @@
+"""Children of kvcheck: what they import, what they inherit, and which kvcheck they are.
+
+Invariants:
+- The foreign kvcheck of these tests judges nothing and says so; the foreign module writes a file where it is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes.engine import GREET, environment, interpreter
+
+from kvcheck.commands.main import run
+from kvcheck.core.base import child
+from kvcheck.core.base.child import OWN, SECRET, Streams, import_paths, inherited, start
+from kvcheck.core.base.errors import InternalError, UnknownVerdict
+
+ROOT = Path(__file__).parents[2]
+SECRETS = {
+    "HF_TOKEN": "a",
+    "VLLM_API_KEY": "a",
+    "SGLANG_API_KEY": "a",
+    "AWS_SECRET_ACCESS_KEY": "a",
+    "AWS_ACCESS_KEY_ID": "a",
+    "CUDA_PASSWORD": "a",
+    "https_proxy": "http://proxy",
+    "HTTP_PROXY": "http://proxy",
+    "GITHUB_ENV": "a",
+    "LMCACHE_REMOTE_URL": "redis://user:word@host",
+    "PYTHONPATH": "/somewhere",
+    "BASH_ENV": "a",
+}
+SEEN = {"HOME": "/h", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1", "MC_LOG_LEVEL": "INFO"}
+SEEN_BY_ENGINES = {
+    "HF_HOME": "/h",
+    "SGLANG_CLIP_MAX_NEW_TOKENS": "1",
+    "VLLM_USE_V1": "1",
+    "LMCACHE_SIZE": "1",
+}
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A folder with another kvcheck and a module that is named like a standard one."""
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    mark = folder / "foreign-code-ran"
+    touch = f"open({str(mark)!r}, 'w').close()\n"
+    (folder / "queue.py").write_text(touch + "raise SystemExit(3)\n")
+    for package in ("kvcheck", "kvcheck/commands", "kvcheck/core", "kvcheck/core/stress"):
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").write_text(touch + "__version__ = '0.0.0'\n")
+    return folder
+
+
+def kvcheck(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The command, started in this folder as its console script is: the folder is not on its path."""
+    program = "import sys; from kvcheck.commands.main import main; main()"
+    command = [sys.executable, "-P", "-c", program, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_workers_judge_the_kvcheck_that_was_started(hostile: Path) -> None:
+    options = ["--schedules", "1", "--seed", "1", "--jobs", "2", "--no-reports", "--out", "../runs"]
+    shapes = ["--shape", "glm-5.1-tiny", "--shape", "deepseek-v3.2-tiny"]
+    done = kvcheck(hostile, "stress", "retract-resume", "--mutant", "offload-skips-index-buffer", *shapes, *options)
+    assert done.returncode == 1 and "KV102" in done.stdout and "KV902" not in done.stdout, done.stdout + done.stderr
+    assert not (hostile / "foreign-code-ran").exists()
+
+
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("mooncake", marks=pytest.mark.mooncake)])
+def test_ranks_and_their_engines_are_the_kvcheck_that_was_started(transport: str, hostile: Path) -> None:
+    options = ["--ranks", "1x1", "--shape", "llama-3-tiny", "--seed", "5", "--requests", "6", "--out", "../runs"]
+    done = kvcheck(hostile, "stress", "pd-transfer", "--transport", transport, "--no-reports", *options)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    assert not (hostile / "foreign-code-ran").exists()
+
+
+@pytest.mark.slow
+def test_trials_of_the_gate_are_the_kvcheck_that_was_started(hostile: Path) -> None:
+    done = kvcheck(hostile, "selftest", "--aa", "11", "--seed", "1", "--format", "json")
+    assert done.returncode in (0, 4) and len(json.loads(done.stdout)["trials"]) == 11, done.stdout + done.stderr
+    assert not (hostile / "foreign-code-ran").exists()
+
+
+def test_an_installed_engine_is_driven_by_the_kvcheck_that_was_started(hostile: Path, tmp_path: Path) -> None:
+    env = environment(tmp_path / "env", "")
+    options = ["--shape", "pool-copy.mha", "--schedules", "12", "--seed", "1", "--no-reports", "--out", "../runs"]
+    done = kvcheck(hostile, "stress", "--target", f"sglang:{env}", *options)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    assert not (hostile / "foreign-code-ran").exists()
+
+
+@pytest.mark.slow
+def test_a_page_is_drawn_without_the_settings_of_the_current_folder(tmp_path: Path) -> None:
+    plain, odd = tmp_path / "plain", tmp_path / "odd"
+    options = ["--schedules", "3", "--seed", "1", "--jobs", "1", "--no-reports", "--out", str(tmp_path / "runs")]
+    plain.mkdir()
+    odd.mkdir()
+    (odd / "matplotlibrc").write_text("font.size: 40\naxes.linewidth: 9\nno.such.key: 1\n")
+    assert kvcheck(plain, "stress", "retract-resume", "--shape", "llama-3-tiny", *options).returncode == 0
+    (record,) = (tmp_path / "runs").glob("*/run.json")
+    pages = []
+    for folder in (plain, odd):
+        done = kvcheck(folder, "report", str(record), "-o", "html=page.html")
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        pages.append((folder / "page.html").read_bytes())
+    assert pages[0] == pages[1]
+
+
+def test_a_child_says_which_kvcheck_it_is() -> None:
+    program = "kvcheck"
+    process = start(program, "--version", streams=Streams())
+    assert process.communicate()[0] == f"kvcheck {OWN.version}\n"
+
+
+def test_another_kvcheck_in_a_child_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "kvcheck"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = '9.9'\n")
+    begun = child.spawn
+
+    def spawn(*arguments: str, **keys: object) -> object:
+        with monkeypatch.context() as patch:
+            patch.setattr(child, "OWN", replace(OWN, package=str(package)))
+            return begun(*arguments, **keys)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(child, "spawn", spawn)
+    with pytest.raises(InternalError, match=rf"another kvcheck: expected {OWN.package} .* got {package} version 9.9"):
+        start("kvcheck", "--version", streams=Streams())
+
+
+def test_a_child_that_says_nothing_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    silent = interpreter(tmp_path / "silent", "exit 3", greeting="") / "bin" / "python"
+    monkeypatch.setattr(sys, "executable", str(silent))
+    with pytest.raises(UnknownVerdict, match="ended with status 3 before kvcheck was loaded"):
+        start("kvcheck", streams=Streams())
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    with pytest.raises(UnknownVerdict, match=r"the machine cannot start this process: .*No such file"):
+        start("kvcheck", streams=Streams())
+
+
+def test_an_engine_that_greets_as_another_kvcheck_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = GREET.replace('"$4"', '\'{"package": "/other", "version": "9", "python": "3"}\'')
+    env = interpreter(tmp_path / "env", "sleep 60", greeting=other)
+    assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 70
+    assert "got /other version 9 on Python 3" in capsys.readouterr().err
+
+
+def test_children_inherit_what_is_stated_and_no_secret() -> None:
+    everything = {**SECRETS, **SEEN, **SEEN_BY_ENGINES}
+    assert inherited(everything) == SEEN
+    assert inherited(everything, is_engine=True) == SEEN | SEEN_BY_ENGINES
+    assert not any(SECRET.fullmatch(name) for name in ("TOKENIZERS_PARALLELISM", "MC_KEYBOARD", "VLLM_MAX_TOKENS"))
+
+
+def test_an_engine_does_not_see_the_callers_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = interpreter(tmp_path / "env", f"env > {tmp_path}/seen; exit 3")
+    for name, value in (SECRETS | SEEN_BY_ENGINES).items():
+        monkeypatch.setenv(name, value)
+    assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
+    seen = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
+    assert seen & {*SECRETS} == set() and seen >= {*SEEN_BY_ENGINES, "PATH"}
+
+
+def test_paths_are_the_parents_without_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert import_paths(["", ".", "lib", str(tmp_path), "/usr/lib/python", f"{tmp_path}/lib"]) == [
+        "/usr/lib/python",
+        f"{tmp_path}/lib",
+    ]
+
+
+def test_the_page_about_children_names_what_they_inherit() -> None:
+    page = (ROOT / "docs" / "children.md").read_text(encoding="utf-8")
+    for name in (*SEEN, *SEEN_BY_ENGINES):
+        prefix = name.split("_")[0]
+        assert f"`{name}`" in page or f"`{prefix}_*`" in page, name

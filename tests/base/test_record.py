@@ -1,0 +1,299 @@
+"""A record survives its file, says the worst verdict, and fits the published schema; anything else is refused.
+
+Invariants:
+- The schema and the dataclasses have the same keys and the same nullable keys; neither can drift alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from rigs.literal_record import FAILED, PASSED, UNJUDGED
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import (
+    BenchRow,
+    Evidence,
+    Finding,
+    Interval,
+    MutantResult,
+    RunRecord,
+    ScenarioResult,
+    Verdict,
+    read_record,
+)
+from kvcheck.core.report.to_csv import tables
+from kvcheck.core.report.to_html import render
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "reports" / "run.schema.json").read_text(encoding="utf-8"))
+MEASURED = replace(
+    PASSED,
+    bench=(
+        BenchRow(
+            case="metadata-read",
+            arm="packed",
+            baseline="ten-views",
+            size="rows=64",
+            shape=None,
+            device="cpu",
+            bytes=2048,
+            us=Interval(1.5, 1.4, 1.7),
+            baseline_us=Interval(6.0),
+            ratio=Interval(0.25, 0.24, 0.26),
+            floor=0.01,
+            ratios=(0.24, 0.25, 0.26),
+            limit="memcpy",
+            limit_ratio=Interval(0.5, None, None),
+        ),
+    ),
+)
+RECORDS = {"fail": FAILED, "pass": PASSED, "unknown": UNJUDGED, "measured": MEASURED}
+DEFINITIONS = {
+    Evidence: SCHEMA["$defs"]["evidence"],
+    Finding: SCHEMA["$defs"]["finding"],
+    ScenarioResult: SCHEMA["$defs"]["scenario"],
+    MutantResult: SCHEMA["$defs"]["mutant"],
+    Interval: SCHEMA["$defs"]["interval"],
+    BenchRow: SCHEMA["$defs"]["bench_row"],
+    RunRecord: SCHEMA,
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_is_read_back_as_it_was_written(name: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(RECORDS[name].to_json(), encoding="utf-8")
+    assert read_record(tmp_path) == RECORDS[name]
+    assert read_record(tmp_path / "run.json") == RECORDS[name]
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_fits_the_schema(name: str) -> None:
+    raw = json.loads(RECORDS[name].to_json())
+    jsonschema.validate(raw, SCHEMA)
+    assert raw["verdict"] == RECORDS[name].verdict.value
+
+
+def test_the_schema_itself_is_valid() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"surprise": 1}, "surprise"),
+        ({"verdict": "passed"}, "passed"),
+        ({"exit_code": 5}, "5"),
+        ({"schema_version": "3"}, "3"),
+        ({"scenarios": [{"id": "a/b"}]}, "required"),
+        ({"seed": "1"}, "type"),
+    ],
+)
+def test_the_schema_refuses_what_is_not_a_record(change: dict[str, object], complaint: str) -> None:
+    raw = {**json.loads(PASSED.to_json()), **change}
+    with pytest.raises(jsonschema.ValidationError, match=complaint):
+        jsonschema.validate(raw, SCHEMA)
+
+
+@pytest.mark.parametrize("value", DEFINITIONS, ids=lambda value: value.__name__)
+def test_schema_and_dataclass_have_the_same_keys(value: type) -> None:
+    definition = DEFINITIONS[value]
+    hints = typing.get_type_hints(value)
+    names = [row.name for row in dataclasses.fields(value)]
+    assert sorted(definition["properties"]) == sorted(definition["required"]) == sorted(names)
+    optional = {name for name in names if types.NoneType in typing.get_args(hints[name])}
+    nullable = {name for name, rule in definition["properties"].items() if "null" in rule.get("type", ())}
+    assert nullable == optional
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "worst"),
+    [
+        ([], Verdict.UNKNOWN),
+        ([Verdict.PASS], Verdict.PASS),
+        ([Verdict.PASS, Verdict.UNKNOWN], Verdict.UNKNOWN),
+        ([Verdict.UNKNOWN, Verdict.FAIL, Verdict.PASS], Verdict.FAIL),
+    ],
+)
+def test_the_worst_verdict_wins(verdicts: list[Verdict], worst: Verdict) -> None:
+    assert Verdict.worst(verdicts) is worst
+
+
+def test_exit_codes_of_verdicts() -> None:
+    assert [verdict.exit_code for verdict in (Verdict.PASS, Verdict.FAIL, Verdict.UNKNOWN)] == [0, 1, 4]
+
+
+def test_evidence_adds_up_and_none_stays_none() -> None:
+    one = Evidence(schedules=1, retractions=2, words_verified={"latent": 3})
+    two = Evidence(schedules=4, transfers=5, words_verified={"latent": 6, "metadata": 7})
+    total = one.plus(two)
+    assert (total.schedules, total.retractions, total.transfers, total.aborts) == (5, 2, 5, None)
+    assert total.words_verified == {"latent": 9, "metadata": 7}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (FAILED.to_json()[:200], "truncated"),
+        ("[]", "expected a run record with schema_version, got list"),
+        ('{"schema_version": "9"}', "expected schema_version '2' or '1', got '9'"),
+        ('{"schema_version": "1"}', "not a complete run record"),
+        (PASSED.to_json().replace('"pass"', '"passed"'), "not a complete run record"),
+    ],
+)
+def test_a_file_that_is_no_record_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=complaint):
+        read_record(tmp_path)
+
+
+def as_version_1(record: RunRecord) -> dict[str, typing.Any]:
+    """A record as kvcheck wrote it before version 2."""
+    raw: dict[str, typing.Any] = json.loads(record.to_json())
+    del raw["identity"]
+    for row in raw["scenarios"]:
+        del row["coverage"]
+    for row in raw["findings"]:
+        del row["condition"]
+    return raw | {"schema_version": "1"}
+
+
+def test_a_record_of_version_1_is_still_read(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(as_version_1(UNJUDGED)), encoding="utf-8")
+    assert read_record(tmp_path) == replace(UNJUDGED, identity=None)
+
+
+@pytest.mark.parametrize("key", ["identity", "scenarios"])
+def test_a_record_of_version_1_with_keys_of_today_is_refused(key: str, tmp_path: Path) -> None:
+    raw = as_version_1(PASSED)
+    raw[key] = {"code": 5} if key == "identity" else [{**row, "coverage": 5} for row in raw[key]]
+    (tmp_path / "run.json").write_text(json.dumps(raw), encoding="utf-8")
+    with pytest.raises(UsageError, match="not a complete run record"):
+        read_record(tmp_path)
+
+
+def test_a_missing_record_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"expected a run\.json or its folder"):
+        read_record(tmp_path / "nothing")
+
+
+Place = tuple[str | int, ...]
+DAMAGE: tuple[object, ...] = (None, True, 5, 1.5, "x", [], {}, [5], {"x": "x"}, [1, None], 10**30, 1e300)
+
+
+def changed(value: object, place: Place, new: object) -> object:
+    """A copy of parsed JSON with one place changed."""
+    if not place:
+        return new
+    assert isinstance(value, (dict, list))
+    copy: typing.Any = value.copy()
+    copy[place[0]] = changed(copy[place[0]], place[1:], new)
+    return copy
+
+
+def places(value: object, here: Place = ()) -> Iterator[Place]:
+    """Every place inside parsed JSON."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in pairs:
+        yield (*here, key)
+        yield from places(item, (*here, key))
+
+
+def nested(levels: int) -> object:
+    """Lists in lists."""
+    value: object = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_whatever_one_place_holds_the_file_is_a_record_or_refused(tmp_path: Path) -> None:
+    whole = json.loads(FAILED.to_json())
+    path = tmp_path / "run.json"
+    refused = 0
+    for place in places({key: whole[key] for key in whole if key != "schema_version"}):
+        for damage in DAMAGE:
+            raw = changed(whole, place, damage)
+            path.write_text(json.dumps(raw), encoding="utf-8")
+            try:
+                record = read_record(path)
+            except UsageError:
+                refused += 1
+            else:
+                assert json.loads(record.to_json()) == raw
+    assert refused > 1000
+
+
+@pytest.mark.parametrize(
+    ("place", "damage", "complaint"),
+    [
+        (("findings", 0, "code"), 5, r"record\.findings\[0\]\.code: expected str, got int"),
+        (("findings", 0, "code"), None, r"record\.findings\[0\]\.code: expected str, got NoneType"),
+        (("findings", 0, "layer"), "2", r"record\.findings\[0\]\.layer: expected int, got str"),
+        (("findings", 0, "schedule"), 7, r"schedule: expected str, got int"),
+        (("evidence", "words_verified"), 5, "words_verified: expected dict, got int"),
+        (("evidence", "words_verified"), {"x": "x"}, r"words_verified\.x: expected int, got str"),
+        (("evidence", "events"), True, "events: expected int, got bool"),
+        (("argv",), [1, None], r"argv\[0\]: expected str, got int"),
+        (("duration_s",), "x", "duration_s: expected float, got str"),
+        (("plan",), [], "plan: expected dict, got list"),
+        (("plan",), {"a": nested(40)}, "at most 32 levels"),
+        (("environment",), None, "environment: expected dict, got NoneType"),
+        (("environment",), {"x": 10**21}, r"environment\.x: expected a number of at most 20 digits"),
+        (("findings", 0), {}, r"findings\[0\]: the key 'buffer' is missing"),
+        (("tool",), {"name": 1}, r"tool\.name: expected str, got int"),
+    ],
+)
+def test_a_key_of_another_type_is_refused_by_name(place: Place, damage: object, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(changed(json.loads(FAILED.to_json()), place, damage)), encoding="utf-8")
+    with pytest.raises(UsageError, match=complaint):
+        read_record(path)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000, "[" * 100_000])
+def test_json_that_python_cannot_hold_is_refused(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(PASSED.to_json().replace('"duration_s": 4.875', f'"duration_s": {number}'), encoding="utf-8")
+    assert number in path.read_text(encoding="utf-8")
+    with pytest.raises(UsageError):
+        read_record(path)
+
+
+@pytest.mark.parametrize(
+    "run_id", ["", ".", "..", "../evil", "/root/x", "a/b", "a\\b", "a\nb", "a\0b", "\ud800", "x" * 200, "-o"]
+)
+def test_a_run_id_that_is_no_plain_name_is_refused(run_id: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({**json.loads(PASSED.to_json()), "run_id": run_id}), encoding="utf-8")
+    with pytest.raises(UsageError, match="expected one plain file name"):
+        read_record(path)
+
+
+def test_the_largest_record_that_is_read_can_be_shown(tmp_path: Path) -> None:
+    raw = json.loads(FAILED.to_json())
+    raw["plan"] = {"deep": nested(31), "large": -(10**20)}
+    raw["evidence"]["words_verified"] = {"\ud800\x1b": 10**20, "less": -(10**20)}
+    raw["findings"][0].update(layer=10**20, page=-(10**20), minimal={"deep": nested(31)})
+    (tmp_path / "run.json").write_text(json.dumps(raw), encoding="utf-8")
+    record = read_record(tmp_path)
+    assert "100,000,000,000,000,000,000" in render(record)
+    assert str(10**20) in tables(record)["findings.csv"]
+
+
+def test_a_record_never_holds_what_is_not_json() -> None:
+    with pytest.raises(ValueError, match="Out of range float"):
+        dataclasses.replace(PASSED, plan={"max_time_s": float("inf")}).to_json()
+
+
+def test_published_records_are_read_by_this_build() -> None:
+    paths = sorted((Path(__file__).parents[2] / "reports" / "published").rglob("run.json"))
+    assert paths and all(read_record(path).complete for path in paths)

@@ -1,0 +1,342 @@
+"""Benchmarks: rounds, refusals, interruptions, the command, and one round of every case with its outputs checked.
+
+Invariants:
+- No test asserts a time: a clock of the test's own says what things took, or nobody asks.
+- Every row of CASES is run, on shapes and sizes that are small.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+from kvcheck.commands.main import run
+from kvcheck.core.base.deadline import TimeUp
+from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError, WrongOutput
+from kvcheck.core.base.record import BenchRow, Verdict, read_record
+from kvcheck.core.bench import CASES, applies, case_content, case_offload
+from kvcheck.core.bench import run as running
+from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.clock import CpuClock
+from kvcheck.core.bench.measure import Samples
+from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.bench.plan import BenchPlan
+from kvcheck.core.bench.run import run_bench
+from kvcheck.core.workload.shapes import shape as shape_named
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "reports" / "run.schema.json").read_text(encoding="utf-8"))
+MIB = 1 << 20
+
+
+class ToldClock(CpuClock):
+    """A clock that believes what calls return: nanoseconds."""
+
+    def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Callable[[], int]:
+        """Calls that say what they took."""
+        return super().batch(calls, count, "own")
+
+
+def told(memory: FreshMemory, ns: int) -> Arm:
+    buffer = memory.words(8)
+    return Arm(call=lambda: ns + int(memory.random.integers(100)), check=lambda: same("buffer", buffer, buffer))
+
+
+def point(**makers: Callable[[FreshMemory], Arm]) -> Point:
+    names = list(makers)
+    rows = tuple(Comparison(arm=name, baseline=names[0]) for name in names[1:])
+    return Point(case="made-up", size="one", shape=None, bytes=None, makers=makers, comparisons=rows)
+
+
+def plan(**changed: object) -> BenchPlan:
+    values: dict[str, object] = {"cases": ("tree",), "shape": "llama-3-tiny", "device": "cpu", "seed": 1}
+    return BenchPlan(**{**values, "max_time_s": 60.0, "rounds_max": 3, "rounds_min": 1, **changed})  # type: ignore[arg-type]
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, *points: Point) -> None:
+    monkeypatch.setattr(running.CASES, "load", lambda name: lambda setting: points)
+    monkeypatch.setattr(running, "clock_for", lambda device: ToldClock())
+
+
+def test_rows_come_from_the_ratios_of_rounds() -> None:
+    samples = Samples(point(slow=lambda m: told(m, 300_000), fast=lambda m: told(m, 150_000)), ToldClock())
+    random = np.random.default_rng(1)
+    for _ in range(15):
+        samples.add_round(random)
+    (row,) = samples.rows()
+    assert (row.arm, row.baseline, len(row.ratios), row.status) == ("fast", "slow", 15, "ok")
+    assert row.ratio.est == pytest.approx(0.5, rel=0.01) and row.us.est == pytest.approx(150, rel=0.01)
+    assert row.ratio.lo is not None and row.ratio.hi is not None and row.ratio.lo <= row.ratio.est <= row.ratio.hi
+    assert row.floor < 0.01 and samples.is_precise(0.03) and not samples.is_precise(1e-9)
+
+
+def test_work_on_top_of_the_baseline_is_added_to_it_and_carries_little_of_its_noise() -> None:
+    compared = (
+        Comparison(arm="extra", baseline="base"),
+        Comparison(arm="extra", baseline="base", name="plus-extra", is_extra=True),
+    )
+    made = point(base=lambda m: told(m, 300_000), extra=lambda m: told(m, 3_000))
+    samples = Samples(replace(made, comparisons=compared), ToldClock())
+    random = np.random.default_rng(1)
+    for _ in range(15):
+        samples.add_round(random)
+    instead, plus = samples.rows()
+    assert instead.ratio.est == pytest.approx(0.01, rel=0.05) and plus.ratio.est == pytest.approx(1.01, rel=0.001)
+    assert plus.us == instead.us and 0 < plus.floor < 0.02 * instead.floor
+    assert plus.ratios == pytest.approx([1 + each for each in instead.ratios])
+
+
+def test_every_arm_of_every_round_has_memory_of_its_own() -> None:
+    seen: list[tuple[int, bytes]] = []
+    kept = []
+
+    def maker(memory: FreshMemory) -> Arm:
+        words = memory.words(1000)
+        kept.append(words)
+        seen.append((words.data_ptr(), words.numpy().tobytes()))
+        return Arm(call=lambda: 200_000, check=lambda: None)
+
+    samples = Samples(point(a=maker, b=maker), ToldClock())
+    random = np.random.default_rng(1)
+    for _ in range(4):
+        samples.add_round(random)
+    assert len(seen) == 12 and len({address for address, _ in seen}) == 12  # A, A' and B, four times
+    assert len({address % 4096 for address, _ in seen}) > 3 and all(any(text) for _, text in seen)
+
+
+def test_nothing_is_collected_while_arms_are_timed() -> None:
+    states = []
+
+    def maker(memory: FreshMemory) -> Arm:
+        return Arm(call=lambda: states.append(gc.isenabled()) or 200_000, check=lambda: None)
+
+    Samples(point(a=maker, b=maker), ToldClock()).add_round(np.random.default_rng(1))
+    assert states and not any(states) and gc.isenabled()
+
+
+def test_a_wrong_arm_is_refused_and_the_others_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(memory: FreshMemory) -> Arm:
+        source, target = memory.words(64), memory.words(64)
+        return Arm(call=lambda: 200_000, check=lambda: same("copy", target, source))
+
+    good = point(a=lambda m: told(m, 200_000), b=lambda m: told(m, 200_000))
+    serve(monkeypatch, good, point(a=lambda m: told(m, 200_000), b=wrong))
+    rows: list[BenchRow] = []
+    with pytest.raises(WrongOutput, match=r"^made-up/one arm b: copy: 64 of 64 values are wrong"):
+        run_bench(plan(), rows.append)
+    assert [row.arm for row in rows] == ["b"] and len(rows[0].ratios) == 1
+
+
+def test_rounds_go_on_until_they_are_precise_or_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def noisy(memory: FreshMemory) -> Arm:
+        ns = int(memory.random.integers(100_000, 400_000))
+        return Arm(call=lambda: ns, check=lambda: None)
+
+    calm = point(a=lambda m: told(m, 200_000), b=lambda m: told(m, 210_000))
+    serve(monkeypatch, calm, point(a=noisy, b=noisy))
+    found = run_bench(plan(rounds_min=6, rounds_max=9), lambda row: None)
+    assert [len(row.ratios) for row in found] == [6, 9] and [row.status for row in found] == ["ok", "noisy"]
+
+
+def slow(memory: FreshMemory) -> Arm:
+    """An arm whose calls take a tenth of a second each."""
+
+    def call() -> int:
+        time.sleep(0.1)
+        return 200_000
+
+    return Arm(call=call, check=lambda: None)
+
+
+def test_time_that_is_up_ends_a_round_and_names_the_points_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = point(a=lambda m: told(m, 200_000), b=lambda m: told(m, 200_000))
+    serve(monkeypatch, quick, replace(point(a=slow, b=slow), size="large"), replace(quick, size="last"))
+    late: list[tuple[str, tuple[str, ...]]] = []
+    began = time.monotonic()
+    (row,) = run_bench(plan(max_time_s=1.0, rounds_max=5), lambda row: None, late=lambda *each: late.append(each))
+    assert time.monotonic() - began < 10, "one round of the slow arms takes a minute"
+    assert len(row.ratios) == 1 and row.ratio.lo is None and row.us.lo is None
+    assert late == [(quick.case, ("large", "last"))]
+
+
+def test_a_case_that_takes_too_long_to_make_ready_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> Callable[[Setting], tuple[Point, ...]]:
+        return lambda setting: time.sleep(60) or ()  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(running.CASES, "load", load)
+    late: list[tuple[str, tuple[str, ...]]] = []
+    assert run_bench(plan(max_time_s=0.2), lambda row: None, late=lambda *each: late.append(each)) == ()
+    assert late == [("tree", ())]
+
+
+def test_a_case_without_its_library_is_told_or_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(setting: Setting) -> tuple[Point, ...]:
+        raise UnknownVerdict("made-up needs a library; next: pip install it")
+
+    monkeypatch.setattr(running.CASES, "load", lambda name: missing)
+    told_of: list[tuple[str, str]] = []
+    assert run_bench(plan(), lambda row: None, skip=lambda case, why: told_of.append((case, why))) == ()
+    assert told_of == [("tree", "made-up needs a library; next: pip install it")]
+    with pytest.raises(UnknownVerdict, match="pip install it"):
+        run_bench(plan(), lambda row: None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"cases": ()}, "at least one case"),
+        ({"cases": ("nope",)}, "unknown case 'nope'"),
+        ({"shape": "nope"}, "unknown shape 'nope'"),
+        ({"device": "tpu"}, "expected cpu, cuda or cuda:N, got 'tpu'"),
+        ({"precision": float("nan")}, "--precision"),
+        ({"max_time_s": 0.0}, "--max-time"),
+        ({"rounds_min": 4}, "--rounds"),
+        ({"seed": -1}, "--seed"),
+    ],
+)
+def test_a_plan_refuses_what_cannot_be_met(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(**changed)
+
+
+def test_a_point_compares_only_what_it_makes() -> None:
+    with pytest.raises(InternalError, match="compares"):
+        Point(case="x", size="y", shape=None, bytes=None, makers={}, comparisons=(Comparison(arm="a", baseline="b"),))
+
+
+@pytest.mark.parametrize("case", [name for name in CASES.names() if name != "transport"])
+@pytest.mark.parametrize("shape", ["glm-5.1-tiny", "qwen3-next-tiny"])
+def test_every_case_checks_its_arms(case: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not applies(case, shape_named(shape).family):
+        with pytest.raises(UsageError, match="expected a shape with"):
+            CASES.load(case)(Setting(shape=shape_named(shape), device=torch.device("cpu")))
+        return
+    monkeypatch.setattr(case_offload, "TARGET_BYTES", (MIB // 16, MIB // 4))
+    monkeypatch.setattr(case_content, "SIZES_BYTES", (4096, MIB // 4))
+    points = CASES.load(case)(Setting(shape=shape_named(shape), device=torch.device("cpu")))
+    assert points and len({each.size for each in points}) == len(points)
+    ids = []
+    for each in points:
+        samples = Samples(each, QuickClock())
+        samples.add_round(np.random.default_rng(3))
+        ids += [row.id for row in samples.rows()]
+    assert len(set(ids)) == len(ids)
+
+
+class QuickClock(CpuClock):
+    """A clock by which every call takes long enough, so that none is repeated."""
+
+    def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Callable[[], int]:
+        """One call."""
+
+        def once() -> int:
+            calls[0]()
+            return 200_000_000
+
+        return once
+
+
+def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["bench", "tree", "--shape", "llama-3-tiny", "--rounds", "2", "--seed", "1", "--out", str(tmp_path)]
+    assert run(line) == 4
+    (folder,) = tmp_path.iterdir()
+    record = read_record(folder)
+    (case,) = record.scenarios
+    assert case.reason is not None and case.reason.startswith("none of its rows has a price: expected 6 rounds or more")
+    assert record.warnings == ("0 of 4 rows have a price: the others have fewer than 6 rounds",)
+    jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
+    assert record.complete and [row.case for row in record.bench] == ["tree"] * 4
+    assert record.environment["noise_before"] and record.environment["noise_after"]
+    shown = capsys.readouterr().out
+    assert "????  tree: none of its rows has a price" in shown and "use --rounds 6 or more" in shown
+    assert (
+        "match-and-lock" in shown
+        and "n/a (rounds<6)" in shown
+        and "0 of 4 rows have a price, rounds: 2 or more" in shown
+    )
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert page.count("<td>tree match-and-lock</td>") == 3  # once in short, and at every size
+    assert len((folder / "bench.csv").read_text(encoding="utf-8").splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nope"], 2, "unknown case 'nope'; known: metadata-read"),
+        (["tree", "--shape", "nope"], 2, "unknown shape 'nope'"),
+        (["tree", "--device", "tpu"], 2, "expected cpu, cuda or cuda:N"),
+        (["tree", "--max-time", "0"], 2, "--max-time"),
+        (["index-read", "--shape", "llama-3-tiny"], 2, "expected a shape with an index buffer"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    arguments: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", *arguments, "--out", str(tmp_path)]) == code
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and message in lines[0]
+
+
+def test_a_device_that_is_not_there_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    number = torch.cuda.device_count()
+    assert run(["bench", "tree", "--device", f"cuda:{number}", "--out", str(tmp_path)]) == 4
+    assert "CUDA devices; see `kvcheck doctor`" in capsys.readouterr().err
+
+
+def test_some_prices_are_a_pass_that_says_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = point(a=lambda m: told(m, 200_000), b=lambda m: told(m, 200_000))
+    points = [replace(quick, case="tree", size=size) for size in ("small", "large")]
+    serve(monkeypatch, *points)
+
+    def cut(self: Samples, random: np.random.Generator) -> None:
+        if self.rounds == 5 and self.point.size == "large":
+            raise TimeUp
+        measure(self, random)
+
+    measure = Samples.add_round
+    monkeypatch.setattr(Samples, "add_round", cut)
+    assert run(["bench", "tree", "--shape", "llama-3-tiny", "--rounds", "9", "--out", str(tmp_path)]) == 0
+    assert "1 of 2 rows have a price" in capsys.readouterr().out
+    (folder,) = tmp_path.iterdir()
+    assert read_record(folder).verdict is Verdict.PASS
+
+
+def test_a_run_that_is_too_short_for_a_round_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["bench", "tree", "--shape", "llama-3-tiny", "--max-time", "0.001", "--seed", "1", "--out", str(tmp_path)]
+    assert run(line) == 4
+    text = " ".join(capsys.readouterr().out.split())
+    assert "tree: its time was up before a first round" in text and "use a --max-time above 0.001" in text
+
+
+def test_an_interrupted_run_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Samples, random: np.random.Generator) -> None:
+        if self.rounds == 1:
+            raise KeyboardInterrupt
+        measure(self, random)
+
+    measure = Samples.add_round
+    monkeypatch.setattr(Samples, "add_round", interrupted)
+    assert run(["bench", "tree", "--shape", "llama-3-tiny", "--seed", "1", "--out", str(tmp_path)]) == 130
+    (folder,) = tmp_path.iterdir()
+    record = read_record(folder)
+    assert not record.complete and record.exit_code == 130 and len(record.bench) == 4
+    jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
+
+
+def test_a_wrong_output_is_a_finding_and_never_a_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcheck.core.cache.hicache.radix_tree.PrefixTree._servable", lambda self, path, device_only: 0)
+    assert run(["bench", "tree", "--shape", "llama-3-tiny", "--seed", "1", "--out", str(tmp_path)]) == 1
+    (folder,) = tmp_path.iterdir()
+    record = read_record(folder)
+    assert not record.bench and [finding.code for finding in record.findings] == ["KV105"]
+    assert "expected all 4 pages of a cached prompt, got [0]" in record.findings[0].message

@@ -1,0 +1,94 @@
+"""The price list: what is said of a row follows from its interval, its floor and the decode step, worked out by hand.
+
+Invariants:
+- Rows are literal; no machine is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from rigs.literal_record import PASSED
+
+from kvcheck.core.base.record import BenchRow, Interval
+from kvcheck.core.report import WRITERS
+from kvcheck.core.report.prices import added_us, curves, fitted, in_short, price_list, verdict
+
+ROW = BenchRow(
+    case="metadata-read",
+    arm="packed-get",
+    baseline="ten-views",
+    size="row",
+    shape="glm-5.1",
+    device="cpu",
+    bytes=1000,
+    us=Interval(5.0, 4.0, 6.0),
+    baseline_us=Interval(10.0, 9.0, 11.0),
+    ratio=Interval(0.5, 0.4, 0.6),
+    floor=0.02,
+    ratios=(0.5,) * 15,
+    limit="memcpy",
+    limit_ratio=Interval(0.8, 0.7, 0.9),
+)
+STEP = replace(ROW, case="decode-step", arm="protected", baseline="bare", ratio=Interval(1.05, 1.04, 1.06))
+STEP = replace(STEP, baseline_us=Interval(1000.0), us=Interval(1050.0), bytes=None)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (Interval(0.5, 0.4, 0.6), "faster"),
+        (Interval(0.985, 0.975, 0.99), "free"),  # faster, but by less than the floor
+        (Interval(1.005, 1.0, 1.01), "free"),
+        (Interval(1.03, 1.01, 1.05), "within noise"),
+        (Interval(1.5, 1.4, 1.6), "costs"),
+        (Interval(1.5), "n/a: too few rounds"),
+    ],
+)
+def test_what_is_said_of_a_ratio(ratio: Interval, said: str) -> None:
+    assert verdict(replace(ROW, ratio=ratio), None) == said
+
+
+def test_a_thousandth_of_a_step_is_free_however_large_the_ratio() -> None:
+    row = replace(ROW, ratio=Interval(3.0, 2.9, 3.1))
+    assert added_us(row) == Interval(20.0, pytest.approx(19.0), pytest.approx(21.0))
+    assert (verdict(row, 22_000.0), verdict(row, 20_000.0)) == ("free", "costs")
+
+
+def test_the_list_has_the_largest_size_and_the_share_of_a_step() -> None:
+    larger = replace(ROW, size="larger", bytes=2 * (ROW.bytes or 0), ratio=Interval(2.0, 1.9, 2.1))
+    first, second = price_list([larger, ROW, STEP])  # a small size may need more rounds, and is told later then
+    assert (first.kind, first.share, first.added) == ("all of them", "+5.00 %", "+50 µs")
+    assert (second.size, second.share, second.added, second.limit) == ("larger", "+1.00 %", "+10 µs", "80 % of memcpy")
+    assert in_short([ROW, STEP]) == "Free or faster than without: metadata-read. Costs something: decode-step."
+    assert price_list([ROW])[0].share == "n/a"
+    assert in_short([replace(ROW, ratio=Interval(0.5))]) == "No price, for fewer than 6 rounds: metadata-read."
+
+
+def test_cost_over_size_is_fitted() -> None:
+    assert fitted([(0.0, 2.0), (10.0, 22.0), (20.0, 42.0)]) == pytest.approx((2.0, 2.0))
+    sizes = [replace(ROW, bytes=size, us=Interval(1.0 + size / 1000)) for size in (1000, 4000, 16000)]
+    (curve,) = curves(sizes)
+    assert (curve.fixed, curve.rate) == ("1 µs", "1 GB/s")
+    assert curves(sizes[:2]) == []
+
+
+@pytest.mark.parametrize("least", [0.0, 5e-324, 1e-310, 1e-200, 1e-160])
+def test_times_that_no_clock_gives_still_make_a_page(least: float, tmp_path: Path) -> None:
+    tiny = Interval(least, least, least)
+    sizes = [
+        replace(ROW, bytes=size, us=us, baseline_us=tiny)
+        for size, us in ((1000, tiny), (4000, Interval(2.0)), (16000, Interval(3.0)))
+    ]
+    step = replace(STEP, baseline_us=tiny)
+    for order in (sizes, sizes[::-1], [replace(row, us=tiny) for row in sizes]):
+        record = replace(PASSED, bench=(*order, step))
+        for name in WRITERS.names():
+            WRITERS.load(name)(record, tmp_path / f"run.{name}")
+        (curve,) = curves(order)
+        assert (curve.fixed == "n/a (a time is 0)") is (least == 0.0)
+        shown = [value for row in (*price_list([*order, step]), curve) for value in asdict(row).values()]
+        assert not any(word in value.split() for value in shown for word in ("inf", "nan", "+inf", "+nan"))
+    assert price_list([sizes[1], replace(step, baseline_us=Interval(0.0))])[0].share == "n/a"

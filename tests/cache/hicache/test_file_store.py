@@ -1,0 +1,359 @@
+"""A folder of pages survives kills, full disks, damage and other processes without a wrong byte.
+
+Invariants:
+- After every fault the store opens again, and what it gives is exact or None.
+- Processes do the killing and the sharing in file_store_processes.py; the verdicts do not depend on timing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rigs.file_store_processes import KEYS as SHARED_KEYS
+from rigs.store_contract import KEYS, payload_of
+
+from kvcheck.core.base.errors import StorageError, UsageError
+from kvcheck.core.cache.hicache.file_store import FileStore
+from kvcheck.core.cache.hicache.storage import object_bytes, pack_object
+
+TESTS = Path(__file__).parents[2]
+ROOM = object_bytes(KEYS[0], 3000)
+
+
+def started(verb: str, folder: Path, *numbers: int) -> subprocess.Popen[str]:
+    command = [sys.executable, str(TESTS / "file_store_processes.py"), verb, str(folder), *map(str, numbers)]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def result_of(process: subprocess.Popen[str]) -> dict[str, object]:
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    result: dict[str, object] = json.loads(text)
+    return result
+
+
+def path_of(folder: Path, key: str) -> Path:
+    return folder / key[:2] / key[2:4] / key
+
+
+def files_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+
+
+@pytest.fixture
+def quick_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: hundreds of writers sync, and kills and races are the same on any disk."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=shared) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FileStore]:
+    store = FileStore(tmp_path / "store")
+    yield store
+    store.close()
+
+
+def test_objects_outlive_the_store(tmp_path: Path) -> None:
+    for number in range(3):
+        store = FileStore(tmp_path / "a" / "b")
+        store.put(KEYS[number], payload_of(number))
+        store.close()
+    store = FileStore(tmp_path / "a" / "b")
+    assert [store.get(key, 3000) for key in KEYS[:3]] == [payload_of(number) for number in range(3)]
+    assert files_in(store.folder) == {str(path_of(Path(), key)) for key in KEYS[:3]}
+    store.close()
+
+
+def test_equal_bytes_are_not_written_again(store: FileStore) -> None:
+    store.put(KEYS[0], payload_of(0))
+    before = path_of(store.folder, KEYS[0]).stat()
+    store.put(KEYS[0], payload_of(0))
+    assert path_of(store.folder, KEYS[0]).stat().st_ino == before.st_ino
+    store.put(KEYS[0], payload_of(1))
+    assert store.get(KEYS[0], 3000) == payload_of(1)
+
+
+@pytest.mark.parametrize("capacity", [None, 4 * object_bytes(KEYS[0], 9000)])
+def test_killed_at_every_system_call(quick_folder: Path, capacity: int | None) -> None:
+    result = result_of(started("every_step", quick_folder, *([] if capacity is None else [capacity])))
+    assert result["wrong"] == [] and result["status"] == 0
+    assert int(str(result["steps"])) > 60
+
+
+def test_killed_at_any_moment(quick_folder: Path) -> None:
+    result = result_of(started("any_moment", quick_folder / "store", 60))
+    assert result["wrong"] == []
+    assert int(str(result["puts"])) >= 60
+
+
+@pytest.mark.parametrize("capacity", [None, 6 * object_bytes(KEYS[0], 9000)])
+def test_two_processes_share_a_folder(quick_folder: Path, capacity: int | None) -> None:
+    folder = quick_folder / "store"
+    twins = [started("share", folder, who, *([] if capacity is None else [capacity])) for who in (0, 1)]
+    results = [result_of(twin) for twin in twins]
+    assert [(result["wrong"], result["refused"]) for result in results] == [([], 0)] * 2
+    store = FileStore(folder, capacity)
+    kept = {number for result in results for number in result["kept"] if number < 8}  # type: ignore[attr-defined]
+    assert kept and all(store.get(SHARED_KEYS[number], 9000) is not None for number in kept)
+    sizes = sum(path.stat().st_size for path in folder.rglob("*") if len(path.name) == 64)
+    if capacity is None:
+        assert [result["full"] for result in results] == [0, 0]
+    else:
+        assert sizes <= capacity and any(result["full"] for result in results)
+        assert int.from_bytes((folder / "used").read_bytes(), "big") == sizes
+    assert os.listdir(folder / "drafts") == []
+    store.close()
+
+
+def test_a_live_writers_draft_is_left_and_a_dead_ones_removed(store: FileStore) -> None:
+    with store._draft() as (name, _):
+        (store.folder / "drafts" / "1-0.draft").write_bytes(b"half an ob")
+        (store.folder / "drafts" / "notes.txt").write_bytes(b"not a draft")
+        FileStore(store.folder).close()
+        assert sorted(os.listdir(store.folder / "drafts")) == sorted([name, "notes.txt"])
+    assert os.listdir(store.folder / "drafts") == ["notes.txt"]
+
+
+def test_a_draft_taken_between_creation_and_lock_is_made_again(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    flock = fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        if not taken:
+            taken.extend(os.listdir(store.folder / "drafts"))
+            os.unlink(store.folder / "drafts" / taken[0])
+        flock(descriptor, how)
+
+    monkeypatch.setattr("fcntl.flock", late)
+    store.put(KEYS[0], payload_of(0))
+    assert len(taken) == 1
+    assert store.get(KEYS[0], 3000) == payload_of(0)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(payload=st.binary(max_size=30), data=st.data())
+def test_a_damaged_file_is_refused_and_healed_by_a_put(store: FileStore, payload: bytes, data: st.DataObject) -> None:
+    store.put(KEYS[0], payload)
+    path = path_of(store.folder, KEYS[0])
+    whole = path.read_bytes()
+    assert whole == pack_object(KEYS[0], payload)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    mask = data.draw(st.integers(1, 255))
+    for bad in (whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :], whole[:at], whole + bytes([mask])):
+        path.write_bytes(bad)
+        refused = store.refused
+        assert store.get(KEYS[0], len(payload)) is None
+        assert store.refused == refused + 1
+    store.put(KEYS[0], payload)
+    assert store.get(KEYS[0], len(payload)) == payload
+
+
+def test_an_object_renamed_to_another_key_is_refused(store: FileStore) -> None:
+    store.put(KEYS[0], payload_of(0))
+    target = path_of(store.folder, KEYS[1])
+    target.parent.mkdir(parents=True)
+    shutil.move(path_of(store.folder, KEYS[0]), target)
+    assert store.get(KEYS[1], 3000) is None and store.refused == 1
+    assert store.get(KEYS[0], 3000) is None and store.refused == 1
+
+
+def test_only_regular_files_are_read(store: FileStore, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(pack_object(KEYS[0], payload_of(0)))
+    places = [path_of(store.folder, key) for key in KEYS[:4]]
+    for place in places:
+        place.parent.mkdir(parents=True)
+    places[0].symlink_to(outside)
+    places[1].mkdir()
+    os.mkfifo(places[2])
+    places[3].parent.rmdir()
+    places[3].parent.symlink_to(tmp_path, target_is_directory=True)
+    assert [store.get(key, 3000) for key in KEYS[:4]] == [None] * 4
+    assert store.refused == 4
+    assert not any(store.contains(key) for key in KEYS[:4])
+    for key in (KEYS[0], KEYS[2]):  # a rename replaces the link itself, and the FIFO
+        store.put(key, payload_of(5))
+        assert store.get(key, 3000) == payload_of(5)
+    assert outside.read_bytes() == pack_object(KEYS[0], payload_of(0))
+    for key in (KEYS[1], KEYS[3]):
+        with pytest.raises(StorageError, match="could not keep"):
+            store.put(key, payload_of(5))
+    with pytest.raises(StorageError, match="could not remove"):
+        store.remove(KEYS[1])
+    assert set(os.listdir(tmp_path)) == {"store", "outside"} and os.listdir(store.folder / "drafts") == []
+
+
+@pytest.mark.parametrize("capacity_bytes", [None, 10_000])
+def test_a_folder_in_the_place_of_an_object_is_named_and_costs_nothing(
+    capacity_bytes: int | None, tmp_path: Path
+) -> None:
+    store = FileStore(tmp_path, capacity_bytes)
+    store.put(KEYS[0], payload_of(0))
+    used = tmp_path / "used"
+    before = used.read_bytes() if capacity_bytes else b""
+    place = tmp_path / KEYS[1][:2] / KEYS[1][2:4] / KEYS[1]
+    place.mkdir(parents=True)
+    for each in range(60):  # a folder with a size, also where an empty one has none
+        (place / f"{each:0>200}").touch()
+    opened = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        assert store.get(KEYS[1], 3000) is None
+        with pytest.raises(StorageError, match=f"{KEYS[1]}: Is a directory"):
+            store.put(KEYS[1], payload_of(1))
+    assert len(os.listdir("/proc/self/fd")) == opened
+    assert store.get(KEYS[0], 3000) == payload_of(0)
+    assert not capacity_bytes or used.read_bytes() >= before, "too much may be counted, too little never"
+    store.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+@pytest.mark.parametrize("call", ["write", "fsync", "replace", "mkdir"])
+def test_a_disk_that_says_no(store: FileStore, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
+    store.put(KEYS[0], payload_of(0))
+    before = files_in(store.folder)
+
+    def failing(*args: object, **kwargs: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing)
+        with pytest.raises(StorageError) as caught:
+            store.put(KEYS[1], payload_of(1))
+    assert os.strerror(number) in str(caught.value) and str(store.folder) in str(caught.value)
+    assert "\n" not in str(caught.value) and caught.value.exit_code == 2
+    assert files_in(store.folder) == before
+    assert store.get(KEYS[0], 3000) == payload_of(0) and store.get(KEYS[1], 3000) is None
+    store.put(KEYS[1], payload_of(1))
+    assert store.get(KEYS[1], 3000) == payload_of(1)
+
+
+def test_a_small_disk_fills_up(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "kvcheck-test", str(disk)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"needs a small tmpfs, and mounting one failed: {mounted.stderr.strip()}")
+    try:
+        store = FileStore(disk / "store")
+        written = fill(store)
+        assert 0 < len(written) < len(KEYS)
+        assert os.listdir(disk / "store" / "drafts") == []
+        store.remove(written[0])
+        store.put(written[0], payload_of(0, 30_000))
+        store.close()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(UsageError, match="Read-only file system"):
+            FileStore(disk / "store")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(store: FileStore) -> list[str]:
+    """Put until the disk is full; keys that were kept, each read back."""
+    written: list[str] = []
+    with pytest.raises(StorageError, match="No space left"):
+        for number, key in enumerate(KEYS):
+            store.put(key, payload_of(number, 30_000))
+            written.append(key)
+    for number, key in enumerate(KEYS):
+        assert store.get(key, 30_000) == (payload_of(number, 30_000) if key in written else None)
+    assert store.refused == 0
+    return written
+
+
+def test_a_limit_on_file_sizes(tmp_path: Path) -> None:
+    result = result_of(started("limited", tmp_path / "store"))
+    assert "File too large" in str(result["message"])
+    assert (result["kept"], result["partial"], result["drafts"]) == (True, False, [])
+
+
+def test_capacity_is_exact_and_heals(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, capacity_bytes=2 * ROOM + 10)
+    store.put(KEYS[0], payload_of(0))
+    store.put(KEYS[1], payload_of(1))
+    for key, size in ((KEYS[2], 3000), (KEYS[0], 3011), (KEYS[2], 100_000)):
+        with pytest.raises(StorageError, match="full"):
+            store.put(key, payload_of(2, size))
+    assert store.get(KEYS[0], 3000) == payload_of(0) and not store.contains(KEYS[2])
+    store.put(KEYS[0], payload_of(2, 3010))
+    store.remove(KEYS[1])
+    (tmp_path / "used").write_bytes((1 << 40).to_bytes(8, "big"))  # a count that a crash left too high
+    store.put(KEYS[2], payload_of(2))
+    assert int.from_bytes((tmp_path / "used").read_bytes(), "big") == 2 * ROOM + 10
+    assert os.listdir(tmp_path / "drafts") == []
+    store.close()
+
+
+def test_the_count_is_locked_while_names_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileStore(tmp_path, capacity_bytes=2 * ROOM)
+    locked: list[str] = []
+
+    def checked(name: str, call: Callable[..., None]) -> Callable[..., None]:
+        def during(*args: object, **kwargs: object) -> None:
+            with (tmp_path / "used").open("rb") as other, pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked.append(name)
+            call(*args, **kwargs)
+
+        return during
+
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(os, name, checked(name, getattr(os, name)))
+    store.put(KEYS[0], payload_of(0))
+    store.remove(KEYS[0])
+    assert locked == ["replace", "unlink"]
+    store.close()
+
+
+def make_file(place: Path) -> Path:
+    place.write_text("not a folder")
+    return place
+
+
+def make_link(place: Path) -> Path:
+    place.mkdir()
+    (place / "drafts").symlink_to("/")
+    return place
+
+
+@pytest.mark.parametrize("make", [make_file, make_link])
+def test_a_folder_that_cannot_be_used_is_told_at_open(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected a folder that can be written") as caught:
+        FileStore(make(tmp_path / "place"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_write_permission_is_told_at_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FileStore(tmp_path / "store").close()
+    real = os.open
+
+    def without_writing(path: str, flags: int, *args: int, **kwargs: int) -> int:
+        if flags & os.O_CREAT:  # permission bits do not stop root, who may run the tests
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", without_writing)
+    with pytest.raises(UsageError, match="Permission denied"):
+        FileStore(tmp_path / "store")

@@ -1,0 +1,257 @@
+"""Keys collide for equal owners only, an object is read whole or not at all, and a prefix is restorable or shorter.
+
+Invariants:
+- Damage is exhaustive over positions and lengths of a small object; hypothesis varies what is in it.
+- The prefix rule is compared with its definition, written out page by page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rigs.store_contract import CONTRACT, KEYS, OWNER, payload_of
+
+from kvcheck.core.base.errors import LengthMismatch, StorageError, UsageError
+from kvcheck.core.cache.hicache.memory_store import MemoryStore
+from kvcheck.core.cache.hicache.storage import (
+    FIELDS,
+    HASH_BYTES,
+    KEY_TEXT,
+    MAGIC,
+    STORES,
+    VERSION,
+    Namespace,
+    PageStore,
+    _checksum,
+    chain_hashes,
+    complete_prefix,
+    object_bytes,
+    pack_object,
+    unpack_object,
+)
+
+TEXT = st.text(min_size=1, max_size=4)
+NAMESPACES = st.builds(
+    Namespace,
+    model=TEXT,
+    dtype=TEXT,
+    layout=TEXT,
+    page_size=st.integers(1, 300),
+    rank=st.integers(0, 3),
+    ranks=st.integers(4, 12),
+)
+BLOBS = st.binary(max_size=6)
+
+
+@pytest.mark.parametrize("promise", CONTRACT)
+@pytest.mark.parametrize("name", ["files", "memory"])
+def test_contract(name: str, promise: Callable[[PageStore], None], tmp_path: Path) -> None:
+    factory = STORES.load(name)
+    store = factory(tmp_path / "store") if name == "files" else factory()
+    assert store.name == name
+    promise(store)
+    store.close()
+
+
+def test_an_unknown_store_is_told_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="files, mooncake, memory"):
+        STORES.load("s3")
+
+
+def owner(**change: object) -> Namespace:
+    return dataclasses.replace(OWNER, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (owner(model="ab", dtype="c").key("s", b"x"), owner(model="a", dtype="bc").key("s", b"x")),
+        (owner(page_size=1, rank=1, ranks=11).key("s", b"x"), owner(page_size=11, rank=1, ranks=11).key("s", b"x")),
+        (owner(page_size=16, rank=1, ranks=12).key("s", b"x"), owner(page_size=161, rank=1, ranks=2).key("s", b"x")),
+        (owner(layout="l", page_size=1, ranks=4).key("s", b"x"), owner(layout="l1", page_size=14).key("s", b"x")),
+        (OWNER.key("ab", b"c"), OWNER.key("a", b"bc")),
+        (OWNER.key("s", b"2"), owner(ranks=22).key("s", b"")),
+        (owner(model="a\0b").key("s", b"x"), owner(model="a").key("s", b"x")),
+        (owner(model="\udc80").key("s", b"x"), owner(model="\udc81").key("s", b"x")),
+    ],
+)
+def test_fields_that_concatenate_alike_stay_apart(first: str, second: str) -> None:
+    assert first != second
+    assert KEY_TEXT.fullmatch(first) and KEY_TEXT.fullmatch(second)
+
+
+@given(one=st.tuples(NAMESPACES, TEXT, BLOBS), other=st.tuples(NAMESPACES, TEXT, BLOBS))
+def test_keys_are_equal_for_equal_owners_only(
+    one: tuple[Namespace, str, bytes], other: tuple[Namespace, str, bytes]
+) -> None:
+    assert (one[0].key(*one[1:]) == other[0].key(*other[1:])) == (one == other)
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Namespace)])
+def test_every_field_is_in_the_key(field: str) -> None:
+    value = getattr(OWNER, field)
+    other = value + "x" if isinstance(value, str) else value + 1
+    assert owner(**{field: other}).key("s", b"x") != OWNER.key("s", b"x")
+
+
+def test_keys_and_objects_do_not_drift() -> None:
+    """Stores outlive versions: if this fails on purpose, VERSION and the hash's purpose change with it."""
+    assert OWNER.key("full", b"\1" * 32) == "80fa5294375c3844316d4d01d3b63e541d333e0165a3c1de252462f8a3acf1a4"
+    assert pack_object(KEYS[0], b"abc")[: FIELDS.size] == b"KVCHKOBJ\0\1\0\x40\0\0\0\0\0\0\0\3"
+    assert (
+        pack_object(KEYS[0], b"abc")[FIELDS.size + 64 : -3].hex()
+        == "1782cc5dba600649f7fa74a9d0137a8600c2d81e1dd9c3b26fb178d6514f42e1"
+    )
+
+
+@pytest.mark.parametrize("wrong", [{"model": ""}, {"page_size": 0}, {"rank": 2}, {"rank": -1}, {"layout": ""}])
+def test_a_namespace_of_nobody_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="a namespace needs"):
+        owner(**wrong)
+
+
+@given(pages=st.lists(BLOBS, max_size=6), cut=st.integers(0, 6))
+def test_a_chain_can_be_continued(pages: list[bytes], cut: int) -> None:
+    whole = chain_hashes(pages)
+    head = chain_hashes(pages[:cut])
+    assert head == whole[:cut]
+    assert whole == head + chain_hashes(pages[cut:], before=head[-1] if head else b"")
+    assert len(set(whole)) == len(whole) == len(pages)
+
+
+@given(one=st.lists(BLOBS, max_size=4), other=st.lists(BLOBS, max_size=4))
+def test_a_chain_covers_all_pages_before(one: list[bytes], other: list[bytes]) -> None:
+    for end in range(1, min(len(one), len(other)) + 1):
+        assert (chain_hashes(one)[end - 1] == chain_hashes(other)[end - 1]) == (one[:end] == other[:end])
+
+
+@given(payload=st.binary(max_size=40), mask=st.integers(1, 255))
+def test_every_flipped_byte_is_refused(payload: bytes, mask: int) -> None:
+    data = pack_object(KEYS[0], payload)
+    assert unpack_object(data, key=KEYS[0], size=len(payload)) == payload
+    for at in range(len(data)):
+        flipped = data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
+        assert unpack_object(flipped, key=KEYS[0], size=len(payload)) is None, at
+
+
+@given(payload=st.binary(max_size=40), extra=st.binary(min_size=1, max_size=5))
+def test_every_truncation_and_every_tail_is_refused(payload: bytes, extra: bytes) -> None:
+    data = pack_object(KEYS[0], payload)
+    assert len(data) == object_bytes(KEYS[0], len(payload))
+    for size in (len(payload), max(0, len(payload) - 1), 0):
+        for length in range(len(data)):
+            assert unpack_object(data[:length], key=KEYS[0], size=size) is None
+        assert unpack_object(data + extra, key=KEYS[0], size=size) is None
+    assert unpack_object(data + extra, key=KEYS[0], size=len(payload) + len(extra)) is None
+
+
+def test_another_version_is_refused_though_its_checksum_matches() -> None:
+    header = FIELDS.pack(MAGIC, VERSION + 1, 64, 3) + KEYS[0].encode()
+    later = header + _checksum(header, b"abc") + b"abc"
+    assert len(later) == object_bytes(KEYS[0], 3) and len(_checksum(header, b"abc")) == HASH_BYTES
+    assert unpack_object(later, key=KEYS[0], size=3) is None
+
+
+def test_an_object_under_another_key_is_refused() -> None:
+    assert unpack_object(pack_object(KEYS[0], b"abc"), key=KEYS[1], size=3) is None
+
+
+def test_faults_of_the_memory_store() -> None:
+    store = MemoryStore()
+    for number in range(5):
+        store.put(KEYS[number], payload_of(number))
+    assert store.keys() == KEYS[:5]
+    store.corrupt(KEYS[0], at=-1, mask=1)
+    store.truncate(KEYS[1], size=3000)
+    store.swap(KEYS[2], KEYS[3])
+    assert [store.get(key, 3000) for key in KEYS[:4]] == [None] * 4
+    assert store.refused == 4
+    store.drop(KEYS[4])
+    assert store.get(KEYS[4], 3000) is None and store.refused == 4
+    store.put(KEYS[0], payload_of(0))
+    assert store.get(KEYS[0], 3000) == payload_of(0)
+    with pytest.raises(UsageError, match="no object"):
+        store.corrupt(KEYS[9], at=0)
+
+
+@pytest.mark.parametrize("how", ["capacity", "fill_up"])
+def test_a_full_memory_store_says_so_and_keeps_what_it_has(how: str) -> None:
+    room = object_bytes(KEYS[0], 3000)
+    store = MemoryStore(capacity_bytes=room if how == "capacity" else None)
+    store.put(KEYS[0], payload_of(0))
+    if how == "fill_up":
+        store.fill_up()
+    with pytest.raises(StorageError, match=f"full: {room} of {room}"):
+        store.put(KEYS[1], payload_of(1))
+    store.put(KEYS[0], payload_of(2))
+    assert store.get(KEYS[0], 3000) == payload_of(2)
+    assert not store.contains(KEYS[1])
+
+
+def restorable(count: int, pages: Sequence[bool], rule: str, window: int) -> bool:
+    """The definition: which pages a prefix of `count` needs, named one by one."""
+    needed = {"all": range(count), "trailing": range(max(0, count - window), count), "end": range(count - 1, count)}
+    return all(pages[page] for page in needed[rule])
+
+
+@st.composite
+def restores(draw: st.DrawFn) -> tuple[dict[str, list[bool]], dict[str, str], dict[str, int]]:
+    total = draw(st.integers(0, 12))
+    spaces = [f"s{number}" for number in range(draw(st.integers(1, 4)))]
+    mostly = st.sampled_from([True, True, True, False])
+    has = {space: draw(st.lists(mostly, min_size=total, max_size=total)) for space in spaces}
+    policy = {space: draw(st.sampled_from(["all", "trailing", "end"])) for space in spaces}
+    return has, policy, {space: draw(st.integers(1, 5)) for space in spaces}
+
+
+@given(restores())
+def test_the_restorable_prefix_is_the_longest_by_definition(
+    case: tuple[dict[str, list[bool]], dict[str, str], dict[str, int]],
+) -> None:
+    has, policy, windows = case
+    total = len(next(iter(has.values())))
+    expected = max(
+        count
+        for count in range(total + 1)
+        if count == 0 or all(restorable(count, has[space], policy[space], windows[space]) for space in has)
+    )
+    assert complete_prefix(has, policy=policy, window_pages=windows) == expected
+
+
+@pytest.mark.parametrize(
+    ("has", "policy", "windows", "expected"),
+    [
+        ({}, {}, {}, 0),
+        ({"kv": "1110"}, {"kv": "all"}, {}, 3),
+        ({"kv": "1111", "index": "1101"}, {"kv": "all", "index": "all"}, {}, 2),
+        ({"kv": "1111", "window": "0011"}, {"kv": "all", "window": "trailing"}, {"window": 2}, 4),
+        ({"kv": "1110", "window": "0011"}, {"kv": "all", "window": "trailing"}, {"window": 2}, 0),
+        ({"kv": "1110", "window": "1000"}, {"kv": "all", "window": "trailing"}, {"window": 2}, 1),
+        ({"kv": "1110", "state": "0101"}, {"kv": "all", "state": "end"}, {}, 2),
+    ],
+)
+def test_prefixes_by_hand(has: dict[str, str], policy: dict[str, str], windows: dict[str, int], expected: int) -> None:
+    pages = {space: [digit == "1" for digit in digits] for space, digits in has.items()}
+    assert complete_prefix(pages, policy=policy, window_pages=windows) == expected
+
+
+@pytest.mark.parametrize(
+    ("has", "policy", "error"),
+    [
+        ({"kv": [True]}, {}, LengthMismatch),
+        ({"kv": [True]}, {"kv": "all", "index": "all"}, LengthMismatch),
+        ({"kv": [True], "index": []}, {"kv": "all", "index": "all"}, LengthMismatch),
+        ({"kv": [True]}, {"kv": "some"}, UsageError),
+        ({"kv": [True]}, {"kv": "trailing"}, UsageError),
+    ],
+)
+def test_a_prefix_without_its_rules_is_refused(
+    has: dict[str, list[bool]], policy: dict[str, str], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        complete_prefix(has, policy=policy)

@@ -1,0 +1,371 @@
+"""A room from both sides, step by step: who may write what, when it counts as arrived, and when memory comes back.
+
+Invariants:
+- Success is looked at beside the bytes: they are compared without the seal.
+- A message that is old, repeated, foreign or early changes nothing that counts.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rigs.pair import PATIENCE, Rig
+
+from kvcheck.core.base.errors import ForeignAccess
+from kvcheck.core.cache.backend.backend import Operation
+from kvcheck.core.cache.backend.simulated import SimulatedBackend
+from kvcheck.core.cache.transfer.loopback_wire import PATHS
+from kvcheck.core.cache.transfer.messages import Abort, AuxData, Drained, Message, Status
+from kvcheck.core.cache.transfer.receiver import FAILED, SUCCESS, TRANSFERRING
+from kvcheck.core.cache.transfer.sender import DONE, PENDING
+from kvcheck.core.cache.transfer.wire import LEGS
+from kvcheck.core.stress.strategies import LazyStrategy
+from kvcheck.core.workload.shapes import TINY_SHAPES
+
+LAST_ROOM = (1 << 64) - 1
+ROOM = 5
+
+
+def inbox(rig: Rig, *messages: Message, sender: str = "prefill-0") -> None:
+    """Messages that arrive at the decode end."""
+    rig.decode.wire.inbox += [(sender, message, []) for message in messages]
+
+
+def sent_to(rig: Rig) -> list[Message]:
+    """What is in the prefill end's inbox."""
+    return [message for _, message, _ in rig.prefill.wire.inbox]
+
+
+@pytest.mark.parametrize("name", TINY_SHAPES)
+@pytest.mark.parametrize("room", [0, 1, LAST_ROOM])
+def test_a_room_arrives_whole_whatever_its_number(name: str, room: int) -> None:
+    rig = Rig(name)
+    tokens = 2 * rig.shape.page_size + 1
+    got = rig.expect(room, tokens)
+    assert rig.receiver.status(room) == TRANSFERRING
+    sent = rig.prefill_room(room, tokens, chunk=rig.shape.page_size)
+    assert rig.sender.state(room) == PENDING, "nobody has verified it yet"
+    assert len(rig.differs(sent, got)) == 0
+    rig.poll()
+    assert rig.receiver.status(room) == SUCCESS
+    assert rig.told.rooms == [("decode-0", room, 1, TRANSFERRING, SUCCESS, "")]
+    rig.receiver.take(room)
+    assert rig.sender.state(room) == PENDING
+    rig.sender.poll()
+    assert rig.sender.state(room) == DONE
+
+
+def test_the_bytes_that_fit_the_seal_are_all_of_them() -> None:
+    rig = Rig("gpt-oss-tiny")  # 2 full and 2 window layers; a row of k or v has 2 heads of 8 bfloat16: 32 bytes
+    rig.expect(ROOM, 13)  # 4 pages of 4 tokens; the window of 10 behind token 13 begins in page 1
+    rig.prefill_room(ROOM, 13)
+    rig.poll()
+    full, window, row = 2 * 2 * (4 * 4) * 32, 2 * 2 * (3 * 4) * 32, 1600
+    assert rig.told.sizes == [full + window + row]
+
+
+@pytest.mark.parametrize("tokens", range(9, 26))
+def test_windows_that_start_on_different_pages_are_paired_by_page(tokens: int) -> None:
+    """The source has kept more of the window than the target, or less."""
+    for query in (0, 6, tokens):
+        rig = Rig("gpt-oss-tiny")
+        got = rig.expect(ROOM, tokens)
+        sent = rig.begin(ROOM, tokens, query=query)
+        rig.sender.send_pages(ROOM, tokens, rig.done())
+        rig.finish(sent)
+        rig.poll()
+        assert rig.receiver.status(ROOM) == SUCCESS, rig.receiver.reason(ROOM)
+        assert rig.differs(sent, got) == []
+    first = int((got.holding.window_pages > 0).argmax())
+    assert first == max(0, tokens + 1 - 10) // 4, "the target keeps what its next token sees"
+
+
+def test_a_window_that_begins_too_late_at_the_source_fails_with_both_lengths() -> None:
+    rig = Rig("gpt-oss-tiny")
+    rig.expect(ROOM, 13)
+    sent = rig.begin(ROOM, 13)
+    sent.holding.window_pages[:3] = 0
+    rig.sender.send_pages(ROOM, 13, rig.done())
+    rig.finish(sent)
+    rig.poll()
+    assert rig.receiver.status(ROOM) == FAILED
+    reason = rig.receiver.reason(ROOM)
+    assert reason == rig.sender.reason(ROOM)
+    assert "source has 1 pages from logical page 3, target has 3 pages from logical page 1" in reason
+
+
+@pytest.mark.parametrize("legs", [{}, dict.fromkeys(LEGS, "async")])
+@pytest.mark.parametrize("over_messages", [False, True])
+def test_success_never_comes_before_the_bytes(legs: dict[str, str], over_messages: bool) -> None:
+    assert set(legs.values()) <= set(PATHS)
+    rig = Rig(backend=SimulatedBackend(LazyStrategy()), paths=legs, aux_over_messages=over_messages)
+    got = rig.expect(ROOM, 9)
+    while rig.sender._wants._rooms == {}:
+        rig.poll()
+        rig.backend.idle()
+    sent = rig.prefill_room(ROOM, 9)
+    looks = 0
+    while rig.receiver.status(ROOM) == TRANSFERRING:
+        assert rig.now < PATIENCE
+        rig.receiver.poll()
+        if rig.receiver.status(ROOM) == TRANSFERRING:
+            rig.backend.idle()
+            looks += 1
+    assert looks > 1, "the wire has to take its time for this to mean anything"
+    assert rig.receiver.status(ROOM) == SUCCESS
+    assert rig.differs(sent, got) == []
+
+
+@pytest.mark.parametrize("name", ["llama-3-tiny", "glm-5.1-tiny", "gpt-oss-tiny", "qwen3-next-tiny"])
+def test_one_wrong_byte_anywhere_is_no_success_and_fails_at_the_deadline(name: str) -> None:
+    tokens = 2 * Rig(name).shape.page_size - 1
+    buffers = [(space, buffer.name) for space, buffer in Rig(name).decode.pool.buffers()]
+    for space, buffer in (*buffers, ("metadata", ""), ("seal", "")):
+        rig = Rig(name)
+        got = rig.expect(ROOM, tokens)
+        rig.prefill_room(ROOM, tokens)
+        if space == "metadata":
+            rig.decode.metadata.row_view(got.slot)[1599] ^= 1
+        elif space == "seal":
+            rig.receiver._seals[got.slot, 20] ^= 128
+        else:
+            words = rig.decode.pool.sets[space].write_view(buffer)
+            pages = {"full": got.holding.pages, "window": got.holding.window_pages}.get(space)
+            unit = got.holding.state_slot if pages is None else int(pages[1])
+            rows_per_unit = words.shape[1] // (rig.decode.pool.sets[space].units + 1)
+            words[-1, unit * rows_per_unit + rows_per_unit // 2, -1] ^= 1 << 40  # the last layer, inside the prompt
+        rig.poll(PATIENCE - 1)
+        assert rig.receiver.status(ROOM) == TRANSFERRING, f"{space}.{buffer}"
+        assert rig.told.sizes == []
+        rig.poll()
+        assert rig.receiver.status(ROOM) == FAILED
+        assert f"nothing complete from prefill-0 in {PATIENCE} rounds or seconds" in rig.receiver.reason(ROOM)
+        assert sent_to(rig) == [Abort(room=ROOM, attempt=0, generation=1, reason=rig.receiver.reason(ROOM))]
+
+
+def test_bytes_that_become_right_later_are_success_then() -> None:
+    rig = Rig()
+    got = rig.expect(ROOM, 9)
+    rig.prefill_room(ROOM, 9)
+    row = rig.decode.metadata.row_view(got.slot)
+    row[0] ^= 1
+    rig.poll(3)
+    assert rig.receiver.status(ROOM) == TRANSFERRING
+    row[0] ^= 1
+    rig.poll()
+    assert rig.receiver.status(ROOM) == SUCCESS
+
+
+def test_a_seal_alone_is_not_looked_at_before_the_status() -> None:
+    rig = Rig()
+    rig.expect(ROOM, 9)
+    rig.prefill_room(ROOM, 9)
+    held_back, rig.decode.wire.inbox[:] = list(rig.decode.wire.inbox), []
+    rig.poll(3)
+    assert rig.receiver.status(ROOM) == TRANSFERRING
+    rig.decode.wire.inbox[:] = held_back
+    rig.poll()
+    assert rig.receiver.status(ROOM) == SUCCESS
+
+
+def test_a_status_that_lies_is_no_success() -> None:
+    rig = Rig()
+    rig.expect(ROOM, 9)
+    inbox(rig, Status(room=ROOM, generation=1, is_ok=True))
+    rig.poll(3)
+    assert rig.receiver.status(ROOM) == TRANSFERRING
+
+
+def test_the_seal_of_the_slots_last_room_is_none_for_the_next() -> None:
+    rig = Rig()
+    got = rig.expect(ROOM, 9)
+    rig.prefill_room(ROOM, 9)
+    rig.poll()
+    seal = rig.receiver._seals.clone()
+    rig.receiver.take(ROOM)
+    assert not rig.receiver._seals.any(), "gone with its room"
+    rig.receiver.expect(ROOM, got.holding, 9, got.slot)  # the same room, pages, bytes and slot once more
+    rig.receiver._seals.copy_(seal)
+    inbox(rig, Status(room=ROOM, generation=2, is_ok=True))
+    rig.poll(2)
+    assert rig.receiver.status(ROOM) == TRANSFERRING
+
+
+def test_attempts_have_numbers_of_their_own_whatever_slot_they_use() -> None:
+    rig = Rig()
+    generations = []
+    for slot in (0, 1, 0, 3):
+        holding = rig.decode.pool.open(7)
+        assert holding is not None and rig.decode.pool.grow(holding, 5, query=4)
+        rig.receiver.expect(ROOM, holding, 4, slot)
+        generations.append(rig.receiver._rooms.pop(ROOM).ticket.generation)
+        rig.decode.pool.close(holding)
+    assert generations == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("generation", [0, 1, 3])
+def test_messages_of_another_generation_change_nothing(generation: int) -> None:
+    rig = Rig()
+    first = rig.expect(ROOM, 9)
+    rig.receiver._rooms.pop(ROOM)
+    rig.receiver.expect(ROOM, first.holding, 9, first.slot)
+    before = rig.decode.metadata.row_view(first.slot).clone()
+    for message in (
+        Drained(room=ROOM, generation=generation),
+        Status(room=ROOM, generation=generation, is_ok=False, reason="old"),
+        Status(room=ROOM, generation=generation, is_ok=True),
+        AuxData(room=ROOM, generation=generation, slot=first.slot, row="ff" * 1600),
+        AuxData(room=ROOM, generation=generation, slot=first.slot + 1, row=""),
+    ):
+        inbox(rig, message)
+        rig.receiver.poll()
+    receiving = rig.receiver._rooms[ROOM]
+    assert (receiving.status, receiving.waits, receiving.writers) == (TRANSFERRING, {"prefill-0"}, {"prefill-0"})
+    assert torch.equal(rig.decode.metadata.row_view(first.slot), before)
+
+
+def test_messages_from_others_and_about_unknown_rooms_change_nothing() -> None:
+    rig = Rig()
+    rig.expect(ROOM, 9)
+    inbox(
+        rig,
+        Status(room=ROOM, generation=1, is_ok=False, reason="not yours"),
+        Drained(room=ROOM, generation=1),
+        sender="prefill-7",
+    )
+    inbox(rig, Drained(room=6, generation=1), Status(room=0, generation=1, is_ok=True))
+    rig.poll()
+    assert rig.receiver.status(ROOM) == TRANSFERRING
+    assert not rig.receiver.is_drained(ROOM)
+
+
+def test_repeated_messages_are_as_one() -> None:
+    """Every message between the ends comes three times."""
+    rig = Rig(aux_over_messages=True)
+    for wire in (rig.prefill.wire, rig.decode.wire):
+        plain = wire.receive
+        wire.receive = lambda plain=plain: [each for each in plain() for _ in range(3)]  # type: ignore[method-assign]
+    got = rig.expect(ROOM, 9)
+    sent = rig.prefill_room(ROOM, 9)
+    rig.poll()
+    assert rig.receiver.status(ROOM) == SUCCESS
+    assert rig.differs(sent, got) == []
+    assert len(rig.told.rooms) == len(rig.told.sizes) == 1
+    rig.receiver.take(ROOM)
+    rig.sender.poll()
+    assert rig.sender.state(ROOM) == DONE
+    failing = rig.expect(6, 9, request=2)
+    rig.begin(6, 9, request=2)
+    rig.sender.fail(6, "broken")
+    rig.poll(2)
+    assert rig.receiver.status(6) == FAILED and rig.receiver.is_drained(6)
+    assert [each[3:] for each in rig.told.rooms[1:]] == [(TRANSFERRING, FAILED, "broken")]
+    rig.receiver.forget(6)
+    assert failing.holding.is_open
+
+
+@pytest.mark.parametrize("status", [SUCCESS, FAILED])
+def test_what_a_room_became_stays(status: int) -> None:
+    rig = Rig()
+    rig.expect(ROOM, 9)
+    if status == SUCCESS:
+        rig.prefill_room(ROOM, 9)
+    else:
+        inbox(rig, Status(room=ROOM, generation=1, is_ok=False, reason="first"))
+    rig.receiver.poll()
+    for message in (
+        Status(room=ROOM, generation=1, is_ok=status != SUCCESS, reason="second"),
+        Drained(room=ROOM, generation=1),
+    ):
+        inbox(rig, message)
+        rig.receiver.poll()
+    rig.receiver.fail(ROOM, "third")
+    rig.now += 2 * PATIENCE
+    rig.receiver.poll()
+    assert rig.receiver.status(ROOM) == status
+    assert rig.receiver.reason(ROOM) == ("" if status == SUCCESS else "first")
+    assert len(rig.told.rooms) == 1
+
+
+@pytest.mark.parametrize(("slot", "size"), [(1, 1600), (0, 1599), (0, 1608), (0, 0), (3, 0)])
+def test_aux_data_for_another_slot_or_of_another_length_fails_the_room_and_writes_nothing(slot: int, size: int) -> None:
+    rig = Rig()
+    got = rig.expect(ROOM, 9)
+    assert got.slot == 0
+    before = rig.decode.metadata.memory().clone()
+    inbox(rig, AuxData(room=ROOM, generation=1, slot=slot, row="ab" * size))
+    rig.receiver.poll()
+    assert rig.receiver.status(ROOM) == FAILED
+    expected = f"aux data of {size} bytes for slot {slot}; expected 1600 bytes for slot 0"
+    assert expected in rig.receiver.reason(ROOM)
+    assert torch.equal(rig.decode.metadata.memory(), before)
+
+
+def test_a_failed_room_is_not_forgotten_while_somebody_may_write_it() -> None:
+    rig = Rig()
+    rig.expect(ROOM, 9)
+    rig.receiver.fail(ROOM, "aborted")
+    assert not rig.receiver.is_drained(ROOM)
+    with pytest.raises(ForeignAccess, match="prefill-0 may still write"):
+        rig.receiver.forget(ROOM)
+    assert rig.receiver.status(ROOM) == FAILED, "a refusal changes nothing"
+    rig.poll(2)
+    assert rig.receiver.is_drained(ROOM)
+    rig.receiver.forget(ROOM)
+
+
+def test_drained_is_said_behind_everything_that_was_written() -> None:
+    rig = Rig(backend=SimulatedBackend(LazyStrategy()), paths=dict.fromkeys(LEGS, "async"))
+    rig.expect(ROOM, 9)
+    while rig.sender._wants._rooms == {}:
+        rig.poll()
+        rig.backend.idle()
+    rig.prefill_room(ROOM, 9)
+    landings = [signal for signals in rig.decode.wire.landing.values() for signal in signals]
+    assert len(landings) == 3 and not any(rig.backend.query(each) for each in landings)
+    rig.receiver.fail(ROOM, "aborted")
+    while not rig.receiver.is_drained(ROOM):
+        rig.sender.poll()
+        rig.receiver.poll()
+        rig.backend.idle()
+    assert all(rig.backend.query(each) for each in landings)
+
+
+def test_a_fence_frees_what_only_that_peer_could_write_and_fails_what_waited_for_it() -> None:
+    rig = Rig()
+    waiting = rig.expect(ROOM, 9)
+    arrived = rig.expect(6, 9, request=2)
+    sent = rig.prefill_room(6, 9, request=2)
+    rig.receiver.poll()
+    rig.receiver.fence("prefill-0")
+    assert rig.receiver.status(ROOM) == FAILED and rig.receiver.reason(ROOM) == "prefill-0 is gone"
+    assert rig.receiver.is_drained(ROOM)
+    assert rig.receiver.status(6) == SUCCESS, "its bytes are here, and verified"
+    assert rig.differs(sent, arrived) == []
+    rig.receiver.forget(ROOM)
+    assert waiting.holding.is_open
+
+
+def test_a_room_that_is_asked_of_a_gone_peer_fails_at_once_and_nobody_has_to_drain_it() -> None:
+    rig = Rig()
+    rig.receiver.fence("prefill-0")
+    rig.expect(ROOM, 9)
+    assert (rig.receiver.status(ROOM), rig.receiver.reason(ROOM)) == (FAILED, "prefill-0 is gone")
+    assert rig.receiver.is_drained(ROOM)
+    assert sent_to(rig) == [], "it is asked for nothing"
+    inbox(rig, Status(room=ROOM, generation=1, is_ok=True))
+    rig.receiver.poll()
+    rig.receiver.fail(ROOM, "x")
+    rig.receiver.forget(ROOM)
+
+
+def test_a_want_is_sent_behind_the_clearing_of_the_state_slot() -> None:
+    rig = Rig("qwen3-next-tiny", backend=SimulatedBackend(LazyStrategy()))
+    forward = rig.decode.pool.forward
+    cleared: list[int] = []
+    rig.decode.backend.submit(Operation("clear", (lambda: cleared.append(1),)), lane=forward)
+    rig.expect(ROOM, 9)
+    while not sent_to(rig):
+        assert rig.backend.allocated()
+        rig.backend.idle()
+    assert cleared

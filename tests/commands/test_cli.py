@@ -1,0 +1,368 @@
+"""The command line from outside: exit codes, one-line messages, mutants killed and replayed, interrupted runs.
+
+Invariants:
+- Commands run through kvcheck.commands.main.run, as the installed script does; only signals and pipes need a process.
+- Seeds are fixed, so each verdict below is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from rigs.literal_record import FOREIGN
+from rigs.live_processes import children_of, is_alive
+
+from kvcheck.commands import main as module
+from kvcheck.commands.main import run
+from kvcheck.commands.session import STOPPED
+from kvcheck.core.base.record import Verdict, to_plain
+from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
+from kvcheck.core.workload.shapes import TINY_SHAPES
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "reports" / "run.schema.json").read_text(encoding="utf-8"))
+SMALL = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "3", "--seed", "1", "--no-reports"]
+LINE = "retract-resume:shape=llama-3-tiny"
+PATIENCE_S = 60.0
+
+UNUSABLE = {
+    "scenario": (["stress", "nope"], "unknown scenario 'nope'; known: retract-resume"),
+    "shape": (["stress", "--shape", "glm-5.1-tin"], "did you mean 'glm-5.1-tiny'?"),
+    "mutant": (["stress", "--mutant", "nope"], "unknown mutant 'nope'"),
+    "mutant with a shape": ([*SMALL, "--mutant", "nope"], "unknown mutant 'nope'"),
+    "strategy": (["stress", "--strategy", "nope"], "unknown strategy 'nope'"),
+    "strategy replay": (["stress", "--strategy", "replay"], "use kvcheck replay"),
+    "target": (["stress", "--target", "nope"], "unknown target 'nope'"),
+    "transport": (["stress", "--transport", "nope"], "unknown transport 'nope'; known: loopback, tcp, mooncake"),
+    "backend": (["stress", "--backend", "nope"], "unknown backend 'nope'"),
+    "backend and device": (["stress", "--backend", "cuda"], "--backend cuda does not run on --device cpu"),
+    "device": (["stress", "--device", "tpu"], "--device: expected cpu, cuda or cuda:N, got 'tpu'"),
+    "format": (["stress", "--format", "nope"], "--format: expected one of text, json, got 'nope'"),
+    "ranks": (
+        ["stress", "--ranks", "2x2"],
+        "--ranks 2x2: retract-resume runs 1x1 only; name pd-transfer or nvlink-aux",
+    ),
+    "ranks that are none": (["stress", "pd-transfer", "--ranks", "2x"], "expected PREFILLxDECODE, each from 1 to 8"),
+    "too many ranks": (["stress", "pd-transfer", "--ranks", "9x1"], "such as 2x2; got '9x1'"),
+    "processes of one end": (["stress", "--transport", "tcp"], "--transport tcp: retract-resume runs in one process"),
+    "simulated processes": (
+        ["stress", "pd-transfer", "--transport", "tcp", "--backend", "simulated"],
+        "--backend simulated: --transport tcp runs real processes, in no chosen order",
+    ),
+    "processes of a mutant": (
+        ["stress", "--transport", "tcp", "--mutant", "failed-overwritten"],
+        "--mutant failed-overwritten: --transport tcp runs real processes",
+    ),
+    "schedules": (["stress", "--schedules", "0"], "--schedules: expected at least 1, got 0"),
+    "requests": (["stress", "--requests", "-1"], "--requests: expected at least 1, got -1"),
+    "jobs": (["stress", "--jobs", "0"], "--jobs: expected at least 1, got 0"),
+    "max time": (["stress", "--max-time", "nan"], "--max-time: expected at least 0.001, got nan"),
+    "endless max time": (["stress", "--max-time", "inf"], "--max-time: expected a number, got inf"),
+    "too many requests": ([*SMALL, "--requests", "10000001"], "requests: expected at most 10000000, got 10000001"),
+    "long trace name": ([*SMALL, "--trace", "x" * 5000], "File name too long"),
+    "seed": (["stress", "--seed", "abc"], "'--seed'"),
+    "long seed": ([*SMALL, "--seed", "9" * 30], "--seed: expected an integer of at most 20 digits"),
+    "output": (["stress", "-o", "html"], "expected FORMAT=PATH"),
+    "output format": (["stress", "-o", "pdf=x.pdf"], "unknown format 'pdf'"),
+    "option": (["stress", "--nope"], "No such option: --nope"),
+    "command": (["nope"], "No such command 'nope'"),
+    "trace": (["stress", "--trace", "no-such.jsonl"], "trace no-such.jsonl: expected a JSONL file"),
+    "selftest mutant": (["selftest", "nope"], "unknown mutant 'nope'"),
+    "selftest schedules": (["selftest", "--schedules", "0"], "--schedules: expected at least 1, got 0"),
+    "replay run": (["replay", "nope"], "no run 'nope'"),
+    "replay long name": (["replay", "x" * 5000], "no run 'xxx"),
+    "replay many requests": (["replay", f"{LINE},requests=99999999999999999999"], "expected at most 10000000"),
+    "replay trace with a null": (["replay", f"{LINE},trace=a%00b"], "trace a\\x00b: expected a JSONL file"),
+    "replay times": (["replay", LINE, "--times", "0"], "--times: expected at least 1, got 0"),
+    "replay key": (["replay", "retract-resume:nope=1"], "got 'nope=1'"),
+    "replay scenario": (["replay", "nope:shape=llama-3-tiny"], "unknown scenario 'nope'"),
+    "replay shape": (["replay", "retract-resume:shape=nope"], "unknown shape 'nope'"),
+    "replay key twice": (["replay", f"{LINE},seed=1,seed=2"], "expected each key once, got seed twice"),
+    "replay escape": (["replay", f"{LINE},trace=a%2"], "expected %XX escapes in trace, got 'a%2'"),
+    "replay mutant": (["replay", f"{LINE},mutant=nope"], "unknown mutant 'nope'"),
+    "replay device": (["replay", f"{LINE},device=tpu"], "expected cpu, cuda or cuda:N, got 'tpu'"),
+    "replay requests": (["replay", f"{LINE},requests=0"], "requests: expected at least 1, got 0"),
+    "replay choices": (["replay", f"{LINE},strategy=replay,choices=zz!"], "choices are damaged"),
+}
+
+
+def only_record(out: Path) -> dict[str, Any]:
+    """The one run under `out`, checked against the schema."""
+    (path,) = out.glob("*/run.json")
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    jsonschema.validate(record, SCHEMA)
+    return record
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a refused command prints; nothing on stdout."""
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("kvcheck: ") and printed.err.count("\n") == 1, printed.err
+    return printed.err
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_what_cannot_be_done_exits_2_with_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments, expected = UNUSABLE[name]
+    assert run(arguments) == 2
+    assert expected in complaint(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", '{"timestamp": 1, "input_len', "[]\n", "\x00\n"])
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_damaged_trace_exits_2_before_anything_runs(
+    text: str, jobs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, out = tmp_path / "bad.jsonl", tmp_path / "out"
+    trace.write_text(text, encoding="utf-8")
+    assert run(["stress", "--trace", str(trace), "--jobs", jobs, "--out", str(out)]) == 2
+    assert str(trace) in complaint(capsys)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": "1", "run'])
+@pytest.mark.parametrize("command", ["report", "replay"])
+def test_a_damaged_record_exits_2(command: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text, encoding="utf-8")
+    assert run([command, str(path)]) == 2
+    assert str(path) in complaint(capsys)
+
+
+@pytest.mark.parametrize("option", ["--out", "-o"])
+def test_a_path_that_cannot_be_written_exits_2(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    inside = tmp_path / "file" / "page.html"
+    where = ["--out", str(inside)] if option == "--out" else ["--out", str(tmp_path / "runs"), "-o", f"html={inside}"]
+    assert run([*SMALL, *where]) == 2
+    assert "cannot write" in complaint(capsys)
+
+
+def test_without_a_command_help_is_printed_and_the_exit_code_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in module.COMMANDS)
+
+
+@pytest.mark.parametrize("command", module.COMMANDS)
+def test_help_of_each_command_exits_0(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    assert "Example" in capsys.readouterr().out
+
+
+def test_a_pass_exits_0_and_stdout_is_the_record_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*SMALL, "--format", "json", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    record = only_record(tmp_path)
+    assert json.loads(printed.out) == record
+    assert (record["verdict"], record["complete"], record["exit_code"]) == ("pass", True, 0)
+    assert record["argv"][: len(SMALL)] == SMALL
+
+
+def test_the_packaged_trace_is_named_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*SMALL, "--schedules", "1", "--trace", "sample", "--requests", "100", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    (cell,) = only_record(tmp_path)["scenarios"]
+    assert cell["evidence"]["requests"] == 100
+
+
+def test_cuda_without_a_device_exits_4(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run([*SMALL, "--device", "cuda", "--out", str(tmp_path / "runs")]) == 4
+    assert "needs a CUDA device" in complaint(capsys)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_too_short_to_judge_exits_4_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*SMALL, "--requests", "1", "--out", str(tmp_path)]) == 4
+    assert "KV990" in capsys.readouterr().out
+    (cell,) = only_record(tmp_path)["scenarios"]
+    assert cell["verdict"] == "unknown" and cell["reason"]
+
+
+def test_a_crash_of_kvcheck_exits_70(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(module.COMMANDS, "doctor", ("kvcheck.commands.doctor:no_such_function", "Broken."))
+    assert run(["doctor"]) == 70
+    assert capsys.readouterr().err.splitlines()[-1].startswith("kvcheck: kvcheck itself failed (AttributeError")
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(name: str) -> None:
+    bug, broken = mutant(name), StressEngine(mutant_target(name))
+    for number in range(16):
+        plan = Plan(scenario=bug.scenario, shape=bug.shape, mutant=name, seed=1, schedule=number)
+        outcome = broken.run(plan)
+        if outcome.findings:
+            break
+    found = [each for each in outcome.findings if (each.oracle, each.code) == (bug.killed_by, bug.code)]
+    assert found, outcome.findings
+    healthy = StressEngine(BuiltinTarget()).run(replace(plan, mutant=None))
+    assert healthy.verdict is Verdict.PASS and healthy.judged[bug.killed_by], healthy.findings
+    again = StressEngine(mutant_target(name)).run(parse_line(found[0].schedule))
+    assert (again.digest, again.divergence) == (outcome.digest, None), "the line is the run"
+
+
+@pytest.mark.parametrize("name", sorted({mutant(name).bug: name for name in MUTANTS}.values()))
+def test_a_mutant_is_told_of_by_its_command_and_its_line_replays(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["stress", "--mutant", name, "--seed", "1", "--schedules", "16", "--no-reports", "--jobs", "1"]
+    assert run([*command, "--out", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    bug = mutant(name)
+    assert printed.splitlines()[-1] == " exit 1"
+    assert bug.code in printed and f"(oracle {bug.killed_by})" in printed
+    finding = next(row for row in only_record(tmp_path)["findings"] if row["code"] == bug.code)
+    assert finding["oracle"] == bug.killed_by
+    assert f"    repro   {finding['replay']}\n" in printed
+    assert run(["replay", finding["schedule"], "--times", "3"]) == 1
+    again = capsys.readouterr().out
+    assert "STILL FAILS 3/3" in again and bug.code in again and "identical each time" in again
+
+
+@pytest.mark.parametrize("shape", TINY_SHAPES)
+def test_the_fixed_build_has_no_finding(shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["stress", "--shape", shape, "--seed", "1", "--schedules", "3", "--no-reports"]
+    assert run([*command, "--out", str(tmp_path)]) == 0
+    record = only_record(tmp_path)
+    assert record["findings"] == []
+    assert len(record["scenarios"]) == 4  # retract-resume, its kind's prefix cache, and two of a prefill and decode end
+    for cell in record["scenarios"]:
+        assert (cell["verdict"], cell["code"]) == ("pass", None), cell["reason"]
+    assert capsys.readouterr().out.endswith(" exit 0\n")
+
+
+def test_selftest_of_one_mutant_exits_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "offload-skips-index-buffer"
+    assert run(["selftest", name, "--seed", "1", "--no-reports", "--out", str(tmp_path)]) == 0
+    (row,) = only_record(tmp_path)["mutants"]
+    assert (row["outcome"], row["killed_by"]) == ("killed", "content KV102")
+    told = capsys.readouterr().out
+    assert name in told and f" PASS  1 passed   {row['schedules']} schedule" in told
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)], ids=str)
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_interrupt_exits_130_with_what_was_judged(
+    jobs: str, signals: tuple[signal.Signals, ...], tmp_path: Path
+) -> None:
+    command = [*SMALL, "--shape", "glm-5.1-tiny", "--schedules", "100000", "--jobs", jobs, "--out", str(tmp_path)]
+    command.remove("--no-reports")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvcheck", *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + PATIENCE_S
+    while not list(tmp_path.glob("*/run.json")) and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    before = children_of(process.pid)
+    assert len(before) == (2 if jobs == "2" else 0)
+    for number in signals:
+        process.send_signal(number)
+    output, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, errors) == (130, "kvcheck: interrupted: what was judged is kept\n")
+    assert output.endswith("/report.html\n exit 130\n")
+    record = only_record(tmp_path)
+    assert f" next   {record['repro']} --resume\n" in output
+    assert (tmp_path / record["run_id"] / "report.html").exists()
+    assert (record["complete"], record["exit_code"]) == (False, 130)
+    assert record["evidence"]["schedules"] >= 1
+    assert not [pid for pid in before if is_alive(pid)]
+
+
+def test_a_begun_cell_is_resumed_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*SMALL, "--out", str(tmp_path), "--format", "json"]
+    assert run(command) == 0
+    whole = json.loads(capsys.readouterr().out)
+    (row,) = whole["scenarios"]
+    row |= {"verdict": "unknown", "code": "KV990", "reason": STOPPED, "schedules": 2}
+    row["evidence"] |= {"schedules": 2}
+    row["coverage"] |= {"tried": ["eager", "lazy"]}
+    whole["evidence"] |= {"schedules": 2}
+    cut = {**whole, "complete": False, "exit_code": 130, "verdict": "unknown"}
+    (tmp_path / whole["run_id"] / "run.json").write_text(json.dumps(cut), encoding="utf-8")
+    command.remove("--format")
+    command.remove("json")
+    assert run([*command, "--resume"]) == 0
+    told = capsys.readouterr().out
+    assert f"resuming {whole['run_id']}: 0 of 1 cells are done, 1 begun" in told
+    assert "3/3 schedules" in told and "tried eager, lazy, 1 of 9 delays" in told
+
+
+@pytest.mark.parametrize("fault", ["renamed", "extra finding", "stray finding", "another sum"])
+def test_a_run_that_contradicts_itself_is_not_resumed(
+    fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended with exit 70 for the cell, and passed with the finding, or with counts that nothing had judged."""
+    command = [*SMALL, "--out", str(tmp_path)]
+    assert run(command) == 0
+    cut = only_record(tmp_path) | {"complete": False, "exit_code": 130}
+    (row,) = cut["scenarios"]
+    if fault == "renamed":
+        row["id"] = "retract-resume/nope"
+    elif fault.endswith("finding"):
+        stray = replace(FOREIGN, scenario="retract-resume", shape="nope" if "stray" in fault else "llama-3-tiny")
+        cut["findings"] = [to_plain(stray)]
+    else:
+        row["evidence"]["resumes"] += 100
+    (tmp_path / cut["run_id"] / "run.json").write_text(json.dumps(cut), encoding="utf-8")
+    capsys.readouterr()
+    assert run([*command, "--resume"]) == 0
+    told = capsys.readouterr()
+    assert f"--resume skips run {cut['run_id']}, which contradicts itself: " in told.err
+    assert "resuming nothing: all cells start anew" in told.out and "3/3 schedules" in told.out
+
+
+def test_a_pass_below_the_floor_is_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*SMALL, "--out", str(tmp_path)]
+    assert run(command) == 0
+    cut = only_record(tmp_path) | {"complete": False, "exit_code": 130}
+    for row in (cut["scenarios"][0], cut["scenarios"][0]["evidence"], cut["evidence"]):
+        row["schedules"] = 1
+    (tmp_path / cut["run_id"] / "run.json").write_text(json.dumps(cut), encoding="utf-8")
+    capsys.readouterr()
+    assert run([*command, "--resume"]) == 0
+    told = capsys.readouterr().out
+    assert "0 of 1 cells are done, 1 begun" in told and "3/3 schedules" in told
+
+
+def test_a_reader_that_left_is_not_a_finding() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        [sys.executable, "-m", "kvcheck", "list", "codes"],
+        cwd=ROOT,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, b"")

@@ -1,0 +1,194 @@
+"""doctor tells what is missing and how to get it; list and explain show every table, and name the near match.
+
+Invariants:
+- What a machine lacks is simulated here; no test depends on a GPU, on Mooncake or on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from kvcheck.commands import doctor as module
+from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.registry import Registry
+
+APP = typer.Typer()
+APP.command("doctor")(module.doctor)
+APP.command("list")(module.list_kind)
+APP.command("explain")(module.explain)
+
+ROOT = Path(__file__).parents[2]
+STATES = ("ok", "missing", "unknown")
+
+
+def run(*argv: str) -> tuple[int, str, BaseException | None]:
+    result = CliRunner().invoke(APP, list(argv))
+    return result.exit_code, result.output, result.exception
+
+
+def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Make one distribution look uninstalled, its variants included."""
+    version, distributions = importlib.metadata.version, importlib.metadata.distributions
+
+    def no_version(asked: str) -> str:
+        if asked == name:
+            raise importlib.metadata.PackageNotFoundError(asked)
+        return version(asked)
+
+    monkeypatch.setattr(importlib.metadata, "version", no_version)
+    monkeypatch.setattr(
+        importlib.metadata, "distributions", lambda: (row for row in distributions() if not row.name.startswith(name))
+    )
+
+
+def test_doctor_has_a_line_for_each_component_and_exits_0(tmp_path: Path) -> None:
+    code, output, error = run("doctor", "--out", str(tmp_path))
+    assert code == 0, error
+    lines = output.splitlines()
+    names = [
+        *module.REQUIRED,
+        *module.OPTIONAL,
+        "python",
+        "torch threads",
+        "CUDA device",
+        "CPU noise",
+        "temporary folders",
+        "reports folder",
+    ]
+    for name in names:
+        assert sum(bool(re.match(rf"\w+ +{re.escape(name)}  ", line)) for line in lines) == 1, name
+    assert {line.split()[0] for line in lines[:-1]} <= set(STATES)
+    assert lines[-1].endswith("kvcheck stress")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_ends_in_4_without_a_required_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "pandas")
+    _, output, error = run("doctor", "--out", str(tmp_path))
+    assert isinstance(error, UnknownVerdict) and error.exit_code == 4
+    assert "missing pandas" in str(error) and "pip install pandas" in str(error)
+    assert re.search(r"missing +pandas +for CSV reports   fix: pip install pandas", output)
+
+
+@pytest.mark.parametrize("name", module.OPTIONAL)
+def test_doctor_does_not_mind_an_optional_library(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, name)
+    code, output, _ = run("doctor", "--out", str(tmp_path))
+    assert code == 0
+    assert re.search(rf"missing +{name} +for .* fix: {re.escape(module.OPTIONAL[name][0])}", output)
+
+
+def test_doctor_ends_in_4_where_reports_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    _, output, error = run("doctor", "--out", str(tmp_path / "file"))
+    assert isinstance(error, UnknownVerdict)
+    assert "missing reports folder" in str(error) and "--out DIR" in output
+
+
+def test_doctor_names_the_cuda_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
+    _, output, _ = run("doctor", "--out", str(tmp_path))
+    assert re.search(r"ok +CUDA device +2 x NVIDIA H200", output)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("some avg10=0.50 avg60=1.00 avg300=1.00 total=7\n", r"ok +CPU noise +work waited 0\.5% of the last 10 s"),
+        ("some avg10=95.00 avg60=1.00 avg300=1.00 total=7\n", r"ok +CPU noise .*busy, times will scatter"),
+        ("nonsense", r"unknown +CPU noise"),
+        (None, r"unknown +CPU noise .*fix: "),
+    ],
+)
+def test_doctor_reads_cpu_pressure(
+    text: str | None, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PRESSURE_FILE", tmp_path / "cpu")
+    if text is not None:
+        (tmp_path / "cpu").write_text(text)
+    code, output, _ = run("doctor", "--out", str(tmp_path))
+    assert code == 0 and re.search(line, output)
+
+
+@pytest.mark.parametrize("kind", module.KINDS)
+def test_list_shows_every_kind_with_a_line_about_each_row(kind: str) -> None:
+    code, output, error = run("list", kind, "--json")
+    assert code == 0, error
+    rows = json.loads(output)
+    assert rows
+    assert all(row["name"] and row["about"] for row in rows), rows
+    plain = run("list", kind)[1]
+    assert all(f"{row['name']} " in plain for row in rows)
+
+
+def test_list_of_an_unknown_kind_lists_the_kinds() -> None:
+    error = run("list", "shape")[2]
+    assert isinstance(error, UsageError)
+    assert "known: scenarios, shapes, oracles" in str(error) and "did you mean 'shapes'" in str(error)
+
+
+def test_list_shows_a_row_whose_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    table: Registry[object] = Registry("transport", {"far": "kvcheck_no_such_module:Far"})
+    monkeypatch.setattr("kvcheck.core.cache.transfer.TRANSPORTS", table)
+    assert "far  not usable here: No module named 'kvcheck_no_such_module'" in run("list", "transports")[1]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_explain_every_code(code: str) -> None:
+    status, output, _ = run("explain", code.lower())
+    assert status == 0
+    for part in (CODES[code].title, CODES[code].meaning, CODES[code].usual_cause, CODES[code].seen_in):
+        assert part in output
+    assert json.loads(run("explain", code, "--json")[1])["code"] == code
+
+
+@pytest.mark.parametrize("kind", module.EXPLAINED_KINDS)
+def test_explain_every_card(kind: str) -> None:
+    names = list(module.things(kind))
+    assert names
+    for name in names:
+        card = json.loads(run("explain", name.upper(), "--json")[1])
+        assert card.pop(kind.removesuffix("s")) == name
+        assert card and all(card.values()), name
+
+
+@pytest.mark.parametrize(("name", "near"), [("KV12", "KV102"), ("kv0102", "KV102"), ("contnt", "content")])
+def test_explain_of_an_unknown_name_gives_the_near_match(name: str, near: str) -> None:
+    error = run("explain", name)[2]
+    assert isinstance(error, UsageError) and error.exit_code == 2
+    assert f"did you mean '{near}'" in str(error)
+
+
+@pytest.mark.parametrize("command", ["doctor", "list", "explain"])
+def test_help_has_an_example(command: str) -> None:
+    status, output, _ = run(command, "--help")
+    assert status == 0 and f"kvcheck {command}" in output
+
+
+@pytest.mark.parametrize("argv", [*(["list", kind] for kind in module.KINDS), ["explain", "ordering"]], ids=" ".join)
+def test_texts_that_are_read_from_the_source_are_the_docstrings(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = run(*argv)
+    monkeypatch.setattr(module, "sys", SimpleNamespace(flags=SimpleNamespace(optimize=2)))
+    assert run(*argv) == plain and plain[0] == 0
+
+
+def test_an_explanation_is_there_where_docstrings_are_removed() -> None:
+    command = [sys.executable, "-OO", "-m", "kvcheck", "explain", "ordering"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ended.stdout == run("explain", "ordering")[1] and len(ended.stdout) > 100

@@ -1,0 +1,168 @@
+"""A disk that is full, and reports that break: what was judged is told, and decides the exit code.
+
+Invariants:
+- A finding exits 1 and is on stdout, whether or not a file could be written.
+- A pass whose record was never saved is no pass; one whose reports alone failed is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rigs.gate import of_this_build
+from rigs.literal_record import FAILED, PASSED
+
+from kvcheck.commands.main import run
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import RunRecord
+from kvcheck.core.report import store
+from kvcheck.core.report.store import RunStore
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120.0
+SMALL = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "3", "--seed", "1"]
+BROKEN = ["stress", "--mutant", "offload-skips-index-buffer", "--seed", "1", "--schedules", "1"]
+TWO_CELLS = ["--shape", "glm-5.1-tiny", "--shape", "deepseek-v3.2-tiny"]
+
+
+def limited(blocks: int, arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """kvcheck where no file may have more than `blocks` blocks: the write after that fails, as on a full disk."""
+    return subprocess.run(
+        ["sh", "-c", 'ulimit -f "$0"; exec "$@"', str(blocks), sys.executable, "-m", "kvcheck", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_finding_is_told_where_no_record_can_be_saved(jobs: str, tmp_path: Path) -> None:
+    ended = limited(1, [*BROKEN, *TWO_CELLS, "--jobs", jobs, "--out", "runs"], tmp_path)
+    assert ended.returncode == 1, ended.stderr
+    assert "KV102" in ended.stdout and "kvcheck replay" in ended.stdout
+    assert ended.stdout.endswith(" report none: run.json could not be saved whole\n exit 1\n")
+    assert ended.stderr.count("kvcheck: warning: a save of the record failed: cannot write runs/") == 1
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("command", [SMALL, ["selftest", "offload-skips-index-buffer", "--seed", "1"]])
+def test_a_pass_without_a_record_is_no_pass(command: list[str], tmp_path: Path) -> None:
+    ended = limited(1, [*command, "--out", "runs", "--format", "json"], tmp_path)
+    assert ended.returncode == 2, ended.stderr
+    told = json.loads(ended.stdout)
+    assert (told["verdict"], told["exit_code"]) == ("pass", 2)
+    assert any("a save of the record failed: cannot write" in text for text in told["warnings"])
+
+
+def failing_saves(monkeypatch: pytest.MonkeyPatch, fails: Callable[[RunRecord], bool]) -> None:
+    save = RunStore.save
+
+    def wrapped(self: RunStore, record: RunRecord) -> Path:
+        if fails(record):
+            raise UsageError("cannot write run.json: No space left on device")
+        return save(self, record)
+
+    monkeypatch.setattr(RunStore, "save", wrapped)
+
+
+def broken_writer(*_: object) -> None:
+    raise ZeroDivisionError("a writer of ours is wrong")
+
+
+@pytest.mark.parametrize(("command", "code"), [(SMALL, 0), (BROKEN, 1)])
+def test_reports_that_break_change_no_verdict(
+    command: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvcheck.core.report.to_csv.write", broken_writer)
+    assert run([*command, "--out", str(tmp_path)]) == code
+    printed = capsys.readouterr()
+    assert printed.out.endswith(f" exit {code}\n")
+    assert "no csv report" in printed.err and "ZeroDivisionError: a writer of ours is wrong" in printed.err
+    (path,) = tmp_path.glob("*/run.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert (record["exit_code"], record["complete"]) == (code, True)
+    assert any("ZeroDivisionError" in text for text in record["warnings"])
+    assert (path.parent / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("command", "code"), [(SMALL, 0), (BROKEN, 1)])
+def test_a_saved_record_keeps_its_code_where_the_warnings_cannot_be_added(
+    command: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvcheck.core.report.to_csv.write", broken_writer)
+    failing_saves(monkeypatch, lambda record: any("no csv report" in text for text in record.warnings))
+    assert run([*command, "--out", str(tmp_path)]) == code
+    printed = capsys.readouterr()
+    assert printed.out.endswith(f" exit {code}\n")
+    assert "a save of the record failed" in printed.err
+    (path,) = tmp_path.glob("*/run.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert (record["exit_code"], record["complete"], record["warnings"]) == (code, True, [])
+
+
+def test_a_save_that_fails_once_is_named_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing_saves(monkeypatch, lambda record: not record.complete)
+    assert run([*SMALL, "--no-reports", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*/run.json")
+    assert json.loads(path.read_text(encoding="utf-8"))["warnings"] == [
+        "a save of the record failed: cannot write run.json: No space left on device"
+    ]
+
+
+@pytest.mark.parametrize(("record", "code"), [(PASSED, 0), (FAILED, 1)])
+def test_a_page_of_the_gate_that_breaks_changes_no_verdict(
+    record: RunRecord,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("kvcheck.core.report.gate.to_md.write", broken_writer)
+    path = RunStore(tmp_path).save(of_this_build(record))
+    assert run(["gate", str(path), "-o", f"md={tmp_path / 'gate.md'}"]) == code
+    printed = capsys.readouterr()
+    assert printed.out.endswith(f" exit {code}\n")
+    assert "no md report" in printed.err
+
+
+# Folders of runs
+
+
+def test_two_runs_of_one_second_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter(["0000000a", "0000000a", "0000000b"])
+    monkeypatch.setattr("kvcheck.commands.options.datetime", _Second)
+    monkeypatch.setattr(secrets, "token_hex", lambda size: next(drawn) if size == 4 else "0" * size)
+    runs = RunStore(tmp_path)
+    from kvcheck.commands.options import new_run_id
+
+    first, second = runs.claim(new_run_id), runs.claim(new_run_id)
+    assert (first, second) == ("20260102-030405-0000000a", "20260102-030405-0000000b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [first, second]
+
+
+class _Second:
+    """A clock that stands still."""
+
+    @staticmethod
+    def now(_: object) -> _Second:
+        return _Second()
+
+    def __format__(self, _: str) -> str:
+        return "20260102-030405"
+
+
+def test_an_id_that_is_always_taken_is_refused_and_replaces_nothing(tmp_path: Path) -> None:
+    path = RunStore(tmp_path).save(FAILED)
+    with pytest.raises(UsageError, match=f"{store.DRAWS} times, last {FAILED.run_id}; choose another folder"):
+        RunStore(tmp_path).claim(lambda: FAILED.run_id)
+    assert path.read_text(encoding="utf-8") == FAILED.to_json()

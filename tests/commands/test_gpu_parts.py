@@ -1,0 +1,221 @@
+"""`make gpu`: what runs, what is left out and why, what an end means, what an interruption leaves. Without a GPU.
+
+Invariants:
+- Parts are made up or run nothing, but for the two processes that show how a part is ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rigs.literal_record import FAILED
+
+from kvcheck.commands import gpu
+from kvcheck.commands.gpu_parts import (
+    PARTS,
+    SANITIZED,
+    SANITIZER_FOUND,
+    TOTAL_S,
+    Part,
+    chosen_tests,
+    command_of,
+    judged,
+    missing,
+    told,
+)
+from kvcheck.core.base.record import MutantResult, Verdict
+from kvcheck.core.report.store import write_run
+
+TESTS = Path(__file__).parents[1]
+BY_NAME = {part.name: part for part in PARTS}
+FACTS = {"device": "none, this is a test"}
+PLAIN = Part(name="plain", budget_s=9, arguments=("-c", "pass"), needs=())
+XML = '<testsuites><testsuite tests="{}" skipped="{}" failures="0"/></testsuites>'
+
+
+def has(*lacking: str) -> object:
+    return lambda name: name not in lacking
+
+
+def test_all_budgets_fit_and_names_are_told_apart() -> None:
+    assert sum(part.budget_s for part in PARTS) <= TOTAL_S < 8 * 60 + 1
+    assert len(BY_NAME) == len(PARTS)
+
+
+def test_sanitized_tests_are_there_and_are_marked() -> None:
+    assert all("mark.gpu" in (TESTS / name).read_text() for name in SANITIZED)
+    assert "test_hold.py" not in SANITIZED
+
+
+def test_what_a_part_lacks_is_named() -> None:
+    assert missing(BY_NAME["stress"], has("triton"), None) == "not run: triton is missing"
+    assert missing(BY_NAME["stress"], has(), None) is None
+    lacking = missing(BY_NAME["memcheck"], has(), None)
+    assert lacking == "not run: compute-sanitizer is neither on PATH nor in a CUDA toolkit"
+    assert missing(BY_NAME["memcheck"], has(), "there") is None
+
+
+def test_files_of_a_part_are_those_with_marks_that_can_be_imported() -> None:
+    sources = {
+        "tests/test_a.py": "@pytest.mark.gpu",
+        "tests/test_b.py": "import hypothesis\n@pytest.mark.gpu",
+        "tests/test_c.py": "",
+        "tests/litmus/test_d.py": "@pytest.mark.gpu",
+        "tests/rig.py": "mark.gpu",
+    }
+    assert chosen_tests(BY_NAME["kernels"], sources, has()) == (["tests/test_a.py", "tests/test_b.py"], None)
+    kept, note = chosen_tests(BY_NAME["kernels"], sources, has("hypothesis"))
+    assert kept == ["tests/test_a.py"] and note == "left out, for hypothesis is missing: test_b.py"
+    assert chosen_tests(BY_NAME["litmus"], sources, has()) == (["tests/litmus/test_d.py"], None)
+    assert chosen_tests(BY_NAME["bench"], sources, has()) == ([], None)
+
+
+def test_command_lines_are_whole() -> None:
+    line = command_of(BY_NAME["memcheck"], ["tests/test_a.py"], python="python", out="there", tool="sanitizer")
+    assert line[:6] == ("sanitizer", "--tool", "memcheck", "--error-exitcode", str(SANITIZER_FOUND), "python")
+    assert line[-1] == "tests/test_a.py" and "--junitxml=there/memcheck.xml" in line
+    for part in PARTS:
+        assert not any("{" in word for word in command_of(part, [], python="python", out="there", tool=None))
+
+
+def test_the_options_of_every_part_exist(tmp_path: Path) -> None:
+    """A word that a command does not know is exit 2; --help stops before anything else is looked at."""
+    for part in PARTS:
+        if part.tests is None:
+            command = command_of(part, [], python=sys.executable, out=str(tmp_path), tool=None)
+            assert subprocess.run([*command, "--help"], capture_output=True, timeout=60).returncode == 0, part.name
+    command = command_of(
+        BY_NAME["initcheck"], ["tests/kernels/test_hold.py"], python=sys.executable, out=str(tmp_path), tool=None
+    )
+    ran = subprocess.run([*command, "--collect-only"], cwd=gpu.ROOT, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0 and "test_a_device_holds_like_the_host" in ran.stdout, ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "report", "expected"),
+    [
+        ("stress", 0, None, (Verdict.PASS, None)),
+        ("stress", 1, None, (Verdict.FAIL, "exit 1; see the log")),
+        ("stress", 4, None, (Verdict.UNKNOWN, "exit 4; see the log")),
+        ("stress", 70, None, (Verdict.UNKNOWN, "exit 70; see the log")),
+        ("kernels", 0, (7, 2), (Verdict.PASS, "5 tests passed, 2 were skipped")),
+        ("kernels", 0, (7, 7), (Verdict.UNKNOWN, "all 7 tests were skipped")),
+        ("kernels", 1, (7, 2), (Verdict.FAIL, "tests failed; see the log")),
+        ("kernels", 5, (0, 0), (Verdict.UNKNOWN, "the test runner ended with exit 5; see the log")),
+        ("memcheck", SANITIZER_FOUND, (7, 2), (Verdict.FAIL, "memcheck found errors; see the log")),
+        ("memcheck", 0, (7, 2), (Verdict.PASS, "5 tests passed, 2 were skipped")),
+        ("bench", None, None, (Verdict.UNKNOWN, "its 45 s were over; what it had written is there")),
+    ],
+)
+def test_what_an_end_means(
+    name: str, code: int | None, report: tuple[int, int] | None, expected: tuple[Verdict, str | None], tmp_path: Path
+) -> None:
+    if report is not None:
+        (tmp_path / f"{name}.xml").write_text(XML.format(*report))
+    assert judged(BY_NAME[name], code, tmp_path) == expected
+
+
+def test_a_report_that_is_not_there_is_no_pass(tmp_path: Path) -> None:
+    assert judged(BY_NAME["litmus"], 0, tmp_path)[0] is Verdict.UNKNOWN
+    (tmp_path / "litmus.xml").write_text("<half")
+    assert judged(BY_NAME["litmus"], 0, tmp_path)[0] is Verdict.UNKNOWN
+
+
+def test_mutants_findings_and_rates_of_a_record_are_told(tmp_path: Path) -> None:
+    row = MutantResult(
+        name="a-mutant",
+        bug="b",
+        killer="x",
+        outcome="not-reproduced",
+        schedules=3,
+        verdict=Verdict.UNKNOWN,
+        message="why",
+    )
+    write_run(replace(FAILED, mutants=(row,), warnings=("rates",)), tmp_path / "runs" / "mutants" / "one")
+    lines = told(tmp_path, BY_NAME["mutants"])
+    assert lines[0] == "a-mutant: not-reproduced, why" and lines[-1] == "rates"
+    assert any(line.startswith(FAILED.findings[0].code) for line in lines)
+
+
+class Runner:
+    """Gives back codes, one a part; KeyboardInterrupt for one that is "interrupt"."""
+
+    def __init__(self, *codes: object) -> None:
+        self.codes = list(codes)
+        self.seen: list[Sequence[str]] = []
+
+    def __call__(self, command: Sequence[str], log: Path, variables: Mapping[str, str], seconds: float) -> int | None:
+        self.seen.append(command)
+        code = self.codes.pop(0)
+        if code == "interrupt":
+            raise KeyboardInterrupt
+        return code  # type: ignore[return-value]
+
+
+def summary(out: Path) -> dict[str, object]:
+    value: dict[str, object] = json.loads((out / "summary.json").read_text())
+    return value
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"), [((0, 0), 0), ((0, 1), 1), ((1, 4), 1), ((0, 4), 4), ((0, None), 4), ((70, 0), 4)]
+)
+def test_the_worst_part_decides(codes: tuple[int | None, ...], expected: int, tmp_path: Path) -> None:
+    parts = (PLAIN, replace(PLAIN, name="second"))
+    assert gpu.run_parts(parts, tmp_path, facts=FACTS, run=Runner(*codes)) == expected
+    value = summary(tmp_path)
+    assert value["complete"] is True and len(value["parts"]) == 2  # type: ignore[arg-type]
+    assert value["environment"] == FACTS
+    assert f"verdict: {value['verdict']}" in (tmp_path / "summary.txt").read_text()
+
+
+def test_an_interruption_keeps_what_was_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = tuple(replace(PLAIN, name=name) for name in ("one", "two", "three"))
+    assert gpu.run_parts(parts, tmp_path, facts=FACTS, run=Runner(0, "interrupt")) == 130
+    value = summary(tmp_path)
+    assert value["complete"] is False and value["verdict"] == "unknown"
+    assert [row["name"] for row in value["parts"]] == ["one"]  # type: ignore[union-attr,index]
+    assert "not complete" in (tmp_path / "summary.txt").read_text()
+    assert "after 1 of 3 parts" in capsys.readouterr().err
+
+
+def test_a_part_that_cannot_run_is_unknown_and_starts_nothing(tmp_path: Path) -> None:
+    runner = Runner()
+    lacking = replace(PLAIN, needs=("no_such_module",))
+    assert gpu.run_parts((lacking,), tmp_path, facts=FACTS, run=runner) == 4
+    assert not runner.seen
+    assert "not run: no_such_module is missing" in (tmp_path / "summary.txt").read_text()
+
+
+def test_time_that_is_over_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "TOTAL_S", gpu.GRACE_S - 1)
+    assert gpu.run_parts((PLAIN,), tmp_path, facts=FACTS, run=Runner()) == 4
+    assert "of all parts were over" in (tmp_path / "summary.txt").read_text()
+
+
+def test_a_process_is_run_and_ended_when_its_time_is_over(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    says = "import os; print(os.environ['MORE'], os.environ['PYTHONPATH'].split(os.pathsep)[0])"
+    assert gpu.run_process([sys.executable, "-c", says + "; raise SystemExit(3)"], log, {"MORE": "more"}, 60) == 3
+    assert log.read_text().split() == ["more", str(gpu.ROOT)]
+    stays = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    assert gpu.run_process([sys.executable, "-c", stays], log, {}, gpu.GRACE_S + 1) is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(log.read_text()), 0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_without_a_gpu_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    assert gpu.main() == 4
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    assert "needs a CUDA device" in told.err and not (tmp_path / "out").exists()

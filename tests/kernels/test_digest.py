@@ -1,0 +1,187 @@
+"""The digest: equal to its formula everywhere, and different after everything that can happen to words on their way.
+
+Invariants:
+- Reference values are worked out by a loop over Python integers that is written here.
+- The words are hard ones: equal words, zeros, and the two ends of the range, beside random ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rigs.interpreted import interpreted_check, needs_numba, needs_triton
+
+from kvcheck.kernels.content import as_unsigned
+from kvcheck.kernels.digest import combined, digest, digest_blocks, digest_int, digest_torch, start_of
+
+U64 = (1 << 64) - 1
+KEYS = (0, 1, 2, 1 << 63, U64)
+WORDS = st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.sampled_from((0, 1, -1)), max_size=40)
+LEG = [0, 0, 7, 7, -1, 1 << 62, -(1 << 63), (1 << 63) - 1, 5, 0, 0]
+Digest = Callable[..., torch.Tensor]
+
+
+def by_formula(words: list[int], key: int, first: int = 0) -> int:
+    """The documented sum with the published finaliser, in plain integers."""
+
+    def finalised(value: int) -> int:
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % 2**64
+        return value ^ (value >> 31)
+
+    total = 0
+    for at, word in enumerate(words):
+        place = finalised((finalised(key ^ 0xD1B54A32D192ED03) + (first + at) * 0x9E3779B97F4A7C15) % 2**64)
+        total += finalised((word + place) % 2**64)
+    return total % 2**64
+
+
+def by_numba(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
+    """The compiled form, whatever the size."""
+    from kvcheck.kernels.digest_numba import digest_numba
+
+    return digest_numba(words, start_of(key, first))
+
+
+def seen(words: list[int], key: int = 3, first: int = 0) -> int:
+    """The digest of words on this machine, unsigned."""
+    return as_unsigned(int(digest_torch(torch.tensor(words, dtype=torch.int64), key=key, first=first)))
+
+
+@given(WORDS, st.sampled_from(KEYS) | st.integers(0, U64), st.integers(0, 1 << 50))
+def test_all_forms_mean_the_formula(words: list[int], key: int, first: int) -> None:
+    tensor = torch.tensor(words, dtype=torch.int64)
+    expected = by_formula(words, key, first)
+    assert digest_int(words, key=key, first=first) == expected
+    assert digest_int([word & U64 for word in words], key=key, first=first) == expected
+    for form in (digest_torch, digest_blocks, digest):
+        found = form(tensor, key=key, first=first)
+        assert (found.shape, found.dtype) == ((), torch.int64)
+        assert as_unsigned(int(found)) == expected
+
+
+@given(WORDS, st.integers(0, 40), st.integers(0, 40))
+def test_digests_of_parts_add_up_in_any_order(words: list[int], one: int, other: int) -> None:
+    cuts = [0, *sorted(min(cut, len(words)) for cut in (one, other)), len(words)]
+    parts = [
+        digest_torch(torch.tensor(words[start:stop], dtype=torch.int64), key=9, first=start)
+        for start, stop in pairwise(cuts)
+    ]
+    assert as_unsigned(int(combined(torch.stack(parts[::-1])))) == by_formula(words, 9)
+
+
+def test_a_strided_column_is_digested_as_the_words_that_it_shows() -> None:
+    column = torch.arange(40).view(10, 4)[:, 2]
+    assert as_unsigned(int(digest_torch(column, key=1))) == by_formula(column.tolist(), 1)
+
+
+def test_every_swap_of_two_different_words_is_seen() -> None:
+    for one, other in combinations(range(len(LEG)), 2):
+        swapped = [*LEG]
+        swapped[one], swapped[other] = LEG[other], LEG[one]
+        assert (seen(swapped) != seen(LEG)) == (LEG[one] != LEG[other]), (one, other)
+
+
+def test_every_flip_of_a_single_bit_is_seen() -> None:
+    for at in range(len(LEG)):
+        for bit in range(64):
+            value = (LEG[at] & U64) ^ (1 << bit)
+            flipped = [*LEG[:at], value, *LEG[at + 1 :]]
+            assert digest_int(flipped, key=3) != seen(LEG), (at, bit)
+
+
+def test_every_word_left_out_or_put_in_twice_is_seen_zeros_too() -> None:
+    for at in range(len(LEG)):
+        assert seen(LEG[:at] + LEG[at + 1 :]) != seen(LEG), f"word {at} left out"
+        assert seen([*LEG[: at + 1], *LEG[at:]]) != seen(LEG), f"word {at} twice"
+    assert len({seen([0] * count) for count in range(50)}) == 50
+
+
+def test_a_word_in_the_place_of_another_and_a_shifted_row_are_seen() -> None:
+    for to in range(len(LEG)):
+        for source in range(len(LEG)):
+            stale = [*LEG[:to], LEG[source], *LEG[to + 1 :]]
+            assert (seen(stale) != seen(LEG)) == (LEG[source] != LEG[to])
+    assert seen(LEG[1:] + LEG[:1]) != seen(LEG)
+    assert len({seen(LEG, first=first) for first in range(50)}) == 50
+
+
+@pytest.mark.parametrize("keys", [(0, 1), (1, 2), (5, 1 << 63), (U64 - 1, U64)])
+def test_words_moved_between_legs_are_seen_although_keys_are_neighbours(keys: tuple[int, int]) -> None:
+    """If a key were a mere offset, word i of the second leg would count like word i + 1 of the first."""
+    one, other = LEG, [31, 0, 0, 9, 7]
+
+    def both(first: list[int], second: list[int]) -> int:
+        return (seen(first, keys[0]) + seen(second, keys[1])) & U64
+
+    whole = both(one, other)
+    assert both(other, one) != whole, "the legs changed places"
+    for at in range(len(one)):
+        for to in range(len(other) + 1):
+            moved = both(one[:at] + one[at + 1 :], [*other[:to], one[at], *other[to:]])
+            assert moved != whole, (at, to)
+    for at in range(len(one)):
+        for to in range(len(other)):
+            exchanged = both([*one[:at], other[to], *one[at + 1 :]], [*other[:to], one[at], *other[to + 1 :]])
+            assert (exchanged != whole) == (one[at] != other[to]), (at, to)
+
+
+def test_words_of_another_type_or_shape_are_our_mistake() -> None:
+    for words in (torch.zeros(3, dtype=torch.int32), torch.zeros(2, 2, dtype=torch.int64)):
+        with pytest.raises(AssertionError, match=r"words are int64 \[n\]"):
+            digest_torch(words, key=0)
+    for key, first in ((-1, 0), (1 << 64, 0), (0, -1)):
+        with pytest.raises(AssertionError, match="unsigned 64-bit"):
+            digest_torch(torch.zeros(1, dtype=torch.int64), key=key, first=first)
+
+
+def check_digest(form: Digest, *, device: str) -> int:
+    """`form` against the formula for counts round a kernel's block; returns how many were compared."""
+    compared = 0
+    for count in (0, 1, 255, 1023, 1024, 1025, 3000):
+        words = torch.randint(-(1 << 62), 1 << 62, (count, 2), generator=torch.Generator().manual_seed(count))
+        words[::3] = 0
+        for key, first in ((0, 0), (U64, 1), (77, 1 << 45)):
+            for column in (words[:, 0], words[:, 1].contiguous()):
+                found = as_unsigned(int(form(column.to(device), key=key, first=first)))
+                assert found == by_formula(column.tolist(), key, first), (count, key, first)
+                compared += 1
+    return compared
+
+
+@needs_triton
+def test_the_triton_kernel_means_the_formula() -> None:
+    said = interpreted_check(
+        """
+        from kernels.test_digest import check_digest
+        from kvcheck.kernels import digest, digest_triton
+
+        calls = []
+        interpreted = digest_triton.partial_digests_triton
+        digest_triton.partial_digests_triton = lambda *args: (calls.append(args), interpreted(*args))[1]
+        compared = check_digest(digest.digest, device="cpu")
+        assert len(calls) == compared, "digest did not run the kernel"
+        print(compared)
+        """
+    )
+    assert said == ["42"]
+
+
+@pytest.mark.parametrize("block_words", [64, 32768])
+@pytest.mark.parametrize("form", [digest_torch, digest_blocks, pytest.param(by_numba, marks=needs_numba)])
+def test_the_forms_of_the_host_agree_round_their_blocks(
+    form: Digest, block_words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvcheck.kernels.digest.BLOCK_WORDS", block_words)
+    assert check_digest(form, device="cpu") == 42
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", [digest_torch, digest])
+def test_a_device_digests_like_the_host(form: Digest) -> None:
+    assert check_digest(form, device="cuda") == 42

@@ -1,0 +1,191 @@
+"""Row and block copies: what the torch form means, that the kernel means the same, and how host memory is touched.
+
+Invariants:
+- What a copy should give is worked out word by word from the documented formula, not by another copy.
+- A copy between devices is watched call by call, with torch's meta device in the place of a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from rigs.interpreted import interpreted_check, needs_triton
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kvcheck.kernels.page_copy import (
+    copy_block_torch,
+    copy_rows,
+    copy_rows_torch,
+    gather_rows_torch,
+    scatter_rows_torch,
+)
+
+Copy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+ORDERS = {"layer-first": (0, 1, 2, 3), "page-first": (1, 2, 0, 3), "page-first-direct": (1, 0, 2, 3)}
+SHAPES = ((2, 5, 4, 3), (1, 4, 1, 1), (3, 3, 2, 259))  # [L, U, r, W]; the last row is wider than a kernel's block
+
+
+def paged(shape: tuple[int, ...], order: tuple[int, ...], start: int, *, device: str = "cpu") -> torch.Tensor:
+    """[L, U, r, W] words start, start + 1, ... over memory whose axes have that order."""
+    words = torch.arange(start, start + torch.Size(shape).numel(), device=device)
+    return words.view([shape[axis] for axis in order]).permute([order.index(axis) for axis in range(4)])
+
+
+def rows_to_copy(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Target rows and source rows: not monotonic, not all of them, a source row twice."""
+    count = shape[1] * shape[2]
+    target = torch.tensor([*range(count - 1, 0, -2), 0])
+    return target, (torch.arange(len(target)) * 3 + 1) % count
+
+
+def check_row_copy(copy: Copy, shape: tuple[int, ...], orders: Sequence[str], *, devices: tuple[str, str]) -> None:
+    """Every word of the target is the named one of the source or its old self, and the source is as it was."""
+    target = paged(shape, ORDERS[orders[0]], 1 << 40, device=devices[0])
+    source = paged(shape, ORDERS[orders[1]], 1 << 20, device=devices[1])
+    if "cuda" in devices:
+        target, source = (each if each.is_cuda else each.pin_memory() for each in (target, source))
+    before, unchanged = target.cpu().tolist(), source.cpu().tolist()
+    into, out_of = rows_to_copy(shape)
+    index_device = "cuda" if "cuda" in devices else "cpu"
+    copy(target, into.to(index_device), source, out_of.to(index_device))
+    rows = shape[2]
+    expected = [[[*map(list, unit)] for unit in layer] for layer in before]
+    for to, at in zip(into.tolist(), out_of.tolist(), strict=True):
+        for layer in range(shape[0]):
+            expected[layer][to // rows][to % rows] = unchanged[layer][at // rows][at % rows]
+    assert target.cpu().tolist() == expected != before
+    assert source.cpu().tolist() == unchanged
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("target_order", ORDERS)
+@pytest.mark.parametrize("source_order", ORDERS)
+@pytest.mark.parametrize("copy", [copy_rows_torch, copy_rows])
+def test_named_rows_are_copied_on_every_layer_and_nothing_else_is(
+    copy: Copy, shape: tuple[int, ...], target_order: str, source_order: str
+) -> None:
+    check_row_copy(copy, shape, (target_order, source_order), devices=("cpu", "cpu"))
+
+
+@needs_triton
+def test_the_triton_kernel_means_what_the_torch_form_means() -> None:
+    said = interpreted_check(
+        """
+        from kernels.test_page_copy import ORDERS, SHAPES, check_row_copy, paged, rows_to_copy
+        from kvcheck.kernels import page_copy, page_copy_triton
+
+        calls = []
+        interpreted = page_copy_triton.copy_rows_triton
+        page_copy_triton.copy_rows_triton = lambda *args: (calls.append(args), interpreted(*args))
+        compared = 0
+        for shape in SHAPES:
+            for target_order in ORDERS:
+                for source_order in ORDERS:
+                    check_row_copy(page_copy.copy_rows, shape, (target_order, source_order), devices=("cpu", "cpu"))
+                    by_torch = paged(shape, ORDERS[target_order], 7)
+                    by_kernel = by_torch.clone()
+                    into, out_of = rows_to_copy(shape)
+                    source = paged(shape, ORDERS[source_order], 99)
+                    page_copy.copy_rows_torch(by_torch, into, source, out_of)
+                    interpreted(by_kernel, into, source, out_of)
+                    assert by_kernel.equal(by_torch), (shape, target_order, source_order)
+                    compared += 1
+        assert len(calls) == compared, "copy_rows did not run the kernel"
+        interpreted(by_kernel, into[:0], source, out_of[:0])
+        assert by_kernel.equal(by_torch), "no rows, no change"
+        print(compared)
+        """
+    )
+    assert said == [str(len(SHAPES) * len(ORDERS) ** 2)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
+@pytest.mark.parametrize("copy", [copy_rows_torch, copy_rows])
+def test_rows_cross_between_pinned_memory_and_the_device(
+    copy: Copy, devices: tuple[str, str], order: str, shape: tuple[int, ...]
+) -> None:
+    def copy_and_join(*args: torch.Tensor) -> None:
+        copy(*args)
+        torch.cuda.synchronize()
+
+    check_row_copy(copy_and_join, shape, (order, "layer-first"), devices=devices)
+
+
+class Crossings(TorchDispatchMode):
+    """Notes the host side of every copy between two devices, and leaves such copies out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.touched: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Addresses of the host's words, in order; a strided host side is an error."""
+        device = (kwargs or {}).get("device")
+        if func is torch.ops.aten._to_copy.default and device is not None and device != args[0].device:
+            result = torch.empty(args[0].shape, dtype=args[0].dtype, device=device)
+            self._note(args[0], result)
+            return result
+        if func is torch.ops.aten.copy_.default and args[0].device != args[1].device:
+            self._note(*args[:2])
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, *sides: torch.Tensor) -> None:
+        (host,) = [side for side in sides if side.device.type == "cpu"]
+        assert host.is_contiguous(), f"torch would pack {tuple(host.shape)} of strides {host.stride()} at once"
+        self.touched += range(host.data_ptr(), host.data_ptr() + host.numel() * 8, 8)
+
+
+def strided_blocks() -> list[torch.Tensor]:
+    """Whole memory, a slice of layers, a slice of rows, one column of pages, a permuted block."""
+    memory = torch.arange(4 * 6 * 5).view(4, 6, 5)
+    return [memory, memory[1:3], memory[:, 2:5], memory[:, 2:3], memory.permute(1, 0, 2)[1:4]]
+
+
+def addresses(block: torch.Tensor) -> list[int]:
+    """Where each word of a block lies."""
+    base = block.data_ptr() - block.flatten()[0].item() * 8  # type: ignore[operator]
+    return sorted(int(base) + int(word) * 8 for word in block.flatten().tolist())
+
+
+@pytest.mark.parametrize("at", range(len(strided_blocks())))
+@pytest.mark.parametrize("to_host", [True, False])
+@pytest.mark.parametrize("device_is_strided", [True, False])
+def test_a_block_crosses_in_contiguous_pieces_of_host_memory_each_word_once(
+    at: int, to_host: bool, device_is_strided: bool
+) -> None:
+    host = strided_blocks()[at]
+    device = torch.empty((*host.shape[:-1], 9 if device_is_strided else 5), dtype=torch.int64, device="meta")[..., :5]
+    expected = addresses(host)
+    with Crossings() as crossings:
+        copy_block_torch(*((host, device) if to_host else (device, host)))
+    assert sorted(crossings.touched) == expected
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_gathered_and_scattered_rows_cross_in_contiguous_pieces_of_host_memory(at: int) -> None:
+    host = strided_blocks()[at]
+    device = torch.empty((host.shape[0], 8, 5), dtype=torch.int64, device="meta")
+    rows = torch.zeros(host.shape[1], dtype=torch.int64, device="meta")
+    expected = addresses(host)
+    for copy in (gather_rows_torch, scatter_rows_torch):
+        with Crossings() as crossings:
+            copy(*((host, device) if copy is gather_rows_torch else (device, host)), rows)
+        assert sorted(crossings.touched) == expected, copy.__name__
+
+
+@pytest.mark.parametrize("at", range(len(strided_blocks())))
+def test_a_block_on_one_device_is_copied_word_for_word(at: int) -> None:
+    source = strided_blocks()[at]
+    target = torch.zeros((*source.shape[:-1], 7), dtype=torch.int64)
+    copy_block_torch(target[..., 1:6], source)
+    assert torch.equal(target[..., 1:6], source)
+    assert not target[..., 0].any() and not target[..., 6].any()

@@ -1,0 +1,400 @@
+"""Installed engines: the frame, the probes' verdicts and the exit codes, on a stand-in engine with one fault at a time.
+
+Invariants:
+- The good stand-in passes what each fault fails, by the same asks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+from fakes.engine import HELLO, environment, interpreter, put_fault
+
+from kvcheck.commands.main import run
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
+from kvcheck.core.probes.frame.wire import Ask, Reply
+from kvcheck.core.probes.installed import parse_target
+from kvcheck.core.stress.probe_runner import EngineRunner
+from kvcheck.core.stress.schedule import Plan
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "reports" / "run.schema.json").read_text(encoding="utf-8"))
+SCHEDULES = 4
+GOOD = ""
+FAULTS = [
+    ("index-lost", "pool-copy.nsa", {"KV102", "KV304"}),
+    ("index-lost", "retract.nsa", {"KV102", "KV304"}),
+    ("part-page-lost", "retract.nsa", {"KV102"}),
+    ("family-raises", "retract.nsa", {"KV902"}),
+    ("views", "metadata.get-buf", {"KV305", "KV102", "KV103"}),
+    ("row-remembered", "metadata.get-buf", {"KV101"}),
+    ("no-wait", "layer-wait.nsa", {"KV201"}),
+    ("moved-in-place", "index-moves.hybrid-kernel", {"KV302"}),
+    ("moved-in-place", "index-moves.mamba-tree-kernel", {"KV302", "KV902"}),
+    ("side-not-moved", "index-moves.hybrid-kernel", {"KV302"}),
+    ("paged-not-moved", "index-moves.hybrid-kernel", {"KV302"}),
+    ("sorted-in-place", "index-moves.hybrid-direct", {"KV301", "KV303"}),
+    ("sorted-in-place", "index-moves.tree-direct", {"KV303"}),
+    ("wrong-pairing", "index-moves.hybrid-direct", {"KV301"}),
+    ("wrong-pairing", "index-moves.mamba-tree-direct", {"KV303"}),
+    ("freed-twice", "index-moves.tree-kernel", {"KV402"}),
+    ("mixed-sides", "index-moves.tree-kernel", {"KV902"}),
+    ("state-dies", "state-lengths.nsa-longer", {"KV902"}),
+    ("state-trims", "state-lengths.nsa-shorter", {"KV102", "KV301"}),
+    ("state-result-lost", "state-failure.nsa", {"KV203"}),
+    ("pages-by-tokens", "token-moves.nsa", {"KV301"}),
+    ("gate-of-one-rank", "agreement.metadata", {"KV601"}),
+    ("gate-of-one-rank", "agreement.default-metadata", {"KV601"}),
+    ("no-gate", "agreement.metadata", {"KV203"}),
+    ("metadata-turned", "agreement.everything", {"KV203"}),
+    ("room-kept", "agreement.everything", {"KV203"}),
+    ("pages-last", "agreement.everything", {"KV203"}),
+    ("early-ack", "host-copy.nsa-direct", {"KV201"}),
+    ("ack-lost", "host-copy.nsa-direct", {"KV901"}),
+    ("index-not-backed-up", "host-copy.nsa-direct", {"KV102", "KV104", "KV304"}),
+    ("load-overtakes", "host-copy.nsa-direct", {"KV102"}),
+]
+PREFIX_FAULTS = {
+    "frees-twice": "KV402",
+    "lock-stays": "KV401",
+    "evicts-locked": "KV402",
+    "child-stays": "KV402",
+    "page-too-many": "KV301",
+}
+NO_EVIDENCE = [
+    ("stub-in-path", "pool-copy.nsa", "called stand-ins, which move no bytes: sgl_kernel.copy_rows"),
+    (
+        "plainest-raises",
+        "retract.nsa",
+        "the control case failed: offload_kv_cache raised RuntimeError: no copies",
+    ),
+    ("scratch", "pool-copy.nsa", "seen[0], page by page, which it does not transfer"),
+    (GOOD, "pool-copy.swa", "this release has no pool.swa (tried sglang.srt.mem_cache.swa_memory_pool:SWAKVPool"),
+]
+BROKEN = {
+    "garbage": ("echo Python 2.7", "said 'Python 2.7\\n', which is no answer", "none"),
+    "another form": ("""echo '{"hello": {"engine": 7}}'""", "is no answer (hello: the key", "none"),
+    "no greeting": ("""echo '{"ask": {"probe": "x", "subject": "y", "seed": 1, "schedule": 0}}'""", "said ask", "none"),
+    "death": ("echo out of luck >&2; exit 3", "ended with status 3: getting ready", "out of luck"),
+    "closed output": ("echo bye >&2; exec >&-; sleep 60", "closed its output and did not end: getting ready", "bye"),
+    "silence": ("echo thinking >&2; sleep 60", "said nothing for 0.5 s: getting ready", "thinking"),
+    "death later": (f"echo '{HELLO}'; read ask; echo gone >&2; exit 4", "ended with status 4: retract on nsa", "gone"),
+    "hang later": (
+        f"echo '{HELLO}'; read ask; echo stuck >&2; sleep 60",
+        "said nothing for 0.5 s: retract on",
+        "stuck",
+    ),
+    "greets again": (f"echo '{HELLO}'; read ask; echo '{HELLO}'; sleep 60", "said hello instead of an answer", "none"),
+}
+
+
+def ask_of(shape: str, schedule: int = 0) -> Ask:
+    probe, _, subject = shape.partition(".")
+    return Ask(probe=probe, subject=subject, seed=1, schedule=schedule)
+
+
+def first_bad(child: EngineProcess, shape: str) -> Reply:
+    """The first schedule that is no pass, or the last."""
+    replies = [child.ask(ask_of(shape, number)) for number in range(SCHEDULES)]
+    return next((reply for reply in replies if reply.findings or reply.unknown), replies[-1])
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("fake") / "env", GOOD)
+
+
+@pytest.fixture(scope="module")
+def child(fake: Path) -> Iterator[EngineProcess]:
+    started = parse_target(f"sglang:{fake}").start(Patience())
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize(("fault", "shape", "codes"), FAULTS)
+def test_fault_is_found_and_its_absence_passes(
+    child: EngineProcess, fake: Path, fault: str, shape: str, codes: set[str]
+) -> None:
+    put_fault(fake, GOOD)
+    good = first_bad(child, shape)
+    assert (good.findings, good.unknown) == ((), None)
+    assert all(count > 0 for count in good.evidence.words_verified.values()) and good.evidence.events
+    put_fault(fake, fault)
+    bad = first_bad(child, shape)
+    assert {finding.code for finding in bad.findings} == codes, bad
+
+
+@pytest.mark.parametrize("fault", PREFIX_FAULTS)
+def test_faults_of_a_prefix_tree_are_found(child: EngineProcess, fake: Path, fault: str) -> None:
+    put_fault(fake, fault)
+    replies = [child.ask(ask_of("prefixes.radix", number)) for number in (1, 2)]
+    assert PREFIX_FAULTS[fault] in {finding.code for reply in replies for finding in reply.findings}, replies
+
+
+def test_prefix_tree_passes_with_all_that_is_wanted(child: EngineProcess, fake: Path) -> None:
+    put_fault(fake, GOOD)
+    replies = [child.ask(ask_of("prefixes.radix", number)) for number in range(2)]
+    row = parse_target(f"sglang:{fake}").spec.probe("prefixes")
+    assert row is not None and not any(reply.findings for reply in replies)
+    for reply in replies:
+        assert reply.unknown is None and all(getattr(reply.evidence, name) for name in row.wants), reply
+
+
+@pytest.mark.parametrize(("fault", "shape", "why"), NO_EVIDENCE)
+def test_what_is_no_evidence_is_unknown_and_says_why(
+    child: EngineProcess, fake: Path, fault: str, shape: str, why: str
+) -> None:
+    put_fault(fake, fault)
+    reply = child.ask(ask_of(shape))
+    assert not reply.findings and reply.unknown is not None and why in reply.unknown
+
+
+@pytest.mark.parametrize("shape", ["index-moves.tree-kernel", "index-moves.mamba-tree-direct"])
+def test_prefixes_are_as_long_as_the_tree_loads(child: EngineProcess, fake: Path, shape: str) -> None:
+    put_fault(fake, "loads-long-alone")
+    reply = first_bad(child, shape)
+    assert (reply.findings, reply.unknown) == ((), None)
+    assert any("loads 256 tokens or more" in note for note in reply.notes)
+
+
+def test_move_of_tokens_that_servers_seldom_ask_for_is_conditional(child: EngineProcess, fake: Path) -> None:
+    put_fault(fake, "pages-by-tokens")
+    assert {"topk" in (finding.condition or "") for finding in first_bad(child, "token-moves.nsa").findings} == {True}
+    assert not first_bad(child, "token-moves.mla").findings
+
+
+def test_finding_names_the_owner_and_the_place(child: EngineProcess, fake: Path) -> None:
+    put_fault(fake, "index-lost")
+    finding = child.ask(ask_of("retract.nsa")).findings[0]
+    assert (finding.code, finding.buffer, finding.layer) == ("KV102", "index_k", 0)
+    assert (finding.request, finding.seen_request) == (1, 3)
+
+
+def test_equal_asks_have_equal_answers(child: EngineProcess, fake: Path) -> None:
+    put_fault(fake, "no-wait")
+    replies = [child.ask(ask_of("layer-wait.nsa", 1)) for _ in range(20)]
+    assert replies[0].findings and replies == [replies[0]] * 20
+    assert child.ask(ask_of("layer-wait.nsa", 2)) != replies[0]
+
+
+def test_every_reader_of_a_layer_is_tried(child: EngineProcess, fake: Path) -> None:
+    put_fault(fake, "no-wait")
+    reply = child.ask(ask_of("layer-wait.nsa"))
+    assert [finding.lane for finding in reply.findings] == ["get_index_buffer"]
+    assert reply.evidence.orderings_checked == 2 * 3  # two readers, three layers
+
+
+def test_each_direction_says_what_came_of_it(child: EngineProcess, fake: Path) -> None:
+    told = {}
+    for fault in (GOOD, "state-trims"):
+        put_fault(fake, fault)
+        for direction in ("longer", "shorter"):
+            reply = child.ask(ask_of(f"state-lengths.nsa-{direction}"))
+            told[fault, direction] = (bool(reply.findings), [note.partition(" (")[0] for note in reply.notes])
+            assert reply.evidence.orderings_checked == 1
+    alone = ": the request alone failed"
+    over = ": Success on lists of other lengths, with "
+    assert told == {
+        (GOOD, "longer"): (False, ["prefill longer at the end" + alone]),
+        (GOOD, "shorter"): (False, ["prefill shorter at the end" + alone]),
+        ("state-trims", "longer"): (
+            False,
+            [f"prefill longer at the end{over}every row of the receiver in place; nobody was harmed"],
+        ),
+        ("state-trims", "shorter"): (True, [f"prefill shorter at the end{over}rows that are wrong; a finding"]),
+    }
+
+
+def test_every_byte_is_judged_when_a_rank_commits(child: EngineProcess, fake: Path) -> None:
+    put_fault(fake, GOOD)
+    words = child.ask(ask_of("agreement.everything", 1)).evidence.words_verified
+    # Two ranks, three requests: rows of 16 int32, 48 bfloat16 and 8 int64, and two pages of 16 tokens in 3 layers.
+    fields = {"output_ids": 8, "output_hidden_states": 12, "bootstrap_room": 8, "kv_buffer": 2 * 16 * 20 * 3}
+    assert words == {name: 2 * 3 * count for name, count in fields.items()}
+    put_fault(fake, "metadata-turned")  # the room, which opens the gate, comes before the fields that it stands for
+    bad = first_bad(child, "agreement.everything")
+    assert {finding.buffer for finding in bad.findings} & {"output_ids", "output_hidden_states"}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_child_that_breaks_is_unknown_with_its_last_line(name: str, tmp_path: Path) -> None:
+    script, why, last = BROKEN[name]
+    target = f"sglang:{interpreter(tmp_path / 'env', script)}"
+    with pytest.raises(UnknownVerdict) as told:
+        patience = Patience(
+            start_s=0.5 if name == "silence" else 60, answer_s=0.5 if name == "hang later" else 60, end_s=0.5
+        )
+        started = parse_target(target).start(patience)
+        started.ask(ask_of("retract.nsa"))
+    is_ready = name in ("death later", "hang later", "greets again")  # then another environment is of no help
+    assert why in str(told.value) and f"its last line: {last}{'' if is_ready else '; next: make'}" in str(told.value)
+    assert is_ready == str(told.value).endswith(last)
+
+
+def test_child_ends_where_getting_ready_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env, file = interpreter(tmp_path / "env", f"echo $$ > {tmp_path}/id; echo; sleep 60"), tmp_path / "id"
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvcheck.core.probes.frame.engine_process.decode", interrupt)  # the child has said a line then
+    out = tmp_path / "runs"
+    assert run(["stress", "--target", f"sglang:{env}", "--out", str(out)]) == 130
+    assert not [*out.iterdir()], "nothing was judged, so there is no run"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)
+
+
+def test_lost_child_makes_one_schedule_unknown(tmp_path: Path) -> None:
+    env = interpreter(tmp_path / "env", f"echo '{HELLO}'; read ask; exit 5")
+    runner = EngineRunner(f"sglang:{env}", Patience(start_s=5, answer_s=5))
+    plan = Plan(scenario="retract-resume", shape="retract.nsa", target=f"sglang:{env}")
+    replies = [runner.run(plan) for _ in range(2)]  # the second has a child of its own
+    runner.close()
+    assert all("ended with status 5" in (reply.unknown or "") for reply in replies)
+
+
+def test_stress_passes_fails_and_replays(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put_fault(fake, "index-lost")
+    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
+    code = run([*base, "--no-reports", "--shape", "pool-copy.mha", "--shape", "retract.nsa", "--format", "json"])
+    record = json.loads(capsys.readouterr().out)
+    jsonschema.validate(record, SCHEMA)
+    assert code == record["exit_code"] == 1
+    verdicts = {row["id"]: row["verdict"] for row in record["scenarios"]}
+    assert verdicts == {"retract-resume/pool-copy.mha": "pass", "retract-resume/retract.nsa": "fail"}
+    assert record["environment"]["engine"]["engine"] == "sglang"
+    line = record["findings"][0]["schedule"]
+    assert run(["replay", line, "--times", "3"]) == 1
+    assert "STILL FAILS 3/3" in capsys.readouterr().out
+    broken = interpreter(tmp_path / "broken", "exit 3")
+    assert run(["replay", line, line.replace(str(fake), str(broken))]) == 1, "the finding counts, whatever else is not"
+    told = capsys.readouterr().out
+    assert "STILL FAILS 1/1" in told and "UNKNOWN  retract-resume/retract.nsa: sglang under" in told
+    assert run(["replay", line, "--device", "cuda"]) == 2
+    assert "says itself where it runs; leave --device out" in capsys.readouterr().err
+
+
+def test_resumed_run_is_of_the_same_engine_and_keeps_its_notes(
+    tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_fault(fake, GOOD)
+    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
+    base += ["--no-reports", "--shape", "retract.nsa", "--format", "json"]
+    assert run(base) == 0
+    record = json.loads(capsys.readouterr().out)
+    file = tmp_path / record["run_id"] / "run.json"
+    note = "retract-resume/retract.nsa: not exercised: this and that"
+    cut = {**record, "complete": False, "exit_code": 130, "warnings": [note]}
+    file.write_text(json.dumps(cut))
+    assert run([*base, "--resume"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["scenarios"] == record["scenarios"] and note in again["warnings"]
+    other = {**record["environment"]["engine"], "version": "0.0.1"}
+    file.write_text(json.dumps({**cut, "environment": {**record["environment"], "engine": other}}))
+    assert run([*base, "--resume"]) == 0
+    printed = capsys.readouterr()
+    assert f"--resume skips run {record['run_id']}, which is about something else: the engine's sur" in printed.err
+    assert record["run_id"] not in json.loads(printed.out)["run_id"] and note not in printed.out
+
+
+def test_stress_of_good_engine_passes_where_it_has_all(
+    tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_fault(fake, GOOD)
+    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
+    assert run([*base, "hicache", "--shape", "layer-wait.mha", "--shape", "layer-wait.nsa"]) == 0
+    assert "2 passed" in capsys.readouterr().out
+
+
+def test_cell_of_an_engine_below_its_floor_is_unknown(
+    tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_fault(fake, GOOD)
+    what = ["--shape", "metadata.get-buf", "--schedules", "2", "--out", str(tmp_path), "--no-reports"]
+    assert run(["stress", "--target", f"sglang:{fake}", *what]) == 4
+    assert "KV990: 2 of 2 schedules ran, and a pass takes 12" in capsys.readouterr().out
+
+
+def test_release_with_other_names_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    env = environment(tmp_path / "env", "renamed")
+    base = ["stress", "--target", f"sglang:{env}", "--schedules", "1", "--out", str(tmp_path), "--no-reports"]
+    assert run([*base, "--shape", "retract.nsa"]) == 4
+    out = capsys.readouterr().out
+    assert "KV990: cannot drive: this release has no pool.nsa (tried sglang.srt.mem_cache.memory_pool:NSATokenT" in out
+
+
+def test_environment_without_engine_is_one_line_and_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    env = environment(tmp_path / "env", None)
+    assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
+    told = capsys.readouterr()
+    assert "sglang cannot be imported by" in told.err and "No module named 'sglang'" in told.err
+    assert told.err.endswith("next: make engine-env ENGINE=sglang VERSION=V DIR=VENV, then --target sglang:VENV\n")
+    assert not told.out and not list(tmp_path.glob("runs/*"))
+
+
+def test_engine_that_breaks_is_4_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    env = interpreter(tmp_path / "env", "echo Segmentation fault >&2; exit 139")
+    assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
+    assert "ended with status 139: getting ready; its last line: Segmentation fault" in capsys.readouterr().err
+
+
+def test_device_that_the_engines_torch_does_not_see_is_4(
+    tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "runs")]
+    assert run(["stress", "--target", f"sglang:{fake}", "--device", "cuda:1", "--shape", "retract", *out]) == 4
+    told = capsys.readouterr().err
+    assert "sees no CUDA device, asked for cuda:1; next: name an environment whose torch sees the device" in told
+    assert run(["stress", "--target", f"vllm:{fake}", "--device", "cuda", *out]) == 2
+    assert "runs on cuda; leave --device out" in capsys.readouterr().err
+    line = f"hicache:shape=host-copy.mha-direct,target=sglang%3A{fake},backend=cuda,device=cuda"
+    assert run(["replay", line]) == 2
+    assert "probe host-copy of sglang runs on cpu, not on cuda" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--target", "sglang:/nowhere"], "with an interpreter at DIR/bin/python; found none at /nowhere"),
+        (["--target", "sglang", "--shape", "retract.nope"], "no probe of sglang is left"),
+        (["--target", "sglang", "pd-transfer", "--requests", "5"], "its probes take no requests, got 5"),
+        (["--target", "sglang", "--strategy", "lazy"], "its probes take no strategy, got 'lazy'"),
+        (["--target", "sglang", "--jobs", "4"], "one child holds sglang and runs all its cells; leave it out"),
+        (["--target", "nope"], "unknown target 'nope'; known: builtin, sglang"),
+    ],
+)
+def test_unusable_arguments_are_refused(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["stress", *arguments, "--out", str(tmp_path)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_line_of_no_probe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", "retract-resume:shape=nope.nsa,target=sglang,seed=1"]) == 2
+    assert "sglang has no probe retract-resume:shape=nope.nsa; known: retract-resume:" in capsys.readouterr().err
+
+
+def test_interpreter_itself_may_be_named(tmp_path: Path) -> None:
+    assert parse_target(f"sglang:{sys.executable}").python == Path(sys.executable)
+    assert parse_target("sglang").python == Path(sys.executable)
+    with pytest.raises(UsageError, match="expected sglang, or sglang:DIR"):
+        parse_target("sglang:")
+
+
+def test_help_imports_no_engine_and_no_target() -> None:
+    program = (
+        "import sys, kvcheck, kvcheck.commands.main as m; m.run(['--help']); m.run(['stress', '--help']); "
+        "found = {n.split('.')[0] for n in sys.modules} & {'sglang', 'vllm', 'lmcache', 'torch'}; "
+        "sys.exit(any(n.startswith('kvcheck.core.targets') for n in sys.modules) or bool(found))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,187 @@
+"""Engines that are no SGLang: verdicts on blocks, scheduler and host chunks, on stand-ins with one fault at a time.
+
+Invariants:
+- The good stand-in passes what each fault fails, by the same asks.
+- An installed vLLM is tried with faults too, where KVCHECK_VLLM names its environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.engine import environment, put_fault
+
+import kvcheck
+from kvcheck.commands.main import run
+from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
+from kvcheck.core.probes.frame.wire import Ask, Reply
+from kvcheck.core.probes.installed import parse_target
+
+INSTALLED = os.environ.get("KVCHECK_VLLM")
+SCHEDULES = 2
+GOOD = ""
+FAULTS = [
+    ("vllm", "blocks.full", "free-twice", {"KV402"}),
+    ("vllm", "blocks.full", "no-count", {"KV402"}),
+    ("vllm", "blocks.full", "leak", {"KV401"}),
+    ("vllm", "blocks.full", "stale-hash", {"KV301", "KV102"}),
+    ("vllm", "blocks.full", "short-hit", {"KV301"}),
+    ("vllm", "blocks.full", "hands-out-held", {"KV402", "KV403"}),
+    ("vllm", "blocks.full", "no-reset", {"KV301", "KV102"}),
+    ("vllm", "scheduler.priority", "preempts-planned", {"KV102"}),
+    ("vllm", "scheduler.priority-lookahead", "preempts-planned", {"KV102"}),
+    ("vllm", "scheduler.priority", "keeps-preempted", {"KV401"}),
+    ("vllm", "scheduler.fcfs", "forgets-preempted", {"KV901"}),
+    ("vllm", "cpu-offload.lru", "evicts-pinned", {"KV202"}),
+    ("vllm", "cpu-offload.lru", "place-twice", {"KV403"}),
+    ("vllm", "cpu-offload.lru", "failed-stays", {"KV101"}),
+    ("vllm", "cpu-offload.lru", "forgets-room", {"KV401"}),
+    ("vllm", "cpu-offload.lru", "pending-is-hit", {"KV301"}),
+    ("vllm", "cpu-offload.lru", "no-reset", {"KV101"}),
+    ("lmcache", "local-cpu.lru", "evicts-held", {"KV202"}),
+    ("lmcache", "local-cpu.lru", "place-twice", {"KV403"}),
+    ("lmcache", "local-cpu.lru", "no-count", {"KV202"}),
+    ("lmcache", "local-cpu.lru", "leak", {"KV401"}),
+    ("lmcache", "local-cpu.lru", "pin-stays", {"KV401"}),
+    ("lmcache", "local-cpu.lru", "never-evicts", {"KV401"}),
+    ("lmcache", "local-cpu.lru", "forgets", {"KV301"}),
+]
+
+
+def first_bad(child: EngineProcess, shape: str) -> Reply:
+    """The first schedule that is no pass, or the last."""
+    probe, _, subject = shape.partition(".")
+    asks = [Ask(probe=probe, subject=subject, seed=1, schedule=number) for number in range(SCHEDULES)]
+    replies = [child.ask(ask) for ask in asks]
+    return next((reply for reply in replies if reply.findings or reply.unknown), replies[-1])
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("fake") / "env", GOOD)
+
+
+@pytest.fixture(scope="module")
+def children(fake: Path) -> Iterator[dict[str, EngineProcess]]:
+    started = {name: parse_target(f"{name}:{fake}").start(Patience()) for name in ("vllm", "lmcache")}
+    yield started
+    for child in started.values():
+        child.close()
+
+
+@pytest.mark.parametrize(("engine", "shape", "fault", "codes"), FAULTS)
+def test_fault_is_found(
+    children: dict[str, EngineProcess], fake: Path, engine: str, shape: str, fault: str, codes: set[str]
+) -> None:
+    put_fault(fake, fault)
+    bad = first_bad(children[engine], shape)
+    assert codes <= {finding.code for finding in bad.findings}, bad
+
+
+@pytest.mark.parametrize(("engine", "shape"), sorted({row[:2] for row in FAULTS}))
+def test_without_a_fault_all_that_is_wanted_was_counted(
+    children: dict[str, EngineProcess], fake: Path, engine: str, shape: str
+) -> None:
+    put_fault(fake, GOOD)
+    good = first_bad(children[engine], shape)
+    assert (good.findings, good.unknown) == ((), None)
+    row = parse_target(engine).spec.probe(shape.partition(".")[0])
+    assert row is not None and row.wants and all(getattr(good.evidence, name) for name in row.wants)
+
+
+def test_equal_asks_have_equal_answers(children: dict[str, EngineProcess], fake: Path) -> None:
+    put_fault(fake, "stale-hash")
+    replies = [first_bad(children["vllm"], "blocks.full") for _ in range(5)]
+    assert replies[0].findings and replies == [replies[0]] * 5
+
+
+def test_scenarios_of_an_engine_are_run_and_replayed(
+    fake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path)]
+    put_fault(fake, "leak")
+    target = ["--target", f"vllm:{fake}"]
+    assert run(["stress", "prefix-cache", *target, "--schedules", "2", *out]) == 1
+    line = next(word for word in capsys.readouterr().out.split() if word.startswith("prefix-cache:"))
+    assert run(["replay", line, "--times", "3"]) == 1
+    assert "STILL FAILS 3/3" in capsys.readouterr().out
+    assert run(["stress", "nvlink-aux", *target, *out]) == 2
+
+
+REAL_FAULTS = {
+    "free-twice": (
+        "blocks.full",
+        "vllm.v1.core.block_pool:BlockPool.free_blocks",
+        "lambda self, blocks: (lambda all: (good(self, all), [setattr(b, 'ref_cnt', b.ref_cnt - 1) for b in all[:1]]))"
+        "(list(blocks))",
+        {"KV402"},
+    ),
+    "no-count": (
+        "blocks.full",
+        "vllm.v1.core.block_pool:BlockPool.touch",
+        "lambda self, blocks: good(self, [b for b in blocks if b.ref_cnt == 0])",
+        {"KV402"},
+    ),
+    "stale-hash": (
+        "blocks.full",
+        "vllm.v1.core.block_pool:BlockPool._maybe_evict_cached_block",
+        "lambda self, block: (block.reset_hash(), False)[1]",
+        {"KV301", "KV102"},
+    ),
+    "evicts-pinned": (
+        "cpu-offload.lru",
+        "vllm.v1.kv_offload.cpu.policies.lru:LRUCachePolicy.mark_non_evictable",
+        "lambda self, key: None",
+        {"KV902"},
+    ),
+    "failed-store-keeps-its-place": (
+        "cpu-offload.arc",
+        "vllm.v1.kv_offload.cpu.manager:CPUOffloadingManager._free_chunk",
+        "lambda self, chunk: None",
+        {"KV401", "KV902"},
+    ),
+}
+DRIVER = """
+import importlib, json, sys
+sys.path.insert(0, {root!r})
+import torch
+from kvcheck.core.probes.frame.probe_server import Server
+from kvcheck.core.probes.frame.wire import Ask, encode
+from kvcheck.core.probes.vllm import VLLM
+server = Server(VLLM)
+server.start()
+def answer(shape):
+    probe, _, subject = shape.partition(".")
+    replies = [server.answer(Ask(probe=probe, subject=subject, seed=1, schedule=number)) for number in range(3)]
+    return sorted({{f.code for r in replies for f in r.findings}}), [r.unknown for r in replies if r.unknown]
+told = {{}}
+for name, (shape, place, text) in json.loads({faults!r}).items():
+    module, _, path = place.partition(":")
+    kind, _, method = path.partition(".")
+    owner = getattr(importlib.import_module(module), kind)
+    good = getattr(owner, method)
+    before = answer(shape)
+    setattr(owner, method, eval(text, {{"good": good}}))
+    told[name] = [before, answer(shape)]
+    setattr(owner, method, good)
+print("\\nTOLD " + json.dumps(told))
+"""
+
+
+@pytest.mark.skipif(INSTALLED is None, reason="KVCHECK_VLLM names no environment with vLLM")
+@pytest.mark.slow
+def test_faults_put_into_an_installed_vllm_are_found() -> None:
+    faults = json.dumps({name: row[:3] for name, row in REAL_FAULTS.items()})
+    script = DRIVER.format(root=str(Path(kvcheck.__file__).parent.parent), faults=faults)
+    python = Path(str(INSTALLED)) / "bin" / "python"
+    done = subprocess.run([str(python), "-I", "-c", script], capture_output=True, text=True, timeout=300)
+    told = next((line[5:] for line in done.stdout.splitlines() if line.startswith("TOLD ")), None)
+    assert told is not None, done.stderr[-2000:]
+    for name, (before, after) in json.loads(told).items():
+        assert before == [[], []], name
+        assert set(after[0]) & REAL_FAULTS[name][3], (name, after)

@@ -1,0 +1,226 @@
+"""Several runs on one page: what each cell says, what is not run stays unjudged, hostile text stays text.
+
+Invariants:
+- Records are literal; what a page has to say of them is written out here.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from report.test_report import Page
+from rigs.literal_record import FAILED, MARKUP, PASSED
+from typer.testing import CliRunner
+
+from kvcheck.commands.report import report
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.comparison.compare import Comparison, compare
+from kvcheck.core.report.comparison.to_csv import render as to_csv
+from kvcheck.core.report.comparison.to_html import render as to_html
+from kvcheck.core.report.comparison.to_md import render as to_md
+from kvcheck.core.report.store import RunStore
+
+APP = typer.Typer()
+APP.command()(report)
+RETRACT, INDEX, LENGTHS = "retract-resume/retract.nsa", "hicache/layer-wait.nsa", "pd-transfer/state-lengths.nsa-longer"
+LINE = "retract-resume:shape=retract.nsa,target=sglang%3Aenvs/old,seed=1,schedule=0"
+FOUND = Finding(
+    code="KV102",
+    oracle="content",
+    scenario="retract-resume",
+    shape="retract.nsa",
+    message="page 1 holds request 3",
+    replay=f"kvcheck replay {LINE},expect=KV102",
+)
+COUNTED = Evidence(schedules=6, events=60, requests=18, words_verified={"kv": 400, "index": 100}, orderings_checked=24)
+
+
+def release(version: str, verdicts: dict[str, Verdict], **more: object) -> RunRecord:
+    """A run of an installed engine."""
+    rows = tuple(
+        ScenarioResult(
+            id=name,
+            shape=name.partition("/")[2],
+            verdict=verdict,
+            reason="cannot drive: no pool" if verdict is Verdict.UNKNOWN else None,
+            code="KV990" if verdict is Verdict.UNKNOWN else None,
+            schedules=6,
+            evidence=COUNTED,
+        )
+        for name, verdict in verdicts.items()
+    )
+    made = replace(
+        PASSED,
+        run_id=f"run-{version}",
+        verdict=Verdict.worst(verdicts.values()),
+        environment={"engine": {"engine": "sglang", "version": version, "python": "3.11.7", "torch": "2.13.0"}},
+        scenarios=rows,
+        findings=(FOUND,) if verdicts.get(RETRACT) is Verdict.FAIL else (),
+        plan={"cells": [LINE.replace("old", version)], "shows": {RETRACT: "what a request gets back"}},
+    )
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+OLD = release("0.5.9", {RETRACT: Verdict.FAIL, INDEX: Verdict.PASS, LENGTHS: Verdict.UNKNOWN})
+NEW = release("0.5.14", {RETRACT: Verdict.PASS, LENGTHS: Verdict.PASS})
+
+
+def verdicts(comparison: Comparison) -> dict[str, tuple[str, ...]]:
+    return {
+        group.title[0]: tuple(verdict.value for verdict in group.verdicts)
+        for table in comparison.tables
+        for group in table.groups
+    }
+
+
+def test_worst_row_is_the_bugs_verdict_and_what_was_not_run_is_unknown() -> None:
+    found = compare([OLD, NEW])
+    assert verdicts(found) == {"a": ("fail", "pass"), "b": ("pass", "unknown"), "c": ("unknown", "pass")}
+    assert found.verdict is Verdict.FAIL
+    (table,) = found.tables
+    assert [column.label for column in table.columns] == ["sglang 0.5.9", "sglang 0.5.14"]
+    missing = table.groups[1].rows[0].cells[1]
+    assert (missing.verdict, missing.name) == (None, "not run")
+
+
+def test_hole_in_passing_runs_is_no_pass() -> None:
+    whole = release("1", {RETRACT: Verdict.PASS, INDEX: Verdict.PASS})
+    assert compare([whole, replace(whole, run_id="again")]).verdict is Verdict.PASS
+    assert compare([whole, release("2", {RETRACT: Verdict.PASS})]).verdict is Verdict.UNKNOWN
+
+
+def test_cell_has_counts_codes_and_a_line_of_its_own() -> None:
+    row = compare([OLD, NEW]).tables[0].groups[0].rows[0]
+    failed, passed = row.cells
+    assert (failed.codes, failed.schedules, failed.words, failed.orderings) == (("KV102",), 6, 500, 24)
+    assert failed.replay == FOUND.replay and failed.text == FOUND.message
+    assert passed.replay == f"kvcheck replay {LINE.replace('old', '0.5.14')}"
+    assert compare([OLD]).tables[0].groups[2].rows[0].cells[0].replay == OLD.repro  # the plan has no line of it
+    assert row.shows == "what a request gets back"
+
+
+def test_bug_that_passes_says_that_its_rows_have_conditional_findings() -> None:
+    latent = replace(FOUND, condition="peers differ")
+    comparison = compare([replace(NEW, findings=(latent,)), OLD])
+    retract, lengths = (group for group in comparison.tables[0].groups if group.title[0] in "ac")
+    assert (retract.verdicts[0], retract.conditional, lengths.conditional) == (
+        Verdict.PASS,
+        (True, False),
+        (False, False),
+    )
+    page, text = to_html(comparison), to_md(comparison)
+    assert page.count("<small>has conditional findings</small>") == 1 and "conditional KV102" in page
+    assert text.count("conditional findings") == 1 and "**pass**, conditional findings" in text
+    assert "page 1 holds request 3; only if peers differ" in page
+
+
+def test_line_of_another_row_with_the_same_beginning_is_not_taken() -> None:
+    longer = release("1", {RETRACT: Verdict.PASS}, plan={"cells": [LINE.replace("retract.nsa", "retract.nsa2")]})
+    assert compare([longer]).tables[0].groups[0].rows[0].cells[0].replay == longer.repro
+
+
+def test_notes_of_a_row_are_beside_it() -> None:
+    warnings = (f"{INDEX}: not exercised: get_x; {INDEX}: 3 readers", "not exercised: nvlink-aux", "hicache/other: no")
+    found = compare([replace(OLD, warnings=warnings)])
+    assert found.tables[0].groups[1].rows[0].cells[0].notes == ("not exercised: get_x", "3 readers")
+    assert found.tables[0].groups[0].rows[0].cells[0].notes == ()
+    page = to_html(found)
+    assert page.count("in part: see its notes") == 1 and "not exercised: nvlink-aux" in page
+
+
+def test_engines_have_tables_of_their_own_and_equal_releases_are_told_apart() -> None:
+    found = compare([OLD, replace(OLD, run_id="again"), PASSED])
+    assert [table.engine for table in found.tables] == ["sglang", "builtin"]
+    assert [column.label for column in found.columns] == [
+        "sglang 0.5.9, run run-0.5.9",
+        "sglang 0.5.9, run again",
+        "builtin 0.1.0",
+    ]
+
+
+def test_run_without_scenarios_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"run x judged no scenario, so it cannot be compared"):
+        compare([OLD, replace(PASSED, run_id="x", scenarios=())])
+
+
+def test_what_is_there_twice_is_refused_where_one_would_hide_the_other() -> None:
+    both = (*NEW.scenarios, replace(NEW.scenarios[0], verdict=Verdict.FAIL))
+    with pytest.raises(UsageError, match=f"has the row '{RETRACT}' twice"):
+        compare([OLD, replace(NEW, scenarios=both)])
+    with pytest.raises(UsageError, match="was given twice, from two files"):
+        compare([OLD, replace(OLD, repro="kvcheck")])
+
+
+def test_markdown_has_a_size() -> None:
+    many = release("1", {f"hicache/layer-wait.{number}": Verdict.UNKNOWN for number in range(103)})
+    lines = to_md(compare([many])).splitlines()
+    assert sum(line.startswith("- sglang") for line in lines) == 100 and lines[-1] == "- and 3 more"
+
+
+def test_page_is_whole_runs_nothing_and_keeps_hostile_text() -> None:
+    hostile = release(MARKUP, {f"{MARKUP}/{MARKUP}": Verdict.UNKNOWN}, warnings=(f"not exercised {MARKUP}\x1b[31m",))
+    text = to_html(compare([OLD, NEW, hostile, FAILED]))
+    page = Page(text)
+    assert page.open == [] and len(page.ids()) == len(set(page.ids()))
+    assert "<script" not in text and "\x1b" not in text and "default-src 'none'" in text
+    assert not {"script", "img", "link", "iframe"} & {tag for tag, _ in page.tags}
+    assert text.count("kvcheck replay retract-resume:shape=retract.nsa") == 2
+
+
+def test_table_has_a_line_a_cell_and_runs_no_formula() -> None:
+    hostile = release("=cmd()", {RETRACT: Verdict.FAIL})
+    rows = list(csv.DictReader(io.StringIO(to_csv(compare([OLD, NEW, hostile])))))
+    cells = [row for row in rows if row["kind"] == "cell"]
+    assert len(cells) == 3 * 3 and len(rows) == 2 * len(cells)
+    first = cells[0]
+    assert (first["version"], first["verdict"], first["codes"], first["words"]) == ("0.5.9", "fail", "KV102", "500")
+    assert {row["version"] for row in rows} == {"0.5.9", "0.5.14", "'=cmd()"}
+    assert [row["verdict"] for row in cells if row["cell"] == INDEX] == ["pass", "not run", "not run"]
+
+
+def test_markdown_names_each_verdict_and_why_it_is_no_pass() -> None:
+    lines = to_md(compare([OLD, release(f"{MARKUP}|\n", {RETRACT: Verdict.PASS})])).splitlines()
+    row = next(line for line in lines if line.startswith(f"| {RETRACT}"))
+    assert row.split(" | ")[1:] == [
+        "FAIL KV102&#59; 6 schedules, 500 words, 24 orderings",
+        "pass&#59; 6 schedules, 500 words, 24 orderings |",
+    ]
+    assert sum(line.startswith("- ") for line in lines) == 4  # found, cannot drive, and two that were not run
+    assert not any("<script" in line for line in lines)
+
+
+def test_file_holds_all_runs_and_a_folder_one_page_each(tmp_path: Path) -> None:
+    names = [str(RunStore(tmp_path / "runs").save(record)) for record in (OLD, NEW)]
+    joint = [f"{name}={tmp_path / 'all'}.{name}" for name in ("html", "csv", "md")]
+    options = [part for text in (*joint, f"html={tmp_path / 'pages'}") for part in ("-o", text)]
+    again = str(tmp_path / "runs" / ".." / "runs" / OLD.run_id)  # the first run by another name: still the first run
+    result = CliRunner().invoke(APP, [*names, again, *options])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "all.html").read_text(encoding="utf-8") == to_html(compare([OLD, NEW]))
+    assert (tmp_path / "all.csv").read_text(encoding="utf-8") == to_csv(compare([OLD, NEW]))
+    assert (tmp_path / "all.md").read_text(encoding="utf-8") == to_md(compare([OLD, NEW]))
+    assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == ["run-0.5.14.html", "run-0.5.9.html"]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["-o", "md=."], "expected the name of a file, got a folder"),
+        (["-o", "html=x.html", "-o", "html=x.html"], "two reports would be written"),
+        (["-o", "json=x.json"], "2 runs need a folder"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_is_written(
+    options: list[str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [str(RunStore(tmp_path / "runs").save(record)) for record in (OLD, NEW)]
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(APP, [*names, *options])
+    assert isinstance(result.exception, UsageError) and complaint in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]

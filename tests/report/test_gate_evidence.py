@@ -1,0 +1,218 @@
+"""What the gate does not believe: records that contradict themselves, are of another build, or ran too little.
+
+Invariants:
+- Each record here is one that passes, with one thing changed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report.test_gate_result import gate
+from rigs.gate import bench_row, bench_run, of_this_build
+from rigs.literal_record import CODE, FINDINGS, LINES, MUTANTS, PASSED, UNJUDGED
+
+from kvcheck.commands.gate_lines import result_lines
+from kvcheck.commands.main import run
+from kvcheck.core.base.record import Coverage, Evidence, Identity, RunRecord, Verdict, read_record
+from kvcheck.core.report.gate.contradictions import contradictions
+from kvcheck.core.report.gate.to_html import render as page
+from kvcheck.core.report.gate.to_md import render as markdown
+from kvcheck.core.report.store import RunStore
+from kvcheck.core.targets.mutants import mutant
+
+PUBLISHED = sorted((Path(__file__).parents[2] / "reports" / "published").rglob("run.json"))
+(CELL,) = PASSED.scenarios
+KILLED = replace(
+    PASSED, scenarios=(), evidence=Evidence(schedules=0), mutants=MUTANTS[:1], plan={"mutants": [MUTANTS[0].name]}
+)
+OTHER = "0123456789abcdef" * 4
+
+
+def cell(**changed: Any) -> RunRecord:
+    """A run whose only cell is changed."""
+    return replace(PASSED, scenarios=(replace(CELL, **changed),))
+
+
+def killed(**changed: Any) -> RunRecord:
+    """A selftest whose only mutant is changed."""
+    return replace(KILLED, mutants=(replace(MUTANTS[0], **changed),))
+
+
+def planned(*lines: str) -> RunRecord:
+    """A run with another plan."""
+    return replace(PASSED, plan={"cells": [*lines]})
+
+
+def test_the_records_that_are_changed_here_pass() -> None:
+    assert gate(PASSED, KILLED, bench_run(bench_row())).exit_code == 0
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.parent.name)
+def test_a_record_that_kvcheck_wrote_contradicts_nothing(path: Path) -> None:
+    assert contradictions(read_record(path)) == []
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (killed(outcome="unknown"), "the outcome 'unknown' is not known"),
+        (killed(outcome="not-begun"), "is pass, and its outcome is not-begun"),
+        (killed(outcome="survived"), "is pass, and its outcome is survived"),
+        (killed(schedules=0), "killed in no schedule"),
+        (killed(schedules=-4), "mutants[0].schedules is -4"),
+        (killed(killed_by="liveness KV902"), "killed by liveness KV902; expected content"),
+        (killed(killed_by=None), "killed by nobody"),
+        (replace(KILLED, mutants=()), "index-buffer-not-saved is in the plan, and the record says nothing of it"),
+        (replace(KILLED, mutants=KILLED.mutants * 2), "index-buffer-not-saved is there 2 times"),
+        (cell(reason="the pool was never full"), "is pass, with the reason why it is none"),
+        (cell(code="KV990"), "is pass, with the reason why it is none: KV990"),
+        (cell(coverage=None), "does not say how many schedules it planned"),
+        (cell(schedules=38), "says 38 schedules, and its evidence 37"),
+        (cell(duration_s=-1.0), "scenarios[0].duration_s is -1"),
+        (cell(evidence=replace(CELL.evidence, words_verified={"a": -1})), "words_verified.a is -1"),
+        (cell(evidence=replace(CELL.evidence, events=912)), "not the sum of its scenarios'"),
+        (cell(id="handover/other"), "cell handover/other is not in the plan"),
+        (replace(PASSED, scenarios=PASSED.scenarios * 2), "is there 2 times"),
+        (planned(LINES[1], LINES[0]), "retract-resume/glm-5.1-tiny is in the plan, and the record says nothing of it"),
+        (replace(PASSED, exit_code=4), "verdict pass, exit 4; expected exit 0"),
+        (replace(PASSED, verdict=Verdict.UNKNOWN, exit_code=4), "the run is unknown, and the worst of what it judged"),
+        (replace(UNJUDGED, verdict=Verdict.PASS, exit_code=0), "the worst of what it judged is unknown"),
+        (bench_run(bench_row(), plan={"cases": []}), "the price of read is not in the plan"),
+        (planned(f"{LINES[1]},mutant=resume-refeeds-token"), "it judged the mutant resume-refeeds-token"),
+        (planned(f"{LINES[1]},trace=a.jsonl"), "does not say what was in the trace"),
+        (planned(f"{LINES[1]},target=sglang:/venv"), "does not say which sglang it judged"),
+        (replace(PASSED, identity=None), "does not say which build of kvcheck"),
+        (replace(PASSED, identity=Identity(trace=OTHER)), "does not say which build of kvcheck"),
+        (
+            replace(PASSED, identity=Identity(code=OTHER)),
+            "its code is 0123456789ab, and 3f2c1ab03f2c here; next: kvcheck",
+        ),
+    ],
+)
+def test_a_record_that_proves_nothing_is_exit_4_with_the_reason(record: RunRecord, said: str) -> None:
+    result = gate(record)
+    assert (result.exit_code, result.integrity) == (4, ())
+    assert said in "\n".join(problem.message for problem in result.evidence)
+
+
+def test_a_pass_beside_its_own_finding_is_red_and_contradicts_itself() -> None:
+    finding = replace(FINDINGS[1], scenario="handover", shape=CELL.shape)
+    result = gate(replace(PASSED, findings=(finding,)))
+    assert result.exit_code == 1
+    assert any("is pass, and has findings: KV102" in problem.message for problem in result.evidence)
+
+
+def engine_run(number: int, target: str, code: str = CODE, trace: str | None = None) -> RunRecord:
+    """A run of an installed engine."""
+    line = f"{LINES[1]},target=sglang:/venv{number}{',trace=a.jsonl' if trace else ''}"
+    return replace(planned(line), run_id=f"run-{number}", identity=Identity(code=code, trace=trace, target=target))
+
+
+def test_runs_of_one_engine_are_of_one_state_of_it_and_of_one_kvcheck() -> None:
+    first, same = engine_run(1, f"sglang 0.5.9, {OTHER}", OTHER), engine_run(2, f"sglang 0.5.9, {OTHER}", OTHER)
+    assert gate(PASSED, first, same).exit_code == 0, "which kvcheck judged an engine is not what is gated"
+    release = gate(first, engine_run(2, f"sglang 0.5.10, {CODE}", OTHER))
+    (problem,) = release.evidence
+    assert release.exit_code == 4 and problem.run_id == "run-2"
+    assert "is sglang 0.5.10, 3f2c1ab03f2c, and sglang 0.5.9, 0123456789ab in run run-1" in problem.message
+    (problem,) = gate(first, engine_run(2, f"sglang 0.5.9, {OTHER}", CODE)).evidence
+    assert "the code of kvcheck that judged it" in problem.message
+
+
+def test_runs_of_one_trace_are_of_one_content_of_it() -> None:
+    runs = [engine_run(number, "sglang 1", trace=trace) for number, trace in ((1, CODE), (2, OTHER))]
+    (problem,) = gate(*runs).evidence
+    assert "the content of a.jsonl is 0123456789ab, and 3f2c1ab03f2c in run run-1" in problem.message
+
+
+def covered(schedules: int, floor: int = 3) -> RunRecord:
+    """A run whose cell ran so many of 24 schedules."""
+    evidence = replace(CELL.evidence, schedules=schedules)
+    coverage = Coverage(wanted=24, floor=floor, tried=("eager", "lazy"), not_tried=("delay", "random"))
+    return replace(cell(schedules=schedules, evidence=evidence, coverage=coverage), evidence=evidence)
+
+
+@pytest.mark.parametrize(
+    ("schedules", "least", "said"),
+    [(2, None, "it needs 3, got 2"), (3, None, None), (3, 4, "--min-schedules asks for 4, got 3"), (4, 4, None)],
+)
+def test_a_cell_that_ran_too_little_is_a_gap(schedules: int, least: int | None, said: str | None) -> None:
+    result = gate(covered(schedules), min_schedules=least)
+    assert result.exit_code == (4 if said else 0)
+    assert [said in problem.message for problem in result.evidence if said] == [True] * bool(said)
+
+
+def test_every_report_says_how_much_ran_and_of_which_build() -> None:
+    result = gate(covered(4), KILLED, bench_run(bench_row()))
+    said = f"{PASSED.run_id}: 4 of 24 schedules in 1 cell, 4 or more each; not tried: delay in 1 cell, random in 1 cell"
+    for text in (
+        "\n".join(result_lines(result)),
+        markdown(result).replace("&#58;", ":").replace("&#59;", ";"),
+        page(result),
+    ):
+        assert f"{said}; code 3f2c1ab03f2c" in text
+        assert "4 of 24 schedules in 1 cell; kvcheck" in text and "no cells; code 3f2c1ab03f2c" in text
+    plain = json.loads(result.to_json())["runs"][0]
+    assert (plain["schedules"], plain["wanted"], plain["fewest"]) == (4, 24, 4)
+    assert plain["not_tried"] == {"delay": 1, "random": 1} and plain["identity"]["code"] == CODE
+    text = "\n".join(result_lines(gate(cell(coverage=None), covered(4))))
+    assert "41 schedules in 2 cells; kvcheck" in text and "37 schedules in 1 cell, 37 or more each" in text
+
+
+def test_a_finding_under_an_assumption_fails_when_it_is_asked_to() -> None:
+    finding = replace(FINDINGS[1], scenario="handover", shape=CELL.shape, condition="both sides list all states")
+    record = replace(PASSED, findings=(finding,))
+    shown = gate(record)
+    assert (shown.exit_code, shown.integrity) == (0, ())
+    text = "\n".join(result_lines(shown))
+    assert "1 finding under an assumption" in text and "if both sides list all states: request 7" in text
+    asked = gate(record, fail_on_conditional=True)
+    assert (asked.exit_code, asked.integrity) == (1, asked.conditional)
+
+
+def test_gate_takes_the_new_options_and_refuses_what_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunStore(tmp_path).save(of_this_build(covered(4)))
+    command = ["gate", PASSED.run_id, "--out", str(tmp_path)]
+    assert run(command) == 0
+    assert run([*command, "--min-schedules", "5"]) == 4
+    assert "--min-schedules asks for 5, got 4" in capsys.readouterr().out
+    assert run([*command, "--min-schedules", "0"]) == 2
+    assert run([*command, "--fail-on-conditional"]) == 0
+
+
+def test_gate_refuses_the_run_of_another_build_and_says_what_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunStore(tmp_path).save(PASSED)
+    assert run(["gate", PASSED.run_id, "--out", str(tmp_path)]) == 4
+    printed = capsys.readouterr().out
+    assert "it is of another build of kvcheck: its code is 3f2c1ab03f2c" in printed and PASSED.repro in printed
+
+
+def test_a_run_of_a_mutant_that_shows_nothing_is_no_pass_of_the_gate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The mutant leaves out a buffer that this shape does not have: the run finds nothing and is a pass."""
+    command = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--mutant", "offload-skips-index-buffer"]
+    assert run([*command, "--schedules", "3", "--seed", "1", "--no-reports", "--out", str(tmp_path)]) == 0
+    (folder,) = tmp_path.iterdir()
+    capsys.readouterr()
+    assert run(["gate", str(folder)]) == 4
+    assert "it judged the mutant offload-skips-index-buffer" in capsys.readouterr().out
+
+
+def test_a_selftest_whose_time_is_up_names_the_oracle_of_the_card(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["selftest", "resume-refeeds-token", "--max-time", "0.001", "--seed", "1", "--format", "json"]
+    assert run([*command, "--out", str(tmp_path)]) == 4
+    (row,) = json.loads(capsys.readouterr().out)["mutants"]
+    assert (row["outcome"], row["verdict"]) == ("not-begun", "unknown")
+    assert row["killer"] == mutant("resume-refeeds-token").killed_by

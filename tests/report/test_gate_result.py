@@ -1,0 +1,276 @@
+"""What the gate says of runs as a whole: each kind of failure, its exit code, and how it is shown.
+
+Invariants:
+- Records are literal; text that steers a terminal, markup and markdown is in them on purpose.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from commands.test_cli_damage import STEERING, steers
+from rigs.gate import bench_row, bench_run, gated
+from rigs.literal_record import CODE, FAILED, FINDINGS, MUTANTS, PASSED, UNJUDGED
+
+from kvcheck.commands.gate_lines import result_lines
+from kvcheck.core.base.record import BenchRow, Evidence, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.gate.budgets import Budget
+from kvcheck.core.report.gate.judge import Rules, decide
+from kvcheck.core.report.gate.result import (
+    GateResult,
+    Problem,
+    conditional_findings,
+    evidence_problems,
+    gated_rows,
+    integrity_problems,
+    summaries,
+    tally,
+)
+from kvcheck.core.report.gate.to_html import render as page
+from kvcheck.core.report.gate.to_md import escaped
+from kvcheck.core.report.gate.to_md import render as markdown
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "reports" / "gate.schema.json").read_text(encoding="utf-8"))
+BUDGET = Budget(case="read", arm="packed", baseline="views", max_ratio=1.0)
+SLOW, FAST, UNSURE = bench_row(1.2), bench_row(0.9), bench_row(1.0, rounds=(0.0, 0.1))
+(CELL,) = PASSED.scenarios
+UNTRIED = replace(MUTANTS[0], verdict=Verdict.UNKNOWN, outcome="not-exercised")
+HOSTILE = f"<img src=x onerror=alert(1)> | [a](http://x.invalid) **b** `c` @d\n# e {STEERING}"
+
+
+def gate(
+    *records: RunRecord,
+    budgets: tuple[Budget, ...] = (),
+    again: BenchRow | str = "gone",
+    min_schedules: int | None = None,
+    fail_on_conditional: bool = False,
+    **changed: Any,
+) -> GateResult:
+    """What the gate says of these runs, when measuring a row again finds `again`."""
+    found, missing, warnings = gated_rows(records, budgets)
+    rows, is_complete = decide(found, Rules(), lambda rows: [again for _ in rows])
+    result = GateResult(
+        tool={"name": "kvcheck", "version": "0"},
+        code=CODE,
+        argv=("gate", "x"),
+        runs=summaries(records),
+        min_schedules=min_schedules,
+        fail_on_conditional=fail_on_conditional,
+        budget_file="budgets.toml" if budgets else None,
+        tol=0.03,
+        fail_over=0.1,
+        on_inconclusive="fail",
+        tally=tally(records),
+        integrity=integrity_problems(records, fail_on_conditional=fail_on_conditional),
+        conditional=conditional_findings(records),
+        evidence=(*evidence_problems(records, code=CODE, min_schedules=min_schedules), *missing),
+        rows=rows,
+        warnings=warnings,
+        complete=is_complete,
+        duration_s=1.5,
+    )
+    result = replace(result, **changed)
+    jsonschema.validate(json.loads(result.to_json()), SCHEMA)
+    return result
+
+
+def test_runs_without_a_problem_pass() -> None:
+    result = gate(PASSED, bench_run(FAST), budgets=(BUDGET,))
+    assert (result.exit_code, result.verdict, result.integrity, result.evidence) == (0, "PASS", (), ())
+    assert result.tally.words_verified == 5920
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (FAILED, "KV102 retract-resume/glm-5.1-tiny"),
+        (replace(PASSED, findings=FINDINGS[1:2]), "KV102"),  # a verdict that says pass beside a finding
+        (replace(PASSED, verdict=Verdict.FAIL), "the run failed"),
+        (replace(PASSED, exit_code=1), "the run failed"),
+        (replace(PASSED, mutants=MUTANTS), "metadata-read-returns-view: survived"),
+        (replace(FAILED, findings=(), mutants=()), "retract-resume/glm-5.1-tiny failed: KV102"),
+    ],
+)
+def test_a_finding_or_failure_is_exit_1_and_stays_red(record: RunRecord, said: str) -> None:
+    slow_too = gate(record, bench_run(SLOW), budgets=(BUDGET,), again=SLOW, on_inconclusive="pass")
+    for result in (gate(record), gate(PASSED, record), slow_too):
+        assert (result.exit_code, result.verdict) == (1, "FAIL")
+        assert any(said in problem.message for problem in result.integrity)
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (UNJUDGED, "no retraction in 200 schedules"),
+        (replace(PASSED, complete=False, exit_code=130), "not complete"),
+        (replace(PASSED, verdict=Verdict.UNKNOWN), "the run is no pass: verdict unknown"),
+        (replace(PASSED, exit_code=70), "the run is no pass: verdict pass, exit 70"),
+        (replace(PASSED, scenarios=()), "judged and measured nothing"),
+        (replace(PASSED, scenarios=(replace(PASSED.scenarios[0], evidence=Evidence(schedules=3)),)), "without having"),
+        (
+            replace(PASSED, mutants=(replace(MUTANTS[0], verdict=Verdict.UNKNOWN, outcome="not-exercised"),)),
+            "not-exerc",
+        ),
+    ],
+)
+def test_a_run_that_proves_nothing_is_exit_4(record: RunRecord, said: str) -> None:
+    result = gate(record, on_inconclusive="pass")
+    assert (result.exit_code, result.verdict, result.integrity) == (4, "UNKNOWN", ())
+    assert any(said in problem.message for problem in result.evidence)
+
+
+def test_a_benchmark_is_the_evidence_of_its_own_verdict() -> None:
+    verdict = ScenarioResult(id="read", shape="glm-5.1", verdict=Verdict.PASS, schedules=15)
+    assert gate(bench_run(FAST, scenarios=(verdict,)), budgets=(BUDGET,)).exit_code == 0
+    assert gate(bench_run(scenarios=(verdict,))).exit_code == 4
+    unknown = replace(verdict, verdict=Verdict.UNKNOWN, reason="no device")
+    assert gate(bench_run(FAST, scenarios=(unknown,))).exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "budget", "said"),
+    [
+        ((), BUDGET, "not measured in these runs; they hold no benchmark; next: kvcheck bench read"),
+        (
+            (FAST,),
+            replace(BUDGET, size="page"),
+            "size page: not measured in these runs; they hold read: packed over views",
+        ),
+        ((FAST,), replace(BUDGET, min_limit_ratio=0.8), "min_limit_ratio: no physical limit was measured"),
+        ((replace(FAST, status="unknown", note="busy"),), BUDGET, "max_ratio: it was not measured: busy"),
+        ((replace(FAST, ratios=()),), BUDGET, "it has no rounds"),
+    ],
+)
+def test_a_budget_whose_row_is_not_there_is_exit_4(rows: tuple[BenchRow, ...], budget: Budget, said: str) -> None:
+    result = gate(PASSED, bench_run(*rows), budgets=(budget,), on_inconclusive="pass")
+    assert result.exit_code == 4
+    assert any(said in problem.message for problem in result.evidence)
+
+
+@pytest.mark.parametrize(
+    ("row", "again", "on_inconclusive", "exit_code"),
+    [
+        (SLOW, SLOW, "pass", 3),
+        (SLOW, FAST, "fail", 4),
+        (SLOW, FAST, "warn", 0),
+        (SLOW, "gone", "fail", 4),
+        (UNSURE, FAST, "fail", 0),
+        (UNSURE, UNSURE, "fail", 4),
+        (UNSURE, UNSURE, "warn", 0),
+        (UNSURE, UNSURE, "pass", 0),
+        (FAST, SLOW, "fail", 0),
+    ],
+)
+def test_overhead_decides_where_nothing_worse_does(
+    row: BenchRow, again: BenchRow | str, on_inconclusive: str, exit_code: int
+) -> None:
+    result = gate(PASSED, bench_run(row), budgets=(BUDGET,), again=again, on_inconclusive=on_inconclusive)
+    assert result.exit_code == exit_code
+    if exit_code == 0 and on_inconclusive != "fail":
+        assert any("INCONCLUSIVE let pass" in line for line in result_lines(result))
+
+
+def test_worst_wins() -> None:
+    slow, missing = bench_run(SLOW), replace(BUDGET, case="write")
+    assert gate(slow, UNJUDGED, budgets=(BUDGET, missing), again=SLOW).exit_code == 3
+    assert gate(slow, FAILED, UNJUDGED, budgets=(BUDGET, missing), again=SLOW).exit_code == 1
+    assert gate(FAILED, complete=False).exit_code == 130
+
+
+def test_many_gated_rows_are_warned_of() -> None:
+    rows = [bench_row(0.9, size=str(size)) for size in range(9)]
+    assert gate(bench_run(*rows[:8]), budgets=(BUDGET,)).warnings == ()
+    (warning,) = gate(bench_run(*rows), budgets=(BUDGET,)).warnings
+    assert warning.startswith("9 rows are gated")
+
+
+def test_prices_without_a_budget_are_nothing_that_was_judged() -> None:
+    case = ScenarioResult(id="read", shape="glm-5.1", verdict=Verdict.PASS, schedules=15)
+    result = gate(bench_run(FAST, scenarios=(case,)))
+    assert result.exit_code == 4 and result.tally.verdicts == 0
+    text = "\n".join(result_lines(result))
+    assert "nothing was judged: expected a run of kvcheck stress, or --budget FILE" in text
+    assert "without a verdict; name a run of kvcheck stress" in text
+    assert "not judged: no --budget" in text
+
+
+def test_a_row_is_shown_with_what_was_measured_and_what_would_have_been_seen() -> None:
+    result = gate(bench_run(SLOW), budgets=(BUDGET,), again=bench_row(1.25, floor=0.02))
+    text = "\n".join(result_lines(result))
+    for part in ("SLOWER   read: packed over views, row, glm-5.1", "at most 1", "1.25 (1.25 to 1.25)", "2.0%", "15+15"):
+        assert part in text
+    assert "read/packed/row/glm-5.1: 25% over its budget, confirmed: 2 of 2 measurements" in text
+    for shown in (markdown(result), html.unescape(page(result))):
+        assert "1.25 (1.25 to 1.25)" in shown and "SLOWER" in shown
+
+
+def hostile() -> GateResult:
+    """Every text that can come from a record, hostile."""
+    finding = replace(FINDINGS[1], scenario=HOSTILE, shape=HOSTILE, message=HOSTILE, code="KV102")
+    row = bench_row(1.2, case=HOSTILE, arm=HOSTILE, baseline=HOSTILE, size=HOSTILE, shape=HOSTILE, device=HOSTILE)
+    budget = replace(BUDGET, case=HOSTILE, arm=HOSTILE, baseline=HOSTILE)
+    failed = replace(FAILED, findings=(finding,))
+    unknown = replace(UNJUDGED, scenarios=(replace(UNJUDGED.scenarios[0], id=HOSTILE, reason=HOSTILE),))
+    return gate(failed, unknown, bench_run(row), budgets=(budget, replace(budget, size="none")), again=HOSTILE)
+
+
+def test_hostile_text_is_text_in_markdown() -> None:
+    text = markdown(hostile())
+    assert steers(text) == []
+    shown = re.sub(r"&#\d+;", "", text)
+    assert not re.search(r"[<>`\[\]@]|http:|javascript|\*\*b", shown)
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert {line.count("|") for line in lines} == {8}
+    assert sum(line.startswith("#") for line in text.splitlines()) == 1
+
+
+def test_markdown_shows_what_was_written() -> None:
+    for text in ("a|b", "<b>", "x_y*z", "www.x.invalid", "1.2 (1.1 to 1.3), 3%", "é – ±"):
+        assert html.unescape(escaped(text)) == text
+    assert escaped("a\nb") == "a&#92;nb"
+    assert escaped("www.x") == "www&#46;x"
+    assert len(html.unescape(escaped("x" * 10**6))) == 1001
+
+
+def test_hostile_text_is_text_on_the_page() -> None:
+    text = page(hostile())
+    assert steers(text) == []
+    assert "<img" not in text and "&lt;img src=x" in text
+    assert set(re.findall(r"<(script|iframe|a|img|link)\b", text)) == set()
+
+
+def test_hostile_text_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    from kvcheck.commands.terminal import say
+
+    for line in result_lines(hostile()):
+        say(line)
+    printed = capsys.readouterr().out
+    assert steers(printed) == []
+    assert not any(line.startswith("kvcheck: PASS") for line in printed.splitlines())
+
+
+def test_json_is_ascii_and_says_verdict_and_exit_code() -> None:
+    text = hostile().to_json()
+    assert text.isascii()
+    assert (json.loads(text)["verdict"], json.loads(text)["exit_code"]) == ("fail", 1)
+
+
+def test_lists_are_bounded_where_people_read_them() -> None:
+    result = replace(gate(PASSED), integrity=tuple(Problem("r", f"problem {at}") for at in range(500)))
+    assert len(result_lines(result)) < 30
+    assert len(markdown(result).splitlines()) < 130
+    assert "and 400 more" in markdown(result)
+
+
+def test_two_bounds_of_one_row_are_two_gated_rows() -> None:
+    row = bench_row(0.9, limit_ratio=bench_row().ratio)
+    rows = gated_rows([bench_run(row)], [replace(BUDGET, min_limit_ratio=0.5)])[0]
+    assert [each.bound for each in rows] == ["max_ratio", "min_limit_ratio"]
+    assert rows[0].recorded.row == gated(row).recorded.row

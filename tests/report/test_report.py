@@ -1,0 +1,392 @@
+"""Reports are golden files made from one literal record; hostile text stays text; files are replaced whole.
+
+Invariants:
+- `python tests/report/test_report.py --regenerate` rewrites tests/golden/; read the diff before you keep it.
+- The chart is left out of the golden page: its bytes belong to the installed matplotlib. It has tests of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import errno
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import typer
+from rigs.literal_record import FAILED, FOREIGN, MARKUP, MUTANTS, PASSED, UNJUDGED
+from typer.testing import CliRunner
+
+from kvcheck.commands.report import report
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
+from kvcheck.core.report import WRITERS
+from kvcheck.core.report.store import RunStore, find_run, write_text
+from kvcheck.core.report.to_csv import combined, tables
+from kvcheck.core.report.to_html import render
+from kvcheck.core.report.words_chart import words_svg
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CHART = re.compile(r"<svg.*?</svg>", re.DOTALL)
+APP = typer.Typer()
+APP.command()(report)
+
+
+def golden_files() -> dict[str, str]:
+    """File name under tests/golden/ to the text it must hold."""
+    page = CHART.sub("<svg><!-- chart --></svg>", render(FAILED))
+    return {"run.json": FAILED.to_json(), "report.html": page, "combined.csv": combined(FAILED), **tables(FAILED)}
+
+
+class Page(HTMLParser):
+    """Start tags of a page, its ids, and whether every tag that opens is closed in order."""
+
+    VOID = frozenset({"meta", "input", "br", "use", "path"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def ids(self) -> list[str]:
+        return [str(attrs["id"]) for _, attrs in self.tags if "id" in attrs]
+
+
+def page_record(page: str) -> object:
+    """What the download button would save."""
+    found = re.search(r'<template id="record" data-encoding="(\w+)"[^>]*>(.*?)</template>', page, re.DOTALL)
+    assert found is not None
+    encoding, text = found.groups()
+    return json.loads(text if encoding == "json" else gzip.decompress(base64.b64decode(text)))
+
+
+def many_findings() -> RunRecord:
+    codes = ("KV104", "KV102", "KV201")
+    rows = (replace(FOREIGN, id=f"{n}", page=n % 90, layer=n % 7, code=codes[n % 3]) for n in range(1000))
+    return replace(FAILED, findings=tuple(rows))
+
+
+@pytest.mark.parametrize("name", sorted(golden_files()))
+def test_golden(name: str) -> None:
+    assert golden_files()[name] == (GOLDEN / name).read_bytes().decode("utf-8")
+
+
+@pytest.mark.parametrize("record", [FAILED, PASSED, UNJUDGED, many_findings()], ids=["fail", "pass", "unknown", "1000"])
+def test_page_is_whole_self_contained_and_small(record: RunRecord) -> None:
+    text = render(record)
+    page = Page(text)
+    assert page.open == []
+    assert len(page.ids()) == len(set(page.ids()))
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    for tag, attrs in page.tags:
+        assert tag not in ("link", "img", "iframe", "object", "base")
+        assert "src" not in attrs
+        for name in ("href", "xlink:href"):
+            assert (attrs.get(name) or "#").startswith("#")
+    assert "@import" not in text and not re.search(r"url\((?!#)", text)
+    assert len(text.encode()) < 300_000
+    assert page_record(text) == json.loads(record.to_json())
+
+
+def test_policy_allows_the_one_script_by_its_hash() -> None:
+    text = render(PASSED)
+    script = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
+    policy = next(attrs["content"] for _, attrs in Page(text).tags if "http-equiv" in attrs)
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def test_markup_from_outside_stays_text_everywhere() -> None:
+    hostile = replace(
+        FAILED,
+        run_id=MARKUP,
+        tool={MARKUP: MARKUP},
+        repro=MARKUP,
+        started_at=MARKUP,
+        plan={MARKUP: [MARKUP]},
+        warnings=(MARKUP, "</template></style>"),
+        evidence=replace(FAILED.evidence, words_verified={MARKUP: 3, "$x^2$ & co": 2}),
+        findings=(
+            replace(FOREIGN, id=MARKUP, code=MARKUP, oracle=MARKUP, scenario=MARKUP, shape=MARKUP, tier=MARKUP),
+            replace(FOREIGN, buffer=MARKUP, lane=MARKUP, message=MARKUP, replay=MARKUP, minimal={MARKUP: MARKUP}),
+        ),
+        mutants=(replace(MUTANTS[1], name=MARKUP, bug=MARKUP, killer=MARKUP, message=MARKUP, replay=MARKUP),),
+    )
+    text = render(hostile)
+    assert MARKUP not in text
+    assert "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;" in text
+    assert [tag for tag, _ in Page(text).tags].count("script") == 1
+    assert page_record(text) == json.loads(hostile.to_json())
+
+
+def test_banner_shows_the_worst_finding_and_how_to_see_it_again() -> None:
+    banner = render(FAILED).split("</header>")[0]
+    assert "KV102 foreign bytes: request 7 resumed and read bytes of request 9" in banner
+    assert "kvcheck replay &#39;kv1:retract-resume/glm-5.1-tiny:12:0.3.1.4&#39;" in banner
+
+
+def test_banner_of_an_unknown_run_says_why() -> None:
+    banner = render(UNJUDGED).split("</header>")[0]
+    assert "? UNKNOWN" in banner and "no retraction in 200 schedules" in banner and "cut short" in banner
+
+
+def test_banner_of_an_empty_run_is_no_pass() -> None:
+    empty = replace(UNJUDGED, scenarios=(), evidence=Evidence())
+    assert "No scenario ran, so nothing was judged. This is not a pass." in render(empty)
+
+
+def test_banner_of_a_selftest_names_the_mutant_that_survived() -> None:
+    banner = render(replace(FAILED, findings=())).split("</header>")[0]
+    assert "metadata-read-returns-view: survived" in banner and "1 of 2 mutants not found as expected" in banner
+
+
+def test_a_failure_without_findings_or_mutants_gives_the_scenario() -> None:
+    banner = render(replace(FAILED, findings=(), mutants=())).split("</header>")[0]
+    assert "retract-resume/glm-5.1-tiny: KV102 foreign bytes" in banner
+
+
+def test_a_thousand_findings_show_a_hundred_and_count_the_rest() -> None:
+    text = render(many_findings())
+    assert text.count('<article class="finding"') == 100
+    assert "<b>900 more</b> of 1,000 are not shown" in text
+    assert "42 more pages not drawn" in text
+
+
+def test_map_cells_carry_a_letter_a_count_and_a_title() -> None:
+    text = render(FAILED)
+    assert 'title="layer 3, page 18: KV102 x1, KV104 x1">F<sub>2</sub>' in text
+    assert 'title="layer any, page 17: KV201 x1">O<' in text
+
+
+def test_what_does_not_apply_is_not_zero() -> None:
+    text = render(UNJUDGED)
+    assert "<tr><th>seed</th><td>n/a</td></tr>" in text
+    assert "0 retractions" not in text
+
+
+def test_chart_is_text_and_the_same_each_time() -> None:
+    words = {"latent": 1200, "$a_b$ <i>": 30, "none": 0}
+    drawn = words_svg(words)
+    assert drawn == words_svg(words)
+    assert drawn.startswith("<svg") and drawn.endswith("</svg>")
+    assert "1,200" in drawn and "$a_b$ &lt;i&gt;" in drawn
+    assert words_svg({}) == ""
+
+
+def test_csv_formulas_are_defused_and_numbers_are_not() -> None:
+    starts = [replace(FOREIGN, message=f"{start}1+1", row=-1) for start in ("=", "+", "-", "@", "\t", "\r", "1")]
+    text = tables(replace(FAILED, findings=tuple(starts)))["findings.csv"]
+    assert [text.count(f"'{start}1+1") for start in ("=", "+", "-", "@", "\t", "\n", "1")] == [1, 1, 1, 1, 1, 1, 0]
+    assert ",-1," in text and "'-1," not in text
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        *("\n=", "\u00a0=", "\ufeff=", "\u200b@", "\u2060+", "\u3000-", " ="),
+        *("\uff1d", "\uff0b", "\uff0d", "\uff20", "\ufe66", "\n", "\t"),
+    ],
+)
+def test_csv_guards_what_hides_a_formula(start: str) -> None:
+    text = tables(replace(FAILED, findings=(replace(FOREIGN, message=f"{start}1+1"),)))["findings.csv"]
+    (row,) = csv.DictReader(io.StringIO(text, newline=""))
+    assert row["message"] == f"'{start}1+1"
+
+
+def test_csv_steers_no_terminal() -> None:
+    hostile = replace(FOREIGN, message="a\x1b[31m\x07\x9b31m\x7fb\tc\nd")
+    text = tables(replace(FAILED, findings=(hostile,)))["findings.csv"]
+    (row,) = csv.DictReader(io.StringIO(text, newline=""))
+    assert row["message"] == "a\\x1b[31m\\x07\\x9b31m\\x7fb\tc\nd"
+
+
+@pytest.mark.parametrize("message", ["a\rb", "a\r\nb", "a\nb", 'a"b', "a,b"])
+def test_csv_text_stays_in_its_cell(message: str) -> None:
+    text = tables(replace(FAILED, findings=(replace(FOREIGN, message=message),)))["findings.csv"]
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert [row["message"] for row in rows] == [message.replace("\r\n", "\n").replace("\r", "\n")]
+
+
+def test_csv_of_an_empty_run_has_its_columns() -> None:
+    empty = replace(UNJUDGED, scenarios=(), findings=(), mutants=(), evidence=Evidence(words_verified={"latent": 4}))
+    found = tables(empty)
+    assert found["findings.csv"].startswith("run_id,id,code,oracle,") and found["findings.csv"].count("\n") == 1
+    assert found["words.csv"].splitlines()[1] == f"{empty.run_id},,,latent,4"
+
+
+def test_every_writer_writes_a_file_and_makes_its_folder(tmp_path: Path) -> None:
+    for name in WRITERS.names():
+        path = tmp_path / "new" / name / f"run.{name}"
+        WRITERS.load(name)(PASSED, path)
+        assert path.stat().st_size > 100
+        assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_every_writer_accepts_a_folder(tmp_path: Path) -> None:
+    for name in WRITERS.names():
+        WRITERS.load(name)(PASSED, tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        "run.json",
+        "report.html",
+        "findings.csv",
+        "scenarios.csv",
+        "words.csv",
+        "mutants.csv",
+        "bench.csv",
+    }
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES], ids=["read-only", "full", "denied"])
+def test_a_refused_write_keeps_the_old_file_and_says_why(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.json"
+    write_text(path, "old")
+
+    def refuse(source: object, target: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(UsageError, match=rf"cannot write .*run\.json: {os.strerror(number)}; .*--out DIR"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_folder_that_cannot_be_made_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UsageError, match=r"cannot write .*file.*--out DIR"):
+        RunStore(tmp_path / "file").save(PASSED)
+
+
+@pytest.mark.parametrize("run_id", ["", ".", "..", "a/b", "/root"])
+def test_a_run_id_is_a_plain_name(run_id: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="one plain file name"):
+        RunStore(tmp_path).folder(run_id)
+
+
+def test_arguments_that_are_not_utf_8_survive(tmp_path: Path) -> None:
+    odd = replace(PASSED, argv=("kvcheck", b"\xff".decode("utf-8", "surrogateescape")))
+    path = RunStore(tmp_path).save(odd)
+    assert read_record(path) == odd
+    WRITERS.load("html")(odd, tmp_path / "page.html")
+    assert page_record((tmp_path / "page.html").read_text(encoding="utf-8")) == json.loads(odd.to_json())
+
+
+def test_runs_are_found_by_id_prefix_folder_and_file(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs")
+    paths = [store.save(record) for record in (FAILED, PASSED)]
+    assert store.run_ids() == (FAILED.run_id, PASSED.run_id)
+    for name in (FAILED.run_id, "20260102-030405", str(paths[0]), str(paths[0].parent)):
+        assert find_run(name, store.out).resolve() == paths[0].resolve()
+    with pytest.raises(UsageError, match=r"ambiguous.*0c4e.*0c4f"):
+        find_run("2026", store.out)
+    with pytest.raises(UsageError, match="did you mean '20260102-030405-0c4e'"):
+        find_run("20260102-030495-0c4e", store.out)
+    with pytest.raises(UsageError, match="holds no runs; make one with `kvcheck stress`"):
+        find_run("x", tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="no run ''"):
+        find_run("", store.out)
+
+
+def test_report_writes_beside_the_record_and_prints_the_paths(tmp_path: Path) -> None:
+    path = RunStore(tmp_path).save(FAILED)
+    result = CliRunner().invoke(APP, [FAILED.run_id[:20], "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines() == [str(path.parent / "report.html"), str(path.parent)]
+    assert (path.parent / "findings.csv").read_text(encoding="utf-8") == tables(FAILED)["findings.csv"]
+    assert read_record(path) == FAILED
+
+
+def test_report_of_several_runs_goes_into_a_folder(tmp_path: Path) -> None:
+    names = [str(RunStore(tmp_path / "runs").save(record)) for record in (FAILED, PASSED)]
+    page, table = tmp_path / "pages", tmp_path / "tables"
+    result = CliRunner().invoke(APP, [*names, "-o", f"html={page}", "-o", f"csv={table}"])
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in page.iterdir()) == [f"{FAILED.run_id}.html", f"{PASSED.run_id}.html"]
+    assert (table / f"{PASSED.run_id}.csv").read_text(encoding="utf-8") == combined(PASSED)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["-o", "html"], "expected FORMAT=PATH"),
+        (["-o", "hmtl=x"], "unknown format 'hmtl'.*did you mean 'html'"),
+        (["-o", "html=x.html", "-o", "html=x.html"], "two reports would be written"),
+        (["MISSING"], "no run 'MISSING'"),
+    ],
+)
+def test_report_refuses_before_it_writes(options: list[str], complaint: str, tmp_path: Path) -> None:
+    path = RunStore(tmp_path).save(PASSED)
+    result = CliRunner().invoke(APP, [str(path), *options, "--out", str(tmp_path)])
+    assert isinstance(result.exception, UsageError)
+    assert re.search(complaint, str(result.exception))
+    assert [entry.name for entry in path.parent.iterdir()] == ["run.json"]
+
+
+def test_report_of_several_runs_refuses_a_file(tmp_path: Path) -> None:
+    names = [str(RunStore(tmp_path).save(record)) for record in (FAILED, PASSED)]
+    result = CliRunner().invoke(APP, [*names, "-o", f"json={tmp_path / 'all.json'}"])
+    assert isinstance(result.exception, UsageError)
+    assert "2 runs need a folder" in str(result.exception)
+
+
+def test_report_of_several_runs_stays_in_its_folder(tmp_path: Path) -> None:
+    names = [str(RunStore(tmp_path / "runs").save(record)) for record in (FAILED, PASSED)]
+    evil = Path(names[1])
+    evil.write_text(evil.read_text(encoding="utf-8").replace(PASSED.run_id, "../evil"), encoding="utf-8")
+    result = CliRunner().invoke(APP, [*names, "-o", f"json={tmp_path / 'json'}"])
+    assert isinstance(result.exception, UsageError)
+    assert "run id '../evil' cannot name a folder" in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_verdict_marks_differ_without_colour() -> None:
+    marks = {verdict: render(replace(PASSED, verdict=verdict)).split("<strong>")[1][0] for verdict in Verdict}
+    assert len(set(marks.values())) == len(Verdict)
+
+
+def test_the_matrix_has_one_column_an_oracle_and_says_what_was_not_run() -> None:
+    killed = replace(MUTANTS[0], killer="aliasing", killed_by="aliasing KV305")
+    other = replace(killed, name="b", outcome="killed-by-other", killed_by="liveness KV901", verdict=Verdict.FAIL)
+    code = replace(other, name="c", killed_by="aliasing KV306")
+    survived = replace(killed, name="d", outcome="survived", killed_by=None, verdict=Verdict.FAIL)
+    not_begun = replace(killed, name="e", outcome="not-begun", killed_by=None, schedules=0, verdict=Verdict.UNKNOWN)
+    unused = replace(not_begun, name="f", outcome="not-exercised", schedules=9)
+    page = render(replace(PASSED, scenarios=(), mutants=(killed, other, code, survived, not_begun, unused)))
+    table = page[page.index('<section id="mutants">') : page.index('<section id="environment">')]
+    assert re.findall("<th>(aliasing.*?|liveness.*?)</th>", table) == ["aliasing", "liveness"]
+    rows = [re.findall('<td class="hit">(.*?)</td>', row) for row in table.split("<tr>")[2:]]
+    assert sorted(rows) == sorted(
+        [["K", ""], ["missed", "K"], ["other code", ""], ["missed", ""], ["not run", ""], ["not judged", ""]]
+    )
+
+
+if __name__ == "__main__":
+    assert sys.argv[1:] == ["--regenerate"], "usage: python tests/report/test_report.py --regenerate"
+    for golden_name, golden_text in golden_files().items():
+        write_text(GOLDEN / golden_name, golden_text)

@@ -1,0 +1,102 @@
+"""Rows, runs and noise for the tests of the gate.
+
+Invariants:
+- Noise is drawn from a seeded generator; a run looks as if it had been recorded here, unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from rigs.literal_record import PASSED
+
+from kvcheck.commands.options import environment, tool
+from kvcheck.core.base.identity import code_digest
+from kvcheck.core.base.record import BenchRow, Evidence, Identity, Interval, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.rounds import floor_of, ratio_interval
+from kvcheck.core.bench.noise import machine
+from kvcheck.core.report.gate.judge import Gated, Look, Overhead, Recorded, Rules, decide
+
+ONE = Interval(1.0, 1.0, 1.0)
+STEPS = tuple(step / 1000 for step in range(-7, 8))
+"""Fifteen rounds around 1 that are nearly quiet."""
+
+
+def bench_row(ratio: float = 1.0, *, rounds: Sequence[float] = STEPS, **changed: Any) -> BenchRow:
+    """A row whose rounds are `ratio` and a little noise."""
+    row = BenchRow(
+        case="read",
+        arm="packed",
+        baseline="views",
+        size="row",
+        shape="glm-5.1",
+        device="cpu",
+        bytes=None,
+        us=ONE,
+        baseline_us=ONE,
+        ratio=ONE,
+        floor=0.004,
+        ratios=tuple(ratio * (1 + each) for each in rounds),
+    )
+    return replace(row, **changed)
+
+
+def gated(row: BenchRow, budget: float = 1.0, bound: str = "max_ratio") -> Gated:
+    """The row with one bound."""
+    return Gated(Recorded("run", row), bound, budget)
+
+
+def judged(*looks: BenchRow | str, rules: Rules | None = None, bound: str = "max_ratio") -> tuple[Overhead, list[Look]]:
+    """The verdict on one row against a budget of 1, when measuring again finds the other rows in their order."""
+    answers = list(looks[1:])
+    first = looks[0]
+    assert isinstance(first, BenchRow)
+    ((row,), is_complete) = decide([gated(first, bound=bound)], rules or Rules(), lambda rows: [answers.pop(0)])
+    assert is_complete and not answers, "each measurement was asked for"
+    return row.verdict, list(row.looks)
+
+
+def noisy_row(random: np.random.Generator, ratio: float, *, rounds: int, sd: float, kind: str) -> BenchRow:
+    """Rounds as a busy machine gives them: with heavy tails, a drift, or each run off by something of its own."""
+
+    def draw() -> np.ndarray[Any, Any]:
+        if kind == "heavy tails":
+            return sd * random.standard_t(2, rounds)
+        noise = random.normal(0, sd, rounds)
+        if kind == "drift":
+            return noise + np.linspace(-sd, sd, rounds)
+        return noise + (0.3 * sd * random.standard_normal() if kind == "off" else 0.0)
+
+    logs = draw() + np.log(ratio)
+    return replace(
+        bench_row(), ratios=tuple(np.exp(logs).tolist()), floor=floor_of(draw().tolist()), ratio=ratio_interval(logs)
+    )
+
+
+def bench_run(*rows: BenchRow, **changed: Any) -> RunRecord:
+    """A complete run of these rows, recorded here."""
+    cases = [*dict.fromkeys(row.case for row in rows)] or ["read"]
+    record = replace(
+        PASSED,
+        run_id="20260102-030406-0b0b",
+        scenarios=tuple(measured(case) for case in cases),
+        evidence=Evidence(),
+        bench=rows,
+        tool=tool(),
+        environment={**environment(), "hardware": machine()},
+        plan={"shape": "glm-5.1", "cases": cases},
+    )
+    return replace(record, **changed)
+
+
+def measured(case: str) -> ScenarioResult:
+    """The verdict on a case whose arms did their work."""
+    return ScenarioResult(id=case, shape="glm-5.1", verdict=Verdict.PASS, schedules=15)
+
+
+def of_this_build(record: RunRecord) -> RunRecord:
+    """The record, as if this kvcheck had made it."""
+    return replace(record, identity=Identity(code=code_digest()))

@@ -1,0 +1,97 @@
+"""A rank's process that dies, freezes, or whose engine lies, at a point that the test named: the worker, another wire.
+
+Invariants:
+- Dying is SIGKILL to itself, in the middle of the call that was named: nothing is tidied up. Freezing is SIGSTOP to
+  itself or to its whole group; who wakes it is the test.
+- A lie is told by the engine alone: everything above it is the product's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rigs.live_processes import poll
+
+from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.transfer.messages import Message
+from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
+from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket
+from kvcheck.core.stress.ranks.spec import RankOrder
+from kvcheck.core.stress.ranks.worker import main, wire_of
+from kvcheck.core.targets.mutants import mutant
+from kvcheck.core.targets.parts import FIXED, Parts
+
+READY_S = 60.0
+
+
+def troubled(order: RankOrder) -> type[ProcessWire]:
+    """The plan's wire, with what `order.extra` asks for.
+
+    die: {"at": write, wrote, send or receive, "number": of that call, from 1}
+    freeze: the same, and "whole": whether its engine process is frozen too
+    mutant: the name of one, whose parts it is made of
+    break_engine_at: the request before whose KV is written the engine process is killed
+    all_ready: the file that is there when all ranks are ready; no rank dies or freezes before
+    lie: {"requests": [...], "leg": which write is reported before it is made, "late_s": 0 for never}
+    """
+    die: Any = order.extra.get("die", {})
+    freeze: Any = order.extra.get("freeze", {})
+    lie: Any = order.extra.get("lie", {})
+    counts: dict[str, int] = {}
+
+    def point(name: str) -> None:
+        counts[name] = counts.get(name, 0) + 1
+        if die and (die["at"], die["number"]) == (name, counts[name]):
+            wait_for_the_others()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if freeze and (freeze["at"], freeze["number"]) == (name, counts[name]):
+            wait_for_the_others()
+            os.kill(0 if freeze["whole"] else os.getpid(), signal.SIGSTOP)
+
+    def wait_for_the_others() -> None:
+        assert poll(Path(str(order.extra["all_ready"])).exists, READY_S), "a rank never got ready"
+
+    class Troubled(wire_of(order)):  # type: ignore[misc]
+        def write(
+            self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
+        ) -> Signal:
+            point("write")
+            done = super().write(peer, leg, writes, ticket=ticket, after=after)
+            point("wrote")
+            return done
+
+        def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
+            point("send")
+            super().send(peer, message, after=after)
+
+        def receive(self) -> list[tuple[str, Message]]:
+            messages = super().receive()
+            for _ in messages:
+                point("receive")
+            return messages
+
+        def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
+            if ticket.request == order.extra.get("break_engine_at") and leg == "kv":
+                os.kill(self.engine.pid, signal.SIGKILL)
+            if not lie or leg != lie["leg"] or ticket.request not in lie["requests"]:
+                super()._move(peer, leg, writes, ticket)
+            elif lie["late_s"]:
+                threading.Timer(lie["late_s"], super()._move, (peer, leg, writes, ticket)).start()
+
+    return Troubled
+
+
+def parts(order: RankOrder) -> Parts:
+    """The fixed parts, or a mutant's."""
+    name = order.extra.get("mutant")
+    return mutant(str(name)).parts if name else FIXED
+
+
+if __name__ == "__main__":
+    sys.exit(main(troubled, parts))

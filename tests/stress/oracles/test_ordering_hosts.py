@@ -1,0 +1,330 @@
+"""The ordering oracle where several processes act: what one has waited for, another has not, unless a message says so.
+
+Invariants:
+- Every right history has a wrong one that differs by one edge or by who acts.
+- The judge of every pair forgets nothing, so the oracle may forget only what nobody needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rigs.ordering_histories import RIGHT, WRONG, load, op, read, touch, write
+from stress.oracles.test_ordering import LANES, UNITS, Make, clash, verdict, with_clocks
+
+from kvcheck.core.stress.clocks import Clock, Clocks, joined
+from kvcheck.core.stress.events import Event, HostActs, HostDrained, HostJoined, LaneWaited, Recorded, Submitted
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
+from kvcheck.core.stress.oracles.ordering import OrderingOracle
+
+A, B, C, HARNESS = HostActs("a"), HostActs("b"), HostActs("c"), HostActs("")
+
+
+def message(ordinal: int, lane: str = "a>b:message") -> Submitted:
+    """An operation that carries a message: it touches nothing and knows what its sender knew."""
+    return op(ordinal, lane)
+
+
+ORDERED: dict[str, tuple[Event, ...]] = {
+    "one host joins and reads": (A, load(1, 5), HostJoined(1), read(2, 5)),
+    "joined, told, and read there": (
+        *(A, load(1, 5), HostJoined(1), message(2)),
+        *(B, HostJoined(2), read(3, 5)),
+    ),
+    "told over two hops": (
+        *(A, load(1, 5), HostJoined(1), message(2)),
+        *(B, HostJoined(2), message(3, "b>c:message")),
+        *(C, HostJoined(3), read(4, 5)),
+    ),
+    "the message itself waits for the write": (
+        *(A, load(1, 5), LaneWaited(1, "a>b:message"), message(2)),
+        *(B, HostJoined(2), read(3, 5)),
+    ),
+    "the reader joined the write itself": (A, load(1, 5), B, HostJoined(1), read(2, 5)),
+    "a lane's wait is everybody's": (A, load(1, 5), LaneWaited(1, "forward"), B, read(2, 5)),
+    "a host begins with what the harness knows": (load(1, 5), HostJoined(1), A, read(2, 5), B, read(3, 5)),
+    "the harness knows what hosts know": (A, load(1, 5), HostJoined(1), B, op(2, "draft"), HARNESS, read(3, 5)),
+    "a host that is new gets what the harness has learnt": (
+        *(A, load(1, 5), HostJoined(1), HARNESS, op(2, "draft")),
+        *(B, read(3, 5)),
+    ),
+    "the harness drains and starts others": (A, load(1, 5), HARNESS, HostDrained(), B, read(2, 5)),
+    "a host goes on with what it knew": (
+        *(A, load(1, 5), HostJoined(1), B, op(2, "draft"), A, read(3, 5)),
+        *(HARNESS, A, write(4, 5)),
+    ),
+    "a page that was taken over with a message": (
+        *(B, read(1, 5, lane="b:forward", owner=1), HostJoined(1), message(2, "b>a:message")),
+        *(A, HostJoined(2), load(3, 5, owner=2)),
+    ),
+}
+
+# name: the last of two ordinals and the code of the only finding, and the history
+RACES: dict[str, tuple[str, int, tuple[Event, ...]]] = {
+    "another host's join": ("KV201", 2, (A, load(1, 5), HostJoined(1), B, read(2, 5))),
+    "the message was sent before the join": (
+        *("KV201", 3),
+        (A, load(1, 5), message(2), HostJoined(1), B, HostJoined(2), read(3, 5)),
+    ),
+    "the message was not read": ("KV201", 3, (A, load(1, 5), HostJoined(1), message(2), B, read(3, 5))),
+    "the message was read too late": (
+        *("KV201", 3),
+        (A, load(1, 5), HostJoined(1), message(2), B, read(3, 5), HostJoined(2)),
+    ),
+    "the message was for somebody else": (
+        *("KV201", 4),
+        (A, load(1, 5), HostJoined(1), message(2), C, HostJoined(2), B, op(3, "draft"), read(4, 5)),
+    ),
+    "the second hop is missing": (
+        *("KV201", 4),
+        (
+            *(A, load(1, 5), HostJoined(1), message(2), B, message(3, "b>c:message"), HostJoined(2)),
+            *(C, HostJoined(3), read(4, 5)),
+        ),
+    ),
+    "the harness does not tell those who are there": (
+        *("KV201", 3),
+        (A, op(1, "draft"), HARNESS, load(2, 5), HostJoined(2), A, read(3, 5)),
+    ),
+    "what another joined is not forgotten": (
+        *("KV202", 9),
+        (
+            *(B, op(1, "draft"), A, load(2, 5)),
+            *(event for n in range(3, 9) for event in (load(n, n), HostJoined(n))),
+            *(B, write(9, 5)),
+        ),
+    ),
+    "a host that comes last needs what all others have joined": (
+        *("KV201", 3),
+        (A, load(1, 5), HostJoined(1), op(2, "draft"), HostJoined(2), B, read(3, 5)),
+    ),
+    "a page that was taken over without a message": (
+        *("KV202", 3),
+        (B, read(1, 5, lane="b:forward", owner=1), HostJoined(1), A, op(2, "draft"), load(3, 5, owner=2)),
+    ),
+    "a status that is ahead of its data": (
+        *("KV201", 3),
+        (A, load(1, 5), message(2), B, HostJoined(2), read(3, 5)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_what_hosts_were_told_is_ordered(name: str) -> None:
+    assert verdict(OrderingOracle, ORDERED[name]) == []
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_what_a_host_was_not_told_is_a_race(name: str) -> None:
+    code, ordinal, events = RACES[name]
+    (found,) = judge(OrderingOracle(), History.of(*events))
+    assert (found.code, found.page) == (code, 5)
+    assert found.minimal is not None and found.minimal["later"]["ordinal"] == ordinal  # type: ignore[index]
+
+
+def test_a_write_that_all_others_joined_is_named_to_a_host_that_comes_last() -> None:
+    for hosts in ((A,), (A, B)):
+        events: list[Event] = [replace(load(1, 5), request=7)]
+        for host in hosts:
+            events += [host, HostJoined(1), op(10 + len(events), "draft"), HostJoined(10 + len(events))]
+        (found,) = judge(OrderingOracle(), History.of(hosts[0], *events, C, read(90, 5)))
+        assert (found.code, found.seen_request) == ("KV201", 7)
+        assert "#1" in found.message
+
+
+@pytest.mark.parametrize("name", [*RIGHT, *WRONG])
+def test_one_host_is_judged_as_before_whatever_it_is_called(name: str) -> None:
+    events = RIGHT[name] if name in RIGHT else WRONG[name][1]
+    expected = verdict(OrderingOracle, events)
+    assert verdict(OrderingOracle, (HARNESS, *events)) == expected
+    assert verdict(OrderingOracle, (A, *events)) == expected
+    again = [event for each in events for event in (A, each)]
+    assert verdict(OrderingOracle, tuple(again)) == expected
+
+
+def test_what_everybody_has_joined_is_forgotten() -> None:
+    oracle = OrderingOracle()
+    table = dict(oracle.handlers())
+    for n in range(1, 400):
+        for event in (A, load(n, n % 7), HostJoined(n), B, HostJoined(n), HARNESS, op(1000 + n, "h2d")):
+            table[type(event)](event)
+    clocks = oracle._clocks
+    assert len(clocks._records) < 10
+    assert sum(map(len, oracle._operations)) < 10
+
+
+# Against a judge that looks at every pair and forgets nothing
+
+HOSTS = ("", "a", "b", "c")
+
+
+def steps() -> st.SearchStrategy[list[tuple[int, ...]]]:
+    """(verb, lane, unit, host or record): what a host may do next, or who acts."""
+    return st.lists(
+        st.tuples(st.integers(0, 11), st.integers(0, 2), st.integers(0, UNITS - 1), st.integers(0, 15)), max_size=22
+    )
+
+
+def program(rows: list[tuple[int, ...]]) -> list[Event]:
+    """Events of several hosts that submit, record and wait; records that they wait for exist."""
+    events: list[Event] = []
+    records = 0
+    for verb, lane, unit, number in rows:
+        if verb < 4:
+            records += 1
+            there = (touch(unit, layers=(0, 1)),)
+            writes = verb < 2
+            events.append(op(records, LANES[lane], reads=() if writes else there, writes=there if writes else ()))
+        elif verb == 4:
+            records += 1
+            events.append(Recorded(records, LANES[lane]))
+        elif verb in (5, 6, 7) and records:
+            which = max(1, records - number % 6)
+            events.append(LaneWaited(which, LANES[lane]) if verb == 5 else HostJoined(which))
+        elif verb == 8 and unit == 0:
+            events.append(HostDrained())
+        elif verb > 8:
+            events.append(HostActs(HOSTS[number % len(HOSTS)]))
+    return events
+
+
+def racing(events: list[Event]) -> set[int]:
+    """Ordinals of operations that race with an earlier one: reachability over all edges, and every pair."""
+    by_record: dict[int, set[int]] = {}
+    lanes: dict[str, set[int]] = {lane: set() for lane in LANES}
+    hosts: dict[str, set[int]] = {"": set()}
+    acting, found = "", set()
+    operations: list[Submitted] = []
+    for event in events:
+        if isinstance(event, Submitted):
+            before = lanes[event.lane] | hosts[acting]
+            found |= {event.ordinal for other in operations if other.ordinal not in before and clash(other, event)}
+            operations.append(event)
+            lanes[event.lane] = by_record[event.ordinal] = before | {event.ordinal}
+        elif isinstance(event, Recorded):
+            lanes[event.lane] = by_record[event.record] = lanes[event.lane] | hosts[acting]
+        elif isinstance(event, LaneWaited):
+            lanes[event.lane] = lanes[event.lane] | by_record[event.record]
+        elif isinstance(event, HostJoined):
+            hosts[acting] = hosts[acting] | by_record[event.record]
+        elif isinstance(event, HostDrained):
+            hosts[acting] = hosts[acting].union(*lanes.values())
+        elif isinstance(event, HostActs):
+            acting = event.host
+            hosts.setdefault(acting, hosts[""])
+            if not acting:
+                hosts[""] = hosts[""].union(*hosts.values())
+    return found
+
+
+@settings(max_examples=600)
+@given(steps())
+def test_the_oracle_agrees_with_a_judge_of_every_pair_and_host(rows: list[tuple[int, ...]]) -> None:
+    events = program(rows)
+    found = judge(OrderingOracle(), History.of(*events))
+    assert len(found) < MAX_FINDINGS
+    assert {each.minimal["later"]["ordinal"] for each in found if each.minimal} == racing(events)  # type: ignore[index]
+
+
+# Broken clocks
+
+
+class OneHost(Clocks):
+    """All processes are one."""
+
+    def act(self, host: str) -> None:
+        return
+
+
+class NewHostsKnowAll(Clocks):
+    """A host begins with what whoever acted before knew."""
+
+    def act(self, host: str) -> None:
+        is_new = host and host not in self._others and host != self._acting
+        before = self.host
+        super().act(host)
+        if is_new:
+            self.host = before
+
+
+class NewHostsKnowNothing(Clocks):
+    """A host begins with nothing."""
+
+    def act(self, host: str) -> None:
+        is_new = host and host not in self._others and host != self._acting
+        super().act(host)
+        if is_new:
+            self.host = ()
+
+
+class HarnessLearnsNothing(Clocks):
+    """The harness knows only what it has waited for itself."""
+
+    def act(self, host: str) -> None:
+        known = self._others.get("")
+        super().act(host)
+        if not host and known is not None:
+            self.host = known
+
+
+class HarnessTellsAll(Clocks):
+    """Whoever acts after the harness knows what it knows."""
+
+    def act(self, host: str) -> None:
+        before = self.host if not self._acting else ()
+        super().act(host)
+        self.host = joined(self.host, before)
+
+
+class HostsForgetThemselves(Clocks):
+    """A host that acts again begins anew."""
+
+    def act(self, host: str) -> None:
+        if host:
+            self._others.pop(host, None)
+        super().act(host)
+
+
+class MessagesSayNothing(Clocks):
+    """An operation knows its lane, and not what its host knew."""
+
+    def advance(self, lane: int, record: int | None) -> Clock:
+        host, self.host = self.host, ()
+        clock = super().advance(lane, record)
+        self.host = host
+        return clock
+
+
+class WhoeverActsForgets(Clocks):
+    """What the acting host has joined is forgotten for all."""
+
+    def known_to_all(self, lane: int) -> int:
+        return self.host[lane] if lane < len(self.host) else 0
+
+
+BROKEN: tuple[tuple[Make, str], ...] = (
+    (with_clocks(OneHost), "another host's join"),
+    (with_clocks(NewHostsKnowAll), "another host's join"),
+    (with_clocks(HarnessLearnsNothing), "the harness knows what hosts know"),
+    (with_clocks(HarnessLearnsNothing), "a host that is new gets what the harness has learnt"),
+    (with_clocks(HarnessTellsAll), "the harness does not tell those who are there"),
+    (with_clocks(HostsForgetThemselves), "a host goes on with what it knew"),
+    (with_clocks(MessagesSayNothing), "joined, told, and read there"),
+)
+
+
+@pytest.mark.parametrize(("broken", "name"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
+def test_broken_clocks_are_noticed(broken: Make, name: str) -> None:
+    events = ORDERED[name] if name in ORDERED else RACES[name][2]
+    assert verdict(broken, events) != verdict(OrderingOracle, events)
+
+
+def test_clocks_that_forget_too_early_are_noticed() -> None:
+    """What was forgotten cannot be named any more, or is not even seen."""
+    with pytest.raises(StopIteration):
+        verdict(with_clocks(NewHostsKnowNothing), ORDERED["a host begins with what the harness knows"])
+    assert verdict(with_clocks(WhoeverActsForgets), RACES["what another joined is not forgotten"][2]) == []

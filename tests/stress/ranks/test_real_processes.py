@@ -1,0 +1,304 @@
+"""Ranks as real processes: green runs with the bytes counted apart, engines that lie, and ranks that are killed.
+
+Invariants:
+- What arrived is counted from prompt lengths by the test's own arithmetic where a literal shape allows it.
+- A killed rank dies by SIGKILL inside the call that the test names.
+- No process is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
+
+import pytest
+from rigs.live_processes import children_of, is_alive, poll
+
+from kvcheck.commands.main import run as command_line
+from kvcheck.core.base.errors import TransferError
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.transfer.sockets.link import HEADER, FrameKind, Link, Listener, connect
+from kvcheck.core.stress.ranks.supervisor import RankStory, Supervisor
+from kvcheck.core.stress.ranks.verdict import Judgement, judge
+from kvcheck.core.stress.ranks.work import bytes_for, work_of
+from kvcheck.core.stress.scenarios.serving import reference_outputs
+from kvcheck.core.stress.schedule import Plan, parse_line
+
+PROJECT = Path(__file__).parents[3]
+TRANSPORTS = ["tcp", pytest.param("mooncake", marks=pytest.mark.mooncake)]
+PLAN = Plan(
+    scenario="pd-transfer", shape="llama-3-tiny", backend="eager", transport="tcp", ranks="1x1", seed=5, requests=10
+)
+
+
+class TroubledSupervisor(Supervisor):
+    """Says by a file when all ranks are ready: trouble that comes before is another matter, the run ends with it."""
+
+    program = "troubled_rank"
+
+    def run(self) -> Mapping[str, RankStory]:
+        with TemporaryDirectory() as folder:
+            self._all_ready = Path(folder) / "ready"
+            self._extra = {rank: {**each, "all_ready": str(self._all_ready)} for rank, each in self._extra.items()}
+            return super().run()
+
+    def _take(self, name: str, event: dict[str, object] | None) -> None:
+        super()._take(name, event)
+        if len(self._ready) == len(self.stories):
+            self._all_ready.touch()
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{PROJECT}{os.pathsep}{PROJECT / 'tests'}")
+
+
+def run(
+    plan: Plan, extra: Mapping[str, dict[str, object]], *, killed: frozenset[str] = frozenset(), patience_s: int = 20
+) -> tuple[TroubledSupervisor, Judgement]:
+    """A run with trouble in it, judged; and nobody left of it."""
+    supervisor = TroubledSupervisor(plan, extra=extra, silence_s=60, patience_s=patience_s)
+    return supervisor, outcome(supervisor, plan, troubled=killed)
+
+
+def outcome(supervisor: Supervisor, plan: Plan, *, troubled: frozenset[str], has_pids: bool = True) -> Judgement:
+    """Run it, see that nobody is left where the ranks are children of this process, and judge."""
+    stories = supervisor.run()
+    pids = [supervisor.pid(name) for name in stories if has_pids]
+    assert poll(lambda: not any(map(is_alive, pids)))
+    shape, load = work_of(plan)
+    reference = reference_outputs(shape, load, "loopback")
+    return judge(stories, shape, load, reference, silence=supervisor.silence, troubled=troubled)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("shape", "ranks", "scenario"), [("llama-3-tiny", "2x2", "pd-transfer"), ("gpt-oss-tiny", "1x2", "nvlink-aux")]
+)
+def test_every_request_arrives_and_its_bytes_are_counted_apart(
+    transport: str, shape: str, ranks: str, scenario: str
+) -> None:
+    plan = replace(PLAN, transport=transport, shape=shape, ranks=ranks, scenario=scenario)
+    supervisor, judged = run(plan, {})
+    assert judged.findings == ()
+    assert judged.verified == judged.expected > 0
+    check_what_was_done(supervisor)
+    for name, story in supervisor.stories.items():
+        assert story.closing is not None
+        if name.startswith("decode"):
+            assert {2, 3, 6, 7} <= story.finished.keys(), "to these nothing was done but to hold a leg"
+            assert story.closing.quarantined > 0
+
+
+def check_what_was_done(supervisor: Supervisor) -> None:
+    """Every request of the first schedule is where it has to be: two have faults, and up to four are aborted."""
+    stories = supervisor.stories.values()
+    aborted = {request for story in stories for request in story.aborted}
+    assert aborted and aborted <= {1, 4, 8, 9}
+    assert {request for story in stories for request in story.faulted} == {5, 10}
+    assert {request for story in stories for request in story.stalled} >= {2}
+    for story in (each for each in stories if each.name.startswith("decode")):
+        assert story.finished.keys() | story.failed.keys() | story.aborted == set(range(1, 11))
+        assert {5, 10} <= story.failed.keys() <= {5, 10} | aborted
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("leg", "shape", "late_s"),
+    [
+        ("kv", "llama-3-tiny", 0),
+        ("aux", "llama-3-tiny", 0),
+        ("seal", "llama-3-tiny", 0),
+        ("state", "gpt-oss-tiny", 0),
+        ("kv", "llama-3-tiny", 4.0),
+    ],
+)
+def test_an_engine_that_says_done_too_early_turns_the_run_red(
+    transport: str, leg: str, shape: str, late_s: float
+) -> None:
+    plan = replace(PLAN, transport=transport, shape=shape)
+    lie: dict[str, object] = {"lie": {"requests": [3], "leg": leg, "late_s": late_s}}
+    supervisor, judged = run(plan, {"prefill-0": lie}, patience_s=2)
+    story = supervisor.stories["decode-0"]
+    assert 3 in story.failed and "nothing complete from prefill-0" in story.failed[3]
+    assert {found.request for found in judged.findings if found.code == "KV901"} == {3}
+    assert {2, 6, 7} <= story.finished.keys()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_bytes_that_come_after_the_engine_said_so_are_waited_for(transport: str) -> None:
+    lie: dict[str, object] = {"lie": {"requests": [3, 6], "leg": "kv", "late_s": 1.0}}
+    supervisor, judged = run(replace(PLAN, transport=transport), {"prefill-0": lie})
+    assert judged.findings == () and judged.verified == judged.expected
+    assert {2, 3, 6, 7} <= supervisor.stories["decode-0"].finished.keys()
+
+
+POINTS = [
+    ("prefill-0", "receive", 1),
+    ("prefill-0", "receive", 4),
+    ("prefill-0", "write", 1),
+    ("prefill-0", "wrote", 1),
+    ("prefill-0", "write", 2),
+    ("prefill-0", "wrote", 2),
+    ("prefill-0", "write", 3),
+    ("prefill-0", "wrote", 3),
+    ("prefill-0", "send", 1),
+    ("prefill-0", "write", 8),
+    ("prefill-0", "wrote", 13),
+    ("prefill-0", "send", 4),
+    ("decode-0", "send", 1),
+    ("decode-0", "send", 2),
+    ("decode-0", "receive", 1),
+    ("decode-0", "send", 4),
+    ("decode-0", "receive", 3),
+    ("decode-0", "send", 7),
+    ("decode-0", "receive", 6),
+    ("decode-0", "send", 11),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("rank", "at", "number"), POINTS)
+def test_a_killed_rank_leaves_the_other_clean(transport: str, rank: str, at: str, number: int) -> None:
+    check_survivors(replace(PLAN, transport=transport), rank, at, number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("rank", "at", "number"),
+    [("prefill-1", "wrote", 2), ("prefill-0", "send", 3), ("decode-1", "receive", 3), ("decode-0", "send", 5)],
+)
+def test_a_killed_rank_of_four_leaves_three_clean(transport: str, rank: str, at: str, number: int) -> None:
+    check_survivors(replace(PLAN, transport=transport, ranks="2x2"), rank, at, number)
+
+
+def check_survivors(plan: Plan, rank: str, at: str, number: int) -> None:
+    """Every request has finished with the right tokens or failed, and everything was given back."""
+    extra: dict[str, dict[str, object]] = {rank: {"die": {"at": at, "number": number}}}
+    supervisor, judged = run(plan, extra, killed=frozenset({rank}))
+    assert supervisor.stories[rank].death == f"{rank} ended by signal 9"
+    assert judged.findings == ()
+    for name, story in supervisor.stories.items():
+        if name == rank:
+            continue
+        assert story.closing is not None, name
+        assert all(free == total for free, total in story.closing.returned.values())
+        if name.startswith("decode"):
+            assert sorted({*story.finished, *story.failed, *story.aborted}) == list(range(1, 11))
+            assert story.failed
+
+
+def test_the_bytes_of_a_prompt_are_those_of_a_sheet_of_paper() -> None:
+    paper = ModelShape(
+        name="paper", family="mha", page_size=4, full_layers=(0, 1, 2), num_kv_heads=2, head_dim=8, v_head_dim=8
+    )
+    row = 64 + 64 + 64 + 64 + 512 + 512 + 64 + 128 + 64 + 64
+    assert bytes_for(paper, 9, 1) == 3 * 12 * (2 * 8 + 2 * 8) * 2 + row
+    assert bytes_for(paper, 8, 2) == 3 * 8 * (8 + 8) * 2 + row
+    assert bytes_for(paper, 1, 4) == 3 * 4 * (8 + 8) * 2 + row  # two ranks keep each head
+
+
+def test_one_command_prints_both_counts_and_its_line_runs_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["stress", "pd-transfer", "--shape", "llama-3-tiny", "--transport", "tcp", "--ranks", "1x2"]
+    assert command_line([*command, "--requests", "6", "--seed", "5", "--no-reports", "--out", str(tmp_path)]) == 0
+    said = re.search(
+        r"1x2 processes over tcp, ([\d,]+) bytes verified at the receivers, ([\d,]+) worked", plain(capsys)
+    )
+    assert said is not None and said[1] == said[2] != "0"
+    line = "pd-transfer:shape=llama-3-tiny,backend=eager,transport=tcp,ranks=1x2,seed=5,schedule=0,requests=6"
+    assert parse_line(line).line() == line
+    assert command_line(["replay", line]) == 0
+    assert "FIXED" in plain(capsys)
+
+
+def plain(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+@pytest.mark.mooncake
+@pytest.mark.parametrize("ranks", ["1x1", "2x2"])
+def test_an_engine_that_dies_costs_its_room_and_no_other(ranks: str) -> None:
+    supervisor, judged = run(
+        replace(PLAN, transport="mooncake", ranks=ranks), {"prefill-0": {"break_engine_at": 3}}, patience_s=20
+    )
+    for name, story in supervisor.stories.items():
+        assert story.closing is not None and not story.lost, name
+        if name.startswith("decode"):
+            assert 3 in story.failed and {6, 7} <= story.finished.keys()
+    reasons = [story.failed[3] for story in supervisor.stories.values() if 3 in story.failed]
+    assert any("ended by signal SIGKILL" in reason for reason in reasons)
+    assert {found.code for found in judged.findings} == {"KV901"}  # failed, and nothing else: no byte, page or token
+
+
+def test_without_the_library_nothing_is_judged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvcheck.core.cache.transfer.mooncake.library._version_of", lambda build: None)
+    assert command_line(["stress", "pd-transfer", "--transport", "mooncake"]) == 4
+    assert "pip install 'mooncake-transfer-engine-non-cuda" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "kvcheck",
+        "stress",
+        "pd-transfer",
+        "--shape",
+        "llama-3-tiny",
+        "--transport",
+        "tcp",
+    ]
+    options = ["--ranks", "1x2", "--requests", "400", "--no-reports", "--out", str(tmp_path)]
+    with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, cwd=tmp_path) as process:
+        assert poll(lambda: len(children_of(process.pid)) == 3)
+        ranks = children_of(process.pid)
+        process.send_signal(number)
+        assert process.wait(30) == (130 if number is signal.SIGTERM else -signal.SIGKILL)
+    assert poll(lambda: not any(map(is_alive, ranks)))
+
+
+def test_a_stranger_is_not_listened_to() -> None:
+    listener = Listener()
+    host, port = listener.address.split(":")
+    found: list[Link] = []
+    waiting = Thread(target=lambda: found.extend(listener.accept("key", {"name": "here"}, {"peer"})))
+    waiting.start()
+    with pytest.raises(TransferError, match="no peer at"):
+        connect(listener.address, "another key", {"name": "peer"})
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(HEADER.pack(FrameKind.HELLO, 1 << 16) + b"[" * (1 << 16))
+    link = connect(listener.address, "key", {"name": "peer"})
+    waiting.join(10)
+    assert [each.peer for each in found] == ["peer"] and link.peer == "here"
+    listener.close()
+    gone: list[FrameKind] = []
+    link.start(lambda peer, kind, payload: gone.append(kind))
+    found[0].start(lambda peer, kind, payload: None)
+    found[0].close()
+    assert poll(lambda: gone == [FrameKind.GONE])
+    link.free()
+    found[0].free()
+
+
+def test_a_rank_that_dies_unasked_is_a_finding() -> None:
+    extra: dict[str, dict[str, object]] = {"prefill-0": {"die": {"at": "wrote", "number": 2}}}
+    _, judged = run(PLAN, extra)
+    assert [found.message for found in judged.findings if found.code == "KV902"] == ["prefill-0 ended by signal 9"]

@@ -1,0 +1,293 @@
+"""Ranks as real processes in trouble: frozen and woken; and what each check says when the code behind it is broken.
+
+Invariants:
+- A frozen rank is stopped by SIGSTOP inside the call that the test names, and woken by what another rank says.
+- Every judgement is made by the product's verdict; a test adds what the verdict cannot know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+from rigs.live_processes import poll
+from stress.ranks.test_real_processes import PLAN, TroubledSupervisor, importable, outcome
+
+from kvcheck.core.cache.backend.scoped import ScopedBackend
+from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks
+from kvcheck.core.cache.transfer.messages import Done, Drained, Want
+from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
+from kvcheck.core.cache.transfer.sockets.heartbeat import Pulse
+from kvcheck.core.cache.transfer.sockets.link import SEND_S, FrameKind, Link, LinkLost
+from kvcheck.core.cache.transfer.sockets.wire import COUNTS, SocketWire
+from kvcheck.core.stress.events import Allocated, Freed
+from kvcheck.core.stress.ranks.quarantine import Quarantine
+from kvcheck.core.stress.ranks.supervisor import RankStory
+from kvcheck.core.stress.ranks.verdict import Judgement
+
+__all__ = ["importable"]
+
+MOONCAKE = pytest.mark.mooncake
+STILL_S = 0.5
+"""How long a rank stays frozen after it could be woken: long enough for the others to go wrong."""
+
+Stories = Mapping[str, RankStory]
+
+
+class Waker(TroubledSupervisor):
+    """Wakes a frozen rank when the others have said enough. woken_with: requests that had finished by then."""
+
+    frozen = ""
+    woken_with = -1
+
+    def __init__(self, *args: object, is_enough: Callable[[Stories], bool], **values: object) -> None:
+        super().__init__(*args, **values)  # type: ignore[arg-type]
+        self._is_enough = is_enough
+
+    def _take(self, name: str, event: dict[str, object] | None) -> None:
+        super()._take(name, event)
+        if self.frozen and self._is_enough(self.stories):
+            time.sleep(STILL_S)
+            os.killpg(self.pid(self.frozen), signal.SIGCONT)
+            self.woken_with = len(self.stories["decode-0"].finished)
+            self.frozen = ""
+
+
+def freeze(
+    rank: str,
+    point: tuple[str, int],
+    is_enough: Callable[[Stories], bool],
+    *,
+    transport: str,
+    ranks: str = "1x1",
+    patience_s: int = 20,
+    lease_s: float = 20,
+    mutant: str = "",
+) -> tuple[Waker, Judgement]:
+    """A run in which a rank, with its engine, is frozen at that call; judged."""
+    plan = replace(PLAN, transport=transport, ranks=ranks)
+    at, number = point
+    extra: dict[str, dict[str, object]] = {rank: {"freeze": {"at": at, "number": number, "whole": True}}}
+    extra["decode-0"] = {**extra.get("decode-0", {}), "mutant": mutant}
+    supervisor = Waker(plan, extra=extra, silence_s=60, patience_s=patience_s, lease_s=lease_s, is_enough=is_enough)
+    supervisor.frozen = rank
+    judged = outcome(supervisor, plan, troubled=frozenset({rank}))
+    assert supervisor.woken_with >= 0, "it was frozen, and the others noticed"
+    for story in supervisor.stories.values():
+        assert story.closing is not None and story.is_idle, story.name
+        assert all(free == total for free, total in story.closing.returned.values())
+    return supervisor, judged
+
+
+def gave_up(name: str) -> Callable[[Stories], bool]:
+    """A room was too late there, or a write to it broke down."""
+    return lambda stories: any(
+        "rounds or seconds" in reason or "returned -1" in reason for reason in stories[name].failed.values()
+    )
+
+
+def cut_off(name: str) -> Callable[[Stories], bool]:
+    """A peer was cut off there."""
+    return lambda stories: bool(stories[name].fenced)
+
+
+def is_alone(name: str) -> Callable[[Stories], bool]:
+    """The ranks of its end did not answer there."""
+    return lambda stories: bool(stories[name].lost)
+
+
+@pytest.mark.parametrize(
+    ("transport", "rank", "point", "who"),
+    [
+        ("tcp", "prefill-0", ("wrote", 5), "decode-0"),
+        ("tcp", "decode-0", ("receive", 6), "prefill-0"),
+        pytest.param("mooncake", "prefill-0", ("wrote", 5), "decode-0", marks=MOONCAKE),
+    ],
+)
+def test_a_peer_that_is_frozen_for_longer_than_a_room_may_take_costs_its_rooms(
+    transport: str, rank: str, point: tuple[str, int], who: str
+) -> None:
+    """Not of a decode rank over Mooncake: a write to it stays in the library until the lease has ended."""
+    supervisor, judged = freeze(rank, point, gave_up(who), transport=transport, patience_s=2)
+    assert judged.findings == () and judged.verified == judged.expected
+    story = supervisor.stories["decode-0"]
+    assert not any(each.fenced for each in supervisor.stories.values())
+    assert len(story.finished) > supervisor.woken_with, "it is served again after that"
+    assert story.finished.keys() | story.failed.keys() | story.aborted == set(range(1, 11))
+
+
+def test_memory_that_a_frozen_peer_may_write_is_not_given_back() -> None:
+    """The mutant gives it back at once: seen by the quarantine, whatever the late bytes then hit."""
+    mutant = "slot-freed-before-drain"
+    _, judged = freeze("prefill-0", ("wrote", 5), gave_up("decode-0"), transport="tcp", patience_s=2, mutant=mutant)
+    found = [each for each in judged.findings if each.code == "KV202"]
+    assert found and all("while prefill-0 may still write it" in each.message for each in found)
+
+
+@pytest.mark.parametrize(
+    ("transport", "rank", "point", "is_enough", "ranks"),
+    [
+        pytest.param("mooncake", "prefill-0", ("wrote", 5), cut_off("decode-0"), "1x1", marks=MOONCAKE),
+        pytest.param("mooncake", "prefill-0", ("write", 1), cut_off("decode-0"), "1x1", marks=MOONCAKE),
+        pytest.param("mooncake", "decode-0", ("receive", 3), cut_off("prefill-0"), "1x1", marks=MOONCAKE),
+        pytest.param("mooncake", "decode-0", ("send", 1), cut_off("prefill-0"), "1x1", marks=MOONCAKE),
+        pytest.param("mooncake", "decode-1", ("receive", 3), is_alone("decode-0"), "2x2", marks=MOONCAKE),
+        pytest.param("mooncake", "prefill-1", ("write", 5), is_alone("prefill-0"), "2x2", marks=MOONCAKE),
+    ],
+)
+def test_a_peer_that_is_frozen_for_longer_than_its_lease_is_cut_off(
+    transport: str, rank: str, point: tuple[str, int], is_enough: Callable[[Stories], bool], ranks: str
+) -> None:
+    """What it does when it comes to itself reaches nobody; it ends all it had, and gives its memory back too."""
+    supervisor, judged = freeze(rank, point, is_enough, transport=transport, ranks=ranks, patience_s=3, lease_s=2)
+    assert judged.findings == ()
+    for name, story in supervisor.stories.items():
+        if name.startswith("decode"):
+            assert story.finished.keys() | story.failed.keys() | story.aborted == set(range(1, 11))
+    other = [story for story in supervisor.stories.values() if rank in story.fenced]
+    assert other, "somebody fenced it"
+
+
+class NeverCutsOff(Pulse):
+    """Silence is noticed, and nothing done about it."""
+
+    def _cut_off(self, link: Link) -> None:
+        return
+
+
+class OnlyForgets(Pulse):
+    """The peer is told of as gone, and still listened to."""
+
+    tell: Callable[[str, FrameKind, bytearray], None]
+
+    def _cut_off(self, link: Link) -> None:
+        link.is_lost = True
+        OnlyForgets.tell(link.peer, FrameKind.GONE, bytearray())
+
+
+@contextlib.contextmanager
+def silent_peer(pulse: type[Pulse] = Pulse) -> Iterator[tuple[SocketWire, socket.socket, torch.Tensor]]:
+    """A wire whose one peer says a word and then nothing; the peer's socket, and memory that it may write."""
+
+    class Wire(SocketWire):
+        pulse_type = pulse
+
+    ours, theirs = socket.socketpair()
+    backend = RegionBackend()
+    wire = Wire(ScopedBackend(backend, "decode-0"))
+    OnlyForgets.tell = staticmethod(wire._take)
+    memory = torch.zeros(8, dtype=torch.uint8)
+    wire.register("kv", memory)
+    theirs.sendall(bytes([FrameKind.BEAT, 0, 0, 0, 0]))
+    link = Link(ours, {"name": "prefill-0"})
+    with theirs:
+        wire.start([link], lease_s=0.4)
+        yield wire, theirs, memory
+        link.free()
+
+
+def late_bytes(theirs: socket.socket) -> None:
+    """Eight bytes for the region, as the peer's wire would send them."""
+    places = (0).to_bytes(8, "little") + (8).to_bytes(8, "little")
+    payload = COUNTS.pack(2, 1) + b"kv" + places + b"\xff" * 8
+    try:
+        theirs.sendall(bytes([FrameKind.DATA]) + len(payload).to_bytes(4, "little") + payload)
+    except OSError:
+        return  # cut off, as it should be
+
+
+def test_a_silent_peer_is_cut_off_and_its_late_bytes_land_nowhere() -> None:
+    with silent_peer() as (wire, theirs, memory):
+        assert poll(lambda: not wire.receive() and wire.gone() == ("prefill-0",))
+        late_bytes(theirs)
+        time.sleep(0.2)
+        assert not memory.any()
+
+
+def test_a_check_that_late_bytes_land_nowhere_sees_a_link_that_is_only_forgotten() -> None:
+    with silent_peer(OnlyForgets) as (wire, theirs, memory):
+        assert poll(lambda: not wire.receive() and "prefill-0" in wire.gone())
+        late_bytes(theirs)
+        assert poll(lambda: bool(memory.any()))
+
+
+def test_a_peer_that_beats_is_kept() -> None:
+    with silent_peer() as (wire, theirs, _):
+        for _ in range(12):
+            time.sleep(0.1)
+            theirs.sendall(bytes([FrameKind.BEAT, 0, 0, 0, 0]))
+        assert not wire.receive() and wire.gone() == ()
+        assert theirs.recv(1) == bytes([FrameKind.BEAT]), "and hears that this side lives"
+
+
+@pytest.mark.parametrize(("pulse", "is_bounded"), [(Pulse, True), (NeverCutsOff, False)])
+def test_a_full_buffer_blocks_nobody_for_longer_than_the_lease(pulse: type[Pulse], is_bounded: bool) -> None:
+    with silent_peer(pulse) as (wire, _, _):
+        link = wire.links["prefill-0"]
+        assert SEND_S > 10
+        if not is_bounded:
+            link._connection.settimeout(2.0)  # stands for a bound that is far away
+        with pytest.raises(LinkLost) as lost:
+            for _ in range(1000):
+                link.send(FrameKind.DATA, bytes(1 << 16))
+        assert ("timed out" not in str(lost.value)) is is_bounded
+
+
+WANT = Want(room=5, attempt=0, generation=2, request=7, tokens=8, slot=1, state_slot=0, runs=(("kv.full", 0, (3,)),))
+DRAINED = Drained(room=5, generation=2)
+
+
+@pytest.mark.parametrize(
+    ("end", "findings"),
+    [
+        (None, 1),
+        (("drained", "prefill-0", DRAINED), 0),
+        (("drained", "prefill-0", replace(DRAINED, generation=1)), 1),
+        (("drained", "prefill-1", DRAINED), 1),
+        (("done", "prefill-0", Done(room=5, generation=2, is_ok=True)), 0),
+        (("gone", "prefill-0", None), 0),
+        (("gone", "prefill-1", None), 1),
+    ],
+)
+def test_the_quarantine_ends_by_the_last_word_of_who_may_write(
+    end: tuple[str, str, Drained | Done | None] | None, findings: int
+) -> None:
+    quarantine = Quarantine("decode-0")
+    handlers = dict(quarantine.handlers())
+    handlers[Allocated](Allocated("decode-0:full", (3,), 7))
+    quarantine.sent("prefill-0", WANT)
+    if end is not None:
+        how, peer, message = end
+        if how == "gone":
+            quarantine.gone(peer)
+        elif isinstance(message, Done):
+            quarantine.sent(peer, message)
+        elif message is not None:
+            quarantine.received(peer, message)
+    handlers[Freed](Freed("decode-0:full", (3,)))
+    assert len(quarantine.findings) == findings and quarantine.judged == 1
+
+
+def test_a_rank_that_stays_away_from_an_agreement_is_lost_within_the_time(tmp_path: Path) -> None:
+    made: list[ProcessRanks] = []
+    threads = [
+        Thread(target=lambda rank=rank: made.append(ProcessRanks(str(tmp_path / "end"), rank, 2, timeout_s=1.0)))
+        for rank in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    began = time.monotonic()
+    with pytest.raises(GroupLost):
+        made[0].agree([[1, 2]])
+    assert time.monotonic() - began < 10

@@ -1,0 +1,100 @@
+"""What is legal is left in peace: variations that keep every contract give no finding, on any tier.
+
+Invariants:
+- Each variation is seen to have taken place, beside loads.
+- The same harness finds a variation that does drop an edge, so that silence means something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from rigs.variations import TAKEN, VARIATIONS, EarlyBackupCache, ScrubbingPool, Variation, VariedTarget, gated
+
+from kvcheck.core.cache.backend.backend import Lane, Signal
+from kvcheck.core.cache.hicache.cache import Lease
+from kvcheck.core.cache.hicache.controller import Transfer, TransferController
+from kvcheck.core.cache.hicache.layer_gate import LayerGate
+from kvcheck.core.cache.pools.pool import Given, Holding
+from kvcheck.core.stress.runner import Outcome, StressEngine
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.targets.parts import FIXED, Parts
+
+SHAPES = (("hicache", "llama-3-tiny"), ("hicache-hybrid", "gpt-oss-tiny"), ("hicache-hybrid", "qwen3-next-tiny"))
+REQUESTS = 34
+NOT_FOR = {("early-backup", "qwen3-next-tiny"): "prompts of recurrent models are cached at page ends alone"}
+
+
+TARGET = VariedTarget()
+ENGINES = {shape: StressEngine(TARGET) for _, shape in SHAPES}
+"""One a shape: variations share its workload and reference run."""
+
+
+def outcomes(name: str, variation: Variation) -> Iterable[Outcome]:
+    """All schedules on the first shape, one on each of the others."""
+    TARGET.variation = variation
+    for at, (scenario, shape) in enumerate(SHAPES):
+        for schedule in variation.schedules if at == 0 else variation.schedules[at : at + 1]:
+            if (name, shape) not in NOT_FOR:
+                TAKEN.clear()
+                plan = Plan(scenario=scenario, shape=shape, seed=11, schedule=schedule, requests=REQUESTS)
+                yield ENGINES[shape].run(plan)
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_a_legal_variation_gives_no_finding(name: str) -> None:
+    taken = loads = 0
+    for outcome in outcomes(name, VARIATIONS[name]):
+        assert [(found.code, found.oracle, found.message) for found in outcome.findings] == [], outcome.plan.line()
+        assert not outcome.broken_oracles
+        taken += TAKEN[name]
+        loads += outcome.evidence.loads or 0
+        assert (outcome.evidence.orderings_checked or 0) > 500
+    assert taken and loads, "the variation has to take place, beside loads"
+
+
+class NobodyWaits(LayerGate):
+    """Not legal: reads wait for nothing."""
+
+    def wait(self, layer: int, lane: Lane) -> None:
+        pass
+
+
+class EarlyBackupKeepsNothing(EarlyBackupCache):
+    """Not legal: the page is given away while it is read."""
+
+    def _join(self, lease: Lease) -> None:
+        pass
+
+
+class OtherLaneScrub(ScrubbingPool):
+    """Not legal: pages are cleared on a lane that nobody who gets them waits for."""
+
+    def close(self, holding: Holding, *, given: Given | None = None) -> None:
+        forward, self.forward = self.forward, self.backend.lane("scrub")
+        super().close(holding, given=given)
+        self.forward = forward
+
+
+class AckedByNobody(TransferController):
+    """Not legal: a transfer counts as through when it has started."""
+
+    def _acknowledged_by(self, transfer: Transfer) -> tuple[Signal, ...]:
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        (gated(NobodyWaits), "KV201"),
+        (replace(FIXED, cache=EarlyBackupKeepsNothing), "KV202"),
+        (replace(FIXED, pool=OtherLaneScrub), "KV202"),
+        (replace(FIXED, controller=AckedByNobody), "KV201"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_same_harness_finds_a_variation_that_drops_an_edge(parts: Parts, code: str) -> None:
+    outcome = next(iter(outcomes("", Variation(parts=parts))))
+    assert code in {found.code for found in outcome.findings if found.oracle == "ordering"}

@@ -1,0 +1,258 @@
+"""The CUDA backend's own code, run on a CPU over a stand-in for torch.cuda; and what the commands make of delays.
+
+It shows that the code does what it says to streams, events, graphs and flags. It says nothing about a GPU.
+
+Invariants:
+- Every test runs under stated seeds; nothing waits for time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from fakes.cuda import Machine, installed
+from litmus.programs import LITMUS, Litmus
+from litmus.rig import Rig
+
+from kvcheck.commands.main import run
+from kvcheck.core.base.errors import InternalError, UsageError
+from kvcheck.core.base.record import Verdict
+from kvcheck.core.cache.backend import cuda, cuda_holds
+from kvcheck.core.cache.backend.backend import Backend, Operation
+from kvcheck.core.cache.backend.delays import Delay, Site
+from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.stress.delayed import Rates, check_operations, device_plans, run_both, tries, why_not
+from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.mutants import mutant_target
+
+SEEDS = 12
+PLAN = Plan(scenario="hicache", shape="llama-3-tiny", seed=1, requests=24)
+HELD = Plan(
+    scenario="hicache", shape="llama-3-tiny", seed=1, requests=24, backend="cuda", device="cuda", strategy="delay"
+)
+
+
+def rig(machine: Machine, *delays: Delay) -> Rig:
+    return Rig(machine.backend(delays=delays), lambda _actor: None)
+
+
+@pytest.mark.parametrize("litmus", LITMUS, ids=lambda litmus: litmus.name)
+def test_the_code_of_the_cuda_backend_keeps_the_rules(litmus: Litmus, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+    for seed in range(SEEDS):
+        monkeypatch.setattr(cuda, "PENDING_MAX", (4096, 1)[seed % 2])
+        with installed(seed) as machine:
+            seen.add(litmus.program(rig(machine)))
+    assert seen <= litmus.allowed
+
+
+def store_and_copy(rig: Rig) -> str:
+    """lane a: x = 1. lane b: out = x, behind nothing."""
+    x, out = rig.cells(0), rig.cells(-1)
+    rig.backend.submit(Operation("set", (lambda: x.fill_(1),)), lane=rig.backend.lane("a"))
+    rig.backend.submit(Operation("get", (lambda: out.copy_(x),)), lane=rig.backend.lane("b"))
+    return rig.outcome(out)
+
+
+def test_a_delay_imposes_the_order_that_seldom_comes_about() -> None:
+    late = Delay(held=Site(operation="set", nth=1), until=Site(operation="get", nth=1))
+    free, held = [], []
+    for seed in range(SEEDS):
+        with installed(seed) as machine:
+            free.append(store_and_copy(rig(machine)))
+        with installed(seed) as machine:
+            rigged = rig(machine, late)
+            held.append(store_and_copy(rigged))
+            report = rigged.backend.settle()  # type: ignore[attr-defined]
+            assert [(row.placed, row.overtaken, row.fired) for row in report.rows] == [(1, 1, 0)]
+    assert held == ["0"] * SEEDS
+    assert "1" in free
+
+
+def test_a_host_that_waits_for_what_is_held_goes_on_and_it_is_told() -> None:
+    with installed(3) as machine:
+        rigged = rig(machine, Delay(held=Site(operation="litmus")))
+        written = rigged.store("a", rigged.cells(0), 1)
+        rigged.backend.wait(written)
+        report = rigged.backend.settle()  # type: ignore[attr-defined]
+        assert [(row.placed, row.gave_way, row.fired) for row in report.rows] == [(1, 1, 0)]
+        assert report.gap is None
+
+
+def test_a_host_that_only_polls_goes_on_too() -> None:
+    with installed(3) as machine:
+        rigged = rig(machine, Delay(held=Site(operation="litmus")))
+        written = rigged.store("a", rigged.cells(0), 1)
+        polls = 0
+        while not rigged.backend.query(written):
+            polls += 1
+            assert polls < 2 * cuda_holds.POLLS_MOST
+        assert polls >= cuda_holds.POLLS_MOST - 1
+
+
+def test_a_part_that_makes_the_host_wait_ends_by_the_watchdog_and_it_is_told() -> None:
+    with installed(3) as machine:
+        rigged = rig(machine, Delay(held=Site(operation="litmus", nth=1)))
+        rigged.store("a", rigged.cells(0), 1)
+        stream = next(each for each in machine.streams if each.queue)
+        stream.synchronize()  # as a copy to pageable memory inside a part does
+        report = rigged.backend.settle()  # type: ignore[attr-defined]
+        assert [(row.placed, row.gave_way, row.fired) for row in report.rows] == [(1, 0, 1)]
+        assert report.gap is not None and "watchdog" in report.gap
+
+
+def test_places_of_holds_are_used_again_and_an_old_end_lets_no_new_hold_go() -> None:
+    both = Delay(held=Site(operation="set"), until=Site(operation="get"))
+    with installed(5) as machine:
+        rigged = rig(machine, both)
+        rounds = 3 * cuda_holds.HOLDS_MOST
+        for _ in range(rounds):
+            assert store_and_copy(rigged) == "0"
+        report = rigged.backend.settle()  # type: ignore[attr-defined]
+        assert report.rows[0].placed == report.rows[0].overtaken == rounds
+
+
+def test_a_capture_does_not_wait_for_the_device_and_a_graph_is_held_as_one() -> None:
+    with installed(2) as machine:
+        rigged = rig(machine, Delay(held=Site(operation="litmus", nth=2)))
+        x = rigged.cells(0)
+        with rigged.capture("a") as graph:
+            rigged.store("a", x, 1)
+            rigged.store("a", x, 2)
+        rigged.backend.replay(graph)
+        assert machine.syncs == 0
+        assert int(x) == 0, "the lane is held in front of the whole graph"
+        assert rigged.outcome(x) == "2"
+        assert rigged.backend.settle().rows[0].gave_way == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("make", [EagerBackend, None], ids=["eager", "cuda"])
+def test_a_graph_is_refused_where_it_would_mean_something_else(make: Callable[[], Backend] | None) -> None:
+    with installed(0) as machine:
+        backend = machine.backend() if make is None else make()
+        lane, other = backend.lane("a"), Rig(EagerBackend(), lambda _actor: None)
+        with backend.capture(lane) as first:
+            with pytest.raises(InternalError, match="record its signals behind the replay"):
+                backend.record(backend.signal(), lane=lane)
+            with pytest.raises(InternalError, match="capture of lane a is open"), backend.capture(lane):
+                pass
+            with pytest.raises(InternalError, match="expected the newest graph"):
+                backend.replay(first)
+            with pytest.raises(InternalError, match="pageable memory"):
+                backend.submit(Operation("x", (), stage=tuple), lane=lane)
+        backend.replay(first)
+        with backend.capture(lane):
+            pass
+        with pytest.raises(InternalError, match="expected the newest graph"):
+            backend.replay(first)
+        with other.capture("a") as foreign:
+            pass
+        with pytest.raises(InternalError, match="of another backend"):
+            backend.replay(foreign)
+
+
+@pytest.mark.parametrize("name", ["replay-without-whole-wait", "gate-waits-on-load-lane"])
+def test_what_the_cpu_finds_unordered_serves_wrong_bytes_under_its_delay(name: str) -> None:
+    engine = StressEngine(mutant_target(name))
+    plans = device_plans(engine, dataclasses.replace(PLAN, mutant=name), "cuda")
+    assert len(plans) >= 3 and len({plan.choices for plan in plans}) == len(plans)
+    with installed(1):
+        made = list(tries(engine, plans))
+        assert made[-1].shown and made[-1].rates.free_wrong == 0
+        assert made[-1].message.startswith("KV10")
+        assert made[-1].rates.text().startswith("wrong bytes in 0 of 1 runs without delays, 1 of 1 with")
+        fixed = dataclasses.replace(made[-1].plan, mutant=None)
+        outcomes = run_both(StressEngine(BuiltinTarget()), fixed)
+    assert [outcome.findings for outcome in outcomes] == [(), ()]
+    assert outcomes[1].delays is not None and outcomes[1].verdict is Verdict.PASS
+
+
+def test_a_fixed_build_is_clean_with_every_lane_delayed_and_nothing_delayed_is_unknown() -> None:
+    engine = StressEngine(BuiltinTarget())
+    with installed(4):
+        held = engine.run(dataclasses.replace(HELD, choices="/".join(("compute", "d2h", "h2d", "storage"))))
+        none = engine.run(dataclasses.replace(HELD, choices="9999.hicache.load"))
+    assert held.findings == () and held.verdict is Verdict.PASS
+    assert held.delays is not None and sum(row.placed for row in held.delays.rows) > 10
+    assert none.findings == () and none.verdict is Verdict.UNKNOWN
+    assert none.delays is not None and "not exercised: hicache.load #9999 never came" in str(none.delays.gap)
+    rates = Rates().plus(none, none)
+    assert rates.gap == none.delays.gap
+
+
+def test_an_operation_that_the_schedule_has_not_is_refused_in_one_line() -> None:
+    engine = StressEngine(BuiltinTarget())
+    check_operations(engine, dataclasses.replace(HELD, choices="1.hicache.load"))
+    for choices, site in (("hicache.lod", "hicache.lod"), ("9999.hicache.load", "hicache.load #9999")):
+        with pytest.raises(UsageError, match=rf"no operation {site}; on a CPU it submits [^\n]*hicache\.load \(\d+\)"):
+            check_operations(engine, dataclasses.replace(HELD, choices=choices))
+
+
+def test_a_build_without_an_unordered_pair_has_nothing_to_delay() -> None:
+    assert device_plans(StressEngine(BuiltinTarget()), PLAN, "cuda") == ()
+    assert why_not([]).startswith("no operation is known that could be delayed")
+
+
+def test_commands_impose_delays_and_say_the_rates(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = dataclasses.replace(PLAN, mutant="replay-without-whole-wait").line()
+    with installed(1):
+        assert run(["replay", line, "--device", "cuda"]) == 1
+        shown = capsys.readouterr().out
+        assert run(["replay", line.replace("mutant=replay-without-whole-wait,", ""), "--device", "cuda"]) == 4
+        assert "NOT REPRODUCED" in capsys.readouterr().out
+        common = ["--device", "cuda", "--strategy", "delay", "--no-reports", "--out", str(tmp_path), "--seed", "1"]
+        assert run(["stress", "hicache", "--shape", "llama-3-tiny", "--schedules", "3", *common]) == 0
+        stressed = capsys.readouterr().out
+        selftest = ["selftest", "replay-without-whole-wait", "--device", "cuda", "--seed", "1"]
+        assert run([*selftest, "--no-reports", "--out", str(tmp_path)]) == 0
+        assert "reproduced" in capsys.readouterr().out
+    assert "wrong bytes in 0 of 1 runs without delays, 1 of 1 with" in shown
+    assert "backend=cuda,device=cuda,strategy=delay" in shown
+    assert "hicache/llama-3-tiny: wrong bytes in 0 of 3 runs without delays, 0 of 3 with" in stressed
+
+
+def test_a_message_is_taken_when_its_turn_has_come_not_when_it_lies_in_the_inbox() -> None:
+    """It was taken as soon as it was there: on a device, before what its sender waited for."""
+    plan = Plan(scenario="nvlink-aux", shape="llama-3-fp8-tiny", seed=1, schedule=6, backend="cuda", device="cuda")
+    with installed(6):
+        outcome = StressEngine(BuiltinTarget()).run(dataclasses.replace(plan, strategy="delay"))
+    assert outcome.findings == ()
+    assert outcome.delays is not None and outcome.delays.rows[0].gave_way > 0
+
+
+@pytest.mark.gpu
+def test_a_device_imposes_a_delay_and_says_how_it_ended() -> None:
+    late = Delay(held=Site(operation="set", nth=1), until=Site(operation="get", nth=1))
+    warm = Rig(cuda.CudaBackend(), lambda _actor: None)
+    store_and_copy(warm)  # loads the kernels, which may wait for the device
+    rigged = Rig(cuda.CudaBackend(delays=(late,)), lambda _actor: None)
+    assert store_and_copy(rigged) == "0"
+    report = rigged.backend.settle()  # type: ignore[attr-defined]
+    assert [(row.placed, row.overtaken + row.gave_way, row.fired) for row in report.rows] == [(1, 1, 0)]
+
+
+@pytest.mark.gpu
+def test_a_graph_of_a_device_reads_what_lies_there_when_it_is_replayed() -> None:
+    backend = cuda.CudaBackend()
+    rigged = Rig(backend, lambda _actor: None)
+    x, out = rigged.cells(0), backend.index(np.zeros(3, dtype=np.int64))
+    with rigged.capture("a") as graph:
+        rigged.run("a", lambda: out.copy_(x * 3 + 1))
+    for value in (5, 7):
+        rigged.store("a", x, value)
+        backend.replay(graph)
+        assert rigged.outcome(out) == " ".join([str(value * 3 + 1)] * 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_device_serves_wrong_bytes_under_the_delay_that_the_cpu_found() -> None:
+    name = "gate-waits-on-load-lane"
+    engine = StressEngine(mutant_target(name))
+    made = list(tries(engine, device_plans(engine, dataclasses.replace(PLAN, mutant=name), "cuda")))
+    assert made[-1].shown, why_not(made)

@@ -1,0 +1,92 @@
+"""Worn stores: damage is always refused, and a machine that cannot keep the files is no finding.
+
+Invariants:
+- Whatever a worn store does to an object, a read gives the exact bytes or None.
+- A folder that cannot be used ends the schedule with what to do, never with a verdict on the target.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from kvcheck.commands.cells import BEGUN, orders_text
+from kvcheck.commands.orders import Limit, Order
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.scenarios.faulty_store import WORN_EVERY, worn_store
+from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.targets.builtin import BuiltinTarget
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60
+PAYLOAD = bytes(range(256)) * 4
+KEYS = ("ab" * 32, "cd" * 32)
+WITH_FILES = Plan(scenario="hicache", shape="llama-3-tiny", schedule=7)
+"""A schedule that keeps its store in a folder, and puts something there."""
+
+
+@pytest.mark.parametrize("kind", ["memory", "files"])
+def test_damage_is_refused_also_where_the_object_was_damaged_before(kind: str) -> None:
+    with worn_store(kind) as store:
+        assert store is not None
+        for key in KEYS:
+            store.put(key, PAYLOAD)
+        # One read in three damages is a cut, one a loss, one a flip: the key that was cut is flipped next.
+        served = [store.get(KEYS[read == 2 * WORN_EVERY], len(PAYLOAD)) for read in range(1, 3 * WORN_EVERY + 1)]
+        assert served[: WORN_EVERY - 1] == [PAYLOAD] * (WORN_EVERY - 1)
+        assert served[WORN_EVERY - 1 :] == [None] * (2 * WORN_EVERY + 1)
+        store.put(KEYS[0], PAYLOAD)
+        assert store.get(KEYS[0], len(PAYLOAD)) == PAYLOAD
+
+
+def test_without_a_folder_for_temporary_files_a_schedule_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(UsageError, match="set TMPDIR"):
+        StressEngine(BuiltinTarget()).run(WITH_FILES)
+
+
+def test_a_full_disk_stops_a_schedule_instead_of_changing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(number: int, data: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(UnknownVerdict, match=r"No space left on device.*set TMPDIR"):
+        StressEngine(BuiltinTarget()).run(WITH_FILES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_is_told_to_end_takes_its_folder_along(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvcheck.commands.worker"],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    line = f"hicache:shape=glm-5.1-tiny,seed=1,schedule={WITH_FILES.schedule},requests=400"
+    process.stdin.write(orders_text([(0, Order(plan=parse_line(line), schedules=1))], Limit()))
+    process.stdin.close()
+    process.stdin = None
+    deadline = time.monotonic() + PATIENCE_S
+    while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, output, errors) == (130, f"{BEGUN}\n", "")
+    assert list(tmp_path.iterdir()) == []
