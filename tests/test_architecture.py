@@ -25,54 +25,65 @@ PACKAGE = PROJECT / "kvcheck"
 BASE_NAMES = ("errors", "paging", "registry", "record", "codes", "bugs", "rounds", "deadline", "child", "scratch")
 BASE_NAMES += ("identity",)
 BASE = frozenset(f"core.{name}" for name in BASE_NAMES)
-RUN_PARTS = ("kernels", "core.backend", "core.pools", "core.offload", "core.hicache", "core.transfer", "core.scheduler")
+RUN_PARTS = (
+    "kernels",
+    "core.cache.backend",
+    "core.cache.pools",
+    "core.cache.offload",
+    "core.cache.hicache",
+    "core.cache.transfer",
+    "core.cache.scheduler",
+)
 JUDGED_PARTS = (*RUN_PARTS, "core.targets", "core.workload")
-ENGINES = ("core.targets.sglang", "core.targets.vllm", "core.targets.lmcache")
+ENGINES = ("core.probes.sglang", "core.probes.vllm", "core.probes.lmcache")
 
 # module or package: (what it may import besides itself and BASE, why). Lowest first; the longest match rules.
 MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "kernels": ((), "tensor in, tensor out; even BASE is above them"),
     **{f"core.{name}": ((), "BASE") for name in ("errors", "paging", "registry", "codes", "bugs", "scratch")},
-    "core.record": ((), "BASE: reports read it without loading what was measured"),
-    "core.child_start": ((), "runs before anything of kvcheck is imported"),
-    "core.child": (("core.child_start",), "BASE: all layers that have processes start them alike"),
-    "core.identity": ((), "BASE: a run, the gate and an engine's child say by the same digests what they are about"),
-    "core.rounds": ((), "BASE: what a benchmark measures and what a gate says of it count alike"),
-    "core.deadline": ((), "BASE: whatever takes its time can be given a limit"),
-    "core.backend": (("kernels",), "runs operations, knows nothing of pools"),
-    "core.pools.shape": ((), "a value of plain numbers that workloads share with pools"),
-    "core.pools": (("core.backend", "kernels"), "own the tensors, reach them through a backend"),
-    "core.offload": (("core.pools", "core.backend", "kernels"), "a sibling of hicache and transfer"),
-    "core.hicache": (("core.pools", "core.backend", "kernels"), "a sibling of offload and transfer"),
-    "core.transfer": (("core.pools", "core.backend", "kernels"), "a sibling of offload and hicache"),
-    "core.scheduler": (RUN_PARTS[:-1], "drives pools, offload, host tier and transfer together"),
+    "core.base.record": ((), "BASE: reports read it without loading what was measured"),
+    "core.base.child_start": ((), "runs before anything of kvcheck is imported"),
+    "core.base.child": (("core.base.child_start",), "BASE: all layers that have processes start them alike"),
+    "core.base.identity": (
+        (),
+        "BASE: a run, the gate and an engine's child say by the same digests what they are about",
+    ),
+    "core.base.rounds": ((), "BASE: what a benchmark measures and what a gate says of it count alike"),
+    "core.base.deadline": ((), "BASE: whatever takes its time can be given a limit"),
+    "core.cache.backend": (("kernels",), "runs operations, knows nothing of pools"),
+    "core.cache.pools.shape": ((), "a value of plain numbers that workloads share with pools"),
+    "core.cache.pools": (("core.cache.backend", "kernels"), "own the tensors, reach them through a backend"),
+    "core.cache.offload": (("core.cache.pools", "core.cache.backend", "kernels"), "a sibling of hicache and transfer"),
+    "core.cache.hicache": (("core.cache.pools", "core.cache.backend", "kernels"), "a sibling of offload and transfer"),
+    "core.cache.transfer": (("core.cache.pools", "core.cache.backend", "kernels"), "a sibling of offload and hicache"),
+    "core.cache.scheduler": (RUN_PARTS[:-1], "drives pools, offload, host tier and transfer together"),
     "core.targets": (RUN_PARTS, "puts the parts together, fixed or broken on purpose"),
     "core.workload": (
-        ("core.scheduler", "core.transfer", "core.pools", "core.backend", "kernels"),
+        ("core.cache.scheduler", "core.cache.transfer", "core.cache.pools", "core.cache.backend", "kernels"),
         "feeds a scheduler; names no target",
     ),
-    "core.targets.engines": (("core.workload.content", "core.workload.mix"), "runs where there is torch alone"),
-    **dict.fromkeys(ENGINES, (("core.targets.engines", "core.workload.content"), "its names, what is tried")),
-    "core.targets.installed": (("core.targets.engines", *ENGINES), "engines by name"),
+    "core.probes.frame": (("core.base.content", "core.base.rng"), "runs where there is torch alone"),
+    **dict.fromkeys(ENGINES, (("core.probes.frame", "core.base.content"), "its names, what is tried")),
+    "core.probes.installed": (("core.probes.frame", *ENGINES), "engines by name"),
     "core.stress.events": (
-        ("core.workload.mismatch", "core.backend.backend"),
+        ("core.workload.mismatch", "core.cache.backend.backend"),
         "what a run leaves behind for the oracles: values of the layers below, none of their parts",
     ),
     "core.stress.history": (
-        ("core.stress.events", "core.workload.mismatch", "core.backend.backend", "core.transfer.metadata"),
+        ("core.stress.events", "core.workload.mismatch", "core.cache.backend.backend", "core.cache.transfer.metadata"),
         "turns what a run reports into events",
     ),
     "core.stress.clocks": ((), "numbers and edges; it knows no event"),
-    "core.stress.cells": (("core.backend.backend",), "footprints and numbers; it knows no event"),
+    "core.stress.access_log": (("core.cache.backend.backend",), "footprints and numbers; it knows no event"),
     "core.stress.oracles": (
         (
             "core.stress.events",
             "core.stress.history",
             "core.stress.clocks",
-            "core.stress.cells",
-            "core.workload.content",
+            "core.stress.access_log",
+            "core.base.content",
             "core.workload.mismatch",
-            "core.backend.backend",
+            "core.cache.backend.backend",
         ),
         "judge a history alone, from any target",
     ),
@@ -99,13 +110,13 @@ LONG_FUNCTIONS: dict[str, str] = {}  # "module:function": reason
 DRAWERS = frozenset({"util", "utils", "helper", "helpers", "common", "misc", "manager"})
 
 MAY_CATCH_ALL = {
-    "core.targets.engines.guard": "whatever an engine raises is its finding, or what cannot be driven",
-    "core.stress.engine": "a crash of an oracle is UNKNOWN and a crash of the target is a finding",
+    "core.probes.frame.guard": "whatever an engine raises is its finding, or what cannot be driven",
+    "core.stress.runner": "a crash of an oracle is UNKNOWN and a crash of the target is a finding",
     "commands.report": "a writer that breaks changes no verdict",
     **dict.fromkeys(("commands.main", "commands.worker"), "the last place where a crash of our own becomes exit 70"),
 }
 ADAPTERS = {  # optional or slow library: the only modules that import it
-    "mooncake": ("core.transfer.engine_child", "core.hicache.mooncake_store"),
+    "mooncake": ("core.cache.transfer.mooncake.child", "core.cache.hicache.mooncake_store"),
     **dict.fromkeys(("sglang", "vllm", "lmcache"), ("core.targets",)),
     "triton": ("kernels",),
     "numba": ("kernels",),
@@ -136,7 +147,13 @@ BANS = (
         why="a schedule must replay: clock, randomness and order are arguments",
     ),
     Ban(
-        where=("core.pools", "core.offload", "core.hicache", "core.transfer", "core.scheduler"),
+        where=(
+            "core.cache.pools",
+            "core.cache.offload",
+            "core.cache.hicache",
+            "core.cache.transfer",
+            "core.cache.scheduler",
+        ),
         methods=frozenset({"copy_", "to", "cpu", "cuda", "synchronize", "wait_event", "wait_stream"}),
         why="product code moves bytes through a backend and the kernels only",
     ),
@@ -148,7 +165,12 @@ BANS = (
     ),
     Ban(
         where=EVERYWHERE,
-        but=("commands", "core.child", "core.transfer.engine_child", "core.targets.engines.serve"),  # read by libraries
+        but=(
+            "commands",
+            "core.base.child",
+            "core.cache.transfer.mooncake.child",
+            "core.probes.frame.probe_server",
+        ),  # read by libraries
         names=frozenset({"os.environ", "os.environb", "os.getenv", "os.putenv"}),
         why="the environment is read in commands/ only, so a plan says everything a run depends on",
     ),

@@ -16,11 +16,11 @@ GOOD = '"""Purpose.\n\nInvariants:\n- One.\n"""\n'
     ("module", "code"),
     [
         (
-            "core.pools.mha",
+            "core.cache.pools.mha",
             "from kvcheck.core.cache.backend.backend import Backend\nfrom kvcheck.core.base.errors import UsageError",
         ),
-        ("core.pools.mha", "from kvcheck.core.cache.pools import buffers\nimport torch\nlabel = str(torch.cuda)"),
-        ("core.stress.engine", "try:\n    pass\nexcept Exception:\n    raise"),
+        ("core.cache.pools.mha", "from kvcheck.core.cache.pools import buffers\nimport torch\nlabel = str(torch.cuda)"),
+        ("core.stress.runner", "try:\n    pass\nexcept Exception:\n    raise"),
         ("core.stress.walk", "import time, numpy as np\nnow = time.monotonic()\nrng = np.random.default_rng(3)"),
         ("core.stress.walk", "def pick(random: object) -> object:\n    return random.choice()"),
         ("commands.selftest", "from kvcheck.core.targets.mutants import metadata"),
@@ -36,27 +36,43 @@ def test_checker_accepts(module: str, code: str) -> None:
 @pytest.mark.parametrize(
     ("module", "code", "message"),
     [
-        ("core.pools.mha", "from kvcheck.core.stress import engine", "may not import core.stress.engine"),
-        ("core.pools.mha", "import kvcheck.core.cache.scheduler.decode", "may not import core.scheduler.decode"),
-        ("core.pools.mha", "if TYPE_CHECKING:\n    from kvcheck.core import targets", "may not import core.targets"),
-        ("core.pools.shape", "from kvcheck.core.cache.pools.mha import MhaPool", "core.pools.shape may not import"),
-        ("core.offload", "from kvcheck.core.cache.transfer.seal import Seal", "may not import core.transfer.seal.Seal"),
+        ("core.cache.pools.mha", "from kvcheck.core.stress import engine", "may not import core.stress.runner"),
+        (
+            "core.cache.pools.mha",
+            "import kvcheck.core.cache.scheduler.decode",
+            "may not import core.cache.scheduler.decode",
+        ),
+        (
+            "core.cache.pools.mha",
+            "if TYPE_CHECKING:\n    from kvcheck.core import targets",
+            "may not import core.targets",
+        ),
+        (
+            "core.cache.pools.shape",
+            "from kvcheck.core.cache.pools.mha import MhaPool",
+            "core.cache.pools.shape may not import",
+        ),
+        (
+            "core.cache.offload",
+            "from kvcheck.core.cache.transfer.seal import Seal",
+            "may not import core.cache.transfer.seal.Seal",
+        ),
         ("core.stress.walk", "from kvcheck.core.bench import cases", "may not import core.bench.cases"),
         ("core.stress.oracles.content", "from kvcheck.core.stress.runner import run", "core.stress.oracles may not"),
         ("core.report.to_csv", "from kvcheck.core.stress.history import History", "core.report may not import"),
-        ("core.errors", "from kvcheck.kernels import hold", "core.errors may not import kernels.hold"),
-        ("kernels.hold", "from kvcheck.core.base.errors import UsageError", "kernels may not import core.errors"),
+        ("core.base.errors", "from kvcheck.kernels import hold", "core.base.errors may not import kernels.hold"),
+        ("kernels.hold", "from kvcheck.core.base.errors import UsageError", "kernels may not import core.base.errors"),
         ("kernels.hold", "from kvcheck import __version__", "kernels may not import __version__"),
         ("core.bench.cases", "from kvcheck.commands.stress import run", "may not import commands.stress.run"),
-        ("core.pools.mha", 'ROWS = {"a": "kvcheck.core.stress.runner:run"}', "may not import core.stress.engine"),
-        ("core.stress.engine", "from kvcheck.core.targets.mutants import metadata", "only commands"),
+        ("core.cache.pools.mha", 'ROWS = {"a": "kvcheck.core.stress.runner:run"}', "may not import core.stress.runner"),
+        ("core.stress.runner", "from kvcheck.core.targets.mutants import metadata", "only commands"),
         ("core.targets.builtin", "from kvcheck.core.targets import mutants", "only commands"),
-        ("core.pools.mha", "from .buffers import BufferSet", "relative import"),
+        ("core.cache.pools.mha", "from .buffers import BufferSet", "relative import"),
         ("core", "from kvcheck.core.base.errors import UsageError", "core only groups packages"),
         ("core.mystery", "x = 1", "no row in MAY_IMPORT"),
-        ("core.pools.mha", "target.copy_(source)", ".copy_() is banned"),
-        ("core.transfer.seal", "row = row.to('cpu')", ".to() is banned"),
-        ("core.scheduler.decode", "torch.cuda.synchronize()", ".synchronize() is banned"),
+        ("core.cache.pools.mha", "target.copy_(source)", ".copy_() is banned"),
+        ("core.cache.transfer.seal", "row = row.to('cpu')", ".to() is banned"),
+        ("core.cache.scheduler.decode", "torch.cuda.synchronize()", ".synchronize() is banned"),
         ("core.stress.walk", "import random", "random is banned"),
         ("core.workload.traces", "from random import Random", "random.Random is banned"),
         ("core.stress.walk", "import time as clock\nnow = clock.time()", "time.time is banned"),
@@ -64,16 +80,16 @@ def test_checker_accepts(module: str, code: str) -> None:
         ("core.stress.walk", "key = hash(name)", "hash() is banned"),
         ("core.report.store", "import pickle", "pickle is banned"),
         ("commands.report", "import torch\nrun = torch.load('run')", "torch.load is banned"),
-        ("core.codes", "eval('1')", "eval() is banned"),
-        ("core.backend.cuda", "import os\nvisible = os.environ['X']", "os.environ is banned"),
-        ("core.backend.cuda", "from os import getenv", "os.getenv is banned"),
+        ("core.base.codes", "eval('1')", "eval() is banned"),
+        ("core.cache.backend.cuda", "import os\nvisible = os.environ['X']", "os.environ is banned"),
+        ("core.cache.backend.cuda", "from os import getenv", "os.getenv is banned"),
         ("core.stress.walk", "import matplotlib.pyplot", "matplotlib is imported only in"),
-        ("core.pools.mha", "try:\n    pass\nexcept Exception:\n    raise", "catches everything"),
-        ("core.pools.mha", "try:\n    pass\nexcept:\n    raise", "catches everything"),
-        ("core.pools.mha", "try:\n    pass\nexcept (OSError, BaseException):\n    raise", "catches everything"),
-        ("core.pools.utils", "x = 1", "name of a drawer"),
-        ("core.pools.mha", "def long() -> None:\n" + "    x = 1\n" * 70, "long has 71 lines"),
-        ("core.pools.mha", "x = 1\n" * 500, "at most 500 (LONG_FILES)"),
+        ("core.cache.pools.mha", "try:\n    pass\nexcept Exception:\n    raise", "catches everything"),
+        ("core.cache.pools.mha", "try:\n    pass\nexcept:\n    raise", "catches everything"),
+        ("core.cache.pools.mha", "try:\n    pass\nexcept (OSError, BaseException):\n    raise", "catches everything"),
+        ("core.cache.pools.utils", "x = 1", "name of a drawer"),
+        ("core.cache.pools.mha", "def long() -> None:\n" + "    x = 1\n" * 70, "long has 71 lines"),
+        ("core.cache.pools.mha", "x = 1\n" * 500, "at most 500 (LONG_FILES)"),
     ],
 )
 def test_checker_refuses(module: str, code: str, message: str) -> None:
@@ -91,25 +107,25 @@ def test_checker_refuses(module: str, code: str, message: str) -> None:
     ],
 )
 def test_checker_wants_a_docstring(source: str, message: str) -> None:
-    assert any(message in line for line in violations("core.pools.mha", source))
+    assert any(message in line for line in violations("core.cache.pools.mha", source))
 
 
 def test_a_package_of_names_and_tables_needs_no_invariants() -> None:
     source = '"""Purpose."""\nfrom x import Registry, Y\n__all__ = ["Y"]\nROWS: Registry[Y] = Registry("row", {})\n'
-    assert violations("core.pools", source) == []
+    assert violations("core.cache.pools", source) == []
 
 
 def test_loose_ends_are_found() -> None:
     sources = {
-        "core.pools": 'POOLS = {"mha": "kvcheck.core.cache.pools.mha:MhaPool", "mla": "kvcheck.core.cache.pools.mla:MlaPool"}',
-        "core.pools.mha": "from kvcheck.core.cache.pools.buffers import Buffers\nclass MhaPool: ...",
-        "core.pools.mla": "class Renamed: ...",
-        "core.pools.buffers": "class Buffers: ...",
-        "core.pools.forgotten": "from kvcheck.core.cache.pools.forgotten import itself",
+        "core.cache.pools": 'POOLS = {"mha": "kvcheck.core.cache.pools.mha:MhaPool", "mla": "kvcheck.core.cache.pools.mla:MlaPool"}',
+        "core.cache.pools.mha": "from kvcheck.core.cache.pools.buffers import Buffers\nclass MhaPool: ...",
+        "core.cache.pools.mla": "class Renamed: ...",
+        "core.cache.pools.buffers": "class Buffers: ...",
+        "core.cache.pools.forgotten": "from kvcheck.core.cache.pools.forgotten import itself",
         "commands.main": "def main() -> None: ...",
     }
-    assert loose_ends(sources, {"core.pools"}, {"commands.main"}) == [
-        "core.pools, line 1: kvcheck.core.cache.pools.mla:MlaPool does not exist",
-        "core.pools.mla: no module imports it and no table names it",
-        "core.pools.forgotten: no module imports it and no table names it",
+    assert loose_ends(sources, {"core.cache.pools"}, {"commands.main"}) == [
+        "core.cache.pools, line 1: kvcheck.core.cache.pools.mla:MlaPool does not exist",
+        "core.cache.pools.mla: no module imports it and no table names it",
+        "core.cache.pools.forgotten: no module imports it and no table names it",
     ]

@@ -20,7 +20,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.schedule import Plan, parse_ranks
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.ranks.agent_launcher import Place
+    from kvcheck.core.stress.ranks.agent_launcher import Address
     from kvcheck.core.stress.ranks.runner import ProcessEngine
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -29,14 +29,14 @@ LOOPBACK = "127.0.0.1"
 MOST_PORT = (1 << 16) - 1
 
 
-def find_place(plan: Plan, bind: str) -> Place | None:
+def find_place(plan: Plan, bind: str) -> Address | None:
     """Where this process stands; None where it is alone. Raises UsageError where the crew does not fit the plan."""
     found = {name: os.environ.get(name, "") for name in VARIABLES}
     if not plan.is_in_processes or not all(found.values()):
         if bind != LOOPBACK:
             raise UsageError(f"--bind {bind}: expected a run under torchrun with --transport tcp or mooncake")
         return None
-    from kvcheck.core.stress.ranks.agent_launcher import Place
+    from kvcheck.core.stress.ranks.agent_launcher import Address
 
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         if not found[name].isascii() or not found[name].isdigit():
@@ -51,7 +51,7 @@ def find_place(plan: Plan, bind: str) -> Place | None:
             f"next: torchrun --nproc-per-node {prefill + decode}, or as many on several machines together"
         )
     host = found["MASTER_ADDR"]
-    return Place(
+    return Address(
         rank=rank,
         world=world,
         store_host=host,
@@ -61,7 +61,7 @@ def find_place(plan: Plan, bind: str) -> Place | None:
     )
 
 
-def serve_place(place: Place) -> int:
+def serve_place(place: Address) -> int:
     """Start ranks for rank 0 until it has no more of them."""
     from kvcheck.core.stress.ranks import worker
     from kvcheck.core.stress.ranks.agent_launcher import serve
@@ -70,7 +70,7 @@ def serve_place(place: Place) -> int:
     return 0
 
 
-def exposure(plan: Plan, place: Place | None) -> list[str]:
+def exposure(plan: Plan, place: Address | None) -> list[str]:
     """Warn, for the record too, where Mooncake's engine can be reached from outside."""
     if plan.transport != "mooncake":
         return []
@@ -91,15 +91,15 @@ def exposure(plan: Plan, place: Place | None) -> list[str]:
 
 
 @contextmanager
-def crew_of(place: Place | None) -> Iterator[ProcessEngine | None]:
+def crew_of(place: Address | None) -> Iterator[ProcessEngine | None]:
     """The engine of rank 0, whose own rank has an agent too; None where there is no crew."""
     if place is None:
         yield None
         return
-    from kvcheck.core.stress.ranks.agent_launcher import ANSWER_S, Crew
+    from kvcheck.core.stress.ranks.agent_launcher import ANSWER_S, AgentLauncher
     from kvcheck.core.stress.ranks.runner import ProcessEngine
 
-    crew = Crew(place)
+    crew = AgentLauncher(place)
     agent = Thread(target=serve_place, args=(replace(place, is_host=False),), name="agent", daemon=True)
     agent.start()
     try:

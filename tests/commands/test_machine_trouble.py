@@ -21,7 +21,7 @@ from kvcheck.commands import cells
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import InternalError, TransferError, UnknownVerdict, machine_trouble
 from kvcheck.core.stress.ranks.child import Ending
-from kvcheck.core.stress.ranks.supervisor import RankStory, Supervisor
+from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
 from kvcheck.core.stress.runner import StressEngine
 from kvcheck.core.stress.schedule import Plan
 
@@ -177,7 +177,7 @@ class Dead:
 
 def test_the_last_words_of_a_rank_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = Supervisor(Plan(scenario="pd-transfer", shape="llama-3-tiny", transport="tcp", ranks="1x1"))
-    supervisor.stories["decode-0"] = RankStory(name="decode-0")
+    supervisor.stories["decode-0"] = RankReport(name="decode-0")
     monkeypatch.setattr(supervisor, "_ready", {"decode-0"})
     monkeypatch.setattr(supervisor, "_children", {"decode-0": Dead()})
     with pytest.raises(UnknownVerdict, match=r"decode-0 ended by signal 6: the machine is short of file descriptors"):

@@ -18,7 +18,7 @@ from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import ReplayStrategy, decode_choices, encode_choices
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import mutant, mutant_target
-from kvcheck.core.targets.parts import Parts
+from kvcheck.core.targets.parts import TargetParts
 
 PLAN = Plan(scenario="retract-resume", shape="llama-3-tiny", seed=1)
 
@@ -32,7 +32,7 @@ class Quitter(Scheduler):
 
 
 def test_a_target_that_exits_has_crashed() -> None:
-    outcome = StressEngine(BuiltinTarget(Parts(scheduler=Quitter))).run(PLAN)
+    outcome = StressEngine(BuiltinTarget(TargetParts(scheduler=Quitter))).run(PLAN)
     assert [(finding.code, finding.oracle) for finding in outcome.findings] == [("KV902", "liveness")]
     assert "SystemExit" in outcome.findings[0].message
 

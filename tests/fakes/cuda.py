@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from kvcheck.core.base.rng import Mix
+from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend import cuda, cuda_holds
 from kvcheck.core.cache.backend.backend import Operation, Part, Signal
 from kvcheck.core.stress import runner
@@ -38,7 +38,7 @@ class Machine:
         self.syncs = 0
         self.backend: type[Backend] = type("MachineBackend", (Backend,), {"machine": self})
         self.has_stalled = False
-        self._mix = Mix(seed)
+        self._mix = Rng(seed)
 
     def jitter(self) -> None:
         """The device goes on by a few steps."""

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 from kvcheck.core.cache.backend.backend import Footprint, Lane, Operation
 
-Told = tuple[str | int, ...]
+Inbox = tuple[str | int, ...]
 
 
 class Onlooker:
     """Every call as (method, numbers and lane)."""
 
     def __init__(self) -> None:
-        self.told: list[Told] = []
+        self.told: list[Inbox] = []
 
-    def edges(self) -> list[Told]:
+    def edges(self) -> list[Inbox]:
         """All but the completions, which say when something ran and not what was asked for."""
         return [row for row in self.told if row[0] != "completed"]
 

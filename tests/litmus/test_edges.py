@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from litmus.onlooker import Onlooker, Told
+from litmus.onlooker import Inbox, Onlooker
 from litmus.programs import LITMUS, Litmus
 from litmus.rig import Rig
 from litmus.simulators import Explorer
@@ -39,7 +39,7 @@ every_backend = pytest.mark.parametrize(
 Make = Callable[[Onlooker], Backend]
 
 
-def told(make: Make, program: Callable[[Rig], object]) -> list[Told]:
+def told(make: Make, program: Callable[[Rig], object]) -> list[Inbox]:
     """The edges of one run."""
     onlooker = Onlooker()
     program(Rig(make(onlooker), lambda _actor: None))
@@ -97,7 +97,7 @@ def writes_pageable_memory(rig: Rig) -> None:
     rig.run("a", lambda: pageable.copy_(cell), writes=Place.PAGEABLE)
 
 
-PROGRAMS: tuple[tuple[Callable[[Rig], None], list[Told]], ...] = (
+PROGRAMS: tuple[tuple[Callable[[Rig], None], list[Inbox]], ...] = (
     (
         submits_and_waits,
         [
@@ -130,7 +130,7 @@ PROGRAMS: tuple[tuple[Callable[[Rig], None], list[Told]], ...] = (
 
 @every_backend
 @pytest.mark.parametrize(("program", "edges"), PROGRAMS, ids=lambda value: getattr(value, "__name__", ""))
-def test_an_observer_is_told_every_edge(make: Make, program: Callable[[Rig], None], edges: list[Told]) -> None:
+def test_an_observer_is_told_every_edge(make: Make, program: Callable[[Rig], None], edges: list[Inbox]) -> None:
     assert told(make, program) == edges
 
 

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from kvcheck.core.base.rng import Mix
+from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.buffer_views import inventory
 from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import Judge, Stamps
@@ -245,7 +245,7 @@ def test_probe_without_evidence_is_no_pass(subject: str, why: str, machine: Mach
         stubs=Stubs(ENGINE, ()),
         subject=subject,
         schedule=0,
-        mix=Mix(1),
+        mix=Rng(1),
     )
     assert why in str(run(Empty(), rig)) and rig.judge.evidence().words_verified == {}
 

@@ -20,7 +20,7 @@ from kvcheck.core.cache.backend.backend import Backend, Operation
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.hicache.cache import CacheConfig, HiCache, Lease
-from kvcheck.core.cache.hicache.controller import Leg, TransferController
+from kvcheck.core.cache.hicache.controller import SpaceCopy, TransferController
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.node import Node, Tier
@@ -35,7 +35,7 @@ from kvcheck.core.stress.strategies import EagerStrategy, LazyStrategy, RandomSt
 from kvcheck.core.workload.shapes import shape
 
 
-class Told:
+class Inbox:
     """Tells a history what a cache does, with whether a transfer's index values stayed as they were."""
 
     def __init__(self, history: History) -> None:
@@ -49,16 +49,16 @@ class Told:
     def computed(self, *, request: int, chain: tuple[bytes, ...]) -> None:
         """Nobody here asks whose pages they are."""
 
-    def moving(self, *, number: int, legs: tuple[Leg, ...]) -> None:
+    def moving(self, *, number: int, legs: tuple[SpaceCopy, ...]) -> None:
         self._made[number] = _values(legs)
 
-    def transferred(self, *, number: int, kind: str, request: int, legs: tuple[Leg, ...]) -> None:
+    def transferred(self, *, number: int, kind: str, request: int, legs: tuple[SpaceCopy, ...]) -> None:
         pages = sum(len(leg.host) for leg in legs if leg.space == "full")
         frozen = self._made.pop(number) == _values(legs)
         self._history.transferred(kind=kind, request=request, pages=pages, frozen=frozen)
 
 
-def _values(legs: tuple[Leg, ...]) -> list[tuple[str, list[int], list[int]]]:
+def _values(legs: tuple[SpaceCopy, ...]) -> list[tuple[str, list[int], list[int]]]:
     return [(leg.space, leg.host.tolist(), leg.device.tolist()) for leg in legs]
 
 
@@ -352,7 +352,7 @@ def rig_of(
     window = preset.window if pool.has_window else 0
     history.append(Modelled(preset.page_size, window, pool.has_state))
     tree = PrefixTree(preset.page_size, window=window, has_state=pool.has_state)
-    told = Told(history)
+    told = Inbox(history)
     residency = Residency(tree, pool, host, order=settings.order, listener=told)
     controller = TransferController(pool, host, on, ring=settings.ring)
     cache = cache_type(tree, residency, controller, on, config=settings, agree=agree, listener=told)

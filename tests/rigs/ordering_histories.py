@@ -10,7 +10,16 @@ from __future__ import annotations
 import numpy as np
 
 from kvcheck.core.cache.backend.backend import Footprint, Place
-from kvcheck.core.stress.events import Allocated, Event, Freed, HostDrained, HostJoined, LaneWaited, Recorded, Submitted
+from kvcheck.core.stress.events import (
+    Allocated,
+    Event,
+    Freed,
+    LaneWaited,
+    ProcessDrained,
+    ProcessJoined,
+    Recorded,
+    Submitted,
+)
 
 Span = tuple[int, int]
 
@@ -72,13 +81,13 @@ RIGHT: dict[str, tuple[Event, ...]] = {
         *(load(1, 5), LaneWaited(1, "draft"), op(2, "draft"), LaneWaited(2, "forward")),
         read(3, 5),
     ),
-    "host joined": (load(1, 5), HostJoined(1), read(2, 5)),
-    "host drained": (load(1, 5), read(2, 6, lane="d2h"), HostDrained(), write(3, 5, 6)),
+    "host joined": (load(1, 5), ProcessJoined(1), read(2, 5)),
+    "host drained": (load(1, 5), read(2, 6, lane="d2h"), ProcessDrained(), write(3, 5, 6)),
     "host joined what a lane had waited for": (
-        *(load(1, 5), LaneWaited(1, "draft"), op(2, "draft"), HostJoined(2)),
+        *(load(1, 5), LaneWaited(1, "draft"), op(2, "draft"), ProcessJoined(2)),
         read(3, 5),
     ),
-    "a wait for what the host has joined": (load(1, 5), HostJoined(1), LaneWaited(1, "forward"), read(2, 5)),
+    "a wait for what the host has joined": (load(1, 5), ProcessJoined(1), LaneWaited(1, "forward"), read(2, 5)),
     "waited for, then recorded anew": (
         *(load(1, 5), Recorded(100, "h2d"), LaneWaited(100, "forward"), Recorded(101, "idle")),
         read(2, 5),
@@ -113,7 +122,7 @@ RIGHT: dict[str, tuple[Event, ...]] = {
     "nothing touched": (load(1), read(2)),
     "pageable source": (
         op(1, "d2h", writes=(touch(1, space="host", place=Place.PAGEABLE),)),
-        HostJoined(1),
+        ProcessJoined(1),
         op(2, "h2d", reads=(touch(1, space="host", place=Place.PAGEABLE),)),
         op(3, "d2h", writes=(touch(1, space="host"),)),
     ),
@@ -152,7 +161,7 @@ WRONG: dict[str, tuple[Said, tuple[Event, ...]]] = {
     "never recorded": (("KV201", None, None, 5, None, NO_WAIT), (load(1, 5), LaneWaited(100, "forward"), read(2, 5))),
     "the host joined another lane": (
         ("KV201", None, None, 5, None, NO_WAIT),
-        (load(1, 5), op(2, "d2h"), HostJoined(2), read(3, 5)),
+        (load(1, 5), op(2, "d2h"), ProcessJoined(2), read(3, 5)),
     ),
     "reuse without an edge": (
         ("KV202", 2, 1, 5, None, "forward does not wait for d2h #1"),

@@ -32,7 +32,7 @@ SENDER_PATIENCE = 30
 
 
 @dataclass(slots=True)
-class Told:
+class Inbox:
     """What an onlooker was told: rooms as (rank, room, generation, old, new, reason), and bytes that fit their seal."""
 
     rooms: list[tuple[str, int, int, int, int, str]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Rig:
     ) -> None:
         self.shape = shape(name)
         self.now = 0
-        self.told = Told()
+        self.told = Inbox()
         self.backend = backend or EagerBackend()
         self.fabric = LoopbackFabric(
             paths=paths, refuses=refuses or (lambda *_: False), tamper=tamper or (lambda message: message)

@@ -22,15 +22,15 @@ from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.transfer.messages import Message
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket
-from kvcheck.core.stress.ranks.spec import RankOrder
+from kvcheck.core.stress.ranks.spec import RankSpec
 from kvcheck.core.stress.ranks.worker import main, wire_of
 from kvcheck.core.targets.mutants import mutant
-from kvcheck.core.targets.parts import FIXED, Parts
+from kvcheck.core.targets.parts import FIXED, TargetParts
 
 READY_S = 60.0
 
 
-def troubled(order: RankOrder) -> type[ProcessWire]:
+def troubled(order: RankSpec) -> type[ProcessWire]:
     """The plan's wire, with what `order.extra` asks for.
 
     die: {"at": write, wrote, send or receive, "number": of that call, from 1}
@@ -87,7 +87,7 @@ def troubled(order: RankOrder) -> type[ProcessWire]:
     return Troubled
 
 
-def parts(order: RankOrder) -> Parts:
+def parts(order: RankSpec) -> TargetParts:
     """The fixed parts, or a mutant's."""
     name = order.extra.get("mutant")
     return mutant(str(name)).parts if name else FIXED

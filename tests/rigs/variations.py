@@ -15,7 +15,7 @@ import numpy as np
 
 from kvcheck.core.cache.backend.backend import Footprint, Lane, Operation, Signal
 from kvcheck.core.cache.hicache.cache import WRITE_BACK, HiCache, Lease
-from kvcheck.core.cache.hicache.controller import Leg, TransferController
+from kvcheck.core.cache.hicache.controller import SpaceCopy, TransferController
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
 from kvcheck.core.cache.hicache.node import Node
@@ -25,7 +25,7 @@ from kvcheck.core.cache.pools.pool import Given, Holding, KVPool
 from kvcheck.core.cache.scheduler.decoder import Decoder
 from kvcheck.core.cache.transfer.metadata import MetadataField
 from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.parts import FIXED, Parts
+from kvcheck.core.targets.parts import FIXED, TargetParts
 from kvcheck.core.targets.target import Engine, FirstWords, HostTier, Setup
 from kvcheck.core.workload.decoder import ContentDecoder
 from kvcheck.core.workload.passes import PassPlan
@@ -66,7 +66,7 @@ class AllEntriesGate(LayerGate):
 # Copies
 
 
-def gated(gate: type[LayerGate]) -> Parts:
+def gated(gate: type[LayerGate]) -> TargetParts:
     """The fixed parts, with another gate."""
     return replace(FIXED, controller=type("Gated", (TransferController,), {"gate_type": gate}))
 
@@ -96,7 +96,7 @@ class OtherOrderController(TransferController):
         TAKEN["other-order"] += 1
         return [(names[::-1], lane) for names, lane in reversed(super()._groups(space, lanes))]
 
-    def move(self, legs: tuple[Leg, ...]) -> tuple[Leg, ...]:
+    def move(self, legs: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
         return super().move(legs)[::-1]
 
 
@@ -273,7 +273,7 @@ class SecondLaneReader(ContentDecoder):
 class Variation:
     """A target that differs from the fixed one in a legal way. tier: changes the host tier of each schedule."""
 
-    parts: Parts = FIXED
+    parts: TargetParts = FIXED
     tier: Callable[[HostTier], HostTier] = lambda tier: tier
     decoder: type[ContentDecoder] = ContentDecoder
     schedules: tuple[int, ...] = (0, 1, 4, 7)

@@ -24,11 +24,11 @@ from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import mutant
-from kvcheck.core.targets.parts import FIXED, Parts
+from kvcheck.core.targets.parts import FIXED, TargetParts
 from kvcheck.core.workload.shapes import TINY_SHAPES
 
 
-def audited(shape: str, parts: Parts = FIXED) -> Outcome:
+def audited(shape: str, parts: TargetParts = FIXED) -> Outcome:
     """One short schedule, watched."""
     plan = parse_line(f"retract-resume:shape={shape},seed=1,schedule=0,requests=12,strategy=random")
     return StressEngine(BuiltinTarget(parts), audit=True).run(plan)
@@ -86,7 +86,7 @@ class SaveDeclaresOneRowLess(Offload):
         (mutant("offload-saves-wrong-pages").parts, "glm-5.1-tiny", "offload.save reads", "index_k_with_scale"),
     ],
 )
-def test_an_operation_that_declares_less_is_named(parts: Parts, shape: str, operation: str, buffer: str) -> None:
+def test_an_operation_that_declares_less_is_named(parts: TargetParts, shape: str, operation: str, buffer: str) -> None:
     found = [each for each in audited(shape, parts).findings if each.oracle == "audit"]
     assert {each.code for each in found} == {"KV306"}
     assert any(each.message.startswith(operation) and each.buffer == buffer for each in found)

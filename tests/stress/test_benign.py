@@ -20,7 +20,7 @@ from kvcheck.core.cache.hicache.layer_gate import LayerGate
 from kvcheck.core.cache.pools.pool import Given, Holding
 from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.parts import FIXED, Parts
+from kvcheck.core.targets.parts import FIXED, TargetParts
 
 SHAPES = (("hicache", "llama-3-tiny"), ("hicache-hybrid", "gpt-oss-tiny"), ("hicache-hybrid", "qwen3-next-tiny"))
 REQUESTS = 34
@@ -95,6 +95,6 @@ class AckedByNobody(TransferController):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_same_harness_finds_a_variation_that_drops_an_edge(parts: Parts, code: str) -> None:
+def test_the_same_harness_finds_a_variation_that_drops_an_edge(parts: TargetParts, code: str) -> None:
     outcome = next(iter(outcomes("", Variation(parts=parts))))
     assert code in {found.code for found in outcome.findings if found.oracle == "ordering"}

@@ -15,7 +15,7 @@ from kvcheck.core.cache.backend.backend import Lane
 from kvcheck.core.cache.backend.delays import FIRED_MOST, Delay, DelayCount, Delayer, DelayReport, Site
 from kvcheck.core.stress.delay_lines import delays_of, delays_text, parse_delays
 from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.stress.strategies import DELAYS, LEGS
+from kvcheck.core.stress.strategies import DELAYS, LANE_GROUPS
 
 LOAD, READ = Lane(0, "hicache.h2d.0"), Lane(1, "forward")
 PAIR = Delay(held=Site(operation="load", nth=2), until=Site(operation="read", nth=3))
@@ -81,7 +81,7 @@ def test_what_is_behind_the_hold_in_its_own_lane_does_not_overtake_it() -> None:
 
 
 def test_a_waiting_host_lets_every_lane_go_and_the_next_operation_is_held_again() -> None:
-    delayer = Delayer((Delay(held=Site(lanes=LEGS["h2d"])),))
+    delayer = Delayer((Delay(held=Site(lanes=LANE_GROUPS["h2d"])),))
     first = placed(delayer, "load", LOAD)
     assert first is not None
     assert placed(delayer, "load", LOAD) is None, "one hold a lane is enough"
@@ -179,8 +179,8 @@ def test_another_text_is_refused_in_one_line(text: str) -> None:
 def test_without_text_the_legs_go_by_with_the_schedule() -> None:
     plan = Plan(scenario="hicache", shape="llama-3-tiny", backend="cuda", device="cuda", strategy="delay")
     seen = [delays_of(dataclasses.replace(plan, schedule=number)) for number in range(len(DELAYS))]
-    assert [len(delays) for delays in seen] == [1] * len(LEGS) + [len(LEGS)]
-    assert [delays[0].held.lanes for delays in seen[:-1]] == list(LEGS.values())
+    assert [len(delays) for delays in seen] == [1] * len(LANE_GROUPS) + [len(LANE_GROUPS)]
+    assert [delays[0].held.lanes for delays in seen[:-1]] == list(LANE_GROUPS.values())
     assert delays_of(dataclasses.replace(plan, strategy="random")) == ()
     assert delays_of(dataclasses.replace(plan, backend="simulated", device="cpu")) == ()
 

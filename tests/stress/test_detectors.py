@@ -20,12 +20,12 @@ from kvcheck.core.cache.offload import Offload, OffloadedBuffer, OffloadedKV
 from kvcheck.core.cache.pools.buffers import BufferSet
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.pools.request_table import IndexTable
-from kvcheck.core.cache.scheduler.request import Active
+from kvcheck.core.cache.scheduler.request import RunningRequest
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.parts import FIXED, Parts
+from kvcheck.core.targets.parts import FIXED, TargetParts
 
 
 class UnzeroedSet(BufferSet):
@@ -112,7 +112,7 @@ class SavesWithoutSignal(Offload):
 class KeepsLocks(Scheduler):
     """The prefix tree is left locked when one of the last requests finishes."""
 
-    def _finish(self, active: Active) -> None:
+    def _finish(self, active: RunningRequest) -> None:
         """One lock too many."""
         if self.parts.cache is not None and active.lease is not None and not self._waiting:
             self.parts.cache.tree.lock(active.lease.node)
@@ -128,7 +128,7 @@ class ForgetsTree(HiCache):
 
 
 # (part, shape, oracle, code)
-BROKEN: dict[str, tuple[Parts, str, str, str]] = {
+BROKEN: dict[str, tuple[TargetParts, str, str, str]] = {
     "state not zeroed": (replace(FIXED, pool=UnzeroedPool), "qwen3-next-tiny", "content", "KV102"),
     "map not zeroed": (replace(FIXED, pool=ForgetfulPool), "gpt-oss-tiny", "accounting", "KV401"),
     "value released": (replace(FIXED, offload=ReleasesOnceSaved), "llama-3-tiny", "content", "KV104"),
@@ -142,7 +142,7 @@ BROKEN: dict[str, tuple[Parts, str, str, str]] = {
 }
 
 
-def outcomes(parts: Parts, name: str, schedules: int = 8) -> Iterator[Outcome]:
+def outcomes(parts: TargetParts, name: str, schedules: int = 8) -> Iterator[Outcome]:
     """The first schedules of a small cell."""
     engine = StressEngine(BuiltinTarget(parts))
     for schedule in range(schedules):

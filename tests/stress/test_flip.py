@@ -19,7 +19,7 @@ from kvcheck.commands.main import run
 from kvcheck.commands.orders import Limit, Order
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding, Verdict
-from kvcheck.core.base.rng import Mix
+from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend.backend import Operation
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.stress.flip import MAX_FLIPS, confirm, confirmed, pair_of, wrong_bytes
@@ -202,7 +202,7 @@ def test_the_races_are_all_there() -> None:
     ],
 )
 def test_the_fixed_build_bears_any_pair(scenario: str, shape: str, operations: int, pairs: int) -> None:
-    draw, turned = Mix(7), 0
+    draw, turned = Rng(7), 0
     plan = Plan(scenario=scenario, shape=shape, strategy="eager")
     eager = fixed().run(plan)
     for _ in range(pairs):

@@ -40,7 +40,7 @@ from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.parts import FIXED, Parts
+from kvcheck.core.targets.parts import FIXED, TargetParts
 from kvcheck.core.targets.target import Engine, Setup
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
 
@@ -262,7 +262,7 @@ class LateDrained(Late):
     polls = 15
 
 
-def over(wire: type[OtherWire]) -> Parts:
+def over(wire: type[OtherWire]) -> TargetParts:
     """The fixed parts, with both ends over another wire."""
 
     class OtherSender(Sender):

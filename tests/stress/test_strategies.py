@@ -17,7 +17,7 @@ from kvcheck.core.cache.backend.backend import Lane, Operation
 from kvcheck.core.cache.backend.simulated import Choice, Chooser, Pending, Record, SimulatedBackend
 from kvcheck.core.stress.strategies import (
     DELAYS,
-    LEGS,
+    LANE_GROUPS,
     STRATEGIES,
     DelayStrategy,
     EagerStrategy,
@@ -128,7 +128,7 @@ def test_delays_come_one_leg_at_a_time_then_together_and_start_elsewhere_in_ever
     for start in range(0, count * count, count):
         assert sorted(made[start : start + count]) == sorted(DELAYS), "every round has each"
     assert {made[at] for at in range(0, count * count, count)} == set(DELAYS), "settings of that period meet each"
-    assert set(LEGS) == set(DELAYS[-1])
+    assert set(LANE_GROUPS) == set(DELAYS[-1])
 
 
 def test_random_is_the_published_generator_and_nothing_else() -> None:
@@ -177,7 +177,7 @@ def test_a_recorded_run_replays(make: Callable[[], Chooser]) -> None:
 
 
 def test_every_part_runs_once_whatever_the_strategy() -> None:
-    for make in (EagerStrategy, LazyStrategy, RandomStrategy, lambda: DelayStrategy(LEGS)):
+    for make in (EagerStrategy, LazyStrategy, RandomStrategy, lambda: DelayStrategy(LANE_GROUPS)):
         ran = [name for name in run(make()) if name not in ("host", "joined")]
         assert len(ran) == len(set(ran)) == 1 + 2 + 2 + 3 + 3 + 1
 

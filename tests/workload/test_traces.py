@@ -16,7 +16,7 @@ import pytest
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.paging import pages_for
-from kvcheck.core.base.rng import Mix
+from kvcheck.core.base.rng import Rng
 from kvcheck.core.workload.jobs import Job, token_authors
 from kvcheck.core.workload.synthetic import sample_trace_path, sample_trace_text, synthetic_jobs, trace_file
 from kvcheck.core.workload.traces import BLOCK_TOKENS, TraceRow, read_trace, scale_trace
@@ -45,7 +45,7 @@ def row(*hash_ids: int, tokens: int | None = None, output: int = 10, at: int = 0
 
 def test_mix_gives_the_published_values() -> None:
     # The first outputs of splitmix64 for seed 1234567, as its public reference implementations print them.
-    mix = Mix(1234567)
+    mix = Rng(1234567)
     assert [mix.next_u64() for _ in range(5)] == [
         6457827717110365317,
         3203168211198807973,
@@ -56,7 +56,7 @@ def test_mix_gives_the_published_values() -> None:
 
 
 def test_mix_draws_stay_in_range_and_are_roughly_even() -> None:
-    mix = Mix(-1)
+    mix = Rng(-1)
     draws = [mix.below(7) for _ in range(7000)]
     assert set(draws) == set(range(7))
     assert all(850 < draws.count(value) < 1150 for value in range(7))  # 1000 expected, standard deviation 29
@@ -165,7 +165,7 @@ def test_a_partial_last_block_is_shared_with_a_longer_prompt_of_the_same_id() ->
 
 def random_rows(seed: int, count: int) -> tuple[TraceRow, ...]:
     """Rows over a small tree of ids, the same id in several places, some last blocks partial."""
-    mix = Mix(seed)
+    mix = Rng(seed)
     rows: list[TraceRow] = []
     for index in range(count):
         blocks = 1 + mix.below(6)

@@ -14,7 +14,7 @@ _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 
 
-class Mix:
+class Rng:
     """A splitmix64 stream."""
 
     __slots__ = ("_state",)

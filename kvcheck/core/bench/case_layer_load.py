@@ -17,7 +17,7 @@ from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.case_decode import SIZE
 from kvcheck.core.bench.decode_work import DecodeStep
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.cache.hicache.controller import Leg, Transfer, TransferController, make_leg
+from kvcheck.core.cache.hicache.controller import SpaceCopy, Transfer, TransferController, make_leg
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.node import Node
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree
@@ -91,5 +91,5 @@ def _arm(memory: FreshMemory, *, shape: ModelShape, way: str) -> Arm:
     return Arm(call=call, check=check)
 
 
-def _transfer(number: int, kind: str, legs: tuple[Leg, ...], lock: Node) -> Transfer:
+def _transfer(number: int, kind: str, legs: tuple[SpaceCopy, ...], lock: Node) -> Transfer:
     return Transfer(number=number, kind=kind, request=1, nodes=[], legs=legs, lock=lock)

@@ -44,7 +44,7 @@ class _Touch:
     spans: IndexArray | None
 
 
-class Cells:
+class AccessLog:
     """The touches of one kind (reads or writes) of one lane in one buffer."""
 
     def __init__(self) -> None:

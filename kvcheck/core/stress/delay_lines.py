@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.delays import Delay, Site
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.stress.strategies import LEGS, delayed_legs
+from kvcheck.core.stress.strategies import LANE_GROUPS, delayed_legs
 
 MAX_DELAYS = 16
 
@@ -29,7 +29,7 @@ def delays_of(plan: Plan) -> tuple[Delay, ...]:
         return ()
     if plan.choices is not None:
         return parse_delays(plan.choices)
-    return tuple(Delay(held=Site(lanes=LEGS[leg])) for leg in delayed_legs(plan.schedule))
+    return tuple(Delay(held=Site(lanes=LANE_GROUPS[leg])) for leg in delayed_legs(plan.schedule))
 
 
 def parse_delays(text: str) -> tuple[Delay, ...]:
@@ -52,17 +52,17 @@ def _parse_delay(text: str) -> Delay:
 
 def _parse_site(text: str) -> Site:
     found = _SITE.fullmatch(text)
-    if found is None or (found[2] in LEGS and found[1]):
+    if found is None or (found[2] in LANE_GROUPS and found[1]):
         raise UsageError(
-            f"strategy=delay: expected choices=[NUMBER.]OPERATION[~[NUMBER.]OPERATION], or a leg of {', '.join(LEGS)}; "
+            f"strategy=delay: expected choices=[NUMBER.]OPERATION[~[NUMBER.]OPERATION], or a leg of {', '.join(LANE_GROUPS)}; "
             f"got {text[:80]!r}"
         )
-    if found[2] in LEGS:
-        return Site(lanes=LEGS[found[2]])
+    if found[2] in LANE_GROUPS:
+        return Site(lanes=LANE_GROUPS[found[2]])
     return Site(operation=found[2], nth=int(found[1]) if found[1] else None)
 
 
 def _site_text(site: Site) -> str:
     if site.operation is None:
-        return next(leg for leg, starts in LEGS.items() if starts == site.lanes)
+        return next(leg for leg, starts in LANE_GROUPS.items() if starts == site.lanes)
     return site.operation if site.nth is None else f"{site.nth}.{site.operation}"

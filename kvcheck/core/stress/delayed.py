@@ -22,7 +22,7 @@ from kvcheck.core.stress.flip import pair_of, wrong_bytes
 from kvcheck.core.stress.pair import Pair
 from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.stress.strategies import LEGS
+from kvcheck.core.stress.strategies import LANE_GROUPS
 
 TRIES_MOST = 5
 """Plans of delays that are tried before a finding is said not to reproduce on a device."""
@@ -171,7 +171,7 @@ def _candidates(findings: Sequence[Finding], submitted: Sequence[Submitted]) -> 
     first = submitted[pairs[0].held - 1]
     wider = [Delay(held=Site(operation=pairs[0].held_name))]
     lane = first.lane.rpartition(":")[2]
-    legs = [starts for starts in LEGS.values() if lane.startswith(starts)]
+    legs = [starts for starts in LANE_GROUPS.values() if lane.startswith(starts)]
     wider += [Delay(held=Site(lanes=starts)) for starts in legs[:1]]
     return [exact[0], *wider, *exact[1:]]
 

@@ -50,19 +50,19 @@ class LaneWaited:
 
 
 @dataclass(frozen=True, slots=True)
-class HostJoined:
+class ProcessJoined:
     """The host waited for the record, or asked and was told that it is reached."""
 
     record: int
 
 
 @dataclass(frozen=True, slots=True)
-class HostDrained:
+class ProcessDrained:
     """The host joined every lane."""
 
 
 @dataclass(frozen=True, slots=True)
-class HostActs:
+class ProcessActs:
     """From now on it is the process of that name that submits and waits; "": the harness, which knows everything."""
 
     host: str
@@ -365,9 +365,9 @@ Event = (
     | Completed
     | Recorded
     | LaneWaited
-    | HostJoined
-    | HostDrained
-    | HostActs
+    | ProcessJoined
+    | ProcessDrained
+    | ProcessActs
     | Allocated
     | Freed
     | Forward

@@ -25,15 +25,15 @@ from kvcheck.core.stress.events import (
     Evicted,
     Forward,
     Freed,
-    HostActs,
-    HostDrained,
-    HostJoined,
     LaneWaited,
     Leased,
     LookedUp,
     Mapped,
     Owned,
     Padding,
+    ProcessActs,
+    ProcessDrained,
+    ProcessJoined,
     Recorded,
     Restored,
     RoomChanged,
@@ -105,11 +105,11 @@ class History:
 
     def host_joined(self, record: int) -> None:
         """The host waited."""
-        self.append(HostJoined(record))
+        self.append(ProcessJoined(record))
 
     def host_drained(self) -> None:
         """The host joined everything."""
-        self.append(HostDrained())
+        self.append(ProcessDrained())
 
     def completed(self, ordinal: int) -> None:
         """An operation has run."""
@@ -186,7 +186,7 @@ class History:
 
     def acting(self, host: str) -> None:
         """Another process goes on."""
-        self.append(HostActs(host))
+        self.append(ProcessActs(host))
 
     def decided(self, *, end: str, decisions: tuple[tuple[int, ...], ...]) -> None:
         """Each rank of an end has decided its round."""

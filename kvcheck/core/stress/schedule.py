@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.rng import Mix
+from kvcheck.core.base.rng import Rng
 
 MAX_DIGITS = 20
 SCHEDULES_PER_WORKLOAD = 8
@@ -82,7 +82,7 @@ class Plan:
 def workload_seed(plan: Plan) -> int:
     """The seed of the plan's workload."""
     group = plan.schedule // SCHEDULES_PER_WORKLOAD if plan.trace is None else 0
-    return Mix(plan.seed * 7_919 + group).next_u64() >> 16
+    return Rng(plan.seed * 7_919 + group).next_u64() >> 16
 
 
 def further_workloads(plan: Plan, count: int) -> Iterator[Plan]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.registry import Registry
-from kvcheck.core.base.rng import Mix
+from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend.backend import Lane
 from kvcheck.core.cache.backend.simulated import Choice, Chooser, Pending
 from kvcheck.core.stress.pair import Pair, parse_pair
@@ -42,7 +42,7 @@ STRATEGIES: Registry[Callable[[Draw], Chooser]] = Registry(
     },
 )
 
-LEGS: dict[str, tuple[str, ...]] = {
+LANE_GROUPS: dict[str, tuple[str, ...]] = {
     "compute": ("forward",),
     "d2h": ("d2h", "hicache.d2h"),
     "h2d": ("h2d", "hicache.h2d"),
@@ -54,7 +54,7 @@ LEGS: dict[str, tuple[str, ...]] = {
 }
 """Where a delay can sit: the lanes of a leg, by how their names begin behind the name of the rank."""
 
-DELAYS: tuple[tuple[str, ...], ...] = (*((leg,) for leg in LEGS), tuple(LEGS))
+DELAYS: tuple[tuple[str, ...], ...] = (*((leg,) for leg in LANE_GROUPS), tuple(LANE_GROUPS))
 """Legs that are delayed by one schedule: each alone, then all of them."""
 
 
@@ -82,7 +82,7 @@ class DelayStrategy:
 
     def __init__(self, legs: Sequence[str]) -> None:
         self.legs = tuple(legs)
-        self._delayed = tuple(start for leg in self.legs for start in LEGS[leg])
+        self._delayed = tuple(start for leg in self.legs for start in LANE_GROUPS[leg])
         self._eager = EagerStrategy()
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
@@ -100,7 +100,7 @@ class RandomStrategy:
     """A fair coin between host and machine, then a uniform choice among enabled parts."""
 
     def __init__(self, seed: int = 0) -> None:
-        self._mix = Mix(seed)
+        self._mix = Rng(seed)
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
         """One draw decides."""
@@ -273,7 +273,7 @@ def delayed_legs(schedule: int) -> tuple[str, ...]:
 
 def seeded_random(draw: Draw) -> Chooser:
     """Another stream for every seed and schedule."""
-    return RandomStrategy(Mix(draw.seed * 1_000_003 + draw.schedule).next_u64())
+    return RandomStrategy(Rng(draw.seed * 1_000_003 + draw.schedule).next_u64())
 
 
 def replay(draw: Draw) -> Chooser:

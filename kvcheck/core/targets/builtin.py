@@ -10,12 +10,12 @@ from kvcheck.core.base.paging import pages_for
 from kvcheck.core.cache.hicache.cache import CacheConfig, HiCache
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.storage import Namespace
-from kvcheck.core.cache.scheduler.parts import EngineParts
-from kvcheck.core.cache.scheduler.request import Generation, StepReport
+from kvcheck.core.cache.scheduler.parts import SchedulerDeps
+from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer import TRANSPORTS
-from kvcheck.core.targets.observe import Bystander, Watch, WatchedDecoder, WatchedOffload
+from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedDecoder, WatchedOffload
 from kvcheck.core.targets.pair import PairEngine
-from kvcheck.core.targets.parts import FIXED, Parts
+from kvcheck.core.targets.parts import FIXED, TargetParts
 from kvcheck.core.targets.target import Engine, Setup, SpaceCount
 
 
@@ -25,7 +25,7 @@ class BuiltinTarget:
     name = "builtin"
     capabilities = frozenset({"retract-resume", "prefix-tree", "hicache", "metadata", "loopback", "pd-transfer"})
 
-    def __init__(self, parts: Parts = FIXED) -> None:
+    def __init__(self, parts: TargetParts = FIXED) -> None:
         self._parts = parts
 
     def build(self, setup: Setup) -> Engine:
@@ -36,11 +36,11 @@ class BuiltinTarget:
 class BuiltinEngine:
     """A scheduler with its parts, watched."""
 
-    def __init__(self, parts: Parts, setup: Setup) -> None:
+    def __init__(self, parts: TargetParts, setup: Setup) -> None:
         backend, sink = setup.backend, setup.sink
-        self._watch = Watch(sink)
+        self._watch = Observer(sink)
         self.pool = parts.pool(setup.shape, setup.sizes, backend=backend, listener=self._watch)
-        self._bystander = Bystander(self.pool, sink)
+        self._bystander = PaddingCheck(self.pool, sink)
         lane = backend.lane("forward")
         ends = [
             parts.metadata(
@@ -59,7 +59,7 @@ class BuiltinEngine:
         self.host: HostPool | None = None
         self.cache = self._make_cache(parts, setup)
         self.scheduler = parts.scheduler(
-            EngineParts(
+            SchedulerDeps(
                 backend=backend,
                 pool=self.pool,
                 offload=WatchedOffload(parts.offload(self.pool, backend), sink),
@@ -78,7 +78,7 @@ class BuiltinEngine:
         """Nothing is left to do."""
         return self.scheduler.is_idle
 
-    def submit(self, generation: Generation) -> None:
+    def submit(self, generation: Request) -> None:
         """Queue a request."""
         self.scheduler.submit(generation)
 
@@ -124,7 +124,7 @@ class BuiltinEngine:
         if self.host is not None:
             self.host.free()
 
-    def _make_cache(self, parts: Parts, setup: Setup) -> HiCache | None:
+    def _make_cache(self, parts: TargetParts, setup: Setup) -> HiCache | None:
         """The prefix cache: both tiers with a host tier; else the device tier, for pools of one paged space."""
         tier = setup.host
         if not setup.share_prefixes or (tier is None and (self.pool.has_window or self.pool.has_state)):

@@ -11,7 +11,7 @@ import torch
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Signal
-from kvcheck.core.cache.hicache.controller import Leg, full_pages
+from kvcheck.core.cache.hicache.controller import SpaceCopy, full_pages
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.offload import Offload, OffloadedKV
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
@@ -21,7 +21,7 @@ from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
 from kvcheck.core.targets.target import EventSink, TierInspector, digest
 
 
-class Watch:
+class Observer:
     """Passes events on; looks at metadata slots when they are handed out, and at host pages when they have arrived."""
 
     def __init__(self, sink: EventSink) -> None:
@@ -45,21 +45,21 @@ class Watch:
     def freed(self, space: str, ids: IndexArray) -> None:
         self._sink.freed(space, ids)
 
-    def fetched(self, *, request: int, legs: tuple[Leg, ...]) -> None:
+    def fetched(self, *, request: int, legs: tuple[SpaceCopy, ...]) -> None:
         if self.host is not None and self.inspector is not None:
             for leg in legs:
                 self.inspector.inspect(self.host, leg.space, leg.chain, leg.host, tier="storage")
         pages = full_pages(legs)
         self._sink.transferred(kind="prefetch", request=request, pages=pages, frozen=True)
 
-    def moving(self, *, number: int, legs: tuple[Leg, ...]) -> None:
+    def moving(self, *, number: int, legs: tuple[SpaceCopy, ...]) -> None:
         self._moving[number] = _index_values(legs)
 
     def computed(self, *, request: int, chain: tuple[bytes, ...]) -> None:
         if self.inspector is not None:
             self.inspector.computed(request, chain)
 
-    def transferred(self, *, number: int, kind: str, request: int, legs: tuple[Leg, ...]) -> None:
+    def transferred(self, *, number: int, kind: str, request: int, legs: tuple[SpaceCopy, ...]) -> None:
         if kind == "backup" and self.host is not None and self.inspector is not None:
             for leg in legs:
                 self.inspector.inspect(self.host, leg.space, leg.chain, leg.host, tier="host")
@@ -68,7 +68,7 @@ class Watch:
         self._sink.transferred(kind=kind, request=request, pages=pages, frozen=frozen)
 
 
-class Bystander:
+class PaddingCheck:
     """Looks at what no request owns: padding units must be as they were made, and maps empty when all is idle."""
 
     def __init__(self, pool: KVPool, sink: EventSink) -> None:
@@ -192,6 +192,6 @@ class WatchedDecoder:
         self._inner.join(request, row)
 
 
-def _index_values(legs: tuple[Leg, ...]) -> bytes:
+def _index_values(legs: tuple[SpaceCopy, ...]) -> bytes:
     """The index values of a transfer, as bytes to compare."""
     return b"|".join(leg.space.encode() + b":" + leg.host.tobytes() + b"," + leg.device.tobytes() for leg in legs)

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from kvcheck.core.cache.scheduler.agreement import RankGroup
 from kvcheck.core.cache.scheduler.decode import ANOTHER_RANK
-from kvcheck.core.cache.scheduler.request import Generation, StepReport
+from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer.loopback_wire import LoopbackFabric
-from kvcheck.core.targets.parts import Parts
+from kvcheck.core.targets.parts import TargetParts
 from kvcheck.core.targets.rank import (
     Rank,
     decision,
@@ -49,7 +49,7 @@ class RankScheduler(Protocol):
 class PairEngine:
     """The Engine over both ends. Requests finish on the decode end."""
 
-    def __init__(self, parts: Parts, setup: Setup) -> None:
+    def __init__(self, parts: TargetParts, setup: Setup) -> None:
         self._sink = setup.sink
         self._backend = setup.backend
         self._pair = pair_of(setup)
@@ -88,7 +88,7 @@ class PairEngine:
         """Nothing is left to do on any rank."""
         return all(each.is_idle for each in self._schedulers)
 
-    def submit(self, generation: Generation) -> None:
+    def submit(self, generation: Request) -> None:
         """Queue a request at both ends."""
         for prefill in self.prefill:
             prefill.submit(generation)

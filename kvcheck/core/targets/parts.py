@@ -25,7 +25,7 @@ from kvcheck.core.cache.transfer.sender import Sender
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class TargetParts:
     """The classes an engine is made of."""
 
     pool: type[KVPool] = KVPool
@@ -44,4 +44,4 @@ class Parts:
     group: type[RankGroup] = RankGroup
 
 
-FIXED = Parts()
+FIXED = TargetParts()

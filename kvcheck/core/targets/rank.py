@@ -19,15 +19,15 @@ from kvcheck.core.cache.backend.scoped import ScopedBackend, scoped
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.pools.sharding import rank_shape, shard_range
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
-from kvcheck.core.cache.scheduler.parts import EngineParts
+from kvcheck.core.cache.scheduler.parts import SchedulerDeps
 from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
 from kvcheck.core.cache.scheduler.request import StepReport
 from kvcheck.core.cache.transfer.layout import EndLayout, end_layout, routes, sources_of
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField
 from kvcheck.core.cache.transfer.wire import Wire
 from kvcheck.core.cache.transfer.writer import part_name
-from kvcheck.core.targets.observe import Bystander, Watch, WatchedDecoder, WatchedOffload
-from kvcheck.core.targets.parts import Parts
+from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedDecoder, WatchedOffload
+from kvcheck.core.targets.parts import TargetParts
 from kvcheck.core.targets.target import EventSink, FirstWords, PairSetup, Setup, SpaceCount
 
 
@@ -69,7 +69,7 @@ class Rank:
     metadata: MetadataBuffers
     layout: EndLayout
     wire: Wire
-    bystander: Bystander
+    bystander: PaddingCheck
     first_words: FirstWords
 
 
@@ -81,7 +81,7 @@ def pair_of(setup: Setup) -> PairSetup:
 
 
 def make_rank(
-    parts: Parts, setup: Setup, end: str, number: int, *, backend: Backend, wire: Callable[[ScopedBackend], Wire]
+    parts: TargetParts, setup: Setup, end: str, number: int, *, backend: Backend, wire: Callable[[ScopedBackend], Wire]
 ) -> Rank:
     """A rank that does not know its peers yet. backend: of the process it runs in."""
     pair = pair_of(setup)
@@ -89,7 +89,7 @@ def make_rank(
     name = f"{end}-{number}"
     own = ScopedBackend(backend, name)
     sink = ScopedSink(setup.sink, name)
-    watch = Watch(sink)
+    watch = Observer(sink)
     setup.sink.acting(name)
     whole = setup.shape
     pool = parts.pool(rank_shape(whole, number, ranks), sizes, backend=own, listener=watch)
@@ -112,7 +112,7 @@ def make_rank(
         metadata=metadata,
         layout=layout,
         wire=wire(own),
-        bystander=Bystander(pool, sink),
+        bystander=PaddingCheck(pool, sink),
         first_words=first_words(layout),
     )
 
@@ -129,7 +129,7 @@ def split_rows(rank: Rank, sources: int) -> None:
 
 
 def prefill_end(
-    parts: Parts, setup: Setup, rank: Rank, peers: Sequence[EndLayout], *, clock: Callable[[], int]
+    parts: TargetParts, setup: Setup, rank: Rank, peers: Sequence[EndLayout], *, clock: Callable[[], int]
 ) -> PrefillScheduler:
     """The scheduler of a prefill rank. peers: all decode ranks. clock: what the setup's patience counts."""
     setup.sink.acting(rank.name)
@@ -151,7 +151,7 @@ def prefill_end(
 
 
 def decode_end(
-    parts: Parts, setup: Setup, rank: Rank, peers: Sequence[EndLayout], *, clock: Callable[[], int]
+    parts: TargetParts, setup: Setup, rank: Rank, peers: Sequence[EndLayout], *, clock: Callable[[], int]
 ) -> DecodeScheduler:
     """The scheduler of a decode rank. peers: all prefill ranks. clock: what the setup's patience counts."""
     setup.sink.acting(rank.name)
@@ -170,7 +170,7 @@ def decode_end(
         attempts=pair.attempts,
     )
     decoder = setup.decoder(rank.pool, rank.metadata.fields, rank.first_words)
-    engine_parts = EngineParts(
+    engine_parts = SchedulerDeps(
         backend=rank.backend,
         pool=rank.pool,
         offload=WatchedOffload(parts.offload(rank.pool, rank.backend), rank.sink),

@@ -20,7 +20,7 @@ from kvcheck.core.cache.pools.allocator import AllocationListener
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.scheduler.decoder import Decoder
-from kvcheck.core.cache.scheduler.request import Generation, SchedulerConfig, StepReport
+from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepReport
 from kvcheck.core.cache.transfer.loopback_wire import Copies, Fault, Tamper, no_fault, once, unchanged
 from kvcheck.core.cache.transfer.metadata import MetadataField
 
@@ -161,7 +161,7 @@ class Engine(Protocol):
     def is_idle(self) -> bool:
         """Nothing is left to do."""
 
-    def submit(self, generation: Generation) -> None:
+    def submit(self, generation: Request) -> None:
         """Queue a request."""
 
     def abort(self, request: int) -> bool:

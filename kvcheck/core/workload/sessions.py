@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.rng import Mix
+from kvcheck.core.base.rng import Rng
 from kvcheck.core.workload.jobs import Job, leading_runs, merge_runs
 
 
@@ -26,7 +26,7 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
             f"session requests: expected a pool of at least 6 pages of {page_size} tokens, and at least 1 request and "
             f"1 session; got {capacity_tokens} tokens, {requests} and {sessions}"
         )
-    mix = Mix(seed)
+    mix = Rng(seed)
     last: dict[int, tuple[tuple[int, int], ...]] = {}
     jobs: list[Job] = []
     for request in range(1, requests + 1):
@@ -56,7 +56,7 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
     return tuple(jobs)
 
 
-def _kept(mix: Mix, tokens: int, page: int) -> int:
+def _kept(mix: Rng, tokens: int, page: int) -> int:
     """How much of the last prompt comes again: mostly all of it, or cut to whole pages, or cut anywhere."""
     if tokens <= page:
         return tokens

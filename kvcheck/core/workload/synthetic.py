@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.rng import Mix
+from kvcheck.core.base.rng import Rng
 from kvcheck.core.workload.jobs import Job, leading_runs, merge_runs
 from kvcheck.core.workload.traces import BLOCK_TOKENS, TraceRow
 
@@ -48,7 +48,7 @@ def synthetic_jobs(
             f"synthetic requests: expected a pool of at least {4 * page + 4} tokens for pages of {page}, "
             f"got {capacity_tokens}; use more pages"
         )
-    mix = Mix(seed)
+    mix = Rng(seed)
     jobs: list[Job] = []
     arrival = burst_tokens = burst_work = 0
     for request in range(1, requests + 1):
@@ -108,7 +108,7 @@ def sample_trace_rows(*, requests: int, seed: int) -> tuple[TraceRow, ...]:
     A turn keeps the full blocks of its conversation so far, because a block that was partial holds other content once
     it is full. Most prompts are short and a few are very long, as in production.
     """
-    mix = Mix(seed)
+    mix = Rng(seed)
     systems = [tuple(range(first, first + count)) for first, count in ((0, 1), (1, 2), (3, 4))]
     next_id = 7
     talks: list[tuple[tuple[int, ...], int]] = []  # (ids of the full blocks, tokens so far)
@@ -136,7 +136,7 @@ def sample_trace_rows(*, requests: int, seed: int) -> tuple[TraceRow, ...]:
     return tuple(rows)
 
 
-def _prompt_length(mix: Mix, *, page: int, chunk: int, capacity: int) -> int:
+def _prompt_length(mix: Rng, *, page: int, chunk: int, capacity: int) -> int:
     """A length on, just under or just over a boundary; at least 1, and two tokens short of half of the pool."""
     kind, near = mix.below(8), mix.below(3) - 1
     far_pages = max(3, capacity // (6 * page))
@@ -154,7 +154,7 @@ def _prompt_length(mix: Mix, *, page: int, chunk: int, capacity: int) -> int:
     return max(1, length if length <= most else most + near)
 
 
-def _output_length(mix: Mix, *, prompt: int, page: int, pages: int) -> int:
+def _output_length(mix: Rng, *, prompt: int, page: int, pages: int) -> int:
     """A length that ends before, at or after a page's end; 1 when the boundary leaves nothing.
 
     Most outputs go on for up to a sixteenth of the pool: with ten requests at once, that uses up the last pages.
@@ -165,7 +165,7 @@ def _output_length(mix: Mix, *, prompt: int, page: int, pages: int) -> int:
     return max(1, choices[kind] + (more if kind > 1 else 0))
 
 
-def _shared_run(mix: Mix, jobs: list[Job], *, prompt: int, page: int) -> list[tuple[int, int]]:
+def _shared_run(mix: Rng, jobs: list[Job], *, prompt: int, page: int) -> list[tuple[int, int]]:
     """Leading runs taken from a recent job, or none."""
     wanted, pick, kind, extra = mix.chance(1, 3), mix.next_u64(), mix.below(4), mix.below(page)
     if not wanted or not jobs:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.rng import Mix
+from kvcheck.core.base.rng import Rng
 from kvcheck.core.workload.jobs import Job, Workload, merge_runs
 
 BLOCK_TOKENS: Final = 512
@@ -238,7 +238,7 @@ def _jobs(
     seed: int,
 ) -> tuple[Job, ...]:
     """The jobs, each prompt authored along a tree of blocks."""
-    mix = Mix(seed)
+    mix = Rng(seed)
     tree = _BlockTree()
     jobs: list[Job] = []
     for index, row in enumerate(rows):

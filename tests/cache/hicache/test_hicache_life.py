@@ -18,7 +18,7 @@ from rigs.cache import BACKENDS, REQUESTS, Rig, check_counts, check_values, rig_
 from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
 from kvcheck.core.cache.hicache.cache import WRITE_POLICIES, Lease
-from kvcheck.core.cache.hicache.controller import Leg, make_leg, merge
+from kvcheck.core.cache.hicache.controller import SpaceCopy, make_leg, merge
 from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
 from kvcheck.core.stress.events import Evicted
@@ -244,7 +244,7 @@ def test_merging_joins_legs_by_space_in_the_order_they_came() -> None:
     assert (full.space, full.host.tolist(), full.device.tolist()) == ("full", [1, 2, 5], [3, 4, 6])
     assert (state.space, state.host.tolist(), state.device.tolist()) == ("state", [7], [8])
     with pytest.raises(LengthMismatch, match="transfer of full: 1 host ids, 2 device ids and 1 hashes"):
-        Leg("full", full.host[:1], full.device[:2], full.chain[:1])
+        SpaceCopy("full", full.host[:1], full.device[:2], full.chain[:1])
 
 
 # Everything at once

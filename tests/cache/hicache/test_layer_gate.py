@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from litmus.onlooker import Onlooker, Told
+from litmus.onlooker import Inbox, Onlooker
 
 from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.cache.backend.eager import EagerBackend
@@ -42,7 +42,7 @@ class Gate:
             self.events[producer, layer] = [int(row[1]) for row in told]
         return producer
 
-    def waited(self, layer: int, lane: str, *, whole: bool = False) -> list[Told]:
+    def waited(self, layer: int, lane: str, *, whole: bool = False) -> list[Inbox]:
         """What a reader on that lane was made to wait for."""
         before = len(self.onlooker.told)
         if whole:
@@ -51,7 +51,7 @@ class Gate:
             self.gate.wait(layer, self.backend.lane(lane))
         return self.onlooker.told[before:]
 
-    def waits_for(self, producers: list[int], layer: int, lane: str) -> list[Told]:
+    def waits_for(self, producers: list[int], layer: int, lane: str) -> list[Inbox]:
         """What it has to be."""
         return [("lane_waited", record, lane) for each in producers for record in self.events[each, layer]]
 

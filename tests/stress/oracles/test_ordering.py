@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from rigs.ordering_histories import RIGHT, WRONG, Said, load, op, read, touch, write
 
 from kvcheck.core.cache.backend.backend import Footprint
-from kvcheck.core.stress.access_log import LOG_MAX, Cells
+from kvcheck.core.stress.access_log import LOG_MAX, AccessLog
 from kvcheck.core.stress.clocks import Clock, Clocks
-from kvcheck.core.stress.events import Event, Freed, HostDrained, HostJoined, LaneWaited, Recorded, Submitted
+from kvcheck.core.stress.events import Event, Freed, LaneWaited, ProcessDrained, ProcessJoined, Recorded, Submitted
 from kvcheck.core.stress.history import Handler, History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.ordering import OrderingOracle
@@ -90,7 +90,7 @@ def test_what_is_compared_is_counted_row_by_row_and_other_lane() -> None:
     oracle = OrderingOracle()
     judge(oracle, History.of(write(1, 5, 6), read(2, 5, 6)))
     assert oracle.judged == 0, "one lane has nothing to be compared with"
-    judge(oracle, History.of(HostDrained(), load(3, 5, 6, 7), read(4, 5)))
+    judge(oracle, History.of(ProcessDrained(), load(3, 5, 6, 7), read(4, 5)))
     assert oracle.judged == 2 * 3 + 1, "a write with the forward lane's writes and reads, a read with the load's writes"
 
 
@@ -157,9 +157,9 @@ def program(rows: list[tuple[int, ...]]) -> list[Event]:
             events.append(Recorded(records, LANES[lane]))
         elif records and verb in (7, 8):
             which = 1 + (unit + start) % records
-            events.append(LaneWaited(which, LANES[lane]) if verb == 7 else HostJoined(which))
+            events.append(LaneWaited(which, LANES[lane]) if verb == 7 else ProcessJoined(which))
         elif verb == 9 and unit == 0:
-            events.append(HostDrained())
+            events.append(ProcessDrained())
     return events
 
 
@@ -182,9 +182,9 @@ def racing(events: list[Event]) -> set[int]:
             lanes[event.lane] = by_record[event.record] = lanes[event.lane] | host
         elif isinstance(event, LaneWaited):
             lanes[event.lane] = lanes[event.lane] | by_record[event.record]
-        elif isinstance(event, HostJoined):
+        elif isinstance(event, ProcessJoined):
             host = host | by_record[event.record]
-        elif isinstance(event, HostDrained):
+        elif isinstance(event, ProcessDrained):
             host = host.union(*lanes.values())
     return found
 
@@ -270,17 +270,17 @@ class RecordCoversItsLaneOnly(Clocks):
         return clock
 
 
-class PageCells(Cells):
+class PageCells(AccessLog):
     def touch(self, event: int, footprint: Footprint, *, over: int) -> None:
         super().touch(event, replace(footprint, spans=None), over=over)
 
 
-class LayerlessCells(Cells):
+class LayerlessCells(AccessLog):
     def touch(self, event: int, footprint: Footprint, *, over: int) -> None:
         super().touch(event, replace(footprint, layers=(0, 2)), over=over)
 
 
-class NamedTokensOnly(Cells):
+class NamedTokensOnly(AccessLog):
     """A whole unit is the tokens that have been named so far."""
 
     def _enter(self) -> None:
@@ -288,7 +288,7 @@ class NamedTokensOnly(Cells):
         self._last[:, :, -1] = 0
 
 
-class FirstTouchCells(Cells):
+class FirstTouchCells(AccessLog):
     def touch(self, event: int, footprint: Footprint, *, over: int) -> None:
         if not self.latest:
             super().touch(event, footprint, over=over)
@@ -298,13 +298,13 @@ def with_clocks(kind: type[Clocks]) -> Make:
     return type(kind.__name__, (OrderingOracle,), {"clocks": kind})
 
 
-def with_cells(kind: type[Cells]) -> Make:
+def with_cells(kind: type[AccessLog]) -> Make:
     return type(kind.__name__, (OrderingOracle,), {"cells": kind})
 
 
 class FreeIsAnEdge(OrderingOracle):
     def handlers(self) -> tuple[tuple[type, Handler], ...]:
-        return (*super().handlers(), (Freed, lambda event: self._host_drained(HostDrained())))
+        return (*super().handlers(), (Freed, lambda event: self._host_drained(ProcessDrained())))
 
 
 class ReadersExclude(OrderingOracle):

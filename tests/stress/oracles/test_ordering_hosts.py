@@ -16,12 +16,20 @@ from rigs.ordering_histories import RIGHT, WRONG, load, op, read, touch, write
 from stress.oracles.test_ordering import LANES, UNITS, Make, clash, verdict, with_clocks
 
 from kvcheck.core.stress.clocks import Clock, Clocks, joined
-from kvcheck.core.stress.events import Event, HostActs, HostDrained, HostJoined, LaneWaited, Recorded, Submitted
+from kvcheck.core.stress.events import (
+    Event,
+    LaneWaited,
+    ProcessActs,
+    ProcessDrained,
+    ProcessJoined,
+    Recorded,
+    Submitted,
+)
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.ordering import OrderingOracle
 
-A, B, C, HARNESS = HostActs("a"), HostActs("b"), HostActs("c"), HostActs("")
+A, B, C, HARNESS = ProcessActs("a"), ProcessActs("b"), ProcessActs("c"), ProcessActs("")
 
 
 def message(ordinal: int, lane: str = "a>b:message") -> Submitted:
@@ -30,85 +38,85 @@ def message(ordinal: int, lane: str = "a>b:message") -> Submitted:
 
 
 ORDERED: dict[str, tuple[Event, ...]] = {
-    "one host joins and reads": (A, load(1, 5), HostJoined(1), read(2, 5)),
+    "one host joins and reads": (A, load(1, 5), ProcessJoined(1), read(2, 5)),
     "joined, told, and read there": (
-        *(A, load(1, 5), HostJoined(1), message(2)),
-        *(B, HostJoined(2), read(3, 5)),
+        *(A, load(1, 5), ProcessJoined(1), message(2)),
+        *(B, ProcessJoined(2), read(3, 5)),
     ),
     "told over two hops": (
-        *(A, load(1, 5), HostJoined(1), message(2)),
-        *(B, HostJoined(2), message(3, "b>c:message")),
-        *(C, HostJoined(3), read(4, 5)),
+        *(A, load(1, 5), ProcessJoined(1), message(2)),
+        *(B, ProcessJoined(2), message(3, "b>c:message")),
+        *(C, ProcessJoined(3), read(4, 5)),
     ),
     "the message itself waits for the write": (
         *(A, load(1, 5), LaneWaited(1, "a>b:message"), message(2)),
-        *(B, HostJoined(2), read(3, 5)),
+        *(B, ProcessJoined(2), read(3, 5)),
     ),
-    "the reader joined the write itself": (A, load(1, 5), B, HostJoined(1), read(2, 5)),
+    "the reader joined the write itself": (A, load(1, 5), B, ProcessJoined(1), read(2, 5)),
     "a lane's wait is everybody's": (A, load(1, 5), LaneWaited(1, "forward"), B, read(2, 5)),
-    "a host begins with what the harness knows": (load(1, 5), HostJoined(1), A, read(2, 5), B, read(3, 5)),
-    "the harness knows what hosts know": (A, load(1, 5), HostJoined(1), B, op(2, "draft"), HARNESS, read(3, 5)),
+    "a host begins with what the harness knows": (load(1, 5), ProcessJoined(1), A, read(2, 5), B, read(3, 5)),
+    "the harness knows what hosts know": (A, load(1, 5), ProcessJoined(1), B, op(2, "draft"), HARNESS, read(3, 5)),
     "a host that is new gets what the harness has learnt": (
-        *(A, load(1, 5), HostJoined(1), HARNESS, op(2, "draft")),
+        *(A, load(1, 5), ProcessJoined(1), HARNESS, op(2, "draft")),
         *(B, read(3, 5)),
     ),
-    "the harness drains and starts others": (A, load(1, 5), HARNESS, HostDrained(), B, read(2, 5)),
+    "the harness drains and starts others": (A, load(1, 5), HARNESS, ProcessDrained(), B, read(2, 5)),
     "a host goes on with what it knew": (
-        *(A, load(1, 5), HostJoined(1), B, op(2, "draft"), A, read(3, 5)),
+        *(A, load(1, 5), ProcessJoined(1), B, op(2, "draft"), A, read(3, 5)),
         *(HARNESS, A, write(4, 5)),
     ),
     "a page that was taken over with a message": (
-        *(B, read(1, 5, lane="b:forward", owner=1), HostJoined(1), message(2, "b>a:message")),
-        *(A, HostJoined(2), load(3, 5, owner=2)),
+        *(B, read(1, 5, lane="b:forward", owner=1), ProcessJoined(1), message(2, "b>a:message")),
+        *(A, ProcessJoined(2), load(3, 5, owner=2)),
     ),
 }
 
 # name: the last of two ordinals and the code of the only finding, and the history
 RACES: dict[str, tuple[str, int, tuple[Event, ...]]] = {
-    "another host's join": ("KV201", 2, (A, load(1, 5), HostJoined(1), B, read(2, 5))),
+    "another host's join": ("KV201", 2, (A, load(1, 5), ProcessJoined(1), B, read(2, 5))),
     "the message was sent before the join": (
         *("KV201", 3),
-        (A, load(1, 5), message(2), HostJoined(1), B, HostJoined(2), read(3, 5)),
+        (A, load(1, 5), message(2), ProcessJoined(1), B, ProcessJoined(2), read(3, 5)),
     ),
-    "the message was not read": ("KV201", 3, (A, load(1, 5), HostJoined(1), message(2), B, read(3, 5))),
+    "the message was not read": ("KV201", 3, (A, load(1, 5), ProcessJoined(1), message(2), B, read(3, 5))),
     "the message was read too late": (
         *("KV201", 3),
-        (A, load(1, 5), HostJoined(1), message(2), B, read(3, 5), HostJoined(2)),
+        (A, load(1, 5), ProcessJoined(1), message(2), B, read(3, 5), ProcessJoined(2)),
     ),
     "the message was for somebody else": (
         *("KV201", 4),
-        (A, load(1, 5), HostJoined(1), message(2), C, HostJoined(2), B, op(3, "draft"), read(4, 5)),
+        (A, load(1, 5), ProcessJoined(1), message(2), C, ProcessJoined(2), B, op(3, "draft"), read(4, 5)),
     ),
     "the second hop is missing": (
         *("KV201", 4),
         (
-            *(A, load(1, 5), HostJoined(1), message(2), B, message(3, "b>c:message"), HostJoined(2)),
-            *(C, HostJoined(3), read(4, 5)),
+            *(A, load(1, 5), ProcessJoined(1), message(2), B, message(3, "b>c:message"), ProcessJoined(2)),
+            *(C, ProcessJoined(3), read(4, 5)),
         ),
     ),
     "the harness does not tell those who are there": (
         *("KV201", 3),
-        (A, op(1, "draft"), HARNESS, load(2, 5), HostJoined(2), A, read(3, 5)),
+        (A, op(1, "draft"), HARNESS, load(2, 5), ProcessJoined(2), A, read(3, 5)),
     ),
     "what another joined is not forgotten": (
         *("KV202", 9),
         (
             *(B, op(1, "draft"), A, load(2, 5)),
-            *(event for n in range(3, 9) for event in (load(n, n), HostJoined(n))),
+            *(event for n in range(3, 9) for event in (load(n, n), ProcessJoined(n))),
             *(B, write(9, 5)),
         ),
     ),
     "a host that comes last needs what all others have joined": (
         *("KV201", 3),
-        (A, load(1, 5), HostJoined(1), op(2, "draft"), HostJoined(2), B, read(3, 5)),
+        (A, load(1, 5), ProcessJoined(1), op(2, "draft"), ProcessJoined(2), B, read(3, 5)),
     ),
     "a page that was taken over without a message": (
         *("KV202", 3),
-        (B, read(1, 5, lane="b:forward", owner=1), HostJoined(1), A, op(2, "draft"), load(3, 5, owner=2)),
+        (B, read(1, 5, lane="b:forward", owner=1), ProcessJoined(1), A, op(2, "draft"), load(3, 5, owner=2)),
     ),
     "a status that is ahead of its data": (
         *("KV201", 3),
-        (A, load(1, 5), message(2), B, HostJoined(2), read(3, 5)),
+        (A, load(1, 5), message(2), B, ProcessJoined(2), read(3, 5)),
     ),
 }
 
@@ -130,7 +138,7 @@ def test_a_write_that_all_others_joined_is_named_to_a_host_that_comes_last() -> 
     for hosts in ((A,), (A, B)):
         events: list[Event] = [replace(load(1, 5), request=7)]
         for host in hosts:
-            events += [host, HostJoined(1), op(10 + len(events), "draft"), HostJoined(10 + len(events))]
+            events += [host, ProcessJoined(1), op(10 + len(events), "draft"), ProcessJoined(10 + len(events))]
         (found,) = judge(OrderingOracle(), History.of(hosts[0], *events, C, read(90, 5)))
         assert (found.code, found.seen_request) == ("KV201", 7)
         assert "#1" in found.message
@@ -150,7 +158,7 @@ def test_what_everybody_has_joined_is_forgotten() -> None:
     oracle = OrderingOracle()
     table = dict(oracle.handlers())
     for n in range(1, 400):
-        for event in (A, load(n, n % 7), HostJoined(n), B, HostJoined(n), HARNESS, op(1000 + n, "h2d")):
+        for event in (A, load(n, n % 7), ProcessJoined(n), B, ProcessJoined(n), HARNESS, op(1000 + n, "h2d")):
             table[type(event)](event)
     clocks = oracle._clocks
     assert len(clocks._records) < 10
@@ -184,11 +192,11 @@ def program(rows: list[tuple[int, ...]]) -> list[Event]:
             events.append(Recorded(records, LANES[lane]))
         elif verb in (5, 6, 7) and records:
             which = max(1, records - number % 6)
-            events.append(LaneWaited(which, LANES[lane]) if verb == 5 else HostJoined(which))
+            events.append(LaneWaited(which, LANES[lane]) if verb == 5 else ProcessJoined(which))
         elif verb == 8 and unit == 0:
-            events.append(HostDrained())
+            events.append(ProcessDrained())
         elif verb > 8:
-            events.append(HostActs(HOSTS[number % len(HOSTS)]))
+            events.append(ProcessActs(HOSTS[number % len(HOSTS)]))
     return events
 
 
@@ -209,11 +217,11 @@ def racing(events: list[Event]) -> set[int]:
             lanes[event.lane] = by_record[event.record] = lanes[event.lane] | hosts[acting]
         elif isinstance(event, LaneWaited):
             lanes[event.lane] = lanes[event.lane] | by_record[event.record]
-        elif isinstance(event, HostJoined):
+        elif isinstance(event, ProcessJoined):
             hosts[acting] = hosts[acting] | by_record[event.record]
-        elif isinstance(event, HostDrained):
+        elif isinstance(event, ProcessDrained):
             hosts[acting] = hosts[acting].union(*lanes.values())
-        elif isinstance(event, HostActs):
+        elif isinstance(event, ProcessActs):
             acting = event.host
             hosts.setdefault(acting, hosts[""])
             if not acting:

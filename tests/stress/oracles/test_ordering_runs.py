@@ -17,11 +17,11 @@ from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.parts import FIXED, Parts
+from kvcheck.core.targets.parts import FIXED, TargetParts
 from kvcheck.core.workload.shapes import TINY_SHAPES
 
 
-def run(shape: str, parts: Parts = FIXED, strategy: str = "eager") -> Outcome:
+def run(shape: str, parts: TargetParts = FIXED, strategy: str = "eager") -> Outcome:
     """One short schedule."""
     backend = ",backend=eager" if strategy == "eager" else f",strategy={strategy}"
     plan = parse_line(f"retract-resume:shape={shape},seed=1,schedule=0,requests=12{backend}")
@@ -121,7 +121,7 @@ class _OtherLane:
 
 
 LOAD = "forward does not wait for h2d #"
-MISSING: tuple[tuple[Parts, str, str, str, str], ...] = (
+MISSING: tuple[tuple[TargetParts, str, str, str, str], ...] = (
     (replace(FIXED, offload=RestoreTellsNobody), "llama-3-tiny", "KV201", "k", LOAD),
     (replace(FIXED, offload=RestoreTellsNobody), "glm-5.1-tiny", "KV201", "index_k_with_scale", LOAD),
     (replace(FIXED, offload=RestoreMarksTooEarly), "deepseek-v3-tiny", "KV201", "latent", LOAD),
@@ -137,7 +137,7 @@ MISSING: tuple[tuple[Parts, str, str, str, str], ...] = (
 @pytest.mark.parametrize(
     ("parts", "shape", "code", "buffer", "edge"), MISSING, ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_a_wait_that_is_taken_out_is_missed(parts: Parts, shape: str, code: str, buffer: str, edge: str) -> None:
+def test_a_wait_that_is_taken_out_is_missed(parts: TargetParts, shape: str, code: str, buffer: str, edge: str) -> None:
     found = [each for each in run(shape, parts).findings if each.oracle == "ordering"]
     said = [each.message for each in found if (each.code, each.buffer) == (code, buffer)]
     assert said, [each.message for each in found]

@@ -23,26 +23,28 @@ from kvcheck.commands.torchrun import find_place
 from kvcheck.core.base.errors import TransferError, UsageError
 from kvcheck.core.cache.transfer.sockets.link import Listener, connect
 from kvcheck.core.stress.ranks import agent_launcher as crew_module
-from kvcheck.core.stress.ranks.agent_launcher import Crew, Mailbox, Place, RemoteChild, serve
-from kvcheck.core.stress.ranks.spec import RankOrder
+from kvcheck.core.stress.ranks.agent_launcher import Address, AgentLauncher, Mailbox, RemoteChild, serve
+from kvcheck.core.stress.ranks.spec import RankSpec
 from kvcheck.core.stress.schedule import Plan
 
 __all__ = ["importable"]
 
 
-def place_of(store: TCPStore, rank: int, world: int) -> Place:
+def place_of(store: TCPStore, rank: int, world: int) -> Address:
     """A place on this machine."""
-    return Place(rank=rank, world=world, store_host="127.0.0.1", store_port=store.port, is_host=False, bind="127.0.0.1")
+    return Address(
+        rank=rank, world=world, store_host="127.0.0.1", store_port=store.port, is_host=False, bind="127.0.0.1"
+    )
 
 
 @contextmanager
-def crew(world: int) -> Iterator[Crew]:
+def crew(world: int) -> Iterator[AgentLauncher]:
     """A supervisor's crew, with an agent in a thread for each place."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     agents = [Thread(target=serve, args=(place_of(store, rank, world), "troubled_rank")) for rank in range(world)]
     for agent in agents:
         agent.start()
-    made = Crew(place_of(store, 0, world))
+    made = AgentLauncher(place_of(store, 0, world))
     try:
         yield made
     finally:
@@ -94,7 +96,7 @@ def put(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
 
 def test_the_place_comes_from_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, TORCHRUN)
-    place = Place(rank=1, world=4, store_host="localhost", store_port=29500, is_host=False, bind="127.0.0.1")
+    place = Address(rank=1, world=4, store_host="localhost", store_port=29500, is_host=False, bind="127.0.0.1")
     assert find_place(FOUR, "127.0.0.1") == place
     assert find_place(FOUR, "10.0.0.7") == replace(place, bind="10.0.0.7")
     assert find_place(FOUR, "auto") == place, "the way to localhost begins there"
@@ -140,7 +142,7 @@ def test_lines_of_a_mailbox_come_once_and_in_order() -> None:
 def test_an_agent_that_does_not_answer_is_a_dead_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew_module, "ANSWER_S", 0.2)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    order = RankOrder(line="", end="decode", rank=0, prefill=1, decode=1, key="", meeting="", patience_s=1, lease_s=1.0)
+    order = RankSpec(line="", end="decode", rank=0, prefill=1, decode=1, key="", meeting="", patience_s=1, lease_s=1.0)
     ending = RemoteChild(order, Mailbox(store, "nobody")).reap(within_s=0.0)
     assert (ending.code, ending.text) == (1, "the agent of decode-0 does not answer")
 

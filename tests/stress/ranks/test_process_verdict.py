@@ -21,10 +21,10 @@ from kvcheck.core.cache.transfer.wire import Ticket
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.ranks.quarantine import Quarantine
-from kvcheck.core.stress.ranks.spec import Closing
+from kvcheck.core.stress.ranks.spec import RankSummary
 from kvcheck.core.stress.ranks.stalls import HELD_S, Stalls
 from kvcheck.core.stress.ranks.stressed_wire import StressedWire
-from kvcheck.core.stress.ranks.supervisor import RankStory
+from kvcheck.core.stress.ranks.supervisor import RankReport
 from kvcheck.core.stress.ranks.verdict import judge
 from kvcheck.core.stress.ranks.work import bytes_for, work_of
 from kvcheck.core.stress.scenarios.pd_transfer import Faults
@@ -37,14 +37,14 @@ FAULT = Faulted(3, "a write of its kv was refused", ("refused", "kv"))
 WHY = "the engine refused to write kv"
 
 
-def stories(**changes: Callable[[RankStory], object]) -> dict[str, RankStory]:
+def stories(**changes: Callable[[RankReport], object]) -> dict[str, RankReport]:
     """Four requests on a prefill and two decode ranks: 1 and 2 are served, 3 is refused, 4 is aborted."""
     made = {}
     for name in ("prefill-0", "decode-0", "decode-1"):
         sealed = {str(job.request): bytes_for(SHAPE, job.prompt_tokens, 2) for job in LOAD.jobs if job.request < 3}
-        made[name] = RankStory(
+        made[name] = RankReport(
             name=name,
-            closing=Closing(
+            closing=RankSummary(
                 counts={"full": (8, 8)},
                 returned={"full": (8, 8)},
                 decisions=1,
@@ -71,12 +71,12 @@ def test_what_was_done_to_requests_is_no_finding_and_is_counted_once() -> None:
     assert (judged.evidence.aborts, judged.evidence.retractions, judged.evidence.requests) == (1, 2, 4)
 
 
-def both(change: Callable[[RankStory], object]) -> dict[str, Callable[[RankStory], object]]:
+def both(change: Callable[[RankReport], object]) -> dict[str, Callable[[RankReport], object]]:
     """The same lie on both decode ranks, so that they agree."""
     return {"decode_0": change, "decode_1": change}
 
 
-LIES: dict[str, tuple[dict[str, Callable[[RankStory], object]], str, str]] = {
+LIES: dict[str, tuple[dict[str, Callable[[RankReport], object]], str, str]] = {
     "failed for nothing": (
         both(lambda story: (story.finished.pop(2), story.failed.update({2: "x"}))),
         "KV901",

@@ -27,7 +27,7 @@ from kvcheck.commands.main import run as command_line
 from kvcheck.core.base.errors import TransferError
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.sockets.link import HEADER, FrameKind, Link, Listener, connect
-from kvcheck.core.stress.ranks.supervisor import RankStory, Supervisor
+from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
 from kvcheck.core.stress.ranks.verdict import Judgement, judge
 from kvcheck.core.stress.ranks.work import bytes_for, work_of
 from kvcheck.core.stress.scenarios.serving import reference_outputs
@@ -45,7 +45,7 @@ class TroubledSupervisor(Supervisor):
 
     program = "troubled_rank"
 
-    def run(self) -> Mapping[str, RankStory]:
+    def run(self) -> Mapping[str, RankReport]:
         with TemporaryDirectory() as folder:
             self._all_ready = Path(folder) / "ready"
             self._extra = {rank: {**each, "all_ready": str(self._all_ready)} for rank, each in self._extra.items()}

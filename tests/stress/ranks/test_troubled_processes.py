@@ -31,7 +31,7 @@ from kvcheck.core.cache.transfer.sockets.link import SEND_S, FrameKind, Link, Li
 from kvcheck.core.cache.transfer.sockets.wire import COUNTS, SocketWire
 from kvcheck.core.stress.events import Allocated, Freed
 from kvcheck.core.stress.ranks.quarantine import Quarantine
-from kvcheck.core.stress.ranks.supervisor import RankStory
+from kvcheck.core.stress.ranks.supervisor import RankReport
 from kvcheck.core.stress.ranks.verdict import Judgement
 
 __all__ = ["importable"]
@@ -40,7 +40,7 @@ MOONCAKE = pytest.mark.mooncake
 STILL_S = 0.5
 """How long a rank stays frozen after it could be woken: long enough for the others to go wrong."""
 
-Stories = Mapping[str, RankStory]
+Stories = Mapping[str, RankReport]
 
 
 class Waker(TroubledSupervisor):

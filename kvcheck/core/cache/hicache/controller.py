@@ -33,7 +33,7 @@ LOAD_ENGINES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class SpaceCopy:
     """What moves in one space. host, device: [n] page or slot ids, pairwise, frozen. chain: [n] hashes of them."""
 
     space: str
@@ -60,19 +60,19 @@ class Transfer:
     kind: str
     request: int
     nodes: list[Node]
-    legs: tuple[Leg, ...]
+    legs: tuple[SpaceCopy, ...]
     lock: Node
     done: tuple[Signal, ...] = ()
     acknowledged: bool = False
     producer: int | None = None
 
 
-def make_leg(space: str, host: IndexArray, device: IndexArray, chain: Sequence[bytes]) -> Leg:
+def make_leg(space: str, host: IndexArray, device: IndexArray, chain: Sequence[bytes]) -> SpaceCopy:
     """A leg that owns its index values."""
-    return Leg(space, owned(host), owned(device), tuple(chain))
+    return SpaceCopy(space, owned(host), owned(device), tuple(chain))
 
 
-def merge(legs: Sequence[Leg]) -> tuple[Leg, ...]:
+def merge(legs: Sequence[SpaceCopy]) -> tuple[SpaceCopy, ...]:
     """One leg a space, in the order the spaces first appear; the values given are left as they are."""
     spaces = dict.fromkeys(leg.space for leg in legs)
     return tuple(
@@ -86,7 +86,7 @@ def merge(legs: Sequence[Leg]) -> tuple[Leg, ...]:
     )
 
 
-def full_pages(legs: Sequence[Leg]) -> int:
+def full_pages(legs: Sequence[SpaceCopy]) -> int:
     """Pages of the full space that move."""
     return sum(len(leg.host) for leg in legs if leg.space == "full")
 
@@ -202,7 +202,7 @@ class TransferController:
         for signal in self._acknowledged_by(transfer):
             self._backend.wait(signal)
 
-    def move(self, legs: tuple[Leg, ...]) -> tuple[Leg, ...]:
+    def move(self, legs: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
         """Index values as the copy wants them: runs of host pages in order for direct copies. Always new values."""
         if self.host.method != "direct":
             return legs
@@ -213,7 +213,9 @@ class TransferController:
             moved.append(make_leg(leg.space, leg.host[order], leg.device[order], chain))
         return tuple(moved)
 
-    def _load_layer(self, leg: Leg, local: int, behind: tuple[Signal, ...], lanes: tuple[Lane, ...]) -> list[Lane]:
+    def _load_layer(
+        self, leg: SpaceCopy, local: int, behind: tuple[Signal, ...], lanes: tuple[Lane, ...]
+    ) -> list[Lane]:
         used = []
         for buffers, lane in self._groups(leg.space, lanes):
             owner = self.pool.sets[leg.space]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.hicache.controller import Leg, Transfer, TransferController, make_leg
+from kvcheck.core.cache.hicache.controller import SpaceCopy, Transfer, TransferController, make_leg
 from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
 from kvcheck.core.cache.hicache.node import ABSENT, Node, owned
 from kvcheck.core.cache.hicache.radix_tree import Match
@@ -72,7 +72,7 @@ class Movement:
         """Start a backup of one node; False where it has one, is loading, or the host has no room."""
         if node.host.is_live or node.loading or not node.device.is_live:
             return False
-        legs: list[Leg] = []
+        legs: list[SpaceCopy] = []
         for space in SPACES:
             device = node.device.ids(space)
             if not len(device):
@@ -243,7 +243,7 @@ class Movement:
                 number=transfer.number, kind=transfer.kind, request=transfer.request, legs=transfer.legs
             )
 
-    def _transfer(self, kind: str, request: int, lock: Node, legs: tuple[Leg, ...]) -> Transfer:
+    def _transfer(self, kind: str, request: int, lock: Node, legs: tuple[SpaceCopy, ...]) -> Transfer:
         self._count += 1
         return Transfer(number=self._count, kind=kind, request=request, nodes=[], legs=legs, lock=lock)
 

@@ -24,7 +24,7 @@ import torch
 from kvcheck.core.base.errors import StorageError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Backend, Operation, Part, Signal
-from kvcheck.core.cache.hicache.controller import Leg, leading_reached, make_leg
+from kvcheck.core.cache.hicache.controller import SpaceCopy, leading_reached, make_leg
 from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.node import ABSENT, Node, Tier, owned
@@ -258,7 +258,7 @@ class StorageTier:
             tier = self._tier(prefetch, stop)
             node = self._tree.insert_host(prefetch.tokens[: stop * self._tree.page_size], prefetch.start, tier)
         kept = stop if node is not None else prefetch.start
-        legs: list[Leg] = []
+        legs: list[SpaceCopy] = []
         chain = self._tree.chain(prefetch.tokens)
         for space, (ids, pages) in prefetch.units.items():
             whole = np.array([page in prefetch.arrived[space] for page in pages.tolist()])

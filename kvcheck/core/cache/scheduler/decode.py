@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvcheck.core.cache.scheduler.handover import HandOver
-from kvcheck.core.cache.scheduler.parts import EngineParts, take_slot_and_row
-from kvcheck.core.cache.scheduler.request import Active, Generation, SchedulerConfig, StepReport
+from kvcheck.core.cache.scheduler.parts import SchedulerDeps, take_slot_and_row
+from kvcheck.core.cache.scheduler.request import Request, RunningRequest, SchedulerConfig, StepReport
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.cache.transfer.receiver import FAILED, SUCCESS, TRANSFERRING, Receiver
 
@@ -31,12 +31,12 @@ class Arrivals(HandOver):
     receiver: Receiver
     room_of: Callable[[int], int]
 
-    def __init__(self, parts: EngineParts) -> None:
+    def __init__(self, parts: SchedulerDeps) -> None:
         super().__init__(parts)
-        self.drained: list[Active] = []
+        self.drained: list[RunningRequest] = []
         self.failed: list[tuple[int, str]] = []
         self.statuses: dict[int, int] = {}
-        self._draining: list[Active] = []
+        self._draining: list[RunningRequest] = []
 
     def values(self) -> list[int]:
         """What this rank knows, request by request: statuses, then whether memory is drained."""
@@ -53,7 +53,7 @@ class Arrivals(HandOver):
         self._draining = [each for each in self._draining if each not in drained]
         self.drained += drained
 
-    def advance(self) -> list[Active]:
+    def advance(self) -> list[RunningRequest]:
         """Requests that every rank has verified; those that failed somewhere are ended here too."""
         arrived = []
         for active in list(self.actives):
@@ -66,7 +66,7 @@ class Arrivals(HandOver):
                 self._end(active, ANOTHER_RANK)
         return arrived
 
-    def begin(self, active: Active) -> None:
+    def begin(self, active: RunningRequest) -> None:
         """Ask for a request's prompt."""
         super().begin(active)
         self.receiver.expect(
@@ -81,13 +81,13 @@ class Arrivals(HandOver):
         """Messages are polled for, never waited for."""
         return bool(self.actives or self._draining)
 
-    def abort(self, active: Active) -> None:
+    def abort(self, active: RunningRequest) -> None:
         """End a request on this rank; its memory stays until it is drained."""
         self.actives.remove(active)
         self.receiver.fail(self.room_of(active.request), ABORTED)
         self._draining.append(active)
 
-    def is_open(self, generation: Generation) -> bool:
+    def is_open(self, generation: Request) -> bool:
         """An earlier attempt of the request still has memory here."""
         return self.receiver.is_open(self.room_of(generation.request))
 
@@ -101,14 +101,14 @@ class Arrivals(HandOver):
         """Also what is being drained comes back."""
         return bool(self.actives) or self.is_draining
 
-    def _end(self, active: Active, reason: str) -> None:
+    def _end(self, active: RunningRequest, reason: str) -> None:
         room = self.room_of(active.request)
         self.failed.append((active.request, self.receiver.reason(room) or reason))
         self.actives.remove(active)
         self.receiver.fail(room, reason)
         self._draining.append(active)
 
-    def _take_row(self, active: Active) -> None:
+    def _take_row(self, active: RunningRequest) -> None:
         row = self._decode.get(active.target_slot, active.request)
         self.receiver.take(self.room_of(active.request))
         active.metadata = row
@@ -123,7 +123,7 @@ class DecodeScheduler(Scheduler):
     _handing_over: Arrivals
 
     def __init__(
-        self, parts: EngineParts, config: SchedulerConfig, *, receiver: Receiver, room_of: Callable[[int], int]
+        self, parts: SchedulerDeps, config: SchedulerConfig, *, receiver: Receiver, room_of: Callable[[int], int]
     ) -> None:
         super().__init__(parts, config)
         self.may_ask = True
@@ -169,12 +169,12 @@ class DecodeScheduler(Scheduler):
         self.receiver.free()
         super().close()
 
-    def _give_back(self, active: Active) -> None:
+    def _give_back(self, active: RunningRequest) -> None:
         """Nobody writes the failed request's memory any more. (mutant: pages-freed-before-drain)"""
         self.parts.decode_metadata.release(active.target_slot, active.request)
         self._pool.close(active.holding)
 
-    def _abort(self, active: Active) -> None:
+    def _abort(self, active: RunningRequest) -> None:
         if active in self._handing_over.actives:
             self._handing_over.abort(active)
         else:
@@ -195,7 +195,7 @@ class DecodeScheduler(Scheduler):
                 self.parts.decode_metadata.release(slot, generation.request)
                 break
             holding.committed = prompt
-            active = Active(generation=generation, holding=holding, lease=None, target_slot=slot)
+            active = RunningRequest(generation=generation, holding=holding, lease=None, target_slot=slot)
             self._waiting.popleft()
             self._handing_over.begin(active)
             self._report.admitted.append(generation.request)

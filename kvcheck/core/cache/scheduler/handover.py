@@ -9,29 +9,29 @@ Invariants:
 from __future__ import annotations
 
 from kvcheck.core.base.errors import ForeignAccess
-from kvcheck.core.cache.scheduler.parts import EngineParts
-from kvcheck.core.cache.scheduler.request import Active
+from kvcheck.core.cache.scheduler.parts import SchedulerDeps
+from kvcheck.core.cache.scheduler.request import RunningRequest
 
 
 class HandOver:
     """Requests between prefill and decode."""
 
-    def __init__(self, parts: EngineParts) -> None:
+    def __init__(self, parts: SchedulerDeps) -> None:
         self._backend = parts.backend
         self._decode = parts.decode_metadata
         self._parts = parts
-        self.actives: list[Active] = []
+        self.actives: list[RunningRequest] = []
 
     @property
     def is_holding(self) -> bool:
         """Requests are here that will go on, or give back what they hold."""
         return bool(self.actives)
 
-    def begin(self, active: Active) -> None:
+    def begin(self, active: RunningRequest) -> None:
         """Hand a request over, as soon as there is a slot."""
         self.actives.append(active)
 
-    def advance(self) -> list[Active]:
+    def advance(self) -> list[RunningRequest]:
         """Send what waits for a slot; the requests whose metadata has arrived."""
         arrived = []
         for active in list(self.actives):
@@ -50,7 +50,7 @@ class HandOver:
             self._backend.wait(deliveries[0].notified)
         return bool(deliveries)
 
-    def abort(self, active: Active) -> None:
+    def abort(self, active: RunningRequest) -> None:
         """Let a delivery end, then forget the request."""
         self.actives.remove(active)
         if active.delivery is not None:
@@ -58,7 +58,7 @@ class HandOver:
             self._backend.wait(active.delivery.sent)
             self._release_source(active)
 
-    def _send(self, active: Active) -> None:
+    def _send(self, active: RunningRequest) -> None:
         prefill, transport = self._parts.prefill_metadata, self._parts.transport
         assert prefill is not None and transport is not None
         slot = prefill.lease(active.request)
@@ -71,7 +71,7 @@ class HandOver:
             request=active.request, source_slot=slot, target_slot=active.target_slot, after=written
         )
 
-    def _take(self, active: Active) -> None:
+    def _take(self, active: RunningRequest) -> None:
         assert active.delivery is not None
         row = self._decode.get(active.target_slot, active.request)
         room = int(row.field("bootstrap_room")[0])
@@ -83,6 +83,6 @@ class HandOver:
         self._release_source(active)
         self._decode.release(active.target_slot, active.request)
 
-    def _release_source(self, active: Active) -> None:
+    def _release_source(self, active: RunningRequest) -> None:
         assert active.source_slot is not None and self._parts.prefill_metadata is not None
         self._parts.prefill_metadata.release(active.source_slot, active.request)

@@ -1,4 +1,4 @@
-"""EngineParts: everything a scheduler stands on.
+"""SchedulerDeps: everything a scheduler stands on.
 
 Invariants:
 - A scheduler that prefills has a prefill end and a transport; one that only decodes has a receiver instead.
@@ -18,7 +18,7 @@ from kvcheck.core.cache.transfer.transport import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineParts:
+class SchedulerDeps:
     """cache: None where no prefix is shared. prefill_metadata, transport: None where another process prefills."""
 
     backend: Backend

@@ -19,7 +19,7 @@ from kvcheck.core.cache.backend.backend import Backend, Signal
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.scheduler.decoder import Chunk, Decoder
 from kvcheck.core.cache.scheduler.parts import take_slot_and_row
-from kvcheck.core.cache.scheduler.request import Generation, SchedulerConfig, StepReport
+from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepReport
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.sender import FAILED, PENDING, REFUSED, WANTED, Sender
 
@@ -27,13 +27,13 @@ ABORTED = "aborted by the prefill end"
 
 
 @dataclass(slots=True, kw_only=True)
-class Prompt:
+class PrefillRequest:
     """A prompt that is computed or sent. holding, slot (of its metadata): None where it failed before it began.
 
     is_told: its failure was reported.
     """
 
-    generation: Generation
+    generation: Request
     holding: Holding | None = None
     slot: int | None = None
     is_told: bool = False
@@ -65,11 +65,11 @@ class PrefillScheduler:
         self._backend = backend
         self._config = config
         self._room_of = room_of
-        self._queued: deque[Generation] = deque()  # behind an earlier attempt, or somebody who is
+        self._queued: deque[Request] = deque()  # behind an earlier attempt, or somebody who is
         self._refused: list[tuple[int, str]] = []
-        self._waiting: deque[Generation] = deque()
-        self._computing: list[Prompt] = []
-        self._sending: list[Prompt] = []
+        self._waiting: deque[Request] = deque()
+        self._computing: list[PrefillRequest] = []
+        self._sending: list[PrefillRequest] = []
         self._report = StepReport()
 
     @property
@@ -77,7 +77,7 @@ class PrefillScheduler:
         """Nothing is left to compute, to send or to free."""
         return not (self._queued or self._waiting or self._computing or self._sending)
 
-    def submit(self, generation: Generation) -> None:
+    def submit(self, generation: Request) -> None:
         """Queue a prompt. Raises LengthMismatch for one that can never fit."""
         tokens = len(generation.prompt)
         if tokens > self._pool.sizes.max_tokens or pages_for(tokens, self._pool.page_size) > self._pool.sizes.pages:
@@ -128,7 +128,7 @@ class PrefillScheduler:
         for generation, readiness in waiting:
             if readiness == REFUSED:
                 self._waiting.remove(generation)
-                self._fail(Prompt(generation=generation))
+                self._fail(PrefillRequest(generation=generation))
             elif readiness == WANTED:
                 self._admit(generation)
         self._compute()
@@ -149,21 +149,21 @@ class PrefillScheduler:
             self.sender.open(room, generation.request, len(generation.prompt), attempt=generation.attempt)
             self._waiting.append(generation)
 
-    def _room(self, prompt: Prompt) -> int:
+    def _room(self, prompt: PrefillRequest) -> int:
         return self._room_of(prompt.generation.request)
 
-    def _fail(self, prompt: Prompt) -> None:
+    def _fail(self, prompt: PrefillRequest) -> None:
         self.sender.fail(self._room(prompt), "another prefill rank failed")
         self._tell(prompt, has_failed=True)
         self._sending.append(prompt)
 
-    def _tell(self, prompt: Prompt, *, has_failed: bool) -> None:
+    def _tell(self, prompt: PrefillRequest, *, has_failed: bool) -> None:
         """A failure that all ranks agreed on is told once, also where it came after the prompt was handed over."""
         if has_failed and not prompt.is_told:
             prompt.is_told = True
             self._report.failed.append((prompt.generation.request, self.sender.reason(self._room(prompt))))
 
-    def _give_back(self, prompt: Prompt) -> None:
+    def _give_back(self, prompt: PrefillRequest) -> None:
         """Nobody reads or writes the prompt's memory any more."""
         self._sending.remove(prompt)
         self.sender.close(self._room(prompt))
@@ -171,7 +171,7 @@ class PrefillScheduler:
             self._metadata.release(prompt.slot, prompt.generation.request)
             self._pool.close(prompt.holding)
 
-    def _admit(self, generation: Generation) -> None:
+    def _admit(self, generation: Request) -> None:
         """Take a slot and a holding, where the whole prompt will fit beside those under way."""
         size = self._pool.page_size
         reserved = sum(
@@ -186,14 +186,14 @@ class PrefillScheduler:
             return
         slot, holding = taken
         self._waiting.remove(generation)
-        self._computing.append(Prompt(generation=generation, holding=holding, slot=slot))
+        self._computing.append(PrefillRequest(generation=generation, holding=holding, slot=slot))
         self.sender.begin(self._room_of(generation.request), holding)
         self._report.admitted.append(generation.request)
 
     def _compute(self) -> None:
         """One chunk of each prompt; what is computed is sent behind the pass, while the host goes on."""
         chunks: list[Chunk] = []
-        prompts: list[Prompt] = []
+        prompts: list[PrefillRequest] = []
         for prompt in self._computing:
             assert prompt.holding is not None
             start = prompt.holding.committed
@@ -215,7 +215,7 @@ class PrefillScheduler:
             if prompt.holding is not None and prompt.holding.committed == prompt.tokens:
                 self._hand_over(prompt, done)
 
-    def _hand_over(self, prompt: Prompt, done: Signal) -> None:
+    def _hand_over(self, prompt: PrefillRequest, done: Signal) -> None:
         assert prompt.slot is not None
         request = prompt.generation.request
         written = self._metadata.set(prompt.slot, request, self._decoder.metadata(request))

@@ -22,7 +22,7 @@ Tokens = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class Request:
     """A request as a user sends it. prompt: [n >= 1] token ids. output_tokens: how many to generate, at least 1.
 
     priority: cached prefixes of higher ones are evicted later, where eviction goes by priority. attempt: how often it
@@ -37,10 +37,10 @@ class Generation:
 
 
 @dataclass(slots=True, kw_only=True)
-class Active:
+class RunningRequest:
     """A request inside the scheduler. starts_at: the round of its first pass, one after its load started."""
 
-    generation: Generation
+    generation: Request
     holding: Holding
     lease: Lease | None
     target_slot: int

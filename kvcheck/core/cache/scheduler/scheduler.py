@@ -22,8 +22,8 @@ from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.offload import OffloadedKV
 from kvcheck.core.cache.scheduler.decoder import Chunk
 from kvcheck.core.cache.scheduler.handover import HandOver
-from kvcheck.core.cache.scheduler.parts import EngineParts, take_slot_and_row
-from kvcheck.core.cache.scheduler.request import Active, Generation, SchedulerConfig, StepReport
+from kvcheck.core.cache.scheduler.parts import SchedulerDeps, take_slot_and_row
+from kvcheck.core.cache.scheduler.request import Request, RunningRequest, SchedulerConfig, StepReport
 
 
 class Scheduler:
@@ -31,21 +31,21 @@ class Scheduler:
 
     hand_over_type: type[HandOver] = HandOver
 
-    def __init__(self, parts: EngineParts, config: SchedulerConfig) -> None:
+    def __init__(self, parts: SchedulerDeps, config: SchedulerConfig) -> None:
         self.parts = parts
         self.config = config
         self._pool = parts.pool
-        self._waiting: deque[Generation] = deque()
-        self._prefilling: list[Active] = []
+        self._waiting: deque[Request] = deque()
+        self._prefilling: list[RunningRequest] = []
         self._handing_over = self.hand_over_type(parts)
-        self._ready: deque[Active] = deque()
-        self._running: list[Active] = []
-        self._retracted: deque[Active] = deque()
+        self._ready: deque[RunningRequest] = deque()
+        self._running: list[RunningRequest] = []
+        self._retracted: deque[RunningRequest] = deque()
         self._restoring: list[tuple[Signal, OffloadedKV]] = []
         self._report = StepReport()
         self._round = 0
 
-    def submit(self, generation: Generation) -> None:
+    def submit(self, generation: Request) -> None:
         """Queue a request. Raises LengthMismatch for one that can never fit."""
         longest = len(generation.prompt) + generation.output_tokens
         if longest > self._pool.sizes.max_tokens or pages_for(longest, self._pool.page_size) > self._pool.sizes.pages:
@@ -92,7 +92,7 @@ class Scheduler:
             self._abort(active)
         return bool(waiting or actives)
 
-    def _abort(self, active: Active) -> None:
+    def _abort(self, active: RunningRequest) -> None:
         if active in self._handing_over.actives:
             self._handing_over.abort(active)
         if active.metadata is None:
@@ -135,7 +135,7 @@ class Scheduler:
             if taken is None:
                 break
             slot, holding = taken
-            active = Active(generation=generation, holding=holding, lease=None, target_slot=slot)
+            active = RunningRequest(generation=generation, holding=holding, lease=None, target_slot=slot)
             if cache is not None:
                 # The last prompt token is always computed: its pass samples the first output.
                 active.lease = cache.admit(generation.prompt[:-1], holding, priority=generation.priority)
@@ -167,7 +167,7 @@ class Scheduler:
     def _prefill(self) -> bool:
         """One chunk for each prefilling request; whether there was any."""
         chunks: list[Chunk] = []
-        actives: list[Active] = []
+        actives: list[RunningRequest] = []
         for active in list(self._prefilling):
             if not self._may_start(active):
                 continue
@@ -186,14 +186,14 @@ class Scheduler:
             self._handing_over.begin(active)
         return bool(chunks)
 
-    def _may_start(self, active: Active) -> bool:
+    def _may_start(self, active: RunningRequest) -> bool:
         """The request's loads have started, and had a round beside other work where there was any."""
         if active.lease is None or self.parts.cache is None:
             return True
         is_due = active.starts_at <= self._round or not self._running
         return is_due and self.parts.cache.is_loaded(active.lease)
 
-    def _cache_prompt(self, active: Active) -> None:
+    def _cache_prompt(self, active: RunningRequest) -> None:
         """Let others share the prompt's whole pages: when all are computed, or wherever a state is to be had."""
         cache, committed = self.parts.cache, active.holding.committed
         if cache is None or active.lease is None:
@@ -209,7 +209,7 @@ class Scheduler:
             active = self._ready.popleft()
             self._join(active)
 
-    def _join(self, active: Active) -> None:
+    def _join(self, active: RunningRequest) -> None:
         assert active.metadata is not None
         self.parts.decoder.join(active.request, active.metadata)
         self._report.joined.append(active.request)
@@ -233,7 +233,9 @@ class Scheduler:
                 self._finish(active)
         return bool(chunks)
 
-    def _forward(self, chunks: Sequence[Chunk], actives: Sequence[Active], *, keep: bool = False) -> tuple[int, ...]:
+    def _forward(
+        self, chunks: Sequence[Chunk], actives: Sequence[RunningRequest], *, keep: bool = False
+    ) -> tuple[int, ...]:
         """Run one pass and commit its positions. keep: cache prompts while it runs."""
         if not chunks:
             return ()
@@ -249,7 +251,7 @@ class Scheduler:
             self._pool.evict_window(chunk.holding, chunk.stop)
         return self.parts.decoder.collect()
 
-    def _finish(self, active: Active) -> None:
+    def _finish(self, active: RunningRequest) -> None:
         given = None
         if self.parts.cache is not None and active.lease is not None:
             tokens = active.committed_tokens()
@@ -260,7 +262,7 @@ class Scheduler:
 
     # Room: evict, retract, resume
 
-    def _make_room(self, active: Active, tokens: int, *, query: int) -> bool:
+    def _make_room(self, active: RunningRequest, tokens: int, *, query: int) -> bool:
         """Grow a request, evicting cached prefixes first and retracting others where that is not enough."""
         while not self._pool.grow(active.holding, tokens, query=query):
             short = self._pool.pages_short(active.holding, tokens, query=query)
@@ -291,7 +293,7 @@ class Scheduler:
         size, steps = self._pool.page_size, self.config.retract_steps
         return sum(max(0, pages_for(a.holding.committed + steps, size) - len(a.holding.pages)) for a in self._running)
 
-    def _victim(self, *, spared: Active) -> Active | None:
+    def _victim(self, *, spared: RunningRequest) -> RunningRequest | None:
         candidates = [a for a in self._running if a is not spared]
         if not candidates:
             return None
@@ -299,7 +301,7 @@ class Scheduler:
             return candidates[-1]
         return min(candidates, key=lambda a: (len(a.output), -a.prompt_length, -a.request))
 
-    def _retract(self, active: Active) -> None:
+    def _retract(self, active: RunningRequest) -> None:
         """Save a running request to the host, then free what it holds."""
         self._running.remove(active)
         active.offloaded = self.parts.offload.save(active.holding)

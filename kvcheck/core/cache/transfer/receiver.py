@@ -41,7 +41,7 @@ MARK = 0x6D61726B65642121
 
 
 @dataclass(slots=True, kw_only=True)
-class Receiving:
+class InboundRoom:
     """An attempt that is being received. waits: peers that have not reported. writers: peers that may still write.
 
     reason: why it failed here. ended: why it was ended here; it may have arrived, and failed elsewhere.
@@ -115,7 +115,7 @@ class Receiver:
             "seals", (metadata.slots.count * self._ranks, SEAL_BYTES), torch.uint8, Place.DEVICE
         )
         self._lane = backend.lane("verify")
-        self._rooms: dict[int, Receiving] = {}
+        self._rooms: dict[int, InboundRoom] = {}
         self._clear_seals(np.arange(len(self._seals)))
         register_memory(wire, pool, metadata, self._seals)
 
@@ -130,7 +130,7 @@ class Receiver:
             raise ForeignAccess(f"room {room}: an earlier attempt is not over, got attempt {attempt}")
         ticket = Ticket(room, self._next_generation(room), holding.request, attempt)
         names = set(self.sources)
-        self._rooms[room] = Receiving(
+        self._rooms[room] = InboundRoom(
             ticket=ticket,
             holding=holding,
             tokens=tokens,
@@ -238,11 +238,11 @@ class Receiver:
                     room, f"room {room}: nothing complete from {', '.join(late)} in {self._patience} rounds or seconds"
                 )
 
-    def _ask_again(self, receiving: Receiving) -> None:
+    def _ask_again(self, receiving: InboundRoom) -> None:
         """What was said before, or its answer, was lost. (mutant: abort-said-once)"""
         self._ask_to_stop(receiving)
 
-    def _ask_to_stop(self, receiving: Receiving) -> None:
+    def _ask_to_stop(self, receiving: InboundRoom) -> None:
         ticket, reason = receiving.ticket, receiving.ended
         receiving.deadline = self._clock() + self._patience
         for peer in sorted(receiving.writers):
@@ -254,7 +254,7 @@ class Receiver:
         self._attempts += 1
         return self._attempts
 
-    def _take(self, peer: str, message: Message, receiving: Receiving) -> None:
+    def _take(self, peer: str, message: Message, receiving: InboundRoom) -> None:
         if isinstance(message, Status):
             receiving.waits.discard(peer)
             if not message.is_ok:
@@ -266,7 +266,7 @@ class Receiver:
         elif isinstance(message, AuxData):
             self._write_row(message, receiving)
 
-    def _write_row(self, message: AuxData, receiving: Receiving) -> None:
+    def _write_row(self, message: AuxData, receiving: InboundRoom) -> None:
         """A row that came as a message is written by its receiver, for the room's own slot and no other."""
         data = np.frombuffer(bytes.fromhex(message.row), dtype=np.uint8).copy()
         if message.slot != receiving.slot or len(data) != self._metadata.packed_bytes:
@@ -279,11 +279,11 @@ class Receiver:
             return
         self._metadata.put(receiving.slot, receiving.ticket.request, torch.from_numpy(data))
 
-    def _is_open(self, receiving: Receiving) -> bool:
+    def _is_open(self, receiving: InboundRoom) -> bool:
         """Only a room that is still transferring changes. (mutant: failed-overwritten)"""
         return receiving.status == TRANSFERRING
 
-    def _set(self, receiving: Receiving, status: int, reason: str = "") -> None:
+    def _set(self, receiving: InboundRoom, status: int, reason: str = "") -> None:
         if not self._is_open(receiving):
             return
         old, receiving.status, receiving.reason = receiving.status, status, reason
@@ -300,7 +300,7 @@ class Receiver:
 
     # The seal
 
-    def _look(self, receiving: Receiving) -> None:
+    def _look(self, receiving: InboundRoom) -> None:
         """Success once every source's seal is there, and fits what this rank's memory holds."""
         for peer in sorted(self.sources.keys() - receiving.verified):
             if not self._is_sealed(peer, receiving):
@@ -312,7 +312,7 @@ class Receiver:
             self._listener.sealed(rank=self._layout.name, request=ticket.request, size=receiving.size)
         self._set(receiving, SUCCESS)
 
-    def _is_sealed(self, peer: str, receiving: Receiving) -> bool:
+    def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
         """Read everything the peer should have written. It races with the writes on purpose: only a match counts."""
         rank, ticket = self.sources[peer].rank, receiving.ticket
         content = Content(
@@ -339,7 +339,7 @@ class Receiver:
         receiving.size += sum(each.bytes for each in right)
         return bool(right)
 
-    def _mark(self, receiving: Receiving) -> None:
+    def _mark(self, receiving: InboundRoom) -> None:
         """Fill all that is to be written with words that no sender writes, in forward-lane order and before any asks.
 
         Otherwise memory that happens to hold the right bytes already (the unused rest of a last page, a recycled page
@@ -368,7 +368,7 @@ class Receiver:
             writes=(*room_footprints(self._layout, units, request), slot),
         )
 
-    def _units(self, receiving: Receiving) -> Units:
+    def _units(self, receiving: InboundRoom) -> Units:
         return room_units(self._layout, receiving.holding, receiving.tokens)
 
     def _runs(self, holding: Holding, tokens: int) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
@@ -379,7 +379,7 @@ class Receiver:
             runs.append((f"{leg}.{space}", run.first, tuple(run.pages.tolist())))
         return tuple(runs)
 
-    def _seal_rows(self, receiving: Receiving) -> IndexArray:
+    def _seal_rows(self, receiving: InboundRoom) -> IndexArray:
         first = receiving.slot * self._ranks
         return np.arange(first, first + self._ranks)
 

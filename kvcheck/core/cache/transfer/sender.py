@@ -44,7 +44,7 @@ REPEATS = 3
 
 
 @dataclass(slots=True, kw_only=True)
-class Sending:
+class OutboundRoom:
     """An attempt that is being sent. holding: None until its prefill begins. page: first page not yet sent.
 
     deadline: once it was asked for. flushed: after a failure, by peer, what has to be reached before its memory is
@@ -107,7 +107,7 @@ class Sender:
             aux_over_messages=aux_over_messages,
         )
         self._peers = self._writer.peers
-        self._rooms: dict[int, Sending] = {}
+        self._rooms: dict[int, OutboundRoom] = {}
         self._wants = Wants()
 
     # A room's life
@@ -119,7 +119,7 @@ class Sender:
         """
         if room in self._rooms:
             raise ForeignAccess(f"room {room}: attempt {self._rooms[room].attempt} is not over, got attempt {attempt}")
-        self._rooms[room] = Sending(room=room, attempt=attempt, request=request, tokens=tokens)
+        self._rooms[room] = OutboundRoom(room=room, attempt=attempt, request=request, tokens=tokens)
         if reason := self._wants.ended(room, attempt):
             self.fail(room, reason)
         elif self._wants.of(room, attempt):
@@ -220,14 +220,14 @@ class Sender:
             elif sending.is_reported and not sending.reason and self._clock() >= sending.repeat_at:
                 self._report(sending, sorted(self._peers.keys() - sending.done))
 
-    def _report(self, sending: Sending, peers: Sequence[str]) -> None:
+    def _report(self, sending: OutboundRoom, peers: Sequence[str]) -> None:
         """Say again that everything was written: whoever took it answers, also where its first answer was lost."""
         sending.repeat_at = self._clock() + self._repeat_after
         for peer in peers:
             want = self._wants_of(sending)[peer]
             self._wire.send(peer, Status(room=want.room, generation=want.generation, is_ok=True))
 
-    def _give_up(self, sending: Sending) -> None:
+    def _give_up(self, sending: OutboundRoom) -> None:
         silent = ", ".join(sorted(self._peers.keys() - sending.done))
         if silent and not sending.reason:
             sending.is_reported = False
@@ -267,10 +267,10 @@ class Sender:
         else:
             self._wants.of(want.room, want.attempt)[peer] = want
 
-    def _wants_of(self, sending: Sending) -> dict[str, Want]:
+    def _wants_of(self, sending: OutboundRoom) -> dict[str, Want]:
         return self._wants.of(sending.room, sending.attempt)
 
-    def _abort(self, peer: str, message: Abort, want: Want | None, sending: Sending | None) -> None:
+    def _abort(self, peer: str, message: Abort, want: Want | None, sending: OutboundRoom | None) -> None:
         """The attempt ends here too, whatever of it was heard; who says so learns when nothing is written any more."""
         flushed = self._wire.flush(peer)
         self._wire.send(peer, Drained(room=message.room, generation=message.generation), after=(flushed,))
@@ -295,7 +295,7 @@ class Sender:
 
     # What is written
 
-    def _each_peer(self, sending: Sending, write: partial[None]) -> None:
+    def _each_peer(self, sending: OutboundRoom, write: partial[None]) -> None:
         """Write to every peer; where that fails, the room does."""
         for peer in self._peers:
             if sending.reason:
@@ -306,7 +306,7 @@ class Sender:
             except TargetError as error:
                 self.fail(sending.room, str(error))
 
-    def _check_want(self, sending: Sending, want: Want) -> None:
+    def _check_want(self, sending: OutboundRoom, want: Want) -> None:
         """Whether the peer means this prompt, and has a page for each of its pages, before any of it is sent.
 
         Equal pages do not mean equal prompts: the last page is rarely full.
@@ -320,7 +320,7 @@ class Sender:
         whole = PageRun(0, np.array(pages))  # only its length counts; the pages are taken chunk by chunk
         self._pair(whole, self._run(want, "kv", "full"), needed=pages, what=f"room {sending.room}, KV pages")
 
-    def _send_kv(self, sending: Sending, pages: range, after: Signal, peer: str) -> None:
+    def _send_kv(self, sending: OutboundRoom, pages: range, after: Signal, peer: str) -> None:
         want = self._wants_of(sending)[peer]
         assert sending.holding is not None
         source = PageRun(0, sending.holding.pages[: pages.stop])
@@ -328,7 +328,7 @@ class Sender:
         pairs = self._pair(source, target, needed=pages, what=f"room {sending.room}, KV pages")
         self._writer.write(want, peer, "kv", {"full": pairs}, after=(after,))
 
-    def _send_rest(self, sending: Sending, after: Sequence[Signal], peer: str) -> None:
+    def _send_rest(self, sending: OutboundRoom, after: Sequence[Signal], peer: str) -> None:
         want = self._wants_of(sending)[peer]
         pairs = self._state_pairs(sending, want)
         if pairs:
@@ -341,12 +341,12 @@ class Sender:
         self._wire.send(peer, Status(room=want.room, generation=want.generation, is_ok=True), after=(sent,))
 
     def _send_state(
-        self, sending: Sending, want: Want, peer: str, pairs: Mapping[str, IndexArray], after: Sequence[Signal]
+        self, sending: OutboundRoom, want: Want, peer: str, pairs: Mapping[str, IndexArray], after: Sequence[Signal]
     ) -> None:
         """What must not fail unseen. (mutant: state-result-ignored)"""
         self._writer.write(want, peer, "state", pairs, after=after)
 
-    def _state_pairs(self, sending: Sending, want: Want) -> dict[str, IndexArray]:
+    def _state_pairs(self, sending: OutboundRoom, want: Want) -> dict[str, IndexArray]:
         """Pages or slots of each space whose buffers travel as state, [n, 2]."""
         holding, layout, tokens = sending.holding, self._layout, sending.tokens
         assert holding is not None

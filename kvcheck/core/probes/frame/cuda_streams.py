@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.base.rng import Mix
+from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.streams import EAGER, LAZY
 
@@ -41,7 +41,7 @@ class CudaMachine:
         """Wait for everything and hold by this order from now on: never (eager), always (lazy), or as the seed says."""
         torch.cuda.synchronize()
         self._order = order
-        self._mix = Mix(seed)
+        self._mix = Rng(seed)
         self.queued = 0
         self.holds = 0
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
-from kvcheck.core.base.rng import Mix
+from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.content import Judge
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.names import Names
@@ -93,7 +93,7 @@ class Rig:
     stubs: Stubs
     subject: str
     schedule: int
-    mix: Mix
+    mix: Rng
     device: str = "cpu"
     judge: Judge = field(default_factory=Judge)
 

@@ -21,7 +21,7 @@ import torch
 
 from kvcheck.core.base.identity import commit_of, folder_digest
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.base.rng import Mix
+from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame import streams
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
@@ -97,7 +97,7 @@ class Server:
             stubs=self._stubs,
             subject=ask.subject,
             schedule=ask.schedule,
-            mix=Mix(_seed(row, ask)),
+            mix=Rng(_seed(row, ask)),
         )
         self._machine.reset(streams.EAGER, 0)
         probe = load(row.entry)
@@ -116,7 +116,7 @@ class Server:
 
 def _seed(row: ProbeRow, ask: Ask) -> int:
     """Every probe, subject and schedule draws of its own."""
-    return Mix(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
+    return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
 
 
 def serve(entry: str, device: str, asks: IO[str], answers: IO[str]) -> None:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvcheck.core.base.rng import Mix
+from kvcheck.core.base.rng import Rng
 
 EAGER, LAZY, RANDOM = "eager", "lazy", "random"
 ORDERS = (LAZY, RANDOM, EAGER)
@@ -34,7 +34,7 @@ class Machine:
     def reset(self, order: str, seed: int) -> None:
         """Forget everything queued and follow this order from now on."""
         self._order = order
-        self._mix = Mix(seed)
+        self._mix = Rng(seed)
         self._side: list[SideStream] = []
         self.main = SideStream(machine=self)
         self.main.is_main = True

@@ -35,7 +35,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Entry:
     """One row in one run. verdict None: not run. words: verified; orderings: checked. replay: a command.
 
     notes: what the run says of this row beside its verdict, such as what of it was not exercised.
@@ -69,7 +69,7 @@ class Row:
 
     id: str
     shows: str
-    cells: tuple[Cell, ...]
+    cells: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,7 @@ def _shown(record: RunRecord) -> dict[str, str]:
     return {str(name): str(text) for name, text in shows.items()} if isinstance(shows, dict) else {}
 
 
-def _cells(column: Column, ids: Iterable[str]) -> list[Cell]:
+def _cells(column: Column, ids: Iterable[str]) -> list[Entry]:
     """The run's cells of these rows."""
     record = column.record
     results = {each.id: each for each in record.scenarios}
@@ -208,12 +208,12 @@ def _cells(column: Column, ids: Iterable[str]) -> list[Cell]:
     return [_cell(column, results.get(name), found.get(name, [])) for name in ids]
 
 
-def _cell(column: Column, result: ScenarioResult | None, findings: list[Finding]) -> Cell:
+def _cell(column: Column, result: ScenarioResult | None, findings: list[Finding]) -> Entry:
     record = column.record
     if result is None:
-        return Cell(label=column.label, verdict=None, text=f"{record.repro} did not run it", replay=record.repro)
+        return Entry(label=column.label, verdict=None, text=f"{record.repro} did not run it", replay=record.repro)
     findings.sort(key=lambda each: each.condition is not None)
-    return Cell(
+    return Entry(
         label=column.label,
         verdict=result.verdict,
         codes=tuple(
@@ -270,7 +270,7 @@ def summary(comparison: Comparison) -> str:
     return "; ".join(texts)
 
 
-def counts(cell: Cell) -> str:
+def counts(cell: Entry) -> str:
     """What the verdict rests on, in short."""
     if cell.verdict is None:
         return ""

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.report.comparison.compare import Cell, Column, Comparison, Group, counts, summary
+from kvcheck.core.report.comparison.compare import Column, Comparison, Entry, Group, counts, summary
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import MARKS, clip, part, visible
 
@@ -57,7 +57,7 @@ def _group(group: Group) -> dict[str, object]:
     }
 
 
-def _cell(cell: Cell) -> dict[str, object]:
+def _cell(cell: Entry) -> dict[str, object]:
     return {
         "more": "replay" if cell.verdict is Verdict.PASS and not cell.is_conditional else "why, and replay",
         "notes": [clip(note, MESSAGE_CHARS) for note in cell.notes],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.report.comparison.compare import Cell, Comparison, Table, counts, summary
+from kvcheck.core.report.comparison.compare import Comparison, Entry, Table, counts, summary
 from kvcheck.core.report.gate.to_md import MOST_LINES, escaped, table_line
 from kvcheck.core.report.store import write_text
 
@@ -51,6 +51,6 @@ def _table(table: Table) -> list[str]:
     return [*lines, "", *told[:MOST_LINES], *more]
 
 
-def _short(cell: Cell) -> str:
+def _short(cell: Entry) -> str:
     name = cell.name if cell.verdict is None else SHOUT[cell.verdict]
     return "; ".join(part for part in (" ".join((name, *cell.codes)), counts(cell)) if part)

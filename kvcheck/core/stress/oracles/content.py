@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from kvcheck.core.base import content
 from kvcheck.core.base.content import Site, Tag
 from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.events import Expected, HostActs, Leased, Padding, Saw, Verified
+from kvcheck.core.stress.events import Expected, Leased, Padding, ProcessActs, Saw, Verified
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.workload.mismatch import Mismatch
@@ -43,13 +43,13 @@ class ContentOracle:
             (Leased, self._leased),
             (Padding, self._padding),
             (Expected, self._expected),
-            (HostActs, self._host_acts),
+            (ProcessActs, self._host_acts),
         )
 
     def finish(self) -> None:
         """Nothing is left to judge."""
 
-    def _host_acts(self, event: HostActs) -> None:
+    def _host_acts(self, event: ProcessActs) -> None:
         self._host = event.host
 
     def _expected(self, event: Expected) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.events import Forward, HostActs, Restored, Retried, Saved, Submitted
+from kvcheck.core.stress.events import Forward, ProcessActs, Restored, Retried, Saved, Submitted
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 
@@ -37,7 +37,7 @@ class ContractOracle:
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         """Passes, saves, restores, operations."""
         return (
-            (HostActs, self._host_acts),
+            (ProcessActs, self._host_acts),
             (Forward, self._forward),
             (Saved, self._saved_event),
             (Restored, self._restored),
@@ -48,7 +48,7 @@ class ContractOracle:
     def finish(self) -> None:
         """Nothing is left to judge."""
 
-    def _host_acts(self, event: HostActs) -> None:
+    def _host_acts(self, event: ProcessActs) -> None:
         self._host = event.host
 
     def _retried(self, event: Retried) -> None:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Footprint, Place
-from kvcheck.core.stress.access_log import Cells, Overlap
+from kvcheck.core.stress.access_log import AccessLog, Overlap
 from kvcheck.core.stress.clocks import Clock, Clocks, at
-from kvcheck.core.stress.events import HostActs, HostDrained, HostJoined, LaneWaited, Recorded, Submitted
+from kvcheck.core.stress.events import LaneWaited, ProcessActs, ProcessDrained, ProcessJoined, Recorded, Submitted
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 
@@ -34,14 +34,14 @@ _WORDS = (
 class _Buffer:
     """The touches of one buffer, by lane."""
 
-    reads: dict[int, Cells] = field(default_factory=dict)
-    writes: dict[int, Cells] = field(default_factory=dict)
+    reads: dict[int, AccessLog] = field(default_factory=dict)
+    writes: dict[int, AccessLog] = field(default_factory=dict)
 
-    def only_writes(self) -> tuple[tuple[dict[int, Cells], str], ...]:
+    def only_writes(self) -> tuple[tuple[dict[int, AccessLog], str], ...]:
         """What a read must be behind, and what is done there."""
         return ((self.writes, "writes"),)
 
-    def both(self) -> tuple[tuple[dict[int, Cells], str], ...]:
+    def both(self) -> tuple[tuple[dict[int, AccessLog], str], ...]:
         """What a write must be behind."""
         return ((self.writes, "writes"), (self.reads, "reads"))
 
@@ -51,7 +51,7 @@ class OrderingOracle:
 
     name = "ordering"
     clocks = Clocks
-    cells = Cells
+    cells = AccessLog
 
     def __init__(self) -> None:
         self.judged = 0
@@ -68,9 +68,9 @@ class OrderingOracle:
             (Submitted, self._submitted),
             (Recorded, self._recorded),
             (LaneWaited, self._lane_waited),
-            (HostJoined, self._host_joined),
-            (HostDrained, self._host_drained),
-            (HostActs, self._host_acts),
+            (ProcessJoined, self._host_joined),
+            (ProcessDrained, self._host_drained),
+            (ProcessActs, self._host_acts),
         )
 
     def finish(self) -> None:
@@ -84,14 +84,14 @@ class OrderingOracle:
     def _lane_waited(self, event: LaneWaited) -> None:
         self._clocks.lane_waits(event.record, self._clocks.lane(event.lane))
 
-    def _host_joined(self, event: HostJoined) -> None:
+    def _host_joined(self, event: ProcessJoined) -> None:
         self._clocks.host_joins(event.record)
         self._forget()
 
-    def _host_acts(self, event: HostActs) -> None:
+    def _host_acts(self, event: ProcessActs) -> None:
         self._clocks.act(event.host)
 
-    def _host_drained(self, event: HostDrained) -> None:
+    def _host_drained(self, event: ProcessDrained) -> None:
         self._clocks.host_drains()
         self._forget()
 
@@ -145,7 +145,7 @@ class OrderingOracle:
                         self._report(event, footprint, buffer, other, overlap, is_write, doing)
         return found
 
-    def _cells_of(self, by_lane: dict[int, Cells], lane: int) -> Cells:
+    def _cells_of(self, by_lane: dict[int, AccessLog], lane: int) -> AccessLog:
         if lane not in by_lane:
             by_lane[lane] = self.cells()
         return by_lane[lane]

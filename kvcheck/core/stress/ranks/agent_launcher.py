@@ -23,7 +23,7 @@ from torch.distributed import DistError
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.stress.ranks.child import Child, Ending, LocalChild, LocalLauncher, Put
-from kvcheck.core.stress.ranks.spec import RankOrder, read_order
+from kvcheck.core.stress.ranks.spec import RankSpec, read_spec
 
 CONNECT_S = 120.0
 STEP_S = 1.0
@@ -35,7 +35,7 @@ LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Address:
     """Where this process stands among `world` of them. store: host and port where all find one another.
 
     is_host: this process has to open the store. bind: the address at which this machine is reached.
@@ -104,7 +104,7 @@ class Mailbox:
 class RemoteChild:
     """A rank's process under an agent."""
 
-    def __init__(self, order: RankOrder, box: Mailbox) -> None:
+    def __init__(self, order: RankSpec, box: Mailbox) -> None:
         self.order = order
         self._box = box
         self._ending: Ending | None = None
@@ -136,10 +136,10 @@ class RemoteChild:
         self._has_ended.set()
 
 
-class Crew:
+class AgentLauncher:
     """Starts ranks under the agents of all places, prefill ranks first. For the first place alone."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Address) -> None:
         self._place = place
         self._store = place.open()
         self._boxes = [Mailbox(self._store, f"to-{rank}") for rank in range(place.world)]
@@ -151,7 +151,7 @@ class Crew:
         for thread in self._threads:
             thread.start()
 
-    def start(self, order: RankOrder, put: Put) -> Child:
+    def start(self, order: RankSpec, put: Put) -> Child:
         """The agent of the rank's place starts it."""
         rank = order.rank + (order.prefill if order.end == "decode" else 0)
         child = RemoteChild(order, self._boxes[rank])
@@ -188,7 +188,7 @@ class Crew:
                 put(child.order.name, value)
 
 
-def serve(place: Place, program: str) -> None:
+def serve(place: Address, program: str) -> None:
     """The agent of a place: until it is told to quit, or nobody tells it anything."""
     box, back = Mailbox(place.open(), f"to-{place.rank}"), Mailbox(place.connect(), f"from-{place.rank}")
     launcher = LocalLauncher(program, host=place.bind)
@@ -203,7 +203,7 @@ def serve(place: Place, program: str) -> None:
             if value.get("quit"):
                 return
             if "order" in value:
-                child = _start(launcher, read_order(str(value["order"])), back)
+                child = _start(launcher, read_spec(str(value["order"])), back)
             elif child is not None:
                 _pass_on(child, value)
     finally:
@@ -213,7 +213,7 @@ def serve(place: Place, program: str) -> None:
         launcher.close()
 
 
-def _start(launcher: LocalLauncher, order: RankOrder, back: Mailbox) -> LocalChild:
+def _start(launcher: LocalLauncher, order: RankSpec, back: Mailbox) -> LocalChild:
     made: list[LocalChild] = []
     is_made = threading.Event()
 

@@ -21,7 +21,7 @@ from typing import IO, Protocol
 
 from kvcheck.core.base.child import Streams, start
 from kvcheck.core.base.scratch import ScratchFolder
-from kvcheck.core.stress.ranks.spec import RankOrder
+from kvcheck.core.stress.ranks.spec import RankSpec
 
 LOOK_S = 0.005
 TAIL = 600
@@ -42,7 +42,7 @@ class Ending:
 class Child(Protocol):
     """A rank's process."""
 
-    order: RankOrder
+    order: RankSpec
 
     def tell(self, value: Mapping[str, object]) -> None:
         """A line for it; lost where it is dead."""
@@ -60,7 +60,7 @@ class Child(Protocol):
 class Launcher(Protocol):
     """Where ranks are started."""
 
-    def start(self, order: RankOrder, put: Put) -> Child:
+    def start(self, order: RankSpec, put: Put) -> Child:
         """A process for the rank."""
 
     def meeting(self, name: str) -> str:
@@ -73,7 +73,7 @@ class Launcher(Protocol):
 class LocalChild:
     """A child of this process."""
 
-    def __init__(self, order: RankOrder, program: str, put: Put) -> None:
+    def __init__(self, order: RankSpec, program: str, put: Put) -> None:
         self.order = order
         self._put = put
         self._reaping = threading.Lock()
@@ -145,7 +145,7 @@ class LocalLauncher:
         self._network = network
         self._folder = ScratchFolder("ranks")
 
-    def start(self, order: RankOrder, put: Put) -> LocalChild:
+    def start(self, order: RankSpec, put: Put) -> LocalChild:
         """A child process."""
         return LocalChild(replace(order, host=self._host, network=self._network), self._program, put)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from threading import Event
 
 
-class Told:
+class Inbox:
     """addresses: of decode ranks, as they become known. is_over: everybody is idle."""
 
     def __init__(self) -> None:

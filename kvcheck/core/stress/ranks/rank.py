@@ -19,7 +19,7 @@ from kvcheck.core.cache.scheduler.agreement import RankGroup
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
 from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks
-from kvcheck.core.cache.scheduler.request import Generation, StepReport
+from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer.layout import EndLayout
 from kvcheck.core.cache.transfer.layout_json import layout_from_json, layout_to_json
 from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
@@ -29,16 +29,16 @@ from kvcheck.core.stress.events import Aborted, Closed, Counted, Expected, Fault
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
-from kvcheck.core.stress.ranks.inbox import Told
+from kvcheck.core.stress.ranks.inbox import Inbox
 from kvcheck.core.stress.ranks.quarantine import Quarantine
-from kvcheck.core.stress.ranks.spec import Closing, RankOrder
+from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary
 from kvcheck.core.stress.ranks.stalls import Stalls
 from kvcheck.core.stress.ranks.stressed_wire import StressedWire
 from kvcheck.core.stress.ranks.work import pair_scenario, work_of
 from kvcheck.core.stress.scenarios.pd_transfer import STAGES, Aborts, Faults, prefill_sizes, room_of
 from kvcheck.core.stress.scenarios.serving import HURRY, Feed, generation_of, make_setup
 from kvcheck.core.stress.schedule import parse_line
-from kvcheck.core.targets.parts import Parts
+from kvcheck.core.targets.parts import TargetParts
 from kvcheck.core.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
 from kvcheck.core.targets.target import PairSetup
 
@@ -72,7 +72,7 @@ class RankHistory(History):
 class RankRun:
     """One rank. parts: what it is made of. say: tells the supervisor; told: what that one tells."""
 
-    def __init__(self, order: RankOrder, wire: type[ProcessWire], say: Say, told: Told, *, parts: Parts) -> None:
+    def __init__(self, order: RankSpec, wire: type[ProcessWire], say: Say, told: Inbox, *, parts: TargetParts) -> None:
         self._order = order
         self._told = told
         self._parts = parts
@@ -246,7 +246,7 @@ class RankRun:
         is_fed = self._told.is_over if self._is_fed_on_demand else not self._feed.is_open
         return not (is_fed and self._scheduler.is_idle)
 
-    def _due(self) -> list[Generation]:
+    def _due(self) -> list[Request]:
         assert self._scheduler is not None
         if self._is_fed_on_demand and isinstance(self._scheduler, PrefillScheduler):
             return [generation_of(self._jobs[request]) for request in self._scheduler.sender.unopened]
@@ -347,7 +347,7 @@ class RankRun:
         self._history.append(Closed(tuple(sorted(self._backend.allocated().items()))))
         for oracle in self._oracles:
             oracle.finish()
-        closing = Closing(
+        closing = RankSummary(
             counts={each.space: (each.free, each.total) for each in counts},
             returned={each.space: (each.free, each.total) for each in returned},
             decisions=self._decisions,

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.stress.ranks.child import Launcher
-from kvcheck.core.stress.ranks.supervisor import RankStory, Supervisor
+from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
 from kvcheck.core.stress.ranks.verdict import judge
 from kvcheck.core.stress.ranks.work import ranks_of, work_of
 from kvcheck.core.stress.runner import Outcome, complete
@@ -51,7 +51,7 @@ class ProcessEngine:
         )
 
 
-def _done(stories: Iterable[RankStory], evidence: Evidence) -> str:
+def _done(stories: Iterable[RankReport], evidence: Evidence) -> str:
     """What was done to requests, in words."""
     told = list(stories)
     faulted = {request for story in told for request in story.faulted}

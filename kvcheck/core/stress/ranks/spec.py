@@ -1,6 +1,6 @@
 """What a rank's process is told when it starts, and what it says while it runs: one JSON object a line, both ways.
 
-    to the rank      RankOrder, then {"addresses": ...} for a prefill rank, and again when a decode rank was started
+    to the rank      RankSpec, then {"addresses": ...} for a prefill rank, and again when a decode rank was started
                      again, then {"close": true}; end of input: the end
     from the rank    listening, ready, finished, failed, aborted, faulted, stalled, fenced, refused, rejoined, lost,
                      idle, closed, error
@@ -31,7 +31,7 @@ PROCESS_WIRES: Registry[type[ProcessWire]] = Registry(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankOrder:
+class RankSpec:
     """One rank. key: of the run, so that strangers are told apart. meeting: where the end's ranks find one another.
 
     patience_s: seconds a room may take. lease_s: seconds a peer may be silent.
@@ -74,14 +74,14 @@ class RankOrder:
         return json.dumps(to_plain(self))
 
 
-def read_order(line: str) -> RankOrder:
+def read_spec(line: str) -> RankSpec:
     """The order of a line. Raises ValueError."""
-    order: RankOrder = value_from(RankOrder, json.loads(line), "order")
+    order: RankSpec = value_from(RankSpec, json.loads(line), "order")
     return order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
+class RankSummary:
     """What a rank says last. counts: space -> (free, total), when idle. returned: the same after everything was closed.
 
     decisions: a checksum of what its rounds decided; equal on all ranks of an end. sealed: bytes that it read and that
@@ -97,7 +97,7 @@ class Closing:
     evidence: Evidence
 
 
-def read_closing(raw: Mapping[str, object]) -> Closing:
+def read_summary(raw: Mapping[str, object]) -> RankSummary:
     """The closing of an event. Raises ValueError."""
-    closing: Closing = value_from(Closing, raw, "closing")
+    closing: RankSummary = value_from(RankSummary, raw, "closing")
     return closing

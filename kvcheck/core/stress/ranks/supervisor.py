@@ -25,7 +25,7 @@ from kvcheck.core.cache.transfer.sockets.link import LOCAL
 from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.ranks import worker
 from kvcheck.core.stress.ranks.child import Child, Launcher, LocalChild, LocalLauncher
-from kvcheck.core.stress.ranks.spec import Closing, RankOrder, read_closing
+from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary, read_summary
 from kvcheck.core.stress.ranks.work import ranks_of
 from kvcheck.core.stress.schedule import Plan
 
@@ -35,7 +35,7 @@ ENDING_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
-class RankStory:
+class RankReport:
     """What a rank said. death: how its process ended before it was told to; "" where it did not.
 
     faulted: why a request has to fail, as its reason has to name it. stalled: requests of which a leg was held back.
@@ -57,13 +57,13 @@ class RankStory:
     before: set[int] = field(default_factory=set)
     lost: list[str] = field(default_factory=list)
     is_idle: bool = False
-    closing: Closing | None = None
+    closing: RankSummary | None = None
     error: str = ""
     is_refusal: bool = False
     death: str = ""
 
 
-def _nowhere(order: RankOrder) -> Child:
+def _nowhere(order: RankSpec) -> Child:
     raise InternalError(f"{order.name} is to be started before the run")
 
 
@@ -106,16 +106,16 @@ class Supervisor:
         for name in restarts:
             if ranks_of(plan)[name.startswith("decode")] > 1:
                 raise UsageError(f"{name} cannot be started again: its end has other ranks; got ranks={plan.ranks}")
-        self._spawn: Callable[[RankOrder], Child] = _nowhere
+        self._spawn: Callable[[RankSpec], Child] = _nowhere
         self._events: queue.Queue[tuple[str, dict[str, object] | None]] = queue.Queue()
         self._children: dict[str, Child] = {}
         self._ready: set[str] = set()
         self._is_broken = False
         self._addresses: dict[str, str] = {}
-        self.stories: dict[str, RankStory] = {}
+        self.stories: dict[str, RankReport] = {}
         self.silence = ""
 
-    def run(self) -> Mapping[str, RankStory]:
+    def run(self) -> Mapping[str, RankReport]:
         """Every rank's story, when all have ended. Raises UnknownVerdict where a library is missing."""
         with contextlib.ExitStack() as stack:
             network = None
@@ -123,7 +123,7 @@ class Supervisor:
                 network = stack.enter_context(PrivateNetwork()).path
             return self._run(self._launcher or LocalLauncher(self.program, host=LOCAL, network=network))
 
-    def _run(self, launcher: Launcher) -> Mapping[str, RankStory]:
+    def _run(self, launcher: Launcher) -> Mapping[str, RankReport]:
         before = signal.signal(signal.SIGTERM, _interrupt)
         try:
             self._start(launcher)
@@ -148,7 +148,7 @@ class Supervisor:
         return child.process.pid
 
     @staticmethod
-    def _is_over(story: RankStory) -> bool:
+    def _is_over(story: RankReport) -> bool:
         return bool(story.closing is not None or story.death)
 
     def _start(self, launcher: Launcher) -> None:
@@ -158,7 +158,7 @@ class Supervisor:
         for end, count in (("prefill", prefill), ("decode", decode)):
             for rank in range(count):
                 name = f"{end}-{rank}"
-                order = RankOrder(
+                order = RankSpec(
                     line=self._plan.line(),
                     end=end,
                     rank=rank,
@@ -171,7 +171,7 @@ class Supervisor:
                     returns=tuple(sorted(self._restarts)),
                     extra=dict(self._extra.get(name, {})),
                 )
-                self.stories[name] = RankStory(name=name)
+                self.stories[name] = RankReport(name=name)
                 self._children[name] = self._spawn(order)
 
     def _take(self, name: str, event: dict[str, object] | None) -> None:
@@ -210,7 +210,7 @@ class Supervisor:
         elif kind == "closed":
             closing = event["closing"]
             assert isinstance(closing, dict)
-            story.closing = read_closing(closing)
+            story.closing = read_summary(closing)
         elif kind == "error":
             story.error = f"{event['kind']}: {event['message']}"
             story.is_refusal = event["exit_code"] == TargetError.exit_code
@@ -233,7 +233,7 @@ class Supervisor:
                 if not self.stories[name].death:
                     child.tell({"close": True})
 
-    def _died(self, story: RankStory) -> None:
+    def _died(self, story: RankReport) -> None:
         if story.closing is not None:
             return
         child = self._children[story.name]
@@ -252,7 +252,7 @@ class Supervisor:
         self._is_broken = self._is_broken or len(self._ready) < len(self.stories)  # the others wait for it in vain
         self._close_when_idle()
 
-    def _start_again(self, story: RankStory, child: Child, death: str) -> None:
+    def _start_again(self, story: RankReport, child: Child, death: str) -> None:
         """A new process for the rank, which is told what the old one has said of requests, and nothing else of it."""
         self._restarts.remove(story.name)
         child.forget()

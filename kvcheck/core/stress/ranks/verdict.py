@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.events import Faulted
-from kvcheck.core.stress.ranks.supervisor import RankStory
+from kvcheck.core.stress.ranks.supervisor import RankReport
 from kvcheck.core.stress.ranks.work import bytes_for
 from kvcheck.core.stress.scenarios.scenario import Load
 
@@ -34,7 +34,7 @@ class Judgement:
 
 
 def judge(
-    stories: Mapping[str, RankStory],
+    stories: Mapping[str, RankReport],
     shape: ModelShape,
     load: Load,
     reference: Mapping[int, tuple[int, ...]],
@@ -84,7 +84,7 @@ class _Done:
     reasons: Mapping[int, str]
 
     @staticmethod
-    def of(stories: Mapping[str, RankStory]) -> _Done:
+    def of(stories: Mapping[str, RankReport]) -> _Done:
         reasons: dict[int, str] = {}
         for story in stories.values():
             for request, reason in story.failed.items():
@@ -96,7 +96,7 @@ class _Done:
         )
 
 
-def _outputs(story: RankStory, load: Load, reference: Mapping[int, tuple[int, ...]]) -> Sequence[Finding]:
+def _outputs(story: RankReport, load: Load, reference: Mapping[int, tuple[int, ...]]) -> Sequence[Finding]:
     """Every request has ended, and what has finished has the right tokens."""
     found = []
     for job in load.jobs:
@@ -111,7 +111,7 @@ def _outputs(story: RankStory, load: Load, reference: Mapping[int, tuple[int, ..
     return found[:MOST]
 
 
-def _reasons(story: RankStory, done: _Done, *, excuses: bool) -> Sequence[Finding]:
+def _reasons(story: RankReport, done: _Done, *, excuses: bool) -> Sequence[Finding]:
     """A request failed because of what was done to it, or finished because nothing was."""
     found = []
     for request, reason in story.failed.items():
@@ -135,7 +135,7 @@ def _reasons(story: RankStory, done: _Done, *, excuses: bool) -> Sequence[Findin
     return found[:MOST]
 
 
-def _agreement(stories: Mapping[str, RankStory], *, has_trouble: bool) -> Sequence[Finding]:
+def _agreement(stories: Mapping[str, RankReport], *, has_trouble: bool) -> Sequence[Finding]:
     """Ranks of an end that stayed together have decided the same."""
     found = []
     for end in ("prefill", "decode"):
@@ -158,7 +158,7 @@ def _agreement(stories: Mapping[str, RankStory], *, has_trouble: bool) -> Sequen
     return found
 
 
-def _accounts(story: RankStory) -> Sequence[Finding]:
+def _accounts(story: RankReport) -> Sequence[Finding]:
     """Nothing is held when all is done; worked out again from the counts themselves."""
     assert story.closing is not None
     return [
@@ -169,7 +169,7 @@ def _accounts(story: RankStory) -> Sequence[Finding]:
     ]
 
 
-def _bytes(story: RankStory, shape: ModelShape, load: Load, *, ranks: int) -> Sequence[Finding]:
+def _bytes(story: RankReport, shape: ModelShape, load: Load, *, ranks: int) -> Sequence[Finding]:
     sealed = _sealed(story)
     found = []
     for request, size in _expected(story, shape, load, ranks=ranks).items():
@@ -182,22 +182,22 @@ def _bytes(story: RankStory, shape: ModelShape, load: Load, *, ranks: int) -> Se
     return found[:MOST]
 
 
-def _expected(story: RankStory, shape: ModelShape, load: Load, *, ranks: int) -> dict[int, int]:
+def _expected(story: RankReport, shape: ModelShape, load: Load, *, ranks: int) -> dict[int, int]:
     judged = _judged(story)
     return {job.request: bytes_for(shape, job.prompt_tokens, ranks) for job in load.jobs if job.request in judged}
 
 
-def _judged(story: RankStory) -> set[int]:
+def _judged(story: RankReport) -> set[int]:
     """Requests whose bytes this process of the rank has read: one that died has told nobody of bytes."""
     return story.finished.keys() - story.before
 
 
-def _sealed(story: RankStory) -> dict[int, int]:
+def _sealed(story: RankReport) -> dict[int, int]:
     assert story.closing is not None
     return {int(request): size for request, size in story.closing.sealed.items()}
 
 
-def _evidence(decode: Sequence[RankStory], load: Load, stories: Mapping[str, RankStory]) -> Evidence:
+def _evidence(decode: Sequence[RankReport], load: Load, stories: Mapping[str, RankReport]) -> Evidence:
     """Events of all processes; words and rooms of the decode ranks; what they all did together is counted once."""
     total = Evidence(schedules=0)
     closings = [story.closing.evidence for story in decode if story.closing is not None]

@@ -21,26 +21,26 @@ import torch
 from kvcheck.core.base.errors import KvcheckError, TransferError, UnknownVerdict, machine_trouble
 from kvcheck.core.cache.scheduler.process_group import GroupLost
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
-from kvcheck.core.stress.ranks.inbox import Told
+from kvcheck.core.stress.ranks.inbox import Inbox
 from kvcheck.core.stress.ranks.rank import RankRun
-from kvcheck.core.stress.ranks.spec import PROCESS_WIRES, RankOrder, read_order
+from kvcheck.core.stress.ranks.spec import PROCESS_WIRES, RankSpec, read_spec
 from kvcheck.core.stress.schedule import parse_line
-from kvcheck.core.targets.parts import FIXED, Parts
+from kvcheck.core.targets.parts import FIXED, TargetParts
 
 Say = Callable[[str, dict[str, object]], None]
-Choose = Callable[[RankOrder], type[ProcessWire]]
+Choose = Callable[[RankSpec], type[ProcessWire]]
 
 
-def wire_of(order: RankOrder) -> type[ProcessWire]:
+def wire_of(order: RankSpec) -> type[ProcessWire]:
     """The wire that the plan names."""
     return PROCESS_WIRES.load(parse_line(order.line).transport)
 
 
-def main(choose: Choose = wire_of, make: Callable[[RankOrder], Parts] = lambda order: FIXED) -> int:
+def main(choose: Choose = wire_of, make: Callable[[RankSpec], TargetParts] = lambda order: FIXED) -> int:
     """Run one rank; everything is told on standard output. make: what the rank is made of."""
     torch.set_num_threads(1)
     first = sys.stdin.readline()
-    told = Told()
+    told = Inbox()
     threading.Thread(target=_listen, args=(told,), name="supervisor", daemon=True).start()
     lock = threading.Lock()
 
@@ -50,9 +50,9 @@ def main(choose: Choose = wire_of, make: Callable[[RankOrder], Parts] = lambda o
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
 
-    order: RankOrder | None = None
+    order: RankSpec | None = None
     try:
-        order = read_order(first)
+        order = read_spec(first)
         run = RankRun(order, choose(order), say, told, parts=make(order))
         _meet(run)
         run.serve()
@@ -80,7 +80,7 @@ def _meet(run: RankRun) -> None:
         raise UnknownVerdict(f"{run.rank.name} has not met its peers: {error}") from error
 
 
-def _listen(told: Told) -> None:
+def _listen(told: Inbox) -> None:
     for line in sys.stdin:
         told.take(json.loads(line))
     os._exit(0)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.base.rng import Mix
+from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.pools import FAMILIES
 from kvcheck.core.cache.pools.pool import PoolSizes
@@ -309,7 +309,7 @@ class Retries:
 
 def room_of(request: int) -> int:
     """Any 64-bit number is a room; the first request's is 0, the second's the largest."""
-    return (0, (1 << 64) - 1)[request - 1] if request <= 2 else Mix(request).next_u64()
+    return (0, (1 << 64) - 1)[request - 1] if request <= 2 else Rng(request).next_u64()
 
 
 def prefill_sizes(sizes: PoolSizes, jobs: tuple[Job, ...], shape: ModelShape) -> PoolSizes:

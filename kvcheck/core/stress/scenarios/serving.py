@@ -19,7 +19,7 @@ from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.cache.scheduler.request import Generation, SchedulerConfig, StepReport
+from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepReport
 from kvcheck.core.cache.transfer.metadata import MetadataField
 from kvcheck.core.stress.events import Aborted, Closed, Counted, Failed, Finished, Resumed, Retracted, Retried, Returned
 from kvcheck.core.stress.history import History
@@ -101,7 +101,7 @@ class Feed:
         """There are jobs left."""
         return self._sent < len(self._jobs)
 
-    def due(self, *, is_idle: bool) -> list[Generation]:
+    def due(self, *, is_idle: bool) -> list[Request]:
         """The jobs of the next round."""
         if is_idle and self.is_open:
             self._round = max(self._round, self._jobs[self._sent].arrival // self._hurry)
@@ -111,15 +111,15 @@ class Feed:
         self._round += 1
         return [generation_of(job) for job in self._jobs[start : self._sent]]
 
-    def again(self, request: int) -> Generation:
+    def again(self, request: int) -> Request:
         """A request that was handed out, for its second attempt."""
         job = next(job for job in self._jobs[: self._sent] if job.request == request)
         return replace(generation_of(job), attempt=1)
 
 
-def generation_of(job: Job) -> Generation:
+def generation_of(job: Job) -> Request:
     """A job as a scheduler takes it."""
-    return Generation(job.request, prompt_tokens(job), job.output_tokens, job.request % PRIORITIES)
+    return Request(job.request, prompt_tokens(job), job.output_tokens, job.request % PRIORITIES)
 
 
 def synthetic_load(shape: ModelShape, *, pages: int, requests: int, max_running: int, seed: int) -> Load:

@@ -15,7 +15,7 @@ import torch
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Lane, Signal
 from kvcheck.core.cache.hicache.cache import HiCache
-from kvcheck.core.cache.hicache.controller import Leg, Transfer, TransferController
+from kvcheck.core.cache.hicache.controller import SpaceCopy, Transfer, TransferController
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
 from kvcheck.core.cache.hicache.movement import Movement
@@ -23,7 +23,7 @@ from kvcheck.core.cache.hicache.node import Node
 from kvcheck.core.cache.pools.buffers import BufferSet
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.targets.mutants.mutant import Mutant
-from kvcheck.core.targets.parts import FIXED, Parts
+from kvcheck.core.targets.parts import FIXED, TargetParts
 
 INDEX = "index_k_with_scale"
 
@@ -144,7 +144,7 @@ class KvAloneController(TransferController):
 class InPlaceController(TransferController):
     """Index values are sorted where they lie, for everybody who holds them."""
 
-    def move(self, legs: tuple[Leg, ...]) -> tuple[Leg, ...]:
+    def move(self, legs: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
         """In place."""
         if self.host.method == "direct":
             for leg in legs:
@@ -243,7 +243,7 @@ _READ = "SGLang #22811 (index reads without the layer wait)"
 _HAZARD = "a hazard of the same family"
 
 
-def _mutant(name: str, parts: Parts, shows: str, matters: str, **rest: str) -> Mutant:
+def _mutant(name: str, parts: TargetParts, shows: str, matters: str, **rest: str) -> Mutant:
     row = {
         "bug": "b",
         "scenario": "hicache",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcheck.core.targets.parts import Parts
+from kvcheck.core.targets.parts import TargetParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Mutant:
 
     name: str
     bug: str
-    parts: Parts
+    parts: TargetParts
     scenario: str
     shape: str
     killed_by: str

@@ -12,8 +12,8 @@ from dataclasses import replace
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.scheduler.agreement import RankGroup
 from kvcheck.core.cache.scheduler.decode import Arrivals, DecodeScheduler
-from kvcheck.core.cache.scheduler.request import Active
-from kvcheck.core.cache.transfer.receiver import SUCCESS, Receiver, Receiving
+from kvcheck.core.cache.scheduler.request import RunningRequest
+from kvcheck.core.cache.transfer.receiver import SUCCESS, InboundRoom, Receiver
 from kvcheck.core.cache.transfer.sealing import Sealer
 from kvcheck.core.cache.transfer.sender import Sender
 from kvcheck.core.cache.transfer.writer import Writer
@@ -55,14 +55,14 @@ class SealWithoutAux(Sealer):
 class RoomAlone(Receiver):
     """A row whose room is not zero counts as arrived."""
 
-    def _is_sealed(self, peer: str, receiving: Receiving) -> bool:
+    def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
         return bool(self._metadata.row_view(receiving.slot)[-64:].any()) or self.sources[peer].rank != self._row_sender
 
 
 class OldSeal(Receiver):
     """Any whole seal in the slot counts, and slots keep theirs when they change hands."""
 
-    def _is_sealed(self, peer: str, receiving: Receiving) -> bool:
+    def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
         return bool(self._seals[receiving.slot * self._ranks + self.sources[peer].rank].any())
 
     def _clear_seals(self, rows: IndexArray) -> None:
@@ -73,7 +73,7 @@ class OldSeal(Receiver):
 class FailedOverwritten(Receiver):
     """A status table in which a failure is a status like any other."""
 
-    def _is_open(self, receiving: Receiving) -> bool:
+    def _is_open(self, receiving: InboundRoom) -> bool:
         return receiving.status != SUCCESS
 
 
@@ -91,7 +91,7 @@ class GenerationKept(Receiver):
 class AbortSaidOnce(Receiver):
     """A sender is asked to stop once."""
 
-    def _ask_again(self, receiving: Receiving) -> None:
+    def _ask_again(self, receiving: InboundRoom) -> None:
         return
 
 
@@ -107,12 +107,12 @@ class DrainedAtOnce(Receiver):
 class PagesAtOnce(Arrivals):
     """A failed request's pages are free at once; its slot waits."""
 
-    def abort(self, active: Active) -> None:
+    def abort(self, active: RunningRequest) -> None:
         """The pages go first."""
         super().abort(active)
         self._parts.pool.close(active.holding)
 
-    def _end(self, active: Active, reason: str) -> None:
+    def _end(self, active: RunningRequest, reason: str) -> None:
         super()._end(active, reason)
         self._parts.pool.close(active.holding)
 
@@ -122,7 +122,7 @@ class PagesFreedEarly(DecodeScheduler):
 
     hand_over_type = PagesAtOnce
 
-    def _give_back(self, active: Active) -> None:
+    def _give_back(self, active: RunningRequest) -> None:
         self.parts.decode_metadata.release(active.target_slot, active.request)
 
 

@@ -16,7 +16,7 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.transfer.blocks import PageRun
 from kvcheck.core.cache.transfer.messages import Want
-from kvcheck.core.cache.transfer.sender import Sender, Sending
+from kvcheck.core.cache.transfer.sender import OutboundRoom, Sender
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED
 
@@ -66,7 +66,7 @@ class Broadcasts(Sender):
 class TrimChangesRequest(Sender):
     """The longer list is cut in place: the request forgets pages that it holds."""
 
-    def _state_pairs(self, sending: Sending, want: Want) -> dict[str, IndexArray]:
+    def _state_pairs(self, sending: OutboundRoom, want: Want) -> dict[str, IndexArray]:
         assert sending.holding is not None
         length = len(self._run(want, "state", "full").pages)
         if 0 < length < len(sending.holding.pages):
@@ -78,7 +78,7 @@ class StateResultIgnored(Sender):
     """What the engine says about the state write is not looked at."""
 
     def _send_state(
-        self, sending: Sending, want: Want, peer: str, pairs: Mapping[str, IndexArray], after: Sequence[Signal]
+        self, sending: OutboundRoom, want: Want, peer: str, pairs: Mapping[str, IndexArray], after: Sequence[Signal]
     ) -> None:
         try:
             super()._send_state(sending, want, peer, pairs, after)
