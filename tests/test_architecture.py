@@ -22,49 +22,46 @@ import pytest
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "kvcheck"
 
-BASE_NAMES = ("errors", "paging", "registry", "record", "codes", "bugs", "rounds", "deadline", "child", "scratch")
-BASE_NAMES += ("identity",)
-BASE = frozenset(f"core.{name}" for name in BASE_NAMES)
-RUN_PARTS = (
-    "kernels",
-    "core.cache.backend",
-    "core.cache.pools",
-    "core.cache.offload",
-    "core.cache.hicache",
-    "core.cache.transfer",
-    "core.cache.scheduler",
+# Loads no tensor library: a report, a gate and the start of a command need no more than these.
+BASE = frozenset(
+    f"core.base.{name}"
+    for name in (
+        *("errors", "paging", "registry", "record", "codes", "bugs", "rounds", "deadline"),
+        *("child", "child_start", "scratch", "identity"),
+    )
 )
-JUDGED_PARTS = (*RUN_PARTS, "core.targets", "core.workload")
+CONTENT = ("core.base.content", "core.base.rng")
+MOVED = ("kernels", *CONTENT, "core.cache.backend", "core.cache.pools")
+CACHE = (*MOVED, "core.cache.offload", "core.cache.hicache", "core.cache.transfer", "core.cache.scheduler")
+JUDGED = (*CACHE, "core.workload", "core.targets")
 ENGINES = ("core.probes.sglang", "core.probes.vllm", "core.probes.lmcache")
 
 # module or package: (what it may import besides itself and BASE, why). Lowest first; the longest match rules.
 MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "kernels": ((), "tensor in, tensor out; even BASE is above them"),
-    **{f"core.{name}": ((), "BASE") for name in ("errors", "paging", "registry", "codes", "bugs", "scratch")},
-    "core.base.record": ((), "BASE: reports read it without loading what was measured"),
-    "core.base.child_start": ((), "runs before anything of kvcheck is imported"),
-    "core.base.child": (("core.base.child_start",), "BASE: all layers that have processes start them alike"),
-    "core.base.identity": (
-        (),
-        "BASE: a run, the gate and an engine's child say by the same digests what they are about",
-    ),
-    "core.base.rounds": ((), "BASE: what a benchmark measures and what a gate says of it count alike"),
-    "core.base.deadline": ((), "BASE: whatever takes its time can be given a limit"),
+    **dict.fromkeys(sorted(BASE), ((), "BASE: all others stand on it, so it stands on itself alone")),
+    **dict.fromkeys(CONTENT, (("kernels",), "words with owners, and seeds: for targets and installed engines alike")),
     "core.cache.backend": (("kernels",), "runs operations, knows nothing of pools"),
     "core.cache.pools.shape": ((), "a value of plain numbers that workloads share with pools"),
     "core.cache.pools": (("core.cache.backend", "kernels"), "own the tensors, reach them through a backend"),
-    "core.cache.offload": (("core.cache.pools", "core.cache.backend", "kernels"), "a sibling of hicache and transfer"),
-    "core.cache.hicache": (("core.cache.pools", "core.cache.backend", "kernels"), "a sibling of offload and transfer"),
-    "core.cache.transfer": (("core.cache.pools", "core.cache.backend", "kernels"), "a sibling of offload and hicache"),
-    "core.cache.scheduler": (RUN_PARTS[:-1], "drives pools, offload, host tier and transfer together"),
-    "core.targets": (RUN_PARTS, "puts the parts together, fixed or broken on purpose"),
+    "core.cache.offload": (MOVED, "a sibling of hicache and transfer"),
+    "core.cache.hicache": (MOVED, "a sibling of offload and transfer"),
+    "core.cache.transfer": (MOVED, "a sibling of offload and hicache"),
+    "core.cache.transfer.sockets": ((*MOVED, "core.cache.transfer"), "wires between processes; no engine"),
+    "core.cache.transfer.mooncake": (
+        (*MOVED, "core.cache.transfer", "core.cache.transfer.sockets"),
+        "the wire between processes, with an engine that moves the bytes",
+    ),
+    "core.cache.scheduler": (CACHE[:-1], "drives pools, offload, host tier and transfer together"),
     "core.workload": (
-        ("core.cache.scheduler", "core.cache.transfer", "core.cache.pools", "core.cache.backend", "kernels"),
+        (*MOVED, "core.cache.transfer", "core.cache.scheduler"),
         "feeds a scheduler; names no target",
     ),
-    "core.probes.frame": (("core.base.content", "core.base.rng"), "runs where there is torch alone"),
-    **dict.fromkeys(ENGINES, (("core.probes.frame", "core.base.content"), "its names, what is tried")),
+    "core.targets": (CACHE, "puts the parts together, fixed or broken on purpose"),
+    "core.probes.frame": (CONTENT, "runs where there is torch alone"),
+    **dict.fromkeys(ENGINES, ((*CONTENT, "core.probes.frame"), "its names, what is tried")),
     "core.probes.installed": (("core.probes.frame", *ENGINES), "engines by name"),
+    "core.probes": (("core.probes.frame", "core.probes.installed"), "installed engines; nothing of the cache"),
     "core.stress.events": (
         ("core.workload.mismatch", "core.cache.backend.backend"),
         "what a run leaves behind for the oracles: values of the layers below, none of their parts",
@@ -77,20 +74,15 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.stress.access_log": (("core.cache.backend.backend",), "footprints and numbers; it knows no event"),
     "core.stress.oracles": (
         (
-            "core.stress.events",
-            "core.stress.history",
-            "core.stress.clocks",
-            "core.stress.access_log",
-            "core.base.content",
-            "core.workload.mismatch",
-            "core.cache.backend.backend",
+            *("core.stress.events", "core.stress.history", "core.stress.clocks", "core.stress.access_log"),
+            *("core.base.content", "core.workload.mismatch", "core.cache.backend.backend"),
         ),
         "judge a history alone, from any target",
     ),
-    "core.stress": (JUDGED_PARTS, "runs targets under workloads; knows no benchmark"),
-    "core.bench": (JUDGED_PARTS, "times targets under workloads; knows no schedule search"),
+    "core.stress": ((*JUDGED, "core.probes"), "runs targets under workloads; knows no benchmark"),
+    "core.bench": (JUDGED, "times targets under workloads; knows no schedule search"),
     "core.bench.case_recorder": (
-        (*JUDGED_PARTS, "core.bench", "core.stress.history"),
+        (*JUDGED, "core.bench", "core.stress.history"),
         "the recorder is what it times",
     ),
     "core.report": ((), "a record is all it needs, so that any stored run can be shown again"),
@@ -99,10 +91,13 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "kvcheck": ((), "the version, for everybody"),
 }
 ROOT_NAMES = frozenset({"kvcheck", "__version__"})  # the root package and what it defines
-NAMESPACES = frozenset({"core"})  # no row: a row would let everything below import everything
+NAMESPACES = frozenset(
+    {"core", "core.base", "core.cache"}
+)  # no row: a row would let everything below import everything
 ONLY_COMMANDS = "core.targets.mutants"  # broken on purpose: nothing below a command may reach it,
 KNOW_MUTANTS = ("commands", "core.bench")  # but for the price of a fix, which is measured beside its mutant
 
+MOST_PACKAGES = 14
 LINES_OF_A_FILE = 500
 LINES_OF_A_FUNCTION = 70
 LONG_FILES: dict[str, str] = {}  # module: reason
@@ -401,6 +396,54 @@ def test_nothing_is_dead_and_every_table_row_leads_somewhere() -> None:
 def test_test_file_is_small(path: Path) -> None:
     lines = path.read_text().count("\n")
     assert lines <= LINES_OF_A_FILE, f"{path.name} has {lines} lines; split it at {LINES_OF_A_FILE}"
+
+
+def package_of(module: str) -> str:
+    """The node of the import graph by package: kernels, commands, a wing of core, or kvcheck, which has the version."""
+    parts = module.split(".")
+    if parts[0] == "core":
+        return ".".join(parts[:2])
+    return {"__main__": "commands"}.get(parts[0], parts[0])  # python -m kvcheck is the command line
+
+
+def import_graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Module -> modules that it imports, late imports and TYPE_CHECKING blocks included."""
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        names = {name for _, name in within_package(ast.parse(source))}
+        graph[module] = {n if n in sources else n.rpartition(".")[0] for n in names} & set(sources) - {module}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Nodes that reach themselves, one sorted list for all those that reach each other."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        queue = [*graph[start]]
+        while queue:
+            at = queue.pop()
+            if at not in seen:
+                seen.add(at)
+                queue += graph.get(at, ())
+        reached[start] = seen
+    found = {tuple(sorted(b for b in reached[a] if a in reached[b])) for a in graph if a in reached[a]}
+    return [list(nodes) for nodes in sorted(found)]
+
+
+def test_the_house_has_few_rooms_and_no_circle() -> None:
+    graph = import_graph({module: path.read_text() for module, path in MODULE_FILES.items()})
+    assert circles(graph) == [], "files that import each other"
+    packages: dict[str, set[str]] = {}
+    for module, below in graph.items():
+        here = package_of(module)
+        packages.setdefault(here, set()).update({package_of(name) for name in below} - {here})
+    assert circles(packages) == [], "packages that import each other"
+    assert len(packages) <= MOST_PACKAGES, f"at most {MOST_PACKAGES} packages, got {', '.join(sorted(packages))}"
+
+
+def test_no_file_lies_directly_in_core() -> None:
+    assert [path.name for path in (PACKAGE / "core").iterdir() if path.is_file()] == ["__init__.py"]
 
 
 def test_every_package_has_its_init() -> None:

@@ -7,7 +7,7 @@ Invariants:
 from __future__ import annotations
 
 import pytest
-from test_architecture import loose_ends, violations
+from test_architecture import circles, import_graph, loose_ends, package_of, violations
 
 GOOD = '"""Purpose.\n\nInvariants:\n- One.\n"""\n'
 
@@ -36,7 +36,7 @@ def test_checker_accepts(module: str, code: str) -> None:
 @pytest.mark.parametrize(
     ("module", "code", "message"),
     [
-        ("core.cache.pools.mha", "from kvcheck.core.stress import engine", "may not import core.stress.runner"),
+        ("core.cache.pools.mha", "from kvcheck.core.stress import runner", "may not import core.stress.runner"),
         (
             "core.cache.pools.mha",
             "import kvcheck.core.cache.scheduler.decode",
@@ -117,7 +117,8 @@ def test_a_package_of_names_and_tables_needs_no_invariants() -> None:
 
 def test_loose_ends_are_found() -> None:
     sources = {
-        "core.cache.pools": 'POOLS = {"mha": "kvcheck.core.cache.pools.mha:MhaPool", "mla": "kvcheck.core.cache.pools.mla:MlaPool"}',
+        "core.cache.pools": 'POOLS = {"a": "kvcheck.core.cache.pools.mha:MhaPool", '
+        '"b": "kvcheck.core.cache.pools.mla:MlaPool"}',
         "core.cache.pools.mha": "from kvcheck.core.cache.pools.buffers import Buffers\nclass MhaPool: ...",
         "core.cache.pools.mla": "class Renamed: ...",
         "core.cache.pools.buffers": "class Buffers: ...",
@@ -129,3 +130,19 @@ def test_loose_ends_are_found() -> None:
         "core.cache.pools.mla: no module imports it and no table names it",
         "core.cache.pools.forgotten: no module imports it and no table names it",
     ]
+
+
+def test_packages_are_wings_of_core() -> None:
+    assert package_of("core.cache.pools.mha") == "core.cache" and package_of("core.bench") == "core.bench"
+    assert package_of("commands.main") == "commands" and package_of("__main__") == "commands"
+
+
+def test_a_circle_of_imports_is_found() -> None:
+    sources = {
+        "core.base.a": "if TYPE_CHECKING:\n    from kvcheck.core.base import b",
+        "core.base.b": "def late() -> None:\n    from kvcheck.core.base.c import run",
+        "core.base.c": "from kvcheck.core.base.a import run",
+        "core.base.d": "from kvcheck.core.base.a import run",
+    }
+    assert circles(import_graph(sources)) == [["core.base.a", "core.base.b", "core.base.c"]]
+    assert circles(import_graph({**sources, "core.base.c": "x = 1"})) == []

@@ -17,7 +17,8 @@ from __future__ import annotations
 import torch
 
 from kvcheck.kernels.compilers import asks_triton
-from kvcheck.kernels.index_buffer import IndexLayout, IndexReads, get_index_torch
+from kvcheck.kernels.index_buffer import get_index_torch
+from kvcheck.kernels.index_layout import IndexLayout, IndexReads
 
 
 def index_scores_torch(

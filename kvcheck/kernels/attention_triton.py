@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kvcheck.kernels.index_buffer import IndexLayout, IndexReads
+from kvcheck.kernels.index_layout import IndexLayout, IndexReads
 
 BLOCK_SCORES = 1024
 """Scores that a program looks at together."""

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kvcheck.kernels.index_buffer import IndexLayout, IndexReads
+from kvcheck.kernels.index_layout import IndexLayout, IndexReads
 
 BLOCK_WORDS = 1024
 """Most words of keys that one program reads: the whole page where a key has 128 bytes and a page 64 tokens."""

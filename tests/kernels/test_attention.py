@@ -16,7 +16,8 @@ import torch
 from rigs.interpreted import interpreted_check, needs_triton
 
 from kvcheck.kernels import attention
-from kvcheck.kernels.index_buffer import IndexLayout, IndexReads, set_index_torch
+from kvcheck.kernels.index_buffer import set_index_torch
+from kvcheck.kernels.index_layout import IndexLayout, IndexReads
 
 SCORES = (  # layout, heads, tokens of each request
     (IndexLayout(page_size=64, key_words=16, scale_halves=1), 3, (65, 0, 7)),

@@ -15,7 +15,7 @@ import torch
 from rigs.interpreted import interpreted_check, needs_triton
 
 from kvcheck.kernels import index_buffer
-from kvcheck.kernels.index_buffer import IndexLayout, IndexReads
+from kvcheck.kernels.index_layout import IndexLayout, IndexReads
 
 LAYOUTS = (
     IndexLayout(page_size=64, key_words=16, scale_halves=1),  # FP8 keys of 128 bytes: a page has 8448

@@ -20,10 +20,10 @@ from kvcheck.core.cache.backend.backend import Backend, Operation
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.hicache.cache import CacheConfig, HiCache, Lease
-from kvcheck.core.cache.hicache.controller import SpaceCopy, TransferController
+from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import Node, Tier
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Tier
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree, Tokens
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes

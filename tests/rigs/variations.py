@@ -15,10 +15,10 @@ import numpy as np
 
 from kvcheck.core.cache.backend.backend import Footprint, Lane, Operation, Signal
 from kvcheck.core.cache.hicache.cache import WRITE_BACK, HiCache, Lease
-from kvcheck.core.cache.hicache.controller import SpaceCopy, TransferController
+from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
-from kvcheck.core.cache.hicache.node import Node
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy
 from kvcheck.core.cache.hicache.radix_tree import Tokens
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import Given, Holding, KVPool

@@ -15,8 +15,9 @@ from rigs.variations import TAKEN, VARIATIONS, EarlyBackupCache, ScrubbingPool, 
 
 from kvcheck.core.cache.backend.backend import Lane, Signal
 from kvcheck.core.cache.hicache.cache import Lease
-from kvcheck.core.cache.hicache.controller import Transfer, TransferController
+from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
+from kvcheck.core.cache.hicache.node import Transfer
 from kvcheck.core.cache.pools.pool import Given, Holding
 from kvcheck.core.stress.runner import Outcome, StressEngine
 from kvcheck.core.stress.schedule import Plan

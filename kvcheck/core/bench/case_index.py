@@ -15,14 +15,8 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.kernels.index_buffer import (
-    IndexLayout,
-    IndexReads,
-    get_index,
-    get_index_torch,
-    get_keys,
-    get_scales,
-)
+from kvcheck.kernels.index_buffer import get_index, get_index_torch, get_keys, get_scales
+from kvcheck.kernels.index_layout import IndexLayout, IndexReads
 
 REQUESTS = 8
 

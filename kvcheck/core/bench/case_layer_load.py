@@ -17,9 +17,9 @@ from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.case_decode import SIZE
 from kvcheck.core.bench.decode_work import DecodeStep
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.cache.hicache.controller import SpaceCopy, Transfer, TransferController, make_leg
+from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import Node
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Transfer, make_leg
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree
 from kvcheck.core.cache.pools.shape import ModelShape
 

@@ -54,8 +54,8 @@ def _parse_site(text: str) -> Site:
     found = _SITE.fullmatch(text)
     if found is None or (found[2] in LANE_GROUPS and found[1]):
         raise UsageError(
-            f"strategy=delay: expected choices=[NUMBER.]OPERATION[~[NUMBER.]OPERATION], or a leg of {', '.join(LANE_GROUPS)}; "
-            f"got {text[:80]!r}"
+            "strategy=delay: expected choices=[NUMBER.]OPERATION[~[NUMBER.]OPERATION], or a group of lanes "
+            f"({', '.join(LANE_GROUPS)}); got {text[:80]!r}"
         )
     if found[2] in LANE_GROUPS:
         return Site(lanes=LANE_GROUPS[found[2]])

@@ -11,8 +11,8 @@ import torch
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Signal
-from kvcheck.core.cache.hicache.controller import SpaceCopy, full_pages
 from kvcheck.core.cache.hicache.host_pool import HostPool
+from kvcheck.core.cache.hicache.node import SpaceCopy, full_pages
 from kvcheck.core.cache.offload import Offload, OffloadedKV
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import Holding, KVPool

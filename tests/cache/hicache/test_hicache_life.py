@@ -18,9 +18,9 @@ from rigs.cache import BACKENDS, REQUESTS, Rig, check_counts, check_values, rig_
 from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
 from kvcheck.core.cache.hicache.cache import WRITE_POLICIES, Lease
-from kvcheck.core.cache.hicache.controller import SpaceCopy, make_leg, merge
 from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
+from kvcheck.core.cache.hicache.node import SpaceCopy, make_leg, merge
 from kvcheck.core.stress.events import Evicted
 from kvcheck.core.stress.history import History
 from kvcheck.core.workload.shapes import TINY_SHAPES

@@ -22,10 +22,10 @@ import numpy as np
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation
-from kvcheck.core.cache.hicache.controller import Transfer, TransferController
+from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
 from kvcheck.core.cache.hicache.movement import Movement
-from kvcheck.core.cache.hicache.node import ABSENT, Node
+from kvcheck.core.cache.hicache.node import ABSENT, Node, Transfer
 from kvcheck.core.cache.hicache.radix_tree import Match, Offer, PrefixTree, Tokens
 from kvcheck.core.cache.hicache.storage_tier import StorageTier
 from kvcheck.core.cache.pools.pool import Given, Holding, KVPool

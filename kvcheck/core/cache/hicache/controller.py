@@ -15,80 +15,18 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from kvcheck.core.base.errors import LengthMismatch
-from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Lane, Operation, Signal
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
-from kvcheck.core.cache.hicache.node import Node, owned
+from kvcheck.core.cache.hicache.node import SpaceCopy, Transfer, make_leg, merge
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.pool import KVPool
 
 LOAD_ENGINES = 2
 """Loads take turns on so many pairs of lanes, as a device has several copy engines."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpaceCopy:
-    """What moves in one space. host, device: [n] page or slot ids, pairwise, frozen. chain: [n] hashes of them."""
-
-    space: str
-    host: IndexArray
-    device: IndexArray
-    chain: tuple[bytes, ...]
-
-    def __post_init__(self) -> None:
-        if not len(self.host) == len(self.device) == len(self.chain):
-            raise LengthMismatch(
-                f"transfer of {self.space}: {len(self.host)} host ids, {len(self.device)} device ids and "
-                f"{len(self.chain)} hashes"
-            )
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Transfer:
-    """Copies of one direction. nodes: whose values they are; a split adds to it. done: one signal a lane.
-
-    number: counts transfers from 1. request: who asked. producer: the ring entry of a load that has started.
-    """
-
-    number: int
-    kind: str
-    request: int
-    nodes: list[Node]
-    legs: tuple[SpaceCopy, ...]
-    lock: Node
-    done: tuple[Signal, ...] = ()
-    acknowledged: bool = False
-    producer: int | None = None
-
-
-def make_leg(space: str, host: IndexArray, device: IndexArray, chain: Sequence[bytes]) -> SpaceCopy:
-    """A leg that owns its index values."""
-    return SpaceCopy(space, owned(host), owned(device), tuple(chain))
-
-
-def merge(legs: Sequence[SpaceCopy]) -> tuple[SpaceCopy, ...]:
-    """One leg a space, in the order the spaces first appear; the values given are left as they are."""
-    spaces = dict.fromkeys(leg.space for leg in legs)
-    return tuple(
-        make_leg(
-            space,
-            np.concatenate([leg.host for leg in legs if leg.space == space]),
-            np.concatenate([leg.device for leg in legs if leg.space == space]),
-            [each for leg in legs if leg.space == space for each in leg.chain],
-        )
-        for space in spaces
-    )
-
-
-def full_pages(legs: Sequence[SpaceCopy]) -> int:
-    """Pages of the full space that move."""
-    return sum(len(leg.host) for leg in legs if leg.space == "full")
 
 
 def leading_reached(backend: Backend, queue: Iterable[Sequence[Signal]]) -> int:

@@ -18,9 +18,8 @@ from typing import Protocol
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.hicache.controller import SpaceCopy
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import ABSENT, Node, Tier
+from kvcheck.core.cache.hicache.node import ABSENT, Node, SpaceCopy, Tier
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree
 from kvcheck.core.cache.pools.pool import KVPool
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.hicache.controller import SpaceCopy, Transfer, TransferController, make_leg
+from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
-from kvcheck.core.cache.hicache.node import ABSENT, Node, owned
+from kvcheck.core.cache.hicache.node import ABSENT, Node, SpaceCopy, Transfer, make_leg, owned
 from kvcheck.core.cache.hicache.radix_tree import Match
 
 SPACES = ("full", "window", "state")

@@ -24,10 +24,10 @@ import torch
 from kvcheck.core.base.errors import StorageError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Backend, Operation, Part, Signal
-from kvcheck.core.cache.hicache.controller import SpaceCopy, leading_reached, make_leg
+from kvcheck.core.cache.hicache.controller import leading_reached
 from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import ABSENT, Node, Tier, owned
+from kvcheck.core.cache.hicache.node import ABSENT, Node, SpaceCopy, Tier, make_leg, owned
 from kvcheck.core.cache.hicache.radix_tree import Known, Tokens
 from kvcheck.core.cache.hicache.storage import Namespace, PageStore, complete_prefix
 

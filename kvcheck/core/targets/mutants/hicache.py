@@ -15,11 +15,11 @@ import torch
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Lane, Signal
 from kvcheck.core.cache.hicache.cache import HiCache
-from kvcheck.core.cache.hicache.controller import SpaceCopy, Transfer, TransferController
+from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
 from kvcheck.core.cache.hicache.movement import Movement
-from kvcheck.core.cache.hicache.node import Node
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Transfer
 from kvcheck.core.cache.pools.buffers import BufferSet
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.targets.mutants.mutant import Mutant
