@@ -20,7 +20,7 @@ import typer
 from typer.main import get_command
 
 from kvcheck.commands import main
-from kvcheck.core.errors import KvcheckError
+from kvcheck.core.base.errors import KvcheckError
 from kvcheck.core.stress.schedule import parse_line
 
 PROJECT = Path(__file__).parents[1]
@@ -124,9 +124,9 @@ def wrong_modules(document: str, text: str) -> list[str]:
 
 def wrong_paths(document: str, text: str) -> list[str]:
     """Backticked paths that are not there: from the project, `kvcheck/`, `kvcheck/core/` or the document's folder."""
-    return [
-        f"{document}: {span} does not exist" for span in spans(text) if is_path(span) and not exists(document, span)
-    ]
+    called = [word for word in fences(text).split() if re.match(r"(?:tests|docs|kvcheck)/", word)]
+    asked = [each for each in (*spans(text), *called) if is_path(each)]
+    return [f"{document}: {each} does not exist" for each in asked if not exists(document, each)]
 
 
 def is_path(span: str) -> bool:
@@ -237,6 +237,7 @@ def test_the_pages_are_found() -> None:
         ("paths", "See `core/nowhere/`.", "core/nowhere/ does not exist"),
         ("paths", "A row in `nowhere/<name>.py`.", "does not exist"),
         ("paths", "See `no_such_file.py`.", "does not exist"),
+        ("paths", "```\npytest tests/no_such_test.py -q\n```\n", "does not exist"),
         ("schedules", "`reports/runs/`, `kvcheck replay hicache:shape=llama-3-tiny,sed=1`", "is refused"),
         ("links", "[this](nowhere.md)", "leads nowhere"),
         ("links", "# A head\n[this](#another-head)", "no heading"),

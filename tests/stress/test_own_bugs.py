@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from kvcheck.core.backend.backend import Backend, Lane, Signal
-from kvcheck.core.record import Verdict
-from kvcheck.core.scheduler.scheduler import Scheduler
-from kvcheck.core.stress.engine import StressEngine
+from kvcheck.core.base.record import Verdict
+from kvcheck.core.cache.backend.backend import Backend, Lane, Signal
+from kvcheck.core.cache.scheduler.scheduler import Scheduler
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers
+from kvcheck.core.stress.runner import StressEngine
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.parts import FIXED, Parts
-from kvcheck.core.transfer.metadata import MetadataBuffers
+from kvcheck.core.targets.parts import FIXED, TargetParts
 
-FOLDER = Path(__file__).parent / "schedules"
+FOLDER = Path(__file__).parents[1] / "schedules"
 LINES = [
     line for path in sorted(FOLDER.glob("*.txt")) for line in path.read_text().splitlines() if line and line[0] != "#"
 ]
@@ -55,7 +55,7 @@ class PollingScheduler(Scheduler):
         pass
 
 
-WITHOUT_FIX: dict[str | None, Parts] = {
+WITHOUT_FIX: dict[str | None, TargetParts] = {
     "KV102": replace(FIXED, metadata=LeasedBeforeClear),
     "KV901": replace(FIXED, scheduler=PollingScheduler),
 }
