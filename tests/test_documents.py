@@ -158,6 +158,8 @@ def wrong_schedules(document: str, text: str) -> list[str]:
     found = []
     for line in (*spans(text), *fences(text).splitlines()):
         for schedule in SCHEDULE.findall(line):
+            if schedule.endswith("..."):  # shortened to fit the page
+                continue
             try:
                 parse_line(schedule)
             except KvcheckError as error:
