@@ -202,7 +202,8 @@ def test_tensor_that_fits_no_unit_is_named() -> None:
         (lambda stamps: stamps.write(1, "token", (3, 4), first=5), "KV301", 1),
         (lambda stamps: stamps.found.held[0].rows[4].zero_(), "KV104", None),
         (lambda stamps: stamps.found.held[0].rows[4].fill_(7), "KV105", None),
-        (lambda stamps: stamps.found.held[0].rows[4, :8].fill_(7), "KV103", None),
+        (lambda stamps: stamps.found.held[0].rows[4, :8].fill_(7), "KV105", None),
+        (lambda stamps: stamps.found.held[0].rows[4, :8].zero_(), "KV103", 1),
     ],
 )
 def test_wrong_row_is_named_by_what_it_holds(harm: object, code: str, seen: int | None) -> None:

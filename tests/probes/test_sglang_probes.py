@@ -34,7 +34,7 @@ FAULTS = [
     ("part-page-lost", "retract.nsa", {"KV102"}),
     ("family-raises", "retract.nsa", {"KV902"}),
     ("views", "metadata.get-buf", {"KV305", "KV102", "KV103"}),
-    ("row-remembered", "metadata.get-buf", {"KV101"}),
+    ("row-remembered", "metadata.get-buf", {"KV102"}),
     ("no-wait", "layer-wait.nsa", {"KV201"}),
     ("moved-in-place", "index-moves.hybrid-kernel", {"KV302"}),
     ("moved-in-place", "index-moves.mamba-tree-kernel", {"KV302", "KV902"}),

@@ -18,7 +18,7 @@ from kvcheck.core.stress.events import Event, Expected, Leased, Saw, Verified
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.content import ContentOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
-from kvcheck.core.workload.decoder import Mismatch
+from kvcheck.core.workload.mismatch import Mismatch
 
 LATENT = Site("full", "latent", "", 3)
 SCALE = Site("full", "index_k_with_scale", "scale", 3)
@@ -202,13 +202,8 @@ def test_more_of_the_same_is_not_listed() -> None:
 
 
 class IgnoresHalves(ContentOracle):
-    def _tag(self, word: int, site: Site, at: int, *, near: Mismatch | None = None) -> Tag | None:
-        return None if near is not None and near.half else super()._tag(word, site, at, near=near)
-
-
-class TakesHalvesForWholes(ContentOracle):
-    def _tag(self, word: int, site: Site, at: int, *, near: Mismatch | None = None) -> Tag | None:
-        return super()._tag(word, site, at, near=None)
+    def _saw(self, event: Saw) -> None:
+        super()._saw(Saw(replace(event.mismatch, half=False)))
 
 
 class KnowsNoOtherRequests(ContentOracle):
@@ -246,7 +241,6 @@ class NeverCounts(ContentOracle):
     [
         (IgnoresHalves, FOREIGN_HALF),
         (IgnoresHalves, OTHER_POSITION_HALF),
-        (TakesHalvesForWholes, FOREIGN_HALF),
         (KnowsNoOtherRequests, FOREIGN_HALF),
         (ForgetsPrefixAuthors, OTHER_PREFIX_POSITION),
         (ReadsTheFirstWord, TORN),

@@ -13,12 +13,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from kvcheck.core.base.content import Site, codes, decode, mask
+from kvcheck.core.base.content import Expectation, Owners, Site, classify, codes, mask
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.probes.frame.buffer_views import Held, Inventory
 
 REQUESTS = 4096
 """Owners that a schedule may have: requests, or prefixes that requests share."""
+UNWRITTEN = 0
+"""A word of an engine's memory that nobody has written: pools are zeroed when they are made."""
+STALE = ("KV101", "KV102", "KV103", "KV104")
+"""Rows that what was awaited has not reached, or not whole."""
 
 
 def content(site: Site, request: int, positions: Sequence[int], size: int) -> torch.Tensor:
@@ -85,15 +89,19 @@ class Judge:
         code: str | None = None,
         lane: str | None = None,
         condition: str | None = None,
+        has_others: bool = False,
+        wanted: torch.Tensor | None = None,
     ) -> int:
         """Compare rows with the request's content; how many are right. part: bytes of a row that count, [bytes] bool.
 
-        code: of a row that is foreign, stale or was never written, where another code says more. lane: who read it.
-        condition: the assumption under which wrong rows are a finding.
+        code: of a row that is stale, foreign, torn or was never written, where another code says more. lane: who read
+        it. condition: the assumption under which wrong rows are a finding. has_others: as in Owners. wanted: the rows,
+        where the engine itself wrote words for the request.
         """
         site = Site(held.unit, held.name, "", held.layer)
         seen = seen.cpu()
-        wanted = content(site, request, positions, seen.shape[1])
+        if wanted is None:
+            wanted = content(site, request, positions, seen.shape[1])
         if part is not None:
             seen = torch.where(part, seen, wanted)
         self.reads += 1
@@ -102,41 +110,37 @@ class Judge:
         wrong = torch.nonzero((seen != wanted).any(1)).view(-1)
         if len(wrong):
             row = int(wrong[0])
-            kind, owner, what = _what(site, seen[row], wanted[row], request)
+            found = classify(
+                _words(seen[row], part),
+                site,
+                Expectation(request=request, author=request, position=positions[row], is_state=held.unit == "state"),
+                Owners(requests=REQUESTS, unwritten=(UNWRITTEN,), has_others=has_others),
+            )
             self.find(
-                code if code is not None and kind in ("KV101", "KV102", "KV104") else kind,
+                code if code is not None and found.code in STALE else found.code,
                 "content",
-                f"{when}: {held.unit} {ids[row]} of {held.name}, layer {held.layer}, {what}; "
+                f"{when}: {held.unit} {ids[row]} of {held.name}, layer {held.layer}, holds {found.story}; "
                 f"expected request {request}, position {positions[row]}; {len(wrong)} of {len(ids)} rows are wrong",
                 tier=held.tier,
                 buffer=held.name,
                 layer=held.layer,
                 row=int(ids[row]),
                 request=request,
-                seen_request=owner,
+                seen_request=found.owner,
                 lane=lane,
                 condition=condition,
             )
         return len(ids) - len(wrong)
 
 
-def _what(site: Site, seen: torch.Tensor, wanted: torch.Tensor, request: int) -> tuple[str, int | None, str]:
-    """Code, owner and words of a row that is not what it should be."""
-    whole = len(seen) // 8 * 8
-    words = seen[:whole].clone().view(torch.int64).tolist()
-    right = wanted[:whole].clone().view(torch.int64).tolist()
-    at = next((index for index, (one, other) in enumerate(zip(words, right, strict=True)) if one != other), None)
-    if at is None:
-        return "KV105", None, "ends in other bytes"
-    if not any(words):
-        return "KV104", None, "was never written"
-    tag = decode(words[at], site, at, requests=REQUESTS)
-    if tag is None:
-        torn = any(one == other for one, other in zip(words, right, strict=True))
-        return ("KV103", None, "holds words of several writes") if torn else ("KV105", None, "holds no content of ours")
-    if tag.request != request:
-        return "KV102", tag.request, f"holds request {tag.request}, position {tag.position}"
-    return "KV301", tag.request, f"holds position {tag.position} of the same request"
+def _words(row: torch.Tensor, part: torch.Tensor | None) -> list[int | None]:
+    """The whole words of a row of bytes; None where a byte of the word does not count."""
+    whole = len(row) // 8 * 8
+    words: list[int] = row[:whole].clone().view(torch.int64).tolist()
+    if part is None:
+        return [*words]
+    counts = part[:whole].view(-1, 8).all(1).tolist()
+    return [word if is_read else None for word, is_read in zip(words, counts, strict=True)]
 
 
 class Stamps:

@@ -69,9 +69,17 @@ class MetadataSlots:
             set_for(rig, buffers, stamps, slot)
             got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
             for field, tensor in by_place(held, got):
-                if not torch.equal(_bytes(tensor), field.rows[slot, : len(_bytes(tensor))]):
-                    text = f"get_buf returned of slot {slot} another {field.name} than set_buf has left there"
-                    rig.judge.find("KV101", "content", text, buffer=field.name, row=slot, request=SECOND)
+                seen = _bytes(tensor)[None]
+                rig.judge.compare(
+                    field,
+                    seen,
+                    request=SECOND,
+                    positions=(0,),
+                    ids=(slot,),
+                    when="read after set_buf, and not what set_buf left there",
+                    has_others=True,
+                    wanted=field.rows[slot : slot + 1, : seen.shape[1]],
+                )
             judge(rig, held, slot, "read, and its slot then written by set_buf for another request and read again")
 
 
@@ -145,10 +153,10 @@ def fields(rig: Rig, stamps: Stamps, got: Any, slot: int) -> list[tuple[Held, to
 
 
 def judge(rig: Rig, held: list[tuple[Held, torch.Tensor]], slot: int, when: str, request: int = FIRST) -> None:
-    """Every tensor holds the request's row, still or at last."""
+    """Every tensor holds the request's row, still or at last. set_buf writes words of its own as well."""
     for field, tensor in held:
         seen = _bytes(tensor)[None]
-        rig.judge.compare(field, seen, request=request, positions=(0,), ids=(slot,), when=when)
+        rig.judge.compare(field, seen, request=request, positions=(0,), ids=(slot,), when=when, has_others=True)
 
 
 def set_for(rig: Rig, buffers: Any, stamps: Stamps, slot: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.base import content
-from kvcheck.core.base.content import Site, Tag
+from kvcheck.core.base.content import Deviation, Expectation, Owners, Site, Tag
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.events import Expected, Leased, Padding, ProcessActs, Saw, Verified
 from kvcheck.core.stress.history import Handler
@@ -20,7 +20,6 @@ from kvcheck.core.workload.mismatch import Mismatch
 
 HALF_POSITIONS = 4096
 """Positions tried for a 32-bit word; a longer request raises it to its own position."""
-_HALF_POISON = content.POISON_WORD >> 32
 
 
 class ContentOracle:
@@ -65,11 +64,11 @@ class ContentOracle:
             return
         self._seen.add(key)
         self._requests = max(self._requests, found.request, found.author)
-        code, seen, story = self._classify(found)
+        deviation = self._deviation(found)
         rank = f"{self._host}: " if self._host else ""
         self.findings.append(
             Finding(
-                code=code,
+                code=deviation.code,
                 oracle=self.name,
                 tier=found.tier,
                 buffer=found.buffer,
@@ -77,8 +76,8 @@ class ContentOracle:
                 page=None if found.space == "metadata" else found.page,
                 row=None if found.space == "metadata" else found.row,
                 request=found.request,
-                seen_request=seen,
-                message=f"{rank}{_seen(found, story)}; {_wanted(found)}",
+                seen_request=deviation.owner,
+                message=f"{rank}{_seen(found, deviation.story)}; {_wanted(found)}",
             )
         )
 
@@ -88,7 +87,7 @@ class ContentOracle:
             if len(self.findings) >= MAX_FINDINGS or ("lease", event.space, name) in self._seen:
                 return
             self._seen.add(("lease", event.space, name))
-            tag = self._tag(words[0], Site("metadata", f"metadata.{name}", name, 0), 0) if words else None
+            tag = self._owner(words[:1], Site("metadata", f"metadata.{name}", name, 0))
             whose = f"request {tag.request}'s bytes" if tag is not None else "an earlier owner's bytes"
             self.findings.append(
                 Finding(
@@ -108,9 +107,7 @@ class ContentOracle:
         self.judged += 1
         if not event.words:
             return
-        site = Site(event.space, event.buffer, event.piece, event.layer)
-        tags = (self._tag(word, site, at) for at, word in enumerate(event.words))
-        tag = next((tag for tag in tags if tag is not None), None)
+        tag = self._owner(event.words, Site(event.space, event.buffer, event.piece, event.layer))
         whose = f"request {tag.request}'s bytes (its position {tag.position})" if tag is not None else "other bytes"
         unit = "slot" if event.space == "state" else "page"
         self.findings.append(
@@ -128,40 +125,36 @@ class ContentOracle:
             )
         )
 
-    def _classify(self, found: Mismatch) -> tuple[str, int | None, str]:
-        poison = _HALF_POISON if found.half else content.POISON_WORD
-        if all(word == poison for word in found.words):
-            return "KV104", None, "memory that was never written"
-        if found.space == "metadata" and not any(found.words):
-            return "KV104", None, "an empty field"
-        site = Site(found.space, found.buffer, found.piece, found.layer, found.first_word)
-        tags = [self._tag(word, site, at, near=found) for at, word in enumerate(found.words)]
-        known = [tag for tag in tags if tag is not None]
-        if not known:
-            return "KV105", None, f"words that nobody writes there (first: {found.words[0] & ((1 << 64) - 1):#018x})"
-        if found.space == "metadata":  # fields are used from the front; what follows the last word is empty
-            while found.words[len(tags) - 1] == 0:
-                tags.pop()
-        odd = [word for word, tag in zip(found.words, tags, strict=False) if tag is None]
-        if odd and set(known) == {Tag(found.author, 0, found.position)} and poison not in odd:
-            return "KV105", None, f"its own row with {len(odd)} words that nobody writes there"
-        if len(set(tags)) > 1:
-            owners = sorted({tag.request for tag in known})
-            foreign = [owner for owner in owners if owner not in (found.author, found.request)]
-            return "KV103", foreign[0] if foreign else owners[0], f"a torn row with words of requests {owners}"
-        tag = known[0]
-        if tag.request not in (found.author, found.request):
-            return "KV102", tag.request, f"request {tag.request}'s bytes (its position {tag.position})"
-        if found.space == "state" and (tag.position < found.position or found.position < 0):
-            return "KV101", tag.request, f"its own state as of token {tag.position}"
-        return "KV301", tag.request, f"the bytes of position {tag.position}"
+    def _deviation(self, found: Mismatch) -> Deviation:
+        is_metadata = found.space == "metadata"
+        words: tuple[int | None, ...] = found.words
+        if is_metadata:  # a field is used from the front; what follows its last word is empty
+            used = max((at for at, word in enumerate(words, 1) if word), default=len(words))
+            words = words[:used]
+        poison = content.POISON_HALF if found.half else content.POISON_WORD
+        return content.classify(
+            words,
+            Site(found.space, found.buffer, found.piece, found.layer, found.first_word),
+            Expectation(
+                request=found.request,
+                author=found.author,
+                position=found.position,
+                is_state=found.space == "state",
+            ),
+            Owners(
+                requests=self._requests if found.half else self._most(),
+                unwritten=(poison, 0) if is_metadata else (poison,),
+                positions=max(HALF_POSITIONS, found.position + 1) if found.half else None,
+            ),
+        )
 
-    def _tag(self, word: int, site: Site, at: int, *, near: Mismatch | None = None) -> Tag | None:
-        if near is None or not near.half:
-            return content.decode(word, site, at, requests=max(self._requests, 1 << 20))
-        positions = max(HALF_POSITIONS, near.position + 1)
-        likely = (near.author, near.request)  # 32 bits do not name one for sure
-        return content.decode_half(word, site, at, requests=self._requests, positions=positions, first=likely)
+    def _owner(self, words: Iterable[int], site: Site) -> Tag | None:
+        tags = (content.decode(word, site, at, requests=self._most()) for at, word in enumerate(words))
+        return next((tag for tag in tags if tag is not None), None)
+
+    def _most(self) -> int:
+        """Requests that a 64-bit word may name; it names one for sure."""
+        return max(self._requests, 1 << 20)
 
 
 def _seen(found: Mismatch, story: str) -> str:
