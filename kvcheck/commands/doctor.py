@@ -5,26 +5,22 @@ Invariants:
   temporary folders of runs that were killed, and says which.
 - Torch is imported for the facts that only torch knows; every version is read from package metadata.
 - What cannot be told is "unknown", never "ok".
-- A docstring that is shown is also shown by `python -OO`, which removes docstrings: it is read from the source then.
+- What is said of a row stands in its table; docstrings are for readers of the code.
 """
 
 from __future__ import annotations
 
-import ast
 import difflib
 import importlib
 import importlib.metadata
-import inspect
 import json
 import platform
 import re
 import sys
-import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -34,6 +30,7 @@ from kvcheck.core.base.codes import CODES, Code
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.base.scratch import sweep
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.report.store import write_text
 from kvcheck.core.stress.invariants import Invariant
 
@@ -66,14 +63,18 @@ KINDS: dict[str, tuple[str, ...]] = {
     "mutants": ("kvcheck.core.targets.mutants:MUTANTS",),
     "strategies": ("kvcheck.core.stress.strategies:STRATEGIES",),
     "targets": ("kvcheck.core.targets:TARGETS", "kvcheck.core.probes.installed:ENGINES"),
-    "transports": ("kvcheck.core.cache.transfer:TRANSPORTS",),
+    "transports": ("kvcheck.core.cache.transfer:TRANSPORTS", "kvcheck.core.stress.ranks.spec:PROCESS_WIRES"),
     "cases": ("kvcheck.core.bench:CASES",),
-    "formats": ("kvcheck.core.report:WRITERS",),
+    "formats": (
+        "kvcheck.core.report:WRITERS",
+        "kvcheck.core.report:GATE_WRITERS",
+        "kvcheck.core.report:COMPARISON_WRITERS",
+    ),
     "codes": ("kvcheck.core.base.codes:CODES",),
     "invariants": ("kvcheck.core.stress.invariants:INVARIANTS",),
 }
 NOTES = {
-    "invariants": "what the host tier must keep true; `kvcheck list invariants --json` names what checks each of them",
+    "invariants": "What the host tier must keep true. `kvcheck list invariants --json` names what checks each of them.",
 }
 EXPLAINED_KINDS = ("oracles", "mutants", "scenarios", "invariants")
 CARD_FIELDS = ("shows", "matters", "example")
@@ -156,7 +157,7 @@ def explain(
 
 
 def things(kind: str) -> dict[str, object]:
-    """Name to object, over all tables of one kind. Raises UsageError for a kind that does not exist."""
+    """Name to row, over all tables of one kind; of a registry, name to sentence. Raises UsageError for another kind."""
     if kind not in KINDS:
         near = difflib.get_close_matches(kind, KINDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -166,7 +167,7 @@ def things(kind: str) -> dict[str, object]:
         module, attribute = entry.split(":")
         table = getattr(importlib.import_module(module), attribute)
         if isinstance(table, Registry):
-            found.update((name, _loaded(table, name)) for name in table.names())
+            found |= {name: _text_of(table, name) for name in table.names() if name not in found}
         elif isinstance(table, Mapping):
             found.update((str(name), thing) for name, thing in table.items())
         else:
@@ -175,55 +176,38 @@ def things(kind: str) -> dict[str, object]:
     return found
 
 
-def _loaded(table: Registry[object], name: str) -> object:
-    """The entry, or what stands in its way: a row that needs a library that is not here is still listed."""
+def _text_of(table: Registry[object], name: str) -> str:
+    """The sentence about an entry, and what stands in its way: a row is listed without the library that it needs."""
     try:
-        return table.load(name)
+        thing = table.load(name)
     except ImportError as error:
-        return f"not usable here: {error}"
+        return " ".join(filter(None, (table.about(name), f"It is not usable here: {error}.")))
+    return table.about(name) or str(getattr(thing, "shows", ""))
 
 
 def _row(name: str, thing: object) -> dict[str, str | list[str]]:
-    """What `list` says of one row: of an invariant also what checks it."""
-    row: dict[str, str | list[str]] = {"name": name, "about": _first_line(thing)}
+    """What `list` says of one row: of an invariant also what checks it, of a shape where its numbers come from."""
+    row: dict[str, str | list[str]] = {"name": name, "about": _about(thing)}
     if isinstance(thing, Invariant):
         row |= {"oracles": list(thing.oracles), "tests": list(thing.tests)}
+    if isinstance(thing, ModelShape):
+        row["source"] = thing.source
     return row
 
 
-def _first_line(thing: object) -> str:
-    """What one row is, in a line."""
+def _about(thing: object) -> str:
+    """A sentence about one row; `explain` and `list --json` have the rest."""
     if isinstance(thing, Code):
         return f"{thing.title}: {thing.meaning}"
-    shown = getattr(thing, "shows", None)
-    if isinstance(shown, str) and shown:
-        return shown.splitlines()[0]
-    return _text(thing).partition("\n")[0]
+    if isinstance(thing, ModelShape):
+        return f"{thing.family}: {_sentence(thing.source)}"
+    return _sentence(thing if isinstance(thing, str) else str(getattr(thing, "shows", "")))
 
 
-def _text(thing: object) -> str:
-    """The prose that a row carries: its own, or that of its class."""
-    if isinstance(thing, str):
-        return thing
-    source = getattr(thing, "source", None)
-    if isinstance(source, str) and source:  # a model shape says where its numbers come from
-        return f"{getattr(thing, 'family', '')}: {source}".removeprefix(": ")
-    if inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing):
-        return _docstring(thing)
-    return _docstring(type(thing))
-
-
-def _docstring(thing: type | Callable[..., object] | ModuleType) -> str:
-    """The docstring of a thing of ours; `python -OO` removes them, and then its source has it."""
-    if sys.flags.optimize < 2:
-        return inspect.getdoc(thing) or ""
-    for each in inspect.getmro(thing)[:-1] if inspect.isclass(thing) else (thing,):
-        tree = ast.parse(textwrap.dedent(inspect.getsource(each)))
-        node = tree if inspect.ismodule(thing) else tree.body[0]
-        assert isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef), "source of a class, function or module"
-        if text := ast.get_docstring(node):
-            return text
-    return ""
+def _sentence(text: str) -> str:
+    """The first sentence of a text."""
+    first, stop, _ = text.partition(". ")
+    return f"{first}." if stop else text
 
 
 def _card(name: str) -> dict[str, str]:
@@ -251,7 +235,7 @@ def _prose(thing: object) -> dict[str, str]:
     if any(isinstance(getattr(thing, field, None), str) for field in CARD_FIELDS) and is_dataclass(thing):
         fields = ("bug", "scenario", "shape", "killed_by", "code", *CARD_FIELDS, "checked_by")
         return {field: str(getattr(thing, field)) for field in fields if isinstance(getattr(thing, field, None), str)}
-    return {"card": _text(thing)}
+    return {"card": str(thing)}
 
 
 def _python() -> Check:

@@ -66,7 +66,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV201",
             "read before load",
-            "A layer was read before its load had finished, or a backup read pages before they were computed.",
+            "A layer was read before it was loaded, or a page was backed up before it was computed.",
             "An accessor that does not wait, or waits for another layer, load or lane; a ring entry armed too early; "
             "an acknowledgement that leaves out a companion buffer.",
             "SGLang #22811: three index readers without the wait.",
@@ -74,7 +74,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV202",
             "reuse while in use",
-            "A page or slot was freed, or written for a new owner, while an operation of the old owner was pending.",
+            "A page or slot was freed or rewritten while an operation of its owner was pending.",
             "Pages freed before a copy was acknowledged; a prefix evicted on either tier while it is backed up or "
             "loaded; an abort that does not drain.",
             "Prefill still writing into pages that decode had freed after an abort.",
@@ -89,7 +89,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV301",
             "length or position mismatch",
-            "Two views of one request disagree about how many tokens it has, or a row holds another position.",
+            "Two views of one request disagree on its length, or a row holds another position.",
             "Lists trimmed on one side; lengths that count the uncommitted token.",
             "SGLang #18727: state index lists of different lengths.",
         ),

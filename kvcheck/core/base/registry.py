@@ -1,7 +1,8 @@
 """Names to objects, written out in literal tables and imported only when asked for.
 
 Invariants:
-- An entry is "module:attribute"; importing the table imports none of its entries.
+- An entry is "module:attribute", with a sentence for `kvcheck list` where people choose among the names; importing
+  the table imports none of its entries.
 - An unknown name is a UsageError that lists the known ones.
 """
 
@@ -20,9 +21,11 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """A literal table of lazily imported objects of one kind."""
 
-    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, entries: Mapping[str, str | tuple[str, str]]) -> None:
         self.kind = kind
-        self._entries = dict(entries)
+        rows = {name: (row, "") if isinstance(row, str) else row for name, row in entries.items()}
+        self._entries = {name: entry for name, (entry, _) in rows.items()}
+        self._about = {name: about for name, (_, about) in rows.items()}
 
     def load(self, name: str) -> T:
         """The object behind `name`. Raises UsageError for a name that is not in the table."""
@@ -41,6 +44,10 @@ class Registry(Generic[T]):
     def names(self) -> tuple[str, ...]:
         """Known names in table order."""
         return tuple(self._entries)
+
+    def about(self, name: str) -> str:
+        """The sentence about a known name; empty where the table has none."""
+        return self._about[name]
 
     def targets(self) -> Iterator[tuple[str, str]]:
         """(name, "module:attribute") rows, for the architecture test."""

@@ -23,9 +23,12 @@ Writer = Callable[[RunRecord, Path], None]
 WRITERS: Registry[Writer] = Registry(
     "format",
     {
-        "json": "kvcheck.core.report.store:write_json",
-        "csv": "kvcheck.core.report.to_csv:write",
-        "html": "kvcheck.core.report.to_html:write",
+        "json": (
+            "kvcheck.core.report.store:write_json",
+            "Writes the whole record as one JSON file; in a folder it is run.json.",
+        ),
+        "csv": ("kvcheck.core.report.to_csv:write", "Writes one table into a .csv file, or five tables into a folder."),
+        "html": ("kvcheck.core.report.to_html:write", "Writes one page; in a folder it is report.html."),
     },
 )
 
@@ -35,7 +38,10 @@ GATE_WRITERS: Registry[GateWriter] = Registry(
     "format of the gate",
     {
         "json": "kvcheck.core.report.gate.result:write_json",
-        "md": "kvcheck.core.report.gate.to_md:write",
+        "md": (
+            "kvcheck.core.report.gate.to_md:write",
+            "Writes a Markdown page: of a gate's result, or of several runs that kvcheck report compares.",
+        ),
         "html": "kvcheck.core.report.gate.to_html:write",
     },
 )

@@ -28,8 +28,8 @@ class Invariant:
 INVARIANTS = (
     Invariant(
         name="H1",
-        shows="Starting, moving or merging a transfer leaves the index values of nodes, requests and other transfers "
-        "as they were: same numbers, same memory.",
+        shows="No move of a transfer changes the index values of nodes, requests or other transfers. They keep "
+        "their numbers and their memory when a transfer is started, moved or merged.",
         oracles=("residency",),
         tests=(
             "test_hicache.py::test_loads_of_one_round_are_merged_and_each_request_keeps_its_own_values",
@@ -38,8 +38,8 @@ INVARIANTS = (
     ),
     Invariant(
         name="H2",
-        shows="A node owns its index values: int64 on the host, one a page (one slot for a state), read-only, shared "
-        "with no queue and no other node.",
+        shows="A node owns its index values, which are read-only and shared with no queue and no other node. They "
+        "are int64 on the host, one a page, or one slot for a state.",
         oracles=("residency",),
         tests=(
             "test_hicache.py::test_index_values_belong_to_the_node_the_transfer_and_the_request_each",
@@ -48,7 +48,7 @@ INVARIANTS = (
     ),
     Invariant(
         name="H3",
-        shows="The host pages and slots that a node names are allocated as long as it names them, and given back once.",
+        shows="The host pages and slots of a node are allocated as long as it names them, and are freed once.",
         oracles=("lifetime", "residency", "liveness"),
         tests=(
             "test_eviction.py::test_every_id_is_given_back_once_by_the_tier_that_holds_it",
@@ -57,8 +57,8 @@ INVARIANTS = (
     ),
     Invariant(
         name="H4",
-        shows="Nobody reads a layer of a page before that layer has been loaded: not on a second lane, not in a "
-        "companion buffer, not in a replayed graph.",
+        shows="Nobody reads a layer of a page before that layer has been loaded. This holds on a second lane, in a "
+        "companion buffer and in a replayed graph.",
         oracles=("ordering", "content"),
         tests=(
             "test_layer_gate.py::test_a_reader_waits_on_its_own_lane_for_its_own_layer_on_every_load_lane",
@@ -69,8 +69,8 @@ INVARIANTS = (
     ),
     Invariant(
         name="H5",
-        shows="A page that is being copied between tiers is not freed, evicted or reused on either side until the copy "
-        "has been acknowledged, and a split keeps it so.",
+        shows="A page that is being copied between tiers is not freed, evicted or reused until the copy is "
+        "acknowledged. This holds on both sides, also when the node is split.",
         oracles=("ordering", "content"),
         tests=(
             "test_hicache.py::test_nothing_of_a_transfer_is_evicted_before_it_is_acknowledged",
@@ -90,8 +90,8 @@ INVARIANTS = (
     ),
     Invariant(
         name="H7",
-        shows="A ring entry is armed again only after the host has seen its load finish; with all entries in flight a "
-        "load is put off, and nothing fails.",
+        shows="A ring entry is armed again only after the host has seen its load finish. With all entries in "
+        "flight a load is put off, and nothing fails.",
         oracles=("ordering",),
         tests=(
             "test_layer_gate.py::test_the_ring_is_full_when_every_entry_is_in_flight_and_its_oldest_comes_free_first",
@@ -101,8 +101,8 @@ INVARIANTS = (
     ),
     Invariant(
         name="H8",
-        shows="What left the device is on the host, nothing is backed up under a parent that is not when writing "
-        "through, and no lookup goes past a node that no tier can serve.",
+        shows="What left the device is on the host, and no lookup goes past a node that no tier can serve. When "
+        "writing through, nothing is backed up under a parent that is not.",
         oracles=("residency",),
         tests=(
             "test_hicache.py::test_a_node_is_not_backed_up_under_a_parent_that_is_not",
@@ -112,7 +112,7 @@ INVARIANTS = (
     ),
     Invariant(
         name="H9",
-        shows="Evictable and locked pages of each space add up to the cached ones, and a lock on a node holds its "
+        shows="Evictable and locked pages of each space add up to the cached ones. A lock on a node holds its "
         "ancestors too.",
         oracles=("accounting",),
         tests=(
@@ -123,7 +123,7 @@ INVARIANTS = (
     ),
     Invariant(
         name="H10",
-        shows="Loading back is all or nothing: where it fails, every lock, page and slot on both tiers is as before.",
+        shows="Loading back is all or nothing. Where it fails, every lock, page and slot on both tiers is as before.",
         oracles=("accounting",),
         tests=(
             "test_hicache.py::test_a_load_that_does_not_fit_leaves_everything_as_it_was",
@@ -132,8 +132,8 @@ INVARIANTS = (
     ),
     Invariant(
         name="H11",
-        shows="A prefix from storage is no longer than the companion buffers that came with it allow, and is looked up "
-        "only once its bytes are there.",
+        shows="A prefix from storage is no longer than the companion buffers that came with it allow. It is looked "
+        "up only once its bytes are there.",
         tests=(
             "test_storage.py::test_the_restorable_prefix_is_the_longest_by_definition",
             "test_storage_tier.py::test_a_prefix_is_no_longer_than_what_arrived_of_every_space",
@@ -142,8 +142,8 @@ INVARIANTS = (
     ),
     Invariant(
         name="H12",
-        shows="Ranks that own a tree each make the same changes to it in the same order, however differently their "
-        "copies run.",
+        shows="Ranks that own a tree each make the same changes to it in the same order. How differently their "
+        "copies run does not matter.",
         tests=(
             "test_ranks.py::test_ranks_that_agree_stay_the_same_where_others_differ",
             "test_ranks.py::test_after_every_round_all_ranks_hold_the_same_tree",
@@ -152,7 +152,7 @@ INVARIANTS = (
     ),
     Invariant(
         name="H13",
-        shows="Device to host and back is bit for bit, for every layout and copy method and any order of ids.",
+        shows="Copying from device to host and back is exact, for every layout, copy method and order of ids.",
         oracles=("content",),
         tests=(
             "test_host_pool.py::test_units_go_to_the_host_and_come_back_bit_for_bit",

@@ -32,13 +32,28 @@ class Draw:
 STRATEGIES: Registry[Callable[[Draw], Chooser]] = Registry(
     "strategy",
     {
-        "portfolio": "kvcheck.core.stress.strategies:portfolio",
-        "eager": "kvcheck.core.stress.strategies:eager",
-        "lazy": "kvcheck.core.stress.strategies:lazy",
-        "delay": "kvcheck.core.stress.strategies:delay",
-        "random": "kvcheck.core.stress.strategies:seeded_random",
-        "replay": "kvcheck.core.stress.strategies:replay",
-        "flip": "kvcheck.core.stress.strategies:flip",
+        "portfolio": (
+            "kvcheck.core.stress.strategies:portfolio",
+            "Runs eager, then lazy, then each delay once, then random schedules: the first few find most bugs.",
+        ),
+        "eager": ("kvcheck.core.stress.strategies:eager", "Runs every operation as soon as it can run, oldest first."),
+        "lazy": (
+            "kvcheck.core.stress.strategies:lazy",
+            "Runs nothing until the host waits for it; then the youngest lane goes first.",
+        ),
+        "delay": (
+            "kvcheck.core.stress.strategies:delay",
+            "Runs the lanes of one leg, or of all, only when nothing else can run; each schedule delays others.",
+        ),
+        "random": (
+            "kvcheck.core.stress.strategies:seeded_random",
+            "Picks the next operation at random; seed and schedule number fix the picks.",
+        ),
+        "replay": ("kvcheck.core.stress.strategies:replay", "Follows the choices that a schedule line recorded."),
+        "flip": (
+            "kvcheck.core.stress.strategies:flip",
+            "Runs two operations that a schedule line names in the other order.",
+        ),
     },
 )
 

@@ -5,4 +5,7 @@ from __future__ import annotations
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.targets.target import Target
 
-TARGETS: Registry[type[Target]] = Registry("target", {"builtin": "kvcheck.core.targets.builtin:BuiltinTarget"})
+TARGETS: Registry[type[Target]] = Registry(
+    "target",
+    {"builtin": ("kvcheck.core.targets.builtin:BuiltinTarget", "The complete, fixed implementation in this package.")},
+)

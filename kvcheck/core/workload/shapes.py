@@ -54,7 +54,7 @@ _TINY: Final = (
         full_layers=_layers(2),
         latent_dim=16,
         index_head_dim=128,
-        source="glm-5.1 with 2 layers and a 16-element latent; index pages are exact (8448 bytes)",
+        source="GLM-5.1 with 2 layers and a 16-element latent; index pages have their real size of 8448 bytes.",
     ),
     ModelShape(
         name="deepseek-v3.2-tiny",
@@ -65,7 +65,7 @@ _TINY: Final = (
         latent_dim=24,
         latent_row_bytes=40,
         index_head_dim=128,
-        source="deepseek-v3.2 with 2 layers and a packed row of 16 fp8 + 2 fp32 scales + 8 bf16 = 40 bytes",
+        source="DeepSeek-V3.2 with 2 layers and a packed row of 40 bytes: 16 fp8, 2 fp32 scales, 8 bf16.",
     ),
     ModelShape(
         name="deepseek-v3-tiny",
@@ -73,7 +73,7 @@ _TINY: Final = (
         page_size=8,
         full_layers=_layers(2),
         latent_dim=16,
-        source="deepseek-v3 with 2 layers and a 16-element latent",
+        source="DeepSeek-V3 with 2 layers and a 16-element latent.",
     ),
     ModelShape(
         name="llama-3-tiny",
@@ -83,7 +83,7 @@ _TINY: Final = (
         num_kv_heads=2,
         head_dim=8,
         v_head_dim=8,
-        source="llama-3-8b with 2 layers and 2 KV heads of 8",
+        source="Llama 3 8B with 2 layers and 2 KV heads of 8.",
     ),
     ModelShape(
         name="llama-3-fp8-tiny",
@@ -95,7 +95,7 @@ _TINY: Final = (
         head_dim=16,
         v_head_dim=16,
         scale_block=8,
-        source="llama-3-8b-fp8 with 2 layers and 2 KV heads of 16, one fp32 scale for 8 elements",
+        source="Llama 3 8B in fp8 with 2 layers and 2 KV heads of 16, one fp32 scale for 8 elements.",
     ),
     ModelShape(
         name="gpt-oss-tiny",
@@ -107,7 +107,7 @@ _TINY: Final = (
         head_dim=8,
         v_head_dim=8,
         window=10,
-        source="gpt-oss-20b with 4 layers; its window of 10 ends inside a page",
+        source="gpt-oss-20b with 4 layers; its window of 10 tokens ends inside a page.",
     ),
     ModelShape(
         name="qwen3-next-tiny",
@@ -123,7 +123,7 @@ _TINY: Final = (
         ssm_heads=2,
         ssm_key_dim=4,
         ssm_value_dim=4,
-        source="qwen3-next-80b with one group of four layers; conv_dim is 2 * 1 * 4 + 2 * 4",
+        source="Qwen3-Next 80B with one group of four layers. conv_dim is 2 * 1 * 4 + 2 * 4.",
     ),
 )
 
@@ -136,9 +136,10 @@ _REAL: Final = (
         latent_dim=512 + 64,
         index_head_dim=128,
         hidden_size=6144,
-        source="GlmMoeDsaConfig defaults, which are zai-org/GLM-5: 78 layers, kv_lora_rank 512, qk_rope_head_dim 64, "
-        "index_head_dim 128 (32 index heads); Megatron Bridge documents zai-org/GLM-5.1 as the same architecture (its "
-        "own config.json was not read); without the multi-token-prediction layer",
+        source="GLM-5.1 with 78 layers, a latent of 512 and index keys of 128. From GlmMoeDsaConfig defaults, which "
+        "are zai-org/GLM-5: kv_lora_rank 512, qk_rope_head_dim 64, index_head_dim 128 (32 index heads); "
+        "Megatron Bridge documents zai-org/GLM-5.1 as the same architecture (its own config.json was not "
+        "read); without the multi-token-prediction layer.",
     ),
     ModelShape(
         name="deepseek-v3.2",
@@ -150,9 +151,10 @@ _REAL: Final = (
         latent_row_bytes=512 + 4 * 4 + 64 * 2,
         index_head_dim=128,
         hidden_size=7168,
-        source="config.json of deepseek-ai/DeepSeek-V3.2: 61 layers, kv_lora_rank 512, qk_rope_head_dim 64, "
-        "index_head_dim 128 (64 index heads); fp8 row of 512 fp8 + 4 fp32 scales + 64 bf16 = 656 bytes, the layout of "
-        "FlashMLA's sparse kernels; without the multi-token-prediction layer",
+        source="DeepSeek-V3.2 with 61 layers and packed rows of 656 bytes: 512 fp8, 4 fp32 scales, 64 bf16. From "
+        "config.json of deepseek-ai/DeepSeek-V3.2: kv_lora_rank 512, qk_rope_head_dim 64, index_head_dim 128 "
+        "(64 index heads); the row is the layout of FlashMLA's sparse kernels; without the "
+        "multi-token-prediction layer.",
     ),
     ModelShape(
         name="deepseek-v3",
@@ -161,8 +163,8 @@ _REAL: Final = (
         full_layers=_layers(61),
         latent_dim=512 + 64,
         hidden_size=7168,
-        source="config.json of deepseek-ai/DeepSeek-V3: 61 layers, kv_lora_rank 512, qk_rope_head_dim 64; without "
-        "the multi-token-prediction layer",
+        source="DeepSeek-V3 with 61 layers and a latent of 512. From config.json of deepseek-ai/DeepSeek-V3: "
+        "kv_lora_rank 512, qk_rope_head_dim 64; without the multi-token-prediction layer.",
     ),
     ModelShape(
         name="llama-3-8b",
@@ -173,7 +175,7 @@ _REAL: Final = (
         head_dim=128,
         v_head_dim=128,
         hidden_size=4096,
-        source="config.json of meta-llama/Meta-Llama-3-8B: 32 layers, 8 KV heads of 128",
+        source="Llama 3 8B with 32 layers and 8 KV heads of 128. From config.json of meta-llama/Meta-Llama-3-8B.",
     ),
     ModelShape(
         name="llama-3-70b",
@@ -184,7 +186,7 @@ _REAL: Final = (
         head_dim=128,
         v_head_dim=128,
         hidden_size=8192,
-        source="config.json of meta-llama/Meta-Llama-3-70B: 80 layers, 8 KV heads of 128",
+        source="Llama 3 70B with 80 layers and 8 KV heads of 128. From config.json of meta-llama/Meta-Llama-3-70B.",
     ),
     ModelShape(
         name="llama-3-8b-fp8",
@@ -197,7 +199,7 @@ _REAL: Final = (
         v_head_dim=128,
         scale_block=128,
         hidden_size=4096,
-        source="llama-3-8b with fp8 rows; one fp32 scale for each token and head is this preset's choice",
+        source="Llama 3 8B with fp8 rows. One fp32 scale for each token and head is this preset's choice.",
     ),
     ModelShape(
         name="gpt-oss-20b",
@@ -210,7 +212,8 @@ _REAL: Final = (
         v_head_dim=64,
         window=128,
         hidden_size=2880,
-        source="config.json of openai/gpt-oss-20b: 24 layers, sliding (window 128) and full in turn, 8 KV heads of 64",
+        source="gpt-oss-20b with 24 layers, windows of 128 and full attention in turn, and 8 KV heads of 64. From "
+        "config.json of openai/gpt-oss-20b.",
     ),
     ModelShape(
         name="gpt-oss-120b",
@@ -223,7 +226,8 @@ _REAL: Final = (
         v_head_dim=64,
         window=128,
         hidden_size=2880,
-        source="config.json of openai/gpt-oss-120b: 36 layers, sliding (window 128) and full in turn, 8 KV heads of 64",
+        source="gpt-oss-120b with 36 layers, windows of 128 and full attention in turn, and 8 KV heads of 64. From "
+        "config.json of openai/gpt-oss-120b.",
     ),
     ModelShape(
         name="qwen3-next-80b",
@@ -240,8 +244,9 @@ _REAL: Final = (
         ssm_key_dim=128,
         ssm_value_dim=128,
         hidden_size=2048,
-        source="config.json of Qwen/Qwen3-Next-80B-A3B-Instruct: 48 layers, every fourth full (2 KV heads of 256), the "
-        "others linear: 16 key heads and 32 value heads of 128, conv kernel 4; fp32 state is SGLang's default",
+        source="Qwen3-Next 80B with 48 layers: every fourth has KV, the others a recurrent state. From config.json "
+        "of Qwen/Qwen3-Next-80B-A3B-Instruct: 2 KV heads of 256; linear layers have 16 key heads and 32 "
+        "value heads of 128, conv kernel 4; fp32 state is SGLang's default.",
     ),
 )
 

@@ -14,5 +14,11 @@ if TYPE_CHECKING:
     from kvcheck.core.cache.transfer.transport import Transport
 
 TRANSPORTS: Registry[type[Transport]] = Registry(
-    "transport", {"loopback": "kvcheck.core.cache.transfer.loopback:LoopbackTransport"}
+    "transport",
+    {
+        "loopback": (
+            "kvcheck.core.cache.transfer.loopback:LoopbackTransport",
+            "One process holds all ranks; the schedule picks the order in which messages and bytes land.",
+        ),
+    },
 )

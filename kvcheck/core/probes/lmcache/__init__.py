@@ -14,7 +14,7 @@ from kvcheck.core.probes.lmcache.names import NAMES
 LMCACHE: Final = EngineSpec(
     name="lmcache",
     package="lmcache",
-    shows="local CPU backend of an installed LMCache",
+    shows="An installed LMCache: its local CPU backend.",
     stubs=(),
     table=NAMES,
     prepare="kvcheck.core.probes.lmcache.prepare:prepare",

@@ -17,7 +17,7 @@ _POOLS = ("mha", "mla", "nsa", "swa", "mamba")
 
 SGLANG: Final = EngineSpec(
     name="sglang",
-    shows="an installed SGLang: sglang beside kvcheck, or sglang:VENV.",
+    shows="An installed SGLang: sglang for the one beside kvcheck, sglang:DIR for that of an environment.",
     package="sglang",
     stubs=("sgl_kernel", "torchvision", "tvm_ffi"),
     table=NAMES,

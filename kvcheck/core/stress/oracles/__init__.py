@@ -10,15 +10,45 @@ from kvcheck.core.stress.oracles.oracle import Oracle
 ORACLES: Registry[Callable[[], Oracle]] = Registry(
     "oracle",
     {
-        "content": "kvcheck.core.stress.oracles.content:ContentOracle",
-        "aliasing": "kvcheck.core.stress.oracles.aliasing:AliasingOracle",
-        "ordering": "kvcheck.core.stress.oracles.ordering:OrderingOracle",
-        "lifetime": "kvcheck.core.stress.oracles.lifetime:LifetimeOracle",
-        "residency": "kvcheck.core.stress.oracles.residency:ResidencyOracle",
-        "contract": "kvcheck.core.stress.oracles.contract:ContractOracle",
-        "accounting": "kvcheck.core.stress.oracles.accounting:AccountingOracle",
-        "protocol": "kvcheck.core.stress.oracles.protocol:ProtocolOracle",
-        "output": "kvcheck.core.stress.oracles.output:OutputOracle",
-        "liveness": "kvcheck.core.stress.oracles.liveness:LivenessOracle",
+        "content": (
+            "kvcheck.core.stress.oracles.content:ContentOracle",
+            "Every word that a request reads was written for it, for that position and in that buffer.",
+        ),
+        "aliasing": (
+            "kvcheck.core.stress.oracles.aliasing:AliasingOracle",
+            "Offloaded values and metadata rows own their memory, and index values stay as they were handed over.",
+        ),
+        "ordering": (
+            "kvcheck.core.stress.oracles.ordering:OrderingOracle",
+            "Every read waits for the writes it needs, and no write overtakes an operation that may use the rows.",
+        ),
+        "lifetime": (
+            "kvcheck.core.stress.oracles.lifetime:LifetimeOracle",
+            "No page or slot is freed while in use, used while free, or written for a request that does not own it.",
+        ),
+        "residency": (
+            "kvcheck.core.stress.oracles.residency:ResidencyOracle",
+            "Index values of cached pages keep their numbers and stay on the tier they were made for.",
+        ),
+        "contract": (
+            "kvcheck.core.stress.oracles.contract:ContractOracle",
+            "Committed lengths survive retract and resume, every buffer is moved, and padding rows are never used.",
+        ),
+        "accounting": (
+            "kvcheck.core.stress.oracles.accounting:AccountingOracle",
+            "Nothing is lost: free and cached units add up to the total when idle, and none is allocated after close.",
+        ),
+        "protocol": (
+            "kvcheck.core.stress.oracles.protocol:ProtocolOracle",
+            "Success follows the bytes, a terminal state is final, and ranks agree.",
+        ),
+        "output": (
+            "kvcheck.core.stress.oracles.output:OutputOracle",
+            "Every request's tokens are those of a run in which nothing was retracted or shared.",
+        ),
+        "liveness": (
+            "kvcheck.core.stress.oracles.liveness:LivenessOracle",
+            "Every request finishes within the step budget, and the code under test raises nothing.",
+        ),
     },
 )

@@ -24,8 +24,14 @@ from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 PROCESS_WIRES: Registry[type[ProcessWire]] = Registry(
     "transport between processes",
     {
-        "tcp": "kvcheck.core.cache.transfer.sockets.wire:SocketWire",
-        "mooncake": "kvcheck.core.cache.transfer.mooncake.wire:MooncakeWire",
+        "tcp": (
+            "kvcheck.core.cache.transfer.sockets.wire:SocketWire",
+            "Each rank is a process; bytes go over sockets.",
+        ),
+        "mooncake": (
+            "kvcheck.core.cache.transfer.mooncake.wire:MooncakeWire",
+            "Each rank is a process; bytes go through Mooncake's transfer engine.",
+        ),
     },
 )
 
