@@ -28,45 +28,18 @@ from kvcheck.core.cache.hicache.radix_tree import PrefixTree, Tokens
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.stress.events import Modelled
-from kvcheck.core.stress.history import History
+from kvcheck.core.stress.history import History, OperationEvents
 from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.stress.oracles.residency import ResidencyOracle
 from kvcheck.core.stress.strategies import EagerStrategy, LazyStrategy, RandomStrategy
+from kvcheck.core.targets.observe import Observer
 from kvcheck.core.workload.shapes import shape
 
-
-class Inbox:
-    """Tells a history what a cache does, with whether a transfer's index values stayed as they were."""
-
-    def __init__(self, history: History) -> None:
-        self.looked_up = history.looked_up
-        self.tier_changed = history.tier_changed
-        self.evicted = history.evicted
-        self.fetched: Callable[..., None] = lambda **_: None
-        self._history = history
-        self._made: dict[int, list[tuple[str, list[int], list[int]]]] = {}
-
-    def computed(self, *, request: int, chain: tuple[bytes, ...]) -> None:
-        """Nobody here asks whose pages they are."""
-
-    def moving(self, *, number: int, legs: tuple[SpaceCopy, ...]) -> None:
-        self._made[number] = _values(legs)
-
-    def transferred(self, *, number: int, kind: str, request: int, legs: tuple[SpaceCopy, ...]) -> None:
-        pages = sum(len(leg.host) for leg in legs if leg.space == "full")
-        frozen = self._made.pop(number) == _values(legs)
-        self._history.transferred(kind=kind, request=request, pages=pages, frozen=frozen)
-
-
-def _values(legs: tuple[SpaceCopy, ...]) -> list[tuple[str, list[int], list[int]]]:
-    return [(leg.space, leg.host.tolist(), leg.device.tolist()) for leg in legs]
-
-
-BACKENDS: dict[str, Callable[[History], Backend]] = {
+BACKENDS: dict[str, Callable[[OperationEvents], Backend]] = {
     "eager": EagerBackend,
-    "simulated, eager": lambda history: SimulatedBackend(EagerStrategy(), history),
-    "simulated, lazy": lambda history: SimulatedBackend(LazyStrategy(), history),
-    "simulated, random": lambda history: SimulatedBackend(RandomStrategy(5), history),
+    "simulated, eager": lambda events: SimulatedBackend(EagerStrategy(), events),
+    "simulated, lazy": lambda events: SimulatedBackend(LazyStrategy(), events),
+    "simulated, random": lambda events: SimulatedBackend(RandomStrategy(5), events),
 }
 REQUESTS = 3
 
@@ -329,7 +302,7 @@ def rig_of(
 ) -> Rig:
     """A cache over a pool of a tiny shape. config: fields of CacheConfig."""
     history = history or History(keep=True)
-    on = BACKENDS[backend](history) if isinstance(backend, str) else backend
+    on = BACKENDS[backend](OperationEvents(history.emit)) if isinstance(backend, str) else backend
     preset = shape(name)
     sizes = PoolSizes(
         pages=pages,
@@ -338,7 +311,8 @@ def rig_of(
         window_pages=window_pages,
         state_slots=REQUESTS + states,
     )
-    pool = KVPool(preset, sizes, backend=on, listener=history)
+    watch = Observer(history.emit)
+    pool = KVPool(preset, sizes, backend=on, listener=watch)
     host = HostPool(
         pool.specs,
         units={"full": host_pages, "window": host_window, "state": host_states},
@@ -346,14 +320,13 @@ def rig_of(
         layout=layout,
         method=method,
         backend=on,
-        listener=history,
+        listener=watch,
     )
     settings = CacheConfig(**config)  # type: ignore[arg-type]
     window = preset.window if pool.has_window else 0
-    history.append(Modelled(preset.page_size, window, pool.has_state))
+    history.emit(Modelled(preset.page_size, window, pool.has_state))
     tree = PrefixTree(preset.page_size, window=window, has_state=pool.has_state)
-    told = Inbox(history)
-    residency = Residency(tree, pool, host, order=settings.order, listener=told)
+    residency = Residency(tree, pool, host, order=settings.order, listener=watch)
     controller = TransferController(pool, host, on, ring=settings.ring)
-    cache = cache_type(tree, residency, controller, on, config=settings, agree=agree, listener=told)
+    cache = cache_type(tree, residency, controller, on, config=settings, agree=agree, listener=watch)
     return Rig(backend=on, pool=pool, host=host, tree=tree, residency=residency, cache=cache, history=history)

@@ -33,7 +33,7 @@ def counted(*events: Event) -> Evidence:
     history = History()
     history.listen(count.handlers())
     for event in events:
-        history.append(event)
+        history.emit(event)
     return count.total(events=history.count, evictions=4, orderings=0)
 
 

@@ -19,7 +19,7 @@ from kvcheck.commands import doctor
 from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.hicache.controller import TransferController
-from kvcheck.core.stress.history import History
+from kvcheck.core.stress.history import History, OperationEvents
 from kvcheck.core.stress.invariants import INVARIANTS, Invariant
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.oracles.oracle import judge
@@ -75,7 +75,9 @@ def backed_up_behind_a_slow_pass(monkeypatch: pytest.MonkeyPatch, controller: ty
     """A prefix is computed by a pass that runs when it is waited for, backed up, loaded back and read."""
     monkeypatch.setattr("cache_rig.TransferController", controller)
     history = History(keep=True)
-    rig = rig_of("llama-3-tiny", SimulatedBackend(DelayStrategy(["compute"]), history), history=history)
+    rig = rig_of(
+        "llama-3-tiny", SimulatedBackend(DelayStrategy(["compute"]), OperationEvents(history.emit)), history=history
+    )
     rig.serve("abc")
     assert rig.controller.backups
     rig.demote("abc")

@@ -13,6 +13,7 @@ from rigs.cache import Rig, rig_of
 
 from kvcheck.core.base import content
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
+from kvcheck.core.stress.events import Event, Saw, Verified
 from kvcheck.core.workload.host_inspector import HostInspector
 from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
@@ -30,11 +31,11 @@ class Sink:
         self.words: dict[str, int] = {}
         self.found: list[Mismatch] = []
 
-    def verified(self, buffer: str, words: int) -> None:
-        self.words[buffer] = self.words.get(buffer, 0) + words
-
-    def mismatch(self, found: Mismatch) -> None:
-        self.found.append(found)
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Verified):
+            self.words[event.buffer] = self.words.get(event.buffer, 0) + event.words
+        elif isinstance(event, Saw):
+            self.found.append(event.mismatch)
 
 
 def codes_of(name: str, request: int) -> torch.Tensor:
@@ -73,7 +74,7 @@ def filled(name: str) -> tuple[Rig, HostInspector, Sink]:
             if space == "state" and unit > 5:
                 continue
             write(rig, name, space, buffer, key, unit)
-    inspector = HostInspector(shape(name), lambda request: codes_of(name, request), sink)
+    inspector = HostInspector(shape(name), lambda request: codes_of(name, request), sink.emit)
     for request, chain in CHAINS.items():
         inspector.computed(request, chain)
     return rig, inspector, sink
@@ -184,7 +185,7 @@ def test_who_computed_a_prefix_says_what_it_holds() -> None:
         asked.append(request)
         return codes_of(name, request)
 
-    inspector = HostInspector(shape(name), codes, sink)
+    inspector = HostInspector(shape(name), codes, sink.emit)
     for request in (1, 2):
         inspector.computed(request, CHAINS[request])
     inspect(rig, inspector, "full", (b"ab", b"abx"))

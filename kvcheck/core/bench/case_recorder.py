@@ -14,7 +14,7 @@ from kvcheck.core.bench.case_decode import SIZE, arm_of
 from kvcheck.core.bench.decode_work import DecodeStep
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.history import History
+from kvcheck.core.stress.history import History, OperationEvents
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
@@ -37,7 +37,7 @@ def points(setting: Setting) -> tuple[Point, ...]:
 
 def _arm(memory: FreshMemory, shape: ModelShape, *, is_observed: bool) -> Arm:
     history = History()
-    step = DecodeStep(memory, shape, memory.backend(history if is_observed else None))
+    step = DecodeStep(memory, shape, memory.backend(OperationEvents(history.emit) if is_observed else None))
     arm = arm_of(step, "submitted")
     before = history.count
 

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvcheck.core.cache.backend.backend import Footprint
@@ -96,10 +97,11 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Words of a buffer were read and compared."""
+    """Words of a buffer were read and compared. request: whose they are, where it is known."""
 
     buffer: str
     words: int
+    request: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,3 +399,5 @@ Event = (
     | Padding
     | Broke
 )
+Emit = Callable[[Event], None]
+"""Where whoever observes a part puts the events that he has made."""

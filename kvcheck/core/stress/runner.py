@@ -31,7 +31,7 @@ from kvcheck.core.base.errors import (
 )
 from kvcheck.core.base.record import Evidence, Finding, Verdict
 from kvcheck.core.cache.backend import BACKENDS
-from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.backend.backend import Backend, OperationObserver
 from kvcheck.core.cache.backend.cuda import CudaBackend
 from kvcheck.core.cache.backend.delays import DelayReport
 from kvcheck.core.cache.backend.eager import EagerBackend
@@ -40,7 +40,7 @@ from kvcheck.core.stress.audit import AuditBackend, naming
 from kvcheck.core.stress.delay_lines import delays_of
 from kvcheck.core.stress.events import Broke, Expected
 from kvcheck.core.stress.evidence import EvidenceCount
-from kvcheck.core.stress.history import Handler, History
+from kvcheck.core.stress.history import Handler, History, OperationEvents
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.oracles.oracle import Oracle
 from kvcheck.core.stress.scenarios import SCENARIOS
@@ -118,8 +118,8 @@ class StressEngine:
         for oracle in oracles:
             history.listen(oracle.handlers())
         for request, tokens in sorted(reference.items()):
-            history.append(Expected(request, tokens))
-        backend, recorder = _backend(plan, history)
+            history.emit(Expected(request, tokens))
+        backend, recorder = _backend(plan, OperationEvents(history.emit))
         audit = AuditBackend(backend, naming(shape)) if self._audit else None
         evictions = 0
         try:
@@ -128,7 +128,7 @@ class StressEngine:
                 shape,
                 load,
                 backend=audit or backend,
-                history=history,
+                emit=history.emit,
                 transport=plan.transport,
                 variant=plan.schedule,
             )
@@ -139,7 +139,7 @@ class StressEngine:
         except (Exception, SystemExit) as error:  # the target's own error is what we are here to find
             if trouble := machine_trouble(error):
                 raise UnknownVerdict(trouble) from error
-            history.append(Broke(_code_of(error), type(error).__name__, str(error)))
+            history.emit(Broke(_code_of(error), type(error).__name__, str(error)))
         delays = _settled(backend, history)
         broken = _finish(oracles)
         final = _exact(plan, recorder)
@@ -196,14 +196,14 @@ def evidence_gap(plan: Plan, evidence: Evidence) -> str | None:
     return SCENARIOS.load(plan.scenario)().missing(evidence, shape_named(plan.shape))
 
 
-def _backend(plan: Plan, history: History) -> tuple[Backend, Recorder | None]:
+def _backend(plan: Plan, observer: OperationObserver) -> tuple[Backend, Recorder | None]:
     BACKENDS.require(plan.backend)
     if plan.backend == "eager":
-        return EagerBackend(history), None
+        return EagerBackend(observer), None
     if plan.backend == "cuda":
-        return CudaBackend(int(plan.device.partition(":")[2] or 0), history, delays_of(plan)), None
+        return CudaBackend(int(plan.device.partition(":")[2] or 0), observer, delays_of(plan)), None
     recorder = Recorder(make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices))
-    return SimulatedBackend(recorder, history), recorder
+    return SimulatedBackend(recorder, observer), recorder
 
 
 def _settled(backend: Backend, history: History) -> DelayReport | None:
@@ -213,7 +213,7 @@ def _settled(backend: Backend, history: History) -> DelayReport | None:
     try:
         return backend.settle()
     except RuntimeError as error:
-        history.append(Broke("KV902", type(error).__name__, str(error)))
+        history.emit(Broke("KV902", type(error).__name__, str(error)))
         return None
 
 

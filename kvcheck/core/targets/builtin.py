@@ -37,10 +37,10 @@ class BuiltinEngine:
     """A scheduler with its parts, watched."""
 
     def __init__(self, parts: TargetParts, setup: Setup) -> None:
-        backend, sink = setup.backend, setup.sink
-        self._watch = Observer(sink)
+        backend, emit = setup.backend, setup.emit
+        self._watch = Observer(emit)
         self.pool = parts.pool(setup.shape, setup.sizes, backend=backend, listener=self._watch)
-        self._bystander = PaddingCheck(self.pool, sink)
+        self._bystander = PaddingCheck(self.pool, emit)
         lane = backend.lane("forward")
         ends = [
             parts.metadata(
@@ -62,12 +62,12 @@ class BuiltinEngine:
             SchedulerDeps(
                 backend=backend,
                 pool=self.pool,
-                offload=WatchedOffload(parts.offload(self.pool, backend), sink),
+                offload=WatchedOffload(parts.offload(self.pool, backend), emit),
                 cache=self.cache,
                 prefill_metadata=ends[0],
                 decode_metadata=ends[1],
                 transport=TRANSPORTS.load(setup.transport)(backend, ends[0], ends[1]),
-                decoder=WatchedDecoder(decoder, ends[1], sink),
+                decoder=WatchedDecoder(decoder, ends[1], emit),
             ),
             setup.config,
         )

@@ -1,7 +1,7 @@
-"""Watching: what the builtin engine's parts do, told to an EventSink from outside the parts.
+"""Watching: what the builtin engine's parts do, as events that are made outside the parts.
 
 Invariants:
-- Parts contain no reporting; what is told is compared here, from their arguments and results.
+- Parts contain no reporting; events are made here, from their arguments and results.
 - Nothing here changes what a part does.
 """
 
@@ -17,40 +17,64 @@ from kvcheck.core.cache.offload import Offload, OffloadedKV
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.scheduler.decoder import Decoder
-from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
-from kvcheck.core.targets.target import EventSink, TierInspector, digest
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField, MetadataRow
+from kvcheck.core.stress.events import (
+    Aliased,
+    Allocated,
+    Descriptor,
+    Emit,
+    Evicted,
+    Freed,
+    Leased,
+    LookedUp,
+    Mapped,
+    Owned,
+    Padding,
+    Restored,
+    RoomChanged,
+    Saved,
+    TierChanged,
+    Transferred,
+    Verified,
+)
+from kvcheck.core.targets.target import TierInspector, digest
 
 
 class Observer:
     """Passes events on; looks at metadata slots when they are handed out, and at host pages when they have arrived."""
 
-    def __init__(self, sink: EventSink) -> None:
-        self._sink = sink
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
         self.metadata: dict[str, MetadataBuffers] = {}
         self.host: HostPool | None = None
         self.inspector: TierInspector | None = None
-        self.looked_up = sink.looked_up
-        self.tier_changed = sink.tier_changed
-        self.evicted = sink.evicted
         self._moving: dict[int, bytes] = {}
 
     def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
-        self._sink.allocated(space, ids, owner)
+        self._emit(Allocated(space, tuple(ids.tolist()), owner))
         if (end := self.metadata.get(space)) is not None:
             slot = int(ids[0])
-            self._sink.leased(
-                request=owner, space=space, slot=slot, row=end.row_view(slot).detach().cpu(), fields=end.fields
-            )
+            self._emit(Leased(owner, space, slot, _residue(end.row_view(slot).detach().cpu(), end.fields)))
 
     def freed(self, space: str, ids: IndexArray) -> None:
-        self._sink.freed(space, ids)
+        self._emit(Freed(space, tuple(ids.tolist())))
 
     def fetched(self, *, request: int, legs: tuple[SpaceCopy, ...]) -> None:
         if self.host is not None and self.inspector is not None:
             for leg in legs:
                 self.inspector.inspect(self.host, leg.space, leg.chain, leg.host, tier="storage")
-        pages = full_pages(legs)
-        self._sink.transferred(kind="prefetch", request=request, pages=pages, frozen=True)
+        self._emit(Transferred("prefetch", request, full_pages(legs), frozen=True))
+
+    def looked_up(
+        self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool
+    ) -> None:
+        self._emit(LookedUp(request, chain, pages, device_pages, device_only))
+
+    def tier_changed(self, *, tier: str, space: str, chain: tuple[bytes, ...], ids: IndexArray, added: bool) -> None:
+        self._emit(TierChanged(tier, space, chain, tuple(ids.tolist()), added))
+
+    def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
+        self._emit(Evicted(tier, space, during_load))
 
     def moving(self, *, number: int, legs: tuple[SpaceCopy, ...]) -> None:
         self._moving[number] = _index_values(legs)
@@ -63,17 +87,29 @@ class Observer:
         if kind == "backup" and self.host is not None and self.inspector is not None:
             for leg in legs:
                 self.inspector.inspect(self.host, leg.space, leg.chain, leg.host, tier="host")
-        pages = full_pages(legs)
         frozen = self._moving.pop(number, None) == _index_values(legs)
-        self._sink.transferred(kind=kind, request=request, pages=pages, frozen=frozen)
+        self._emit(Transferred(kind, request, full_pages(legs), frozen))
+
+
+class RoomWatch:
+    """A RoomListener: makes events of what a receiver tells of its rooms."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+
+    def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
+        self._emit(RoomChanged(rank, room, request, generation, old, new, reason))
+
+    def sealed(self, *, rank: str, request: int, size: int) -> None:
+        self._emit(Verified("sealed", size // 8, request))
 
 
 class PaddingCheck:
     """Looks at what no request owns: padding units must be as they were made, and maps empty when all is idle."""
 
-    def __init__(self, pool: KVPool, sink: EventSink) -> None:
+    def __init__(self, pool: KVPool, emit: Emit) -> None:
         self._pool = pool
-        self._sink = sink
+        self._emit = emit
         self._made = {(space, buffer.name): self._padding(space, buffer) for space, buffer in pool.buffers()}
 
     def look(self) -> None:
@@ -84,7 +120,7 @@ class PaddingCheck:
             entries = self._pool.tables["full_to_window"].read_view()[0].cpu()
             held = torch.nonzero(entries).view(-1)
             pairs = zip(held.tolist(), entries[held].tolist(), strict=True)
-            self._sink.mapped(table="full_to_window", entries=tuple(pairs))
+            self._emit(Mapped("full_to_window", tuple(pairs)))
 
     def _padding(self, space: str, buffer: BufferSpec) -> torch.Tensor:
         """A copy of page or slot 0, [L, rows, W]."""
@@ -99,37 +135,35 @@ class PaddingCheck:
             layer, row, at = torch.nonzero(seen != made)[0].tolist()
             words = seen[layer, row]
         piece = next((p for p in reversed(buffer.pieces) if p.offset <= at * 8), None)
-        self._sink.padding(
-            space=space,
-            buffer=buffer.name,
-            piece=piece.name if piece is not None else "",
-            layer=self._pool.sets[space].spec.layers[layer],
-            row=row,
-            words=tuple(words[:64].tolist()),
+        self._emit(
+            Padding(
+                space=space,
+                buffer=buffer.name,
+                piece=piece.name if piece is not None else "",
+                layer=self._pool.sets[space].spec.layers[layer],
+                row=row,
+                words=tuple(words[:64].tolist()),
+            )
         )
 
 
 class WatchedOffload(Offload):
     """An Offload that reports what it saved and restored, and whether the value is owned."""
 
-    def __init__(self, inner: Offload, sink: EventSink) -> None:
+    def __init__(self, inner: Offload, emit: Emit) -> None:
         self.pool = inner.pool
         self._inner = inner
-        self._sink = sink
+        self._emit = emit
 
     def save(self, holding: Holding) -> OffloadedKV:
         """Save, then compare storages and index values."""
         before = digest(holding)
         value = self._inner.save(holding)
         request = holding.request
-        self._sink.descriptor(request=request, what="offload.save", before=before, after=digest(holding))
+        self._emit(Descriptor(request, "offload.save", unchanged=before == digest(holding)))
         self._report_storage(value, holding)
-        self._sink.saved(
-            request=request,
-            tokens=value.tokens,
-            buffers=tuple(f"{kept.space}.{kept.name}" for kept in value.buffers),
-            table=self._table_names(),
-        )
+        buffers = tuple(f"{kept.space}.{kept.name}" for kept in value.buffers)
+        self._emit(Saved(request, value.tokens, buffers, self._table_names()))
         return value
 
     def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
@@ -137,14 +171,9 @@ class WatchedOffload(Offload):
         before = digest(holding)
         written = tuple(f"{kept.space}.{kept.name}" for kept in self._inner.restored_buffers(offloaded))
         signal = self._inner.restore(offloaded, holding)
-        self._sink.descriptor(request=holding.request, what="offload.restore", before=before, after=digest(holding))
-        self._sink.restored(
-            request=holding.request,
-            tokens=offloaded.tokens,
-            pages=self.pool.unit_ids(holding, "full", offloaded.tokens),
-            buffers=written,
-            table=self._table_names(),
-        )
+        self._emit(Descriptor(holding.request, "offload.restore", unchanged=before == digest(holding)))
+        pages = tuple(self.pool.unit_ids(holding, "full", offloaded.tokens).tolist())
+        self._emit(Restored(holding.request, offloaded.tokens, pages, written, self._table_names()))
         return signal
 
     def discard(self, offloaded: OffloadedKV) -> None:
@@ -159,23 +188,19 @@ class WatchedOffload(Offload):
             first, last = self.pool.sets[kept.space].storage_ranges()[kept.name]
             if kept.words.numel() and first <= kept.words.untyped_storage().data_ptr() < last:
                 pages = self.pool.unit_ids(holding, kept.space, value.tokens)
-                self._sink.aliased(
-                    request=holding.request,
-                    what="offloaded KV",
-                    buffer=kept.name,
-                    page=int(pages[0]) if len(pages) else None,
-                )
+                page = int(pages[0]) if len(pages) else None
+                self._emit(Aliased(holding.request, "offloaded KV", kept.name, page))
             else:
-                self._sink.owned("offloaded KV")
+                self._emit(Owned("offloaded KV"))
 
 
 class WatchedDecoder:
     """A Decoder that looks at metadata rows when requests join."""
 
-    def __init__(self, inner: Decoder, end: MetadataBuffers, sink: EventSink) -> None:
+    def __init__(self, inner: Decoder, end: MetadataBuffers, emit: Emit) -> None:
         self._inner = inner
         self._end = end
-        self._sink = sink
+        self._emit = emit
         self.forward = inner.forward
         self.collect = inner.collect
         self.metadata = inner.metadata
@@ -186,10 +211,23 @@ class WatchedDecoder:
         address = row.packed.data_ptr()
         if first <= address < last:
             slot = (address - first) // self._end.row_bytes
-            self._sink.aliased(request=request, what="metadata row", buffer=self._end.space, page=slot)
+            self._emit(Aliased(request, "metadata row", self._end.space, slot))
         else:
-            self._sink.owned("metadata row")
+            self._emit(Owned("metadata row"))
         self._inner.join(request, row)
+
+
+def _residue(row: torch.Tensor, fields: tuple[MetadataField, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """What was left in a packed metadata row, [row_bytes]: name and words of each field that is not empty."""
+    if not bool(row.any()):
+        return ()
+    residue = []
+    for field in fields:
+        part = row[field.offset : field.offset + field.size_bytes]
+        if bool(part.any()):
+            words = part[: len(part) // 8 * 8].contiguous().view(torch.int64)[:64]
+            residue.append((field.name, tuple(int(word) for word in words)))
+    return tuple(residue)
 
 
 def _index_values(legs: tuple[SpaceCopy, ...]) -> bytes:

@@ -15,6 +15,7 @@ from kvcheck.core.cache.scheduler.agreement import RankGroup
 from kvcheck.core.cache.scheduler.decode import ANOTHER_RANK
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer.loopback_wire import LoopbackFabric
+from kvcheck.core.stress.events import Decided, ProcessActs
 from kvcheck.core.targets.parts import TargetParts
 from kvcheck.core.targets.rank import (
     Rank,
@@ -50,7 +51,7 @@ class PairEngine:
     """The Engine over both ends. Requests finish on the decode end."""
 
     def __init__(self, parts: TargetParts, setup: Setup) -> None:
-        self._sink = setup.sink
+        self._emit = setup.emit
         self._backend = setup.backend
         self._pair = pair_of(setup)
         self._round = 0
@@ -80,7 +81,7 @@ class PairEngine:
         self.decode = [
             decode_end(parts, setup, rank, sources, clock=lambda: self._round) for rank in self._decode_ranks
         ]
-        self._sink.acting("")
+        self._emit(ProcessActs(""))
         self._backend.drain()
 
     @property
@@ -104,11 +105,11 @@ class PairEngine:
         found = False
         if request % 2 == 0 or not is_asked:
             for rank, prefill in zip(self._prefill_ranks, self.prefill, strict=True):
-                self._sink.acting(rank.name)
+                self._emit(ProcessActs(rank.name))
                 found = prefill.abort(request) or found
         if request % 2 or not is_asked or not found:
             for rank, decode in zip(self._decode_ranks, self.decode, strict=True):
-                self._sink.acting(rank.name)
+                self._emit(ProcessActs(rank.name))
                 found = decode.abort(request) or found
         return found
 
@@ -117,7 +118,7 @@ class PairEngine:
         self._round += 1
         before = self._step_end("prefill", self._prefill_ranks, self.prefill)
         report = self._step_end("decode", self._decode_ranks, self.decode)
-        self._sink.acting("")
+        self._emit(ProcessActs(""))
         # A round in which nobody computed anything: time passes until the next one.
         if not (before.admitted or before.joined or report.admitted or report.joined or report.finished):
             self._backend.idle()
@@ -134,7 +135,7 @@ class PairEngine:
 
     def close(self) -> None:
         """Look at what nobody may have touched, then give everything back."""
-        self._sink.acting("")
+        self._emit(ProcessActs(""))
         self._backend.drain()
         for rank in (*self._prefill_ranks, *self._decode_ranks):
             rank.bystander.look()
@@ -148,13 +149,13 @@ class PairEngine:
     def _step_end(self, end: str, ranks: Sequence[Rank], schedulers: Sequence[RankScheduler]) -> StepReport:
         known = []
         for rank, scheduler in zip(ranks, schedulers, strict=True):
-            self._sink.acting(rank.name)
+            self._emit(ProcessActs(rank.name))
             known.append(scheduler.poll())
         reports = []
         for rank, scheduler, agreed in zip(ranks, schedulers, self._group.agree(known), strict=True):
-            self._sink.acting(rank.name)
+            self._emit(ProcessActs(rank.name))
             reports.append(scheduler.settle(agreed))
-        self._sink.decided(end=end, decisions=tuple(decision(report) for report in reports))
+        self._emit(Decided(end, tuple(decision(report) for report in reports)))
         reports[0].failed = _reasons(reports)
         return reports[0]
 

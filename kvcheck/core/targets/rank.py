@@ -8,12 +8,9 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import torch
+from dataclasses import dataclass, replace
 
 from kvcheck.core.base.errors import InternalError
-from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.backend.scoped import ScopedBackend, scoped
 from kvcheck.core.cache.pools.pool import KVPool
@@ -23,39 +20,13 @@ from kvcheck.core.cache.scheduler.parts import SchedulerDeps
 from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
 from kvcheck.core.cache.scheduler.request import StepReport
 from kvcheck.core.cache.transfer.layout import EndLayout, end_layout, routes, sources_of
-from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.wire import Wire
 from kvcheck.core.cache.transfer.writer import part_name
-from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedDecoder, WatchedOffload
+from kvcheck.core.stress.events import Allocated, Emit, Event, Freed, Leased, ProcessActs
+from kvcheck.core.targets.observe import Observer, PaddingCheck, RoomWatch, WatchedDecoder, WatchedOffload
 from kvcheck.core.targets.parts import TargetParts
-from kvcheck.core.targets.target import EventSink, FirstWords, PairSetup, Setup, SpaceCount
-
-
-class ScopedSink:
-    """An EventSink for one rank: ids are told under the rank's own names of spaces."""
-
-    def __init__(self, sink: EventSink, scope: str) -> None:
-        self._sink = sink
-        self._scope = scope
-        self.saved, self.restored, self.aliased, self.owned = sink.saved, sink.restored, sink.aliased, sink.owned
-        self.descriptor, self.looked_up, self.tier_changed = sink.descriptor, sink.looked_up, sink.tier_changed
-        self.transferred, self.evicted, self.padding = sink.transferred, sink.evicted, sink.padding
-        self.mapped, self.acting, self.decided = sink.mapped, sink.acting, sink.decided
-        self.room, self.sealed = sink.room, sink.sealed
-
-    def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
-        """Under the rank's name."""
-        self._sink.allocated(scoped(self._scope, space), ids, owner)
-
-    def freed(self, space: str, ids: IndexArray) -> None:
-        """Under the rank's name."""
-        self._sink.freed(scoped(self._scope, space), ids)
-
-    def leased(
-        self, *, request: int, space: str, slot: int, row: torch.Tensor, fields: tuple[MetadataField, ...]
-    ) -> None:
-        """Under the rank's name."""
-        self._sink.leased(request=request, space=scoped(self._scope, space), slot=slot, row=row, fields=fields)
+from kvcheck.core.targets.target import FirstWords, PairSetup, Setup, SpaceCount
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,13 +35,24 @@ class Rank:
 
     name: str
     backend: ScopedBackend
-    sink: ScopedSink
+    emit: Emit
     pool: KVPool
     metadata: MetadataBuffers
     layout: EndLayout
     wire: Wire
     bystander: PaddingCheck
     first_words: FirstWords
+
+
+def scoped_emit(emit: Emit, scope: str) -> Emit:
+    """Where a rank puts its events: ids are told under the rank's own names of spaces."""
+
+    def renamed(event: Event) -> None:
+        if isinstance(event, Allocated | Freed | Leased):
+            event = replace(event, space=scoped(scope, event.space))
+        emit(event)
+
+    return renamed
 
 
 def pair_of(setup: Setup) -> PairSetup:
@@ -88,9 +70,9 @@ def make_rank(
     ranks, sizes = (pair.prefill_ranks, pair.prefill_sizes) if end == "prefill" else (pair.decode_ranks, setup.sizes)
     name = f"{end}-{number}"
     own = ScopedBackend(backend, name)
-    sink = ScopedSink(setup.sink, name)
-    watch = Observer(sink)
-    setup.sink.acting(name)
+    emit = scoped_emit(setup.emit, name)
+    watch = Observer(emit)
+    setup.emit(ProcessActs(name))
     whole = setup.shape
     pool = parts.pool(rank_shape(whole, number, ranks), sizes, backend=own, listener=watch)
     metadata = parts.metadata(
@@ -107,12 +89,12 @@ def make_rank(
     return Rank(
         name=name,
         backend=own,
-        sink=sink,
+        emit=emit,
         pool=pool,
         metadata=metadata,
         layout=layout,
         wire=wire(own),
-        bystander=PaddingCheck(pool, sink),
+        bystander=PaddingCheck(pool, emit),
         first_words=first_words(layout),
     )
 
@@ -132,7 +114,7 @@ def prefill_end(
     parts: TargetParts, setup: Setup, rank: Rank, peers: Sequence[EndLayout], *, clock: Callable[[], int]
 ) -> PrefillScheduler:
     """The scheduler of a prefill rank. peers: all decode ranks. clock: what the setup's patience counts."""
-    setup.sink.acting(rank.name)
+    setup.emit(ProcessActs(rank.name))
     pair = pair_of(setup)
     sender = parts.sender(
         rank.pool,
@@ -154,7 +136,7 @@ def decode_end(
     parts: TargetParts, setup: Setup, rank: Rank, peers: Sequence[EndLayout], *, clock: Callable[[], int]
 ) -> DecodeScheduler:
     """The scheduler of a decode rank. peers: all prefill ranks. clock: what the setup's patience counts."""
-    setup.sink.acting(rank.name)
+    setup.emit(ProcessActs(rank.name))
     pair = pair_of(setup)
     receiver = parts.receiver(
         rank.pool,
@@ -166,19 +148,19 @@ def decode_end(
         clock=clock,
         patience=pair.patience,
         sealer=parts.sealer,
-        listener=rank.sink,
+        listener=RoomWatch(rank.emit),
         attempts=pair.attempts,
     )
     decoder = setup.decoder(rank.pool, rank.metadata.fields, rank.first_words)
     engine_parts = SchedulerDeps(
         backend=rank.backend,
         pool=rank.pool,
-        offload=WatchedOffload(parts.offload(rank.pool, rank.backend), rank.sink),
+        offload=WatchedOffload(parts.offload(rank.pool, rank.backend), rank.emit),
         cache=None,
         prefill_metadata=None,
         decode_metadata=rank.metadata,
         transport=None,
-        decoder=WatchedDecoder(decoder, rank.metadata, rank.sink),
+        decoder=WatchedDecoder(decoder, rank.metadata, rank.emit),
     )
     return parts.decode_scheduler(engine_parts, setup.config, receiver=receiver, room_of=pair.room_of)
 

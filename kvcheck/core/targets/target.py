@@ -1,7 +1,7 @@
 """Target: what is under test, behind one Protocol, with what it can do declared.
 
 Invariants:
-- A target builds engines from a Setup and tells an EventSink what it did; it judges nothing itself.
+- A target builds engines from a Setup and emits what it did as events; it judges nothing itself.
 """
 
 from __future__ import annotations
@@ -10,80 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.storage import PageStore
-from kvcheck.core.cache.pools.allocator import AllocationListener
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.scheduler.decoder import Decoder
 from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepReport
 from kvcheck.core.cache.transfer.loopback_wire import Copies, Fault, Tamper, no_fault, once, unchanged
 from kvcheck.core.cache.transfer.metadata import MetadataField
-
-
-class EventSink(AllocationListener, Protocol):
-    """What a target reports beside its results."""
-
-    def saved(self, *, request: int, tokens: int, buffers: tuple[str, ...], table: tuple[str, ...]) -> None:
-        """A request was offloaded: the buffers in the value, and all buffers of the pool."""
-
-    def restored(
-        self, *, request: int, tokens: int, pages: IndexArray, buffers: tuple[str, ...], table: tuple[str, ...]
-    ) -> None:
-        """A request was restored into pages."""
-
-    def aliased(self, *, request: int, what: str, buffer: str, page: int | None) -> None:
-        """A value that must be owned shares storage with a buffer."""
-
-    def owned(self, what: str) -> None:
-        """A value that must be owned was looked at and shares nothing."""
-
-    def descriptor(self, *, request: int, what: str, before: bytes, after: bytes) -> None:
-        """Index values handed to the product, before and after the call."""
-
-    def leased(
-        self, *, request: int, space: str, slot: int, row: torch.Tensor, fields: tuple[MetadataField, ...]
-    ) -> None:
-        """A metadata slot was handed out with this content, [row_bytes]."""
-
-    def looked_up(
-        self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool
-    ) -> None:
-        """A request looked its prompt up: one hash a whole page, pages found, and how many are on the device.
-
-        device_only: what the host holds could not be loaded, and was left out.
-        """
-
-    def tier_changed(self, *, tier: str, space: str, chain: tuple[bytes, ...], ids: IndexArray, added: bool) -> None:
-        """A tier now holds, or no longer holds, these pages or this state. chain: [n] hashes, ids: [n]."""
-
-    def transferred(self, *, kind: str, request: int, pages: int, frozen: bool) -> None:
-        """A backup or a load was acknowledged. frozen: its index values are those it was made with."""
-
-    def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
-        """A node lost what a tier held of it. during_load: some load was in flight."""
-
-    def padding(self, *, space: str, buffer: str, piece: str, layer: int, row: int, words: tuple[int, ...]) -> None:
-        """Page or slot 0 of a buffer when idle: words of the first row that somebody wrote, none where nobody did."""
-
-    def acting(self, host: str) -> None:
-        """From now on it is that process that submits and waits; "": the harness."""
-
-    def decided(self, *, end: str, decisions: tuple[tuple[int, ...], ...]) -> None:
-        """What each rank of an end did in one round, as numbers that have to be equal."""
-
-    def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
-        """A decode rank's view of a room changed."""
-
-    def sealed(self, *, rank: str, request: int, size: int) -> None:
-        """A decode rank read so many bytes of one source, and they fit their seal."""
-
-    def mapped(self, *, table: str, entries: tuple[tuple[int, int], ...]) -> None:
-        """Entries (unit, what it is mapped to) of an index table that are not empty when idle."""
+from kvcheck.core.stress.events import Emit
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +132,7 @@ class Setup:
     share_prefixes: bool = True
     transport: str
     backend: Backend
-    sink: EventSink
+    emit: Emit
     decoder: Callable[[KVPool, tuple[MetadataField, ...], FirstWords], Decoder]
     pair: PairSetup | None = None
     host: HostTier | None = None

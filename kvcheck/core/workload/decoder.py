@@ -23,11 +23,12 @@ from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, Piece
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.scheduler.decoder import Chunk
 from kvcheck.core.cache.transfer.metadata import MetadataField, MetadataRow
+from kvcheck.core.stress.events import Emit, Forward, Saw, Verified
 from kvcheck.core.workload import handover
 from kvcheck.core.workload.footprints import SpaceTouch, pass_touches
 from kvcheck.core.workload.jobs import Job, token_authors
 from kvcheck.core.workload.mismatch import Mismatch
-from kvcheck.core.workload.observation import Observation, ReadSink
+from kvcheck.core.workload.observation import Observation
 from kvcheck.core.workload.passes import PassPlan, Rows, plan_pass
 from kvcheck.core.workload.readers import INDEX_READERS, Readers
 from kvcheck.kernels.content import as_signed, mix64_int, rows_torch
@@ -45,7 +46,7 @@ class ContentDecoder:
         pool: KVPool,
         backend: Backend,
         jobs: Sequence[Job],
-        sink: ReadSink,
+        emit: Emit,
         fields: tuple[MetadataField, ...],
         readers: Readers | None = None,
         first_words: Mapping[tuple[str, str], int] | None = None,
@@ -53,7 +54,7 @@ class ContentDecoder:
         self._pool = pool
         self._backend = backend
         self._jobs = {job.request: job for job in jobs}
-        self._sink = sink
+        self._emit = emit
         self._fields = fields
         self._codes: dict[int, torch.Tensor] = {}
         self._authors: dict[int, IndexArray] = {}
@@ -74,7 +75,7 @@ class ContentDecoder:
         """Queue writes and checked reads of every layer."""
         for chunk in chunks:
             self._learn(chunk.request)
-            self._sink.forward(request=chunk.request, start=chunk.start, stop=chunk.stop)
+            self._emit(Forward(chunk.request, chunk.start, chunk.stop))
         plan = plan_pass(chunks, self._codes, self._pool, self._backend)
         self._chunks, self._observed = plan.chunks, []
         self._passes += 1
@@ -123,7 +124,7 @@ class ContentDecoder:
         """Report what the pass saw; the tokens it samples."""
         deltas = [0] * len(self._chunks)
         for seen in self._observed:
-            self._sink.verified(seen.site.buffer, seen.judged * seen.rows.shape[-1])
+            self._emit(Verified(seen.site.buffer, seen.judged * seen.rows.shape[-1]))
             if seen.bad.cpu().numpy().any():  # on a CPU much cheaper than asking torch
                 self._report(seen, deltas)
         tokens = []
@@ -150,9 +151,9 @@ class ContentDecoder:
         first = self._first.get(request, self._token(request, job.prompt_tokens, 0))
         expected = handover.expected_row(job, first, self._fields)
         self._handed_over.pop(request, None)
-        self._sink.verified("metadata", expected.numel() // 8)
+        self._emit(Verified("metadata", expected.numel() // 8))
         for found in handover.mismatches(job, expected, row, self._fields):
-            self._sink.mismatch(found)
+            self._emit(Saw(found))
 
     def _token(self, request: int, stop: int, delta: int) -> int:
         """What is sampled after position `stop`. delta: what the deviating words add."""
@@ -361,23 +362,22 @@ class ContentDecoder:
             page, offset = int(seen.ids[unit]), int(token)
             if seen.are_locs:
                 page, offset = divmod(page, self._pool.page_size)
-            self._sink.mismatch(
-                Mismatch(
-                    request=request,
-                    space=seen.site.space,
-                    buffer=seen.site.buffer,
-                    piece=seen.site.piece,
-                    layer=seen.site.layer,
-                    page=page,
-                    row=offset,
-                    position=position,
-                    author=int(self._authors[request][position]),
-                    words=tuple(int(value) for value in row[:64]),
-                    half=seen.rows.dtype == torch.int32,
-                    count=int(counts[which]),
-                    first_word=seen.site.first_word,
-                )
+            found = Mismatch(
+                request=request,
+                space=seen.site.space,
+                buffer=seen.site.buffer,
+                piece=seen.site.piece,
+                layer=seen.site.layer,
+                page=page,
+                row=offset,
+                position=position,
+                author=int(self._authors[request][position]),
+                words=tuple(int(value) for value in row[:64]),
+                half=seen.rows.dtype == torch.int32,
+                count=int(counts[which]),
+                first_word=seen.site.first_word,
             )
+            self._emit(Saw(found))
 
 
 def prompt_tokens(job: Job) -> IndexArray:

@@ -21,6 +21,7 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, Piece, SpaceSpec
 from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.stress.events import Emit, Saw, Verified
 from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.kernels.content_rows import differing
 
@@ -30,16 +31,6 @@ class UnitReader(Protocol):
 
     def unit_words(self, space: str, buffer: str, unit: int) -> torch.Tensor:
         """An owned copy of one page or slot of a buffer: [L, r, W] int64."""
-
-
-class InspectionSink(Protocol):
-    """Where an inspector reports."""
-
-    def verified(self, buffer: str, words: int) -> None:
-        """So many words were compared."""
-
-    def mismatch(self, found: Mismatch) -> None:
-        """A row differed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +48,11 @@ class _Row:
 class HostInspector:
     """Knows whose pages are whose by their hashes. codes_of: codes of every position of a request, padded to pages."""
 
-    def __init__(self, shape: ModelShape, codes_of: Callable[[int], torch.Tensor], sink: InspectionSink) -> None:
+    def __init__(self, shape: ModelShape, codes_of: Callable[[int], torch.Tensor], emit: Emit) -> None:
         self._size = shape.page_size
         self._specs = {spec.name: spec for spec in POOLS.load(shape.family)(shape)}
         self._codes_of = codes_of
-        self._sink = sink
+        self._emit = emit
         self._authors: dict[bytes, list[tuple[int, int, torch.Tensor]]] = {}
 
     def computed(self, request: int, chain: tuple[bytes, ...]) -> None:
@@ -83,7 +74,7 @@ class HostInspector:
             found: list[Mismatch] = []
             words = [host.unit_words(space, buffer.name, unit) for buffer in spec.buffers]
             for buffer, rows in zip(spec.buffers, words, strict=True):
-                self._sink.verified(f"{tier}:{buffer.name}", rows.numel())
+                self._emit(Verified(f"{tier}:{buffer.name}", rows.numel()))
             for request, page, codes in reversed(self._authors.get(each, [nobody])):
                 # A cached state stands behind the last token of its page.
                 wanted = codes[-1:] if space == "state" else codes
@@ -109,7 +100,7 @@ class HostInspector:
                 if not found:
                     break
             for mismatch in found:
-                self._sink.mismatch(mismatch)
+                self._emit(Saw(mismatch))
 
     def _differing(
         self, spec: SpaceSpec, buffer: BufferSpec, words: torch.Tensor, codes: torch.Tensor

@@ -1,4 +1,4 @@
-"""What a pass saw: comparisons that nobody has looked at yet, and where a decoder reports them.
+"""What a pass saw: comparisons that nobody has looked at yet.
 
 Invariants:
 - An observation holds tensors of the device it was made on; looking at it is what waits.
@@ -7,26 +7,11 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from kvcheck.core.base import content
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.workload.mismatch import Mismatch
-
-
-class ReadSink(Protocol):
-    """Where the decoder reports what it computed and saw."""
-
-    def forward(self, *, request: int, start: int, stop: int) -> None:
-        """Positions [start, stop) were computed."""
-
-    def verified(self, buffer: str, words: int) -> None:
-        """So many words of a buffer were read and compared."""
-
-    def mismatch(self, found: Mismatch) -> None:
-        """A row differed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
 from kvcheck.core.cache.hicache.cache import CacheConfig, Lease
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
 from kvcheck.core.cache.hicache.node import ABSENT
-from kvcheck.core.stress.history import History
+from kvcheck.core.stress.history import History, OperationEvents
 from kvcheck.core.workload.shapes import TINY_SHAPES
 
 
@@ -32,7 +32,7 @@ class ForwardFirst:
 def forward_first(name: str, **config: object) -> Rig:
     """A rig whose forward lane overtakes every copy that it does not wait for."""
     history = History(keep=True)
-    return rig_of(name, SimulatedBackend(ForwardFirst(), history), history=history, **config)  # type: ignore[arg-type]
+    return rig_of(name, SimulatedBackend(ForwardFirst(), OperationEvents(history.emit)), history=history, **config)  # type: ignore[arg-type]
 
 
 def buffers(rig: Rig) -> set[str]:

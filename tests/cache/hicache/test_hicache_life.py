@@ -22,7 +22,7 @@ from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
 from kvcheck.core.cache.hicache.node import SpaceCopy, make_leg, merge
 from kvcheck.core.stress.events import Evicted
-from kvcheck.core.stress.history import History
+from kvcheck.core.stress.history import History, OperationEvents
 from kvcheck.core.workload.shapes import TINY_SHAPES
 
 
@@ -42,7 +42,7 @@ class HeldBack:
 
 def held_back(name: str, *lanes: str, **config: object) -> tuple[Rig, HeldBack]:
     history, chooser = History(keep=True), HeldBack(*lanes)
-    return rig_of(name, SimulatedBackend(chooser, history), history=history, **config), chooser  # type: ignore[arg-type]
+    return rig_of(name, SimulatedBackend(chooser, OperationEvents(history.emit)), history=history, **config), chooser  # type: ignore[arg-type]
 
 
 # Aborts

@@ -119,7 +119,7 @@ def codes(oracle: type, events: Sequence[Event]) -> list[str]:
     judge, history = oracle(), History()
     history.listen(judge.handlers())
     for event in events:
-        history.append(event)
+        history.emit(event)
     judge.finish()
     return [found.code for found in judge.findings]
 

@@ -84,7 +84,7 @@ def test_judging_while_it_happens_is_judging_afterwards(name: str) -> None:
     history = History(keep=True)
     history.listen(live.handlers())
     for event in events:
-        history.append(event)
+        history.emit(event)
     live.finish()
     assert judge(later, history) == tuple(live.findings)
     assert later.judged == live.judged
@@ -93,7 +93,7 @@ def test_judging_while_it_happens_is_judging_afterwards(name: str) -> None:
 
 def test_a_history_keeps_events_only_when_asked_to() -> None:
     history = History()
-    history.append(Owned("value"))
+    history.emit(Owned("value"))
     assert (history.count, history.events) == (1, [])
 
 

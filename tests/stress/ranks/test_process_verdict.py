@@ -147,8 +147,8 @@ def stressed(*, held: float | None) -> tuple[StressedWire, list[object], SocketW
         def held_s(self, leg: str, ticket: Ticket) -> float | None:
             return held if (leg, ticket.request) == ("kv", 2) else None
 
-    faults = Faults(LOAD.jobs, SHAPE, History(), 4)
-    stalls = Holds(LOAD.jobs, SHAPE, faults, History(), 0, aux=True)
+    faults = Faults(LOAD.jobs, SHAPE, History().emit, 4)
+    stalls = Holds(LOAD.jobs, SHAPE, faults, History().emit, 0, aux=True)
     return StressedWire(inner, faults, stalls, Quarantine("prefill-0")), through, inner
 
 
@@ -203,8 +203,8 @@ def test_one_request_is_held_for_ever_and_the_history_knows_why() -> None:
     endless = set()
     for variant in range(20):
         history = History(keep=True)
-        faults = Faults(load.jobs, shape, history, variant)
-        stalls = Stalls(load.jobs, shape, faults, history, variant, aux=True)
+        faults = Faults(load.jobs, shape, history.emit, variant)
+        stalls = Stalls(load.jobs, shape, faults, history.emit, variant, aux=True)
         held = {
             job.request: seconds
             for job in load.jobs

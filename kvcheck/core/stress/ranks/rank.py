@@ -25,7 +25,18 @@ from kvcheck.core.cache.transfer.layout_json import layout_from_json, layout_to_
 from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
 from kvcheck.core.cache.transfer.sockets.link import Link, Listener, connect
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
-from kvcheck.core.stress.events import Aborted, Closed, Counted, Expected, Faulted, Resumed, Retracted, Returned
+from kvcheck.core.stress.events import (
+    Aborted,
+    Closed,
+    Counted,
+    Expected,
+    Faulted,
+    ProcessActs,
+    Resumed,
+    Retracted,
+    Returned,
+    Verified,
+)
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
@@ -56,19 +67,6 @@ PREFILL_STAGES = ("admitted", "late")
 Say = Callable[[str, dict[str, object]], None]
 
 
-class RankHistory(History):
-    """A History that counts sealed bytes by request."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sealed_bytes: dict[str, int] = {}
-
-    def sealed(self, *, rank: str, request: int, size: int) -> None:
-        """Bytes fit their seal."""
-        super().sealed(rank=rank, request=request, size=size)
-        self.sealed_bytes[str(request)] = self.sealed_bytes.get(str(request), 0) + size
-
-
 class RankRun:
     """One rank. parts: what it is made of. say: tells the supervisor; told: what that one tells."""
 
@@ -77,21 +75,22 @@ class RankRun:
         self._told = told
         self._parts = parts
         self._say = say
-        self._history = RankHistory()
+        self._history = History()
         self._oracles = [ORACLES.load(name)() for name in JUDGES]
         self._quarantine = Quarantine(order.name)
         self._count = EvidenceCount()
         self._history.listen(self._count.handlers())
         self._history.listen(self._quarantine.handlers())
-        self._history.listen(((Faulted, self._tell_fault),))
+        self._sealed_bytes: dict[str, int] = {}
+        self._history.listen(((Faulted, self._tell_fault), (Verified, self._count_sealed)))
         for oracle in self._oracles:
             self._history.listen(oracle.handlers())
         plan = parse_line(order.line)
         shape, load = work_of(plan)
         for job in load.jobs:
-            self._history.append(Expected(job.request, ()))
+            self._history.emit(Expected(job.request, ()))
         self._backend = RegionBackend()
-        setup = make_setup(shape, load, self._backend, self._history, "loopback", share_prefixes=False)
+        setup = make_setup(shape, load, self._backend, self._history.emit, "loopback", share_prefixes=False)
         self._setup = replace(
             setup,
             pair=PairSetup(
@@ -110,10 +109,10 @@ class RankRun:
         self._is_fed_on_demand = order.end == "prefill" and order.incarnation > 1
         left = () if self._is_fed_on_demand else tuple(job for job in load.jobs if job.request not in order.over)
         self._feed = Feed(left, hurry=HURRY)
-        faults = Faults(load.jobs, shape, self._history, plan.schedule)
+        faults = Faults(load.jobs, shape, self._history.emit, plan.schedule)
         self._aborts = Aborts(STAGES[plan.schedule % len(STAGES)], faults)
         self._stalls = Stalls(
-            load.jobs, shape, faults, self._history, plan.schedule, aux=not pair_scenario(plan).sends_rows
+            load.jobs, shape, faults, self._history.emit, plan.schedule, aux=not pair_scenario(plan).sends_rows
         )
         self.rank = make_rank(
             parts,
@@ -156,7 +155,7 @@ class RankRun:
             self._scheduler = prefill_end(self._parts, self._setup, self.rank, peers, clock=self._seconds)
         else:
             self._scheduler = decode_end(self._parts, self._setup, self.rank, peers, clock=self._seconds)
-        self._setup.sink.acting(self.rank.name)
+        self._setup.emit(ProcessActs(self.rank.name))
         self.wire.start(links, lease_s=self._order.lease_s)
         ranks = self._order.prefill if self._order.end == "prefill" else self._order.decode
         # The others may wait for a peer that takes nothing, and then for a room that is too late.
@@ -273,9 +272,9 @@ class RankRun:
         if any(decided := decision(report)):
             self._decisions = zlib.crc32(repr(decided).encode(), self._decisions)
         for request in report.retracted:
-            self._history.append(Retracted(request))
+            self._history.emit(Retracted(request))
         for request in report.resumed:
-            self._history.append(Resumed(request))
+            self._history.emit(Resumed(request))
         for request, tokens in report.finished:
             self._end(request)
             self._say("finished", {"request": request, "tokens": list(tokens)})
@@ -285,6 +284,11 @@ class RankRun:
     def _tell_fault(self, event: Faulted) -> None:
         self._say("faulted", {"request": event.request, "why": event.why, "names": list(event.names)})
 
+    def _count_sealed(self, event: Verified) -> None:
+        if event.buffer == "sealed":
+            request = str(event.request)
+            self._sealed_bytes[request] = self._sealed_bytes.get(request, 0) + event.words * 8
+
     def _abort(self, request: int) -> None:
         """Even ones are aborted by the prefill end, where it gets to that stage, and odd ones by the decode end.
 
@@ -293,7 +297,7 @@ class RankRun:
         assert self._scheduler is not None
         is_for_prefill = request % 2 == 0 and self._aborts.stage in PREFILL_STAGES
         if is_for_prefill == (self._order.end == "prefill") and self._scheduler.abort(request):
-            self._history.append(Aborted(request))
+            self._history.emit(Aborted(request))
             self._say("aborted", {"request": request})
             if self._order.end == "decode":
                 self._end(request)
@@ -338,20 +342,20 @@ class RankRun:
         assert self._scheduler is not None
         counts = rank_counts(self.rank)
         for count in counts:
-            self._history.append(Counted(count.space, count.free, count.cached, count.total))
+            self._history.emit(Counted(count.space, count.free, count.cached, count.total))
         self.rank.bystander.look()
         self._scheduler.close()
         returned = rank_counts(self.rank)
         for count in returned:
-            self._history.append(Returned(count.space, count.free, count.total))
-        self._history.append(Closed(tuple(sorted(self._backend.allocated().items()))))
+            self._history.emit(Returned(count.space, count.free, count.total))
+        self._history.emit(Closed(tuple(sorted(self._backend.allocated().items()))))
         for oracle in self._oracles:
             oracle.finish()
         closing = RankSummary(
             counts={each.space: (each.free, each.total) for each in counts},
             returned={each.space: (each.free, each.total) for each in returned},
             decisions=self._decisions,
-            sealed=self._history.sealed_bytes,
+            sealed=self._sealed_bytes,
             quarantined=self._quarantine.judged,
             findings=(
                 *(finding for oracle in self._oracles for finding in oracle.findings),

@@ -12,8 +12,7 @@ import math
 
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.wire import LEGS, Ticket
-from kvcheck.core.stress.events import Faulted
-from kvcheck.core.stress.history import History
+from kvcheck.core.stress.events import Emit, Faulted
 from kvcheck.core.stress.scenarios.pd_transfer import ABORT_EVERY, Faults
 from kvcheck.core.workload.jobs import Job
 
@@ -27,9 +26,9 @@ class Stalls:
     """Holds of one run. aux: metadata rows travel as writes, not as messages. told: who was held so far."""
 
     def __init__(
-        self, jobs: tuple[Job, ...], shape: ModelShape, faults: Faults, history: History, variant: int, *, aux: bool
+        self, jobs: tuple[Job, ...], shape: ModelShape, faults: Faults, emit: Emit, variant: int, *, aux: bool
     ) -> None:
-        self._history = history
+        self._emit = emit
         self.told: set[int] = set()
         has_state = shape.family in ("nsa", "swa", "mamba")
         legs = [leg for leg in LEGS if (leg != "state" or has_state) and (leg != "aux" or aux)]
@@ -53,5 +52,5 @@ class Stalls:
             return HELD_S
         if is_first:
             why = f"its {leg} was held for longer than a room may take"
-            self._history.append(Faulted(ticket.request, why, ("rounds or seconds",)))
+            self._emit(Faulted(ticket.request, why, ("rounds or seconds",)))
         return math.inf

@@ -18,8 +18,7 @@ from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
 from kvcheck.core.cache.hicache.storage import PageStore
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.events import Modelled
-from kvcheck.core.stress.history import History
+from kvcheck.core.stress.events import Emit, Modelled
 from kvcheck.core.stress.scenarios.faulty_store import worn_store
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
@@ -85,17 +84,17 @@ class HiCacheScenario:
         load: Load,
         *,
         backend: Backend,
-        history: History,
+        emit: Emit,
         transport: str,
         variant: int,
     ) -> int:
         """Feed jobs by their arrival rounds until all have finished, then close."""
-        history.append(Modelled(shape.page_size, shape.window if shape.window_layers else 0, bool(shape.state_layers)))
+        emit(Modelled(shape.page_size, shape.window if shape.window_layers else 0, bool(shape.state_layers)))
         readers = Readers(early_send=True, replay_every=REPLAY_EVERY)
         with worn_store(STORES_USED[variant % 4] if not load.from_trace else "memory") as store:
             tier = host_tier(shape, load, variant, store)
-            engine = target.build(make_setup(shape, load, backend, history, transport, host=tier, readers=readers))
-            return serve(engine, load, history, backend, aborts=LoadingAborts())
+            engine = target.build(make_setup(shape, load, backend, emit, transport, host=tier, readers=readers))
+            return serve(engine, load, emit, backend, aborts=LoadingAborts())
 
     def settings(self, variant: int) -> tuple[str, ...]:
         """Layout, copy method, write policy and eviction order of the host tier, and what lies behind it."""

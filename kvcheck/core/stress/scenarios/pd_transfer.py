@@ -20,8 +20,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.scheduler.request import StepReport
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.cache.transfer.wire import LEGS, Ticket
-from kvcheck.core.stress.events import Faulted
-from kvcheck.core.stress.history import History
+from kvcheck.core.stress.events import Emit, Faulted
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
     buffer_names,
@@ -85,14 +84,14 @@ class PDTransfer:
         load: Load,
         *,
         backend: Backend,
-        history: History,
+        emit: Emit,
         transport: str,
         variant: int,
     ) -> int:
         """Feed jobs by their arrival rounds until all have finished or failed, then close."""
-        faults = Faults(load.jobs, shape, history, variant)
+        faults = Faults(load.jobs, shape, emit, variant)
         prefill, decode = self.ranks or RANKS[variant % len(RANKS)]
-        setup = make_setup(shape, load, backend, history, transport, share_prefixes=False)
+        setup = make_setup(shape, load, backend, emit, transport, share_prefixes=False)
         pair = PairSetup(
             prefill_ranks=prefill,
             decode_ranks=decode,
@@ -108,7 +107,7 @@ class PDTransfer:
         )
         engine = target.build(replace(setup, pair=pair))
         aborts = Aborts(STAGES[variant % len(STAGES)], faults)
-        return serve(engine, load, history, backend, aborts=aborts, retries=Retries(faults, aborts, variant))
+        return serve(engine, load, emit, backend, aborts=aborts, retries=Retries(faults, aborts, variant))
 
     def settings(self, variant: int) -> tuple[str, ...]:
         """Ranks, the stage of aborts, and how metadata rows travel."""
@@ -163,8 +162,8 @@ class Faults:
     message arrives as well, which is no fault.
     """
 
-    def __init__(self, jobs: tuple[Job, ...], shape: ModelShape, history: History, variant: int) -> None:
-        self._history = history
+    def __init__(self, jobs: tuple[Job, ...], shape: ModelShape, emit: Emit, variant: int) -> None:
+        self._emit = emit
         self._kinds: dict[int, str] = {}
         self._requests = {room_of(job.request): job.request for job in jobs}
         self._told: set[int] = set()
@@ -244,7 +243,7 @@ class Faults:
     def _tell(self, request: int, why: str, names: tuple[str, ...]) -> None:
         if request not in self._told:
             self._told.add(request)
-            self._history.append(Faulted(request, why, names))
+            self._emit(Faulted(request, why, names))
 
 
 class Aborts:

@@ -13,7 +13,7 @@ from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.pools import FAMILIES
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.history import History
+from kvcheck.core.stress.events import Emit
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
     buffer_names,
@@ -57,13 +57,13 @@ class RetractResume:
         load: Load,
         *,
         backend: Backend,
-        history: History,
+        emit: Emit,
         transport: str,
         variant: int,
     ) -> int:
         """Feed jobs by their arrival rounds until all have finished, then close."""
-        engine = target.build(make_setup(shape, load, backend, history, transport))
-        return serve(engine, load, history, backend)
+        engine = target.build(make_setup(shape, load, backend, emit, transport))
+        return serve(engine, load, emit, backend)
 
     def settings(self, variant: int) -> tuple[str, ...]:
         """None: the number of the schedule picks the order alone."""

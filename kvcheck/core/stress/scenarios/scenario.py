@@ -1,7 +1,7 @@
 """Scenario: a workload, how it is driven, and the evidence without which a run is UNKNOWN.
 
 Invariants:
-- A scenario drives the target through the Engine Protocol and writes to the History; it judges nothing.
+- A scenario drives the target through the Engine Protocol and emits events; it judges nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.history import History
+from kvcheck.core.stress.events import Emit
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload.jobs import Job
 
@@ -53,7 +53,7 @@ class Scenario(Protocol):
         load: Load,
         *,
         backend: Backend,
-        history: History,
+        emit: Emit,
         transport: str,
         variant: int,
     ) -> int:

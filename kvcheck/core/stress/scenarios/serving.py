@@ -21,7 +21,18 @@ from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepReport
 from kvcheck.core.cache.transfer.metadata import MetadataField
-from kvcheck.core.stress.events import Aborted, Closed, Counted, Failed, Finished, Resumed, Retracted, Retried, Returned
+from kvcheck.core.stress.events import (
+    Aborted,
+    Closed,
+    Counted,
+    Emit,
+    Failed,
+    Finished,
+    Resumed,
+    Retracted,
+    Retried,
+    Returned,
+)
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.targets.builtin import BuiltinTarget
@@ -143,20 +154,20 @@ def unread(evidence: Evidence, wanted: set[str]) -> str | None:
 def serve(
     engine: Engine,
     load: Load,
-    history: History,
+    emit: Emit,
     backend: Backend,
     *,
     aborts: Aborts | None = None,
     retries: Retries | None = None,
 ) -> int:
     """Drive an engine to the end, count what it holds, close it; how many nodes the device evicted."""
-    drive(engine, load.jobs, history, hurry=HURRY, aborts=aborts, retries=retries)
+    drive(engine, load.jobs, emit, hurry=HURRY, aborts=aborts, retries=retries)
     for count in engine.counts():
-        history.append(Counted(count.space, count.free, count.cached, count.total))
+        emit(Counted(count.space, count.free, count.cached, count.total))
     engine.close()
     for count in engine.counts():
-        history.append(Returned(count.space, count.free, count.total))
-    history.append(Closed(tuple(sorted(backend.allocated().items()))))
+        emit(Returned(count.space, count.free, count.total))
+    emit(Closed(tuple(sorted(backend.allocated().items()))))
     return engine.evictions()
 
 
@@ -173,9 +184,9 @@ def reference_outputs(shape: ModelShape, load: Load, transport: str) -> Mapping[
         note="",
     )
     setup = make_setup(
-        shape, room, EagerBackend(), history, transport, share_prefixes=False, readers=Readers(one_layer=True)
+        shape, room, EagerBackend(), history.emit, transport, share_prefixes=False, readers=Readers(one_layer=True)
     )
-    retracted = drive(BuiltinTarget().build(setup), load.jobs, history, hurry=len(load.jobs) * 1000)
+    retracted = drive(BuiltinTarget().build(setup), load.jobs, history.emit, hurry=len(load.jobs) * 1000)
     if retracted:
         raise InternalError(f"the reference run retracted {retracted} requests; it must have room for all")
     return outputs
@@ -184,7 +195,7 @@ def reference_outputs(shape: ModelShape, load: Load, transport: str) -> Mapping[
 def drive(
     engine: Engine,
     jobs: tuple[Job, ...],
-    history: History,
+    emit: Emit,
     *,
     hurry: int,
     aborts: Aborts | None = None,
@@ -200,17 +211,17 @@ def drive(
         retracted += len(report.retracted)
         for request in aborts(report) if aborts is not None else ():
             if engine.abort(request):
-                history.append(Aborted(request))
+                emit(Aborted(request))
         for request in report.retracted:
-            history.append(Retracted(request))
+            emit(Retracted(request))
         for request in report.resumed:
-            history.append(Resumed(request))
+            emit(Resumed(request))
         for request, tokens in report.finished:
-            history.append(Finished(request, tokens))
+            emit(Finished(request, tokens))
         for request, reason in report.failed:
-            history.append(Failed(request, reason))
+            emit(Failed(request, reason))
         for request in retries(report) if retries is not None else ():
-            history.append(Retried(request))
+            emit(Retried(request))
             engine.submit(feed.again(request))
         idle = 0 if report.finished or report.admitted or report.failed else idle + 1
         if idle > IDLE_ROUNDS:
@@ -222,7 +233,7 @@ def make_setup(
     shape: ModelShape,
     load: Load,
     backend: Backend,
-    history: History,
+    emit: Emit,
     transport: str,
     *,
     share_prefixes: bool = True,
@@ -235,11 +246,11 @@ def make_setup(
     made: list[ContentDecoder] = []
 
     def decoder(pool: KVPool, fields: tuple[MetadataField, ...], first_words: FirstWords) -> ContentDecoder:
-        made.append(ContentDecoder(pool, pool.backend, load.jobs, history, fields, readers, first_words))
+        made.append(ContentDecoder(pool, pool.backend, load.jobs, emit, fields, readers, first_words))
         return made[-1]
 
     def inspector() -> TierInspector:
-        return HostInspector(shape, made[-1].codes_of, history)
+        return HostInspector(shape, made[-1].codes_of, emit)
 
     return Setup(
         shape=shape,
@@ -255,7 +266,7 @@ def make_setup(
         share_prefixes=share_prefixes,
         transport=transport,
         backend=backend,
-        sink=history,
+        emit=emit,
         decoder=decoder,
         pair=pair,
         host=host,
