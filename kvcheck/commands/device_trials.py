@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvcheck.commands.cell_runners import engine_of
 from kvcheck.commands.options import check_plan
+from kvcheck.commands.targets import runner_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import MutantResult, Verdict
 from kvcheck.core.stress.schedule import Plan
@@ -51,13 +51,13 @@ def judge_on_device(plan: Plan, mutant: Mutant, device: str, schedules: int) -> 
     """Find the mutant's missing wait on the CPU, then serve wrong bytes on the device."""
     from kvcheck.core.stress.delayed import device_plans, tries, why_not
 
-    engine, row = engine_of(dataclasses.replace(plan, mutant=mutant.name)), _row(mutant, BY_DELAYS)
+    runner, row = runner_of(dataclasses.replace(plan, mutant=mutant.name)), _row(mutant, BY_DELAYS)
     plans: tuple[Plan, ...] = ()
     used = 0
     while not plans and used < schedules:
-        plans = device_plans(engine, dataclasses.replace(plan, mutant=mutant.name, schedule=used), device)
+        plans = device_plans(runner, dataclasses.replace(plan, mutant=mutant.name, schedule=used), device)
         used += 1
-    made = list(tries(engine, plans))
+    made = list(tries(runner, plans))
     row = dataclasses.replace(row, schedules=used)
     if not made or not made[-1].shown or made[-1].rates.gap:  # wrong bytes while nothing was held are no delay's doing
         rates = f"; {made[-1].rates.text()}" if made else ""
@@ -73,7 +73,7 @@ def _with_fixed_build(row: MutantResult, made: Sequence[Try]) -> MutantResult:
 
     shown = made[-1]
     fixed = dataclasses.replace(shown.plan, mutant=None)
-    for outcome in run_both(engine_of(fixed), fixed):
+    for outcome in run_both(runner_of(fixed), fixed):
         if outcome.findings:
             found = outcome.findings[0]
             text = f"the fixed build fails too: {found.code} {found.message}"

@@ -7,7 +7,6 @@ Invariants:
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import platform
@@ -20,15 +19,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcheck import __version__
-from kvcheck.commands.probes import check_engine_plan
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest, file_digest
 from kvcheck.core.base.record import Identity
-from kvcheck.core.stress.schedule import MAX_DIGITS, PROCESS_TRANSPORTS, Plan, parse_ranks
+from kvcheck.core.stress.schedule import MAX_DIGITS, PROCESS_TRANSPORTS, Kind, Plan, parse_ranks
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.probe_runner import EngineRunner
+    from kvcheck.core.stress.probe_runner import ProbeRunner
 
 DEFAULT_OUT = Path("reports/runs")
 FORMATS = ("text", "json")
@@ -74,7 +72,7 @@ def environment() -> dict[str, object]:
     }
 
 
-def identity(trace: str | None = None, engine: EngineRunner | None = None) -> Identity:
+def identity(trace: str | None = None, engine: ProbeRunner | None = None) -> Identity:
     """What a run is about. trace: of `--trace`. engine: the installed one that it judges."""
     from kvcheck.core.workload.synthetic import trace_file
 
@@ -104,7 +102,8 @@ def check_plan(plan: Plan) -> None:
     """Raise UsageError or UnknownVerdict for what a plan names and this machine or version lacks."""
     from kvcheck.core.cache.backend import BACKENDS
     from kvcheck.core.cache.transfer import TRANSPORTS
-    from kvcheck.core.probes.installed import ENGINES, is_engine
+    from kvcheck.core.probes.installed import ENGINES
+    from kvcheck.core.stress.runners import row_of
     from kvcheck.core.stress.strategies import STRATEGIES
     from kvcheck.core.targets import TARGETS
     from kvcheck.core.targets.mutants import mutant
@@ -120,8 +119,11 @@ def check_plan(plan: Plan) -> None:
     STRATEGIES.require(plan.strategy)
     if plan.transport not in (known := (*TRANSPORTS.names(), *PROCESS_TRANSPORTS)):
         raise UsageError(f"unknown transport {plan.transport!r}; known: {', '.join(known)}")
-    _check_processes(plan)
-    if not is_engine(plan.target) and plan.target not in TARGETS.names():
+    if plan.ranks is not None:
+        parse_ranks(plan.ranks)
+    row = row_of(plan)
+    row.check(plan)
+    if plan.kind is not Kind.PROBE and plan.target not in TARGETS.names():
         raise UsageError(f"unknown target {plan.target!r}; known: {', '.join((*TARGETS.names(), *ENGINES.names()))}")
     if plan.mutant is not None:
         mutant(plan.mutant)
@@ -132,75 +134,11 @@ def check_plan(plan: Plan) -> None:
         raise UsageError(f"--seed: expected an integer of at most {MAX_DIGITS} digits, got {plan.seed}")
     if plan.expect is not None and plan.expect not in CODES:
         raise UsageError(f"expect: expected a finding code, got {plan.expect!r}; see kvcheck list codes")
-    if is_engine(plan.target):
-        check_engine_plan(plan)
-    _check_choices(plan)
     if plan.trace is not None:
         read_trace(trace_file(plan.trace), plan.requests)
-    if kind == "cuda" and not is_engine(plan.target):  # an engine's child looks for the device itself
+    if kind == "cuda" and row.opens_device:
         from kvcheck.core.cache.backend.cuda import CudaBackend
 
         # Queues of the device: with fewer than lanes, one that is held stands in the way of others.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         CudaBackend(int(number or 0))
-
-
-def for_scenario(plan: Plan) -> Plan:
-    """The plan of one cell. Raises UsageError where its scenario has no ranks, or none in other processes."""
-    from kvcheck.core.stress.scenarios import SCENARIOS
-
-    if "pd-transfer" in SCENARIOS.load(plan.scenario).needs:
-        return plan
-    able = " or ".join(name for name in SCENARIOS.names() if "pd-transfer" in SCENARIOS.load(name).needs)
-    if plan.is_in_processes:
-        raise UsageError(
-            f"--transport {plan.transport}: {plan.scenario} runs in one process, over loopback; name {able}"
-        )
-    if plan.ranks not in (None, "1x1"):
-        raise UsageError(f"--ranks {plan.ranks}: {plan.scenario} runs 1x1 only; name {able}")
-    return dataclasses.replace(plan, ranks=None)
-
-
-def _check_processes(plan: Plan) -> None:
-    """What real processes cannot do is refused; a library that is missing is UNKNOWN before anything starts."""
-    if plan.ranks is not None:
-        parse_ranks(plan.ranks)
-    if not plan.is_in_processes:
-        return
-    strategy = None if plan.trace is not None else plan.strategy
-    for name, value, able in (
-        ("--backend", plan.backend, "eager"),
-        ("--mutant", plan.mutant, None),
-        ("--strategy", strategy or "portfolio", "portfolio"),
-    ):
-        if value != able:
-            raise UsageError(f"{name} {value}: --transport {plan.transport} runs real processes, in no chosen order")
-    if plan.transport == "mooncake":
-        from kvcheck.core.cache.transfer.mooncake.library import require_library
-
-        require_library()
-
-
-def _check_choices(plan: Plan) -> None:
-    """Choices that nothing would read are refused: the line says another schedule than it seems to."""
-    from kvcheck.core.stress.delay_lines import parse_delays
-    from kvcheck.core.stress.pair import parse_pair
-    from kvcheck.core.stress.strategies import decode_choices
-
-    if plan.is_delayed:
-        if plan.choices is not None:
-            parse_delays(plan.choices)
-        return
-    readers = {"replay": decode_choices, "flip": parse_pair}
-    if plan.strategy not in readers:
-        if plan.choices is not None:
-            raise UsageError(
-                f"choices: expected strategy=replay or flip beside them, got strategy={plan.strategy}; "
-                "delay takes them on a device alone"
-            )
-        return
-    if plan.choices is None:
-        raise UsageError(f"strategy={plan.strategy}: expected choices=..., got none; copy the whole line")
-    if plan.backend != "simulated":
-        raise UsageError(f"choices: expected backend=simulated, which alone takes them, got backend={plan.backend}")
-    readers[plan.strategy](plan.choices)

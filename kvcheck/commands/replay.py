@@ -20,19 +20,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands.cell_runners import engine_of
-from kvcheck.commands.cells import run_cell
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, check_choice, check_plan, check_positive
-from kvcheck.commands.orders import Order, Report
 from kvcheck.commands.probes import installed_engine
+from kvcheck.commands.targets import runner_of, target_of
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.record import Finding, Verdict, read_record
 from kvcheck.core.report.store import find_run
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.stress.cell_task import CellTask, Report
+from kvcheck.core.stress.schedule import Kind, Plan, parse_line
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.probe_runner import EngineRunner
+    from kvcheck.core.stress.probe_runner import ProbeRunner
 
 
 def replay(
@@ -45,10 +44,7 @@ def replay(
     out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = DEFAULT_OUT,
 ) -> int:
     """Run a printed schedule, or the findings of a run, again."""
-    from kvcheck.core.probes.installed import is_engine
-    from kvcheck.core.stress.probe_runner import probe_of
-    from kvcheck.core.stress.scenarios import SCENARIOS
-    from kvcheck.core.workload.shapes import shape as shape_named
+    from kvcheck.core.stress.runners import row_of
 
     check_choice("--format", format_name, FORMATS)
     check_positive("--times", times)
@@ -56,13 +52,9 @@ def replay(
     worst = Verdict.PASS
     plans = [parse_line(line) for line in lines]
     for plan in plans:
-        if not is_engine(plan.target):
-            SCENARIOS.require(plan.scenario)
-            shape_named(plan.shape)
+        row_of(plan).check_names(plan)
         for each in (plan,) if device is None else (_on_device(plan, device), plan):  # the CPU runs it first
             check_plan(each)
-        if is_engine(plan.target):
-            probe_of(plan)
     for _, group in groupby(plans, key=lambda plan: (plan.target, plan.device)):
         for plan, done in _replayed([*group], times, device):
             for line in done.told if format_name == "text" else [done.to_json(plan, times)]:
@@ -103,11 +95,9 @@ def _replayed(plans: list[Plan], times: int, device: str | None) -> Iterator[tup
 
 def _on_device(plan: Plan, device: str) -> Plan:
     """A plan of a CPU, as one of a device. Raises UsageError for one that is of a device already, or of an engine."""
-    from kvcheck.core.probes.installed import is_engine
-
-    if is_engine(plan.target):
+    if plan.kind is Kind.PROBE:
         raise UsageError(f"--device {device}: a line of {plan.target} says itself where it runs; leave --device out")
-    if plan.backend == "cuda" or plan.is_in_processes:
+    if plan.kind is not Kind.SCHEDULE or plan.backend == "cuda":
         raise UsageError(f"--device {device}: expected a line of one process on a CPU, got backend={plan.backend}")
     return dataclasses.replace(plan, backend="cuda", device=device, strategy="delay", choices=None)
 
@@ -116,9 +106,9 @@ def _replay_held(plan: Plan, device: str, times: int) -> Replayed:
     """Impose on a device what a CPU finds unordered in the schedule; the rates without and with delays."""
     from kvcheck.core.stress.delayed import device_plans, tries, why_not
 
-    head, engine = plan.cell, engine_of(plan)
-    plans = device_plans(engine, plan, device)
-    made = list(tries(engine, plans, times))
+    head, runner = plan.cell, runner_of(plan)
+    plans = device_plans(runner, plan, device)
+    made = list(tries(runner, plans, times))
     told = [f"   {each.rates.text()}; {each.plan.choices}" for each in made]
     if made and made[-1].shown:
         lines = [
@@ -130,9 +120,11 @@ def _replay_held(plan: Plan, device: str, times: int) -> Replayed:
     return Replayed(Verdict.UNKNOWN, times, [f" NOT REPRODUCED  {head}: {why_not(made)}", *told])
 
 
-def _replay(plan: Plan, times: int, engine: EngineRunner | None) -> Replayed:
+def _replay(plan: Plan, times: int, engine: ProbeRunner | None) -> Replayed:
     """Run one plan several times; the verdict, and what to print."""
-    runs = [list(run_cell(0, Order(plan=plan, schedules=1), installed=engine)) for _ in range(times)]
+    from kvcheck.core.stress.turns import run_cell
+
+    runs = [list(run_cell(0, CellTask(plan=plan, schedules=1), target_of, engine)) for _ in range(times)]
     seen = [unconditional_first(finding for report in reports for finding in report.findings) for reports in runs]
     gave = [(findings, _why_unjudged([reports])) for findings, reports in zip(seen, runs, strict=True)]
     verdict, told = _judge(plan, runs, seen)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands.cells import run_cell
 from kvcheck.commands.closing import close
 from kvcheck.commands.device_trials import judge_on_device, not_begun, timed_mutants
 from kvcheck.commands.gate_trials import try_gate
@@ -30,12 +29,13 @@ from kvcheck.commands.options import (
     check_positive,
     draw_seed,
 )
-from kvcheck.commands.orders import Order
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Session
+from kvcheck.commands.targets import target_of
 from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding, MutantResult, Verdict
+from kvcheck.core.stress.cell_task import CellTask
 from kvcheck.core.stress.schedule import Plan
 
 if TYPE_CHECKING:
@@ -149,9 +149,11 @@ def _judge(plan: Plan, name: str, bug: str, killer: str, code: str, schedules: i
 
 def _run(plan: Plan, schedules: int) -> tuple[tuple[Finding, ...], int, str | None]:
     """Findings of the first failing schedule, schedules used, and what was not exercised."""
+    from kvcheck.core.stress.turns import run_cell
+
     total = Evidence(schedules=0)
     gap = None
-    for report in run_cell(0, Order(plan=plan, schedules=schedules)):
+    for report in run_cell(0, CellTask(plan=plan, schedules=schedules), target_of):
         if report.evidence is None:
             gap = report.reason
             continue

@@ -114,7 +114,7 @@ class Cell:
         reason = self.reason or (None if self.is_done or self.findings else STOPPED)
         return ScenarioResult(
             id=self.id,
-            shape=self.plan.shape,
+            shape=self.plan.shape_or_probe,
             verdict=verdict,
             code=code,
             reason=None if verdict is Verdict.PASS else reason,

@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands.cells import run_orders
+from kvcheck.commands import worker
 from kvcheck.commands.closing import close
 from kvcheck.commands.options import (
     DEFAULT_OUT,
@@ -30,13 +29,12 @@ from kvcheck.commands.options import (
     check_plan,
     check_positive,
     draw_seed,
-    for_scenario,
     identity,
 )
-from kvcheck.commands.orders import Limit, Order, Report
-from kvcheck.commands.probes import check_jobs, engine_facts, engine_plans, installed_engine, not_exercised, plan_facts
+from kvcheck.commands.probes import check_jobs, engine_facts, installed_engine, plan_facts
 from kvcheck.commands.report import check_targets, report_targets
 from kvcheck.commands.session import Cell, Session
+from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import cell_lines, complain, warn
 from kvcheck.commands.torchrun import crew_of, exposure, find_place, serve_place
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
@@ -44,11 +42,13 @@ from kvcheck.core.base.record import Evidence, Finding, RunRecord, read_record
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
+from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.schedule import PROCESS_TRANSPORTS, Plan
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.probe_runner import EngineRunner
-    from kvcheck.core.stress.ranks.runner import ProcessEngine
+    from kvcheck.core.stress.probe_runner import ProbeRunner
+    from kvcheck.core.stress.runner import Runner
+    from kvcheck.core.stress.runners import RunnerRow
 
 DEFAULT_SCHEDULES = 24
 DEFAULT_CPU_S = 55.0
@@ -120,6 +120,8 @@ def stress(
     reports: Reports = True,
 ) -> int:
     """Stress the KV cache and judge every word it serves."""
+    from kvcheck.core.stress.runners import row_of
+
     began = time.monotonic()
     check_choice("--format", format_name, FORMATS)
     limits = {"--schedules": schedules, "--max-time": max_time, "--requests": requests, "--jobs": jobs}
@@ -128,9 +130,10 @@ def stress(
     targets = report_targets(output)
     drawn = draw_seed() if seed is None else seed
     base = _base_plan(device, backend, strategy, drawn, trace, requests, mutant, transport, ranks, target)
-    plans = _cells(base, scenarios or [], shape or [])
+    row = row_of(base)
+    plans = row.cells(base, *_names(base, scenarios or [], shape or []))
     check_jobs(base, jobs)
-    once = trace is not None or base.is_in_processes
+    once = trace is not None or row.is_once
     wanted = _wanted(schedules, min_schedules, usual=1 if once else DEFAULT_SCHEDULES)
     bounded = schedules is None and not once and max_time is None
     check_targets(targets)
@@ -138,7 +141,7 @@ def stress(
     if place is not None and place.rank:
         return serve_place(place)
     make_folder(out)  # whether it can be made is said before an engine is imported, which takes its time
-    with installed_engine(base) as engine, crew_of(place) as processes:
+    with installed_engine(base) as engine, crew_of(place) as crew:
         session = Session(
             argv=[*ctx.obj],
             repro=_repro([*ctx.obj], drawn, seed),
@@ -149,16 +152,16 @@ def stress(
             resumes=True,
         )
         session.facts, session.identity = engine_facts(engine), identity(base.trace, engine)
-        workers = 1 if place is not None else jobs or _workers(base, len(plans))
+        workers = 1 if place is not None else jobs or _workers(base, row, len(plans))
         limit = Limit(cpu_s=DEFAULT_CPU_S if bounded else None, until=None if max_time is None else began + max_time)
         _plan_cells(session, plans, wanted, min_schedules, fails_on_conditional=fail_on_conditional)
         if resume:
             _resume(session, out)
-        orders = [_order(cell) for cell in session.cells.values() if not cell.is_done]
-        session.warnings += [*not_exercised(base, plans), *exposure(base, place)]
+        tasks = [_task(cell, row) for cell in session.cells.values() if not cell.is_done]
+        session.warnings += [*row.untried(base, plans), *exposure(base, place)]
         for line in (_head(session, drawn, plans, workers, engine), ""):
             session.say(line)
-        interrupted = _collect(session, orders, workers, limit, processes, engine)
+        interrupted = _collect(session, tasks, workers, limit, engine or crew)
         session.warnings += unfound_mutant(session, mutant)
     return close(session, targets, reports=reports, interrupted=interrupted)
 
@@ -170,17 +173,14 @@ def _wanted(schedules: int | None, least: int | None, *, usual: int) -> int:
     return schedules or max(usual, least or 0)
 
 
-def _workers(base: Plan, cells: int) -> int:
+def _workers(base: Plan, row: RunnerRow, cells: int) -> int:
     """Processes that run cells. On a device they would take turns, and a lane that one of them holds is held for its
     turn only; an engine has one child.
     """
-    from kvcheck.core.probes.installed import is_engine
-
-    is_alone = base.is_in_processes or base.backend == "cuda" or is_engine(base.target)
-    return 1 if is_alone else min(cells, Session.cpus())
+    return 1 if row.is_alone or base.backend == "cuda" else min(cells, Session.cpus())
 
 
-def _head(session: Session, seed: int, plans: list[Plan], workers: int, engine: EngineRunner | None) -> str:
+def _head(session: Session, seed: int, plans: list[Plan], workers: int, engine: ProbeRunner | None) -> str:
     """The first line of a run."""
     about = f"{len(plans)} cells, {workers} processes"
     if engine is not None:
@@ -201,13 +201,13 @@ def _plan_cells(
         )
 
 
-def _order(cell: Cell) -> Order:
-    return Order(
+def _task(cell: Cell, row: RunnerRow) -> CellTask:
+    return CellTask(
         plan=cell.plan,
         schedules=cell.wanted,
         floor=cell.floor,
         before=cell.evidence,
-        confirms=not cell.plan.is_in_processes,
+        confirms=row.confirms,
         fails_on_conditional=cell.fails_on_conditional,
     )
 
@@ -231,6 +231,8 @@ def _base_plan(
     ranks: str | None,
     target: str,
 ) -> Plan:
+    from kvcheck.core.probes.installed import is_engine
+
     is_apart = transport in PROCESS_TRANSPORTS
     default = "cuda" if device.partition(":")[0] == "cuda" else "eager" if is_apart else "simulated"
     chosen = backend or default
@@ -238,7 +240,7 @@ def _base_plan(
         raise UsageError(f"--strategy {strategy}: use kvcheck replay with the line that a failure printed")
     plan = Plan(
         scenario="",
-        shape="",
+        probe="" if is_engine(target) else None,
         target=target,
         mutant=mutant,
         backend=chosen,
@@ -254,47 +256,34 @@ def _base_plan(
     return plan
 
 
-def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
-    from kvcheck.core.probes.installed import is_engine
-    from kvcheck.core.stress.scenarios import SCENARIOS
+def _names(base: Plan, scenarios: list[str], shapes: list[str]) -> tuple[list[str], list[str]]:
+    """Scenarios and shapes of a run: what was named, or what shows the mutant."""
+    if base.mutant is None:
+        return scenarios, shapes
     from kvcheck.core.targets.mutants import mutant
-    from kvcheck.core.workload.shapes import TINY_SHAPES
-    from kvcheck.core.workload.shapes import shape as shape_named
 
-    if is_engine(base.target):
-        return engine_plans(base, scenarios, shapes)
-    for name in scenarios:
-        SCENARIOS.require(name)
-    for name in shapes:
-        shape_named(name)
-    if base.mutant is not None:
-        shapes = shapes or [mutant(base.mutant).shape]
-        scenarios = scenarios or [mutant(base.mutant).scenario]
-    cells = [
-        for_scenario(dataclasses.replace(base, scenario=scenario, shape=name))
-        for scenario in dict.fromkeys(scenarios or SCENARIOS.names())
-        for name in dict.fromkeys(shapes or TINY_SHAPES)
-        if shape_named(name).family in SCENARIOS.load(scenario).families
-    ]
-    if not cells:
-        raise UsageError(
-            f"{', '.join(scenarios)} does not apply to {', '.join(shapes)}; kvcheck list scenarios says what each needs"
-        )
-    return cells
+    card = mutant(base.mutant)
+    return scenarios or [card.scenario], shapes or [card.shape]
 
 
 def _collect(
     session: Session,
-    orders: list[Order],
+    tasks: list[CellTask],
     workers: int,
     limit: Limit,
-    processes: ProcessEngine | None,
-    engine: EngineRunner | None,
+    shared: Runner | None,
 ) -> bool:
     """Take reports until all cells are done; True when interrupted. An error does not take findings with it."""
-    ids = [order.plan.cell for order in orders]
+    from kvcheck.core.stress.cell_workers import run_in_workers
+    from kvcheck.core.stress.turns import take_turns
+
+    ids = [task.plan.cell for task in tasks]
+    if workers <= 1 or len(tasks) <= 1 or shared is not None:
+        reports = take_turns([*enumerate(tasks)], limit, target_of, shared)
+    else:
+        reports = run_in_workers(tasks, workers, limit, worker.__name__)
     try:
-        for report in run_orders(orders, workers, limit, processes, engine):
+        for report in reports:
             _take(session, session.cells[ids[report.cell]], report)
     except KeyboardInterrupt:
         complain("interrupted: what was judged is kept")
@@ -335,8 +324,9 @@ def _child_died(session: Session, cell: Cell, report: Report) -> None:
         cell.reason = report.error
     else:
         message = f"{cell.id}: {report.error}"
+        plan = cell.plan
         finding = Finding(
-            code="KV902", oracle="liveness", scenario=cell.id.split("/")[0], shape=cell.plan.shape, message=message
+            code="KV902", oracle="liveness", scenario=plan.scenario, shape=plan.shape_or_probe, message=message
         )
         session.add(cell, (finding,), Evidence(schedules=1), 0.0)
     for line in cell_lines(cell.result()):

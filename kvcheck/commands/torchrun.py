@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from kvcheck.commands.terminal import warn
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.stress.schedule import Plan, parse_ranks
+from kvcheck.core.stress.schedule import Kind, Plan, parse_ranks
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.ranks.agent_launcher import Address
-    from kvcheck.core.stress.ranks.runner import ProcessEngine
+    from kvcheck.core.stress.ranks.runner import RankRunner
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 AUTO = "auto"
@@ -32,7 +32,7 @@ MOST_PORT = (1 << 16) - 1
 def find_place(plan: Plan, bind: str) -> Address | None:
     """Where this process stands; None where it is alone. Raises UsageError where the crew does not fit the plan."""
     found = {name: os.environ.get(name, "") for name in VARIABLES}
-    if not plan.is_in_processes or not all(found.values()):
+    if plan.kind is not Kind.RANKS or not all(found.values()):
         if bind != LOOPBACK:
             raise UsageError(f"--bind {bind}: expected a run under torchrun with --transport tcp or mooncake")
         return None
@@ -91,19 +91,19 @@ def exposure(plan: Plan, place: Address | None) -> list[str]:
 
 
 @contextmanager
-def crew_of(place: Address | None) -> Iterator[ProcessEngine | None]:
-    """The engine of rank 0, whose own rank has an agent too; None where there is no crew."""
+def crew_of(place: Address | None) -> Iterator[RankRunner | None]:
+    """The runner of rank 0, whose own rank has an agent too; None where there is no crew."""
     if place is None:
         yield None
         return
     from kvcheck.core.stress.ranks.agent_launcher import ANSWER_S, AgentLauncher
-    from kvcheck.core.stress.ranks.runner import ProcessEngine
+    from kvcheck.core.stress.ranks.runner import RankRunner
 
     crew = AgentLauncher(place)
     agent = Thread(target=serve_place, args=(replace(place, is_host=False),), name="agent", daemon=True)
     agent.start()
     try:
-        yield ProcessEngine(crew)
+        yield RankRunner(crew)
     finally:
         crew.dismiss()
         agent.join(ANSWER_S)

@@ -1,4 +1,4 @@
-"""Child process of `kvcheck stress --jobs`: reads orders from stdin, writes one JSON line a schedule.
+"""Child process of `kvcheck stress --jobs`: reads tasks from stdin, writes one JSON line a schedule.
 
 Invariants:
 - An error is the last line, with its exit code, and ends the process with it; the parent ends the cells that were left.
@@ -8,26 +8,26 @@ Invariants:
 
 from __future__ import annotations
 
-import importlib
 import signal
 import sys
 import traceback
 from itertools import chain
 from types import FrameType
 
-from kvcheck.commands.cells import BEGUN, encode, work
-from kvcheck.commands.orders import Report
+from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import complain
 from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, machine_trouble
+from kvcheck.core.stress.cell_task import Report
 
 
 def main() -> int:
-    """Run the orders on stdin."""
+    """Run the tasks on stdin."""
     signal.signal(signal.SIGTERM, _end)
     try:
         asked = sys.stdin.read()
-        importlib.import_module("kvcheck.core.stress.runner")  # a death while this is loaded is not the target's
-        for line in chain((BEGUN,), work(asked)):
+        from kvcheck.core.stress.cell_workers import BEGUN, work  # a death while this is loaded is not the target's
+
+        for line in chain((BEGUN,), work(asked, target_of)):
             _say(line)
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
@@ -52,7 +52,7 @@ def _last_line(error: Exception) -> int:
             complain(line)
         text = f"kvcheck itself failed in a process of its own ({type(error).__name__}: {error}); please report it"
         report = Report(error=text, exit_code=InternalError.exit_code)
-    _say(encode(report))
+    _say(report.line())
     assert report.exit_code is not None
     return report.exit_code
 

@@ -27,7 +27,7 @@ from kvcheck.commands import main as module
 from kvcheck.commands.main import run
 from kvcheck.commands.session import STOPPED
 from kvcheck.core.base.record import Verdict, to_plain
-from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
@@ -210,7 +210,7 @@ def test_a_crash_of_kvcheck_exits_70(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(name: str) -> None:
-    bug, broken = mutant(name), StressEngine(mutant_target(name))
+    bug, broken = mutant(name), ScheduleRunner(mutant_target(name))
     for number in range(16):
         plan = Plan(scenario=bug.scenario, shape=bug.shape, mutant=name, seed=1, schedule=number)
         outcome = broken.run(plan)
@@ -218,9 +218,9 @@ def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(name: str
             break
     found = [each for each in outcome.findings if (each.oracle, each.code) == (bug.killed_by, bug.code)]
     assert found, outcome.findings
-    healthy = StressEngine(BuiltinTarget()).run(replace(plan, mutant=None))
+    healthy = ScheduleRunner(BuiltinTarget()).run(replace(plan, mutant=None))
     assert healthy.verdict is Verdict.PASS and healthy.judged[bug.killed_by], healthy.findings
-    again = StressEngine(mutant_target(name)).run(parse_line(found[0].schedule))
+    again = ScheduleRunner(mutant_target(name)).run(parse_line(found[0].schedule))
     assert (again.digest, again.divergence) == (outcome.digest, None), "the line is the run"
 
 

@@ -22,11 +22,11 @@ from pathlib import Path
 import pytest
 from rigs.live_processes import children_of, is_alive, poll
 
-from kvcheck.commands.cells import orders_text
 from kvcheck.commands.main import run
-from kvcheck.commands.orders import Limit
 from kvcheck.core.base.child import Streams, start
 from kvcheck.core.base.scratch import ScratchFolder, sweep
+from kvcheck.core.stress.cell_task import Limit
+from kvcheck.core.stress.cell_workers import tasks_text
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 2.0
@@ -117,7 +117,7 @@ def test_a_child_outlives_the_thread_that_started_it() -> None:
     time.sleep(0.2)
     (process,) = started
     assert process.poll() is None
-    output, _ = process.communicate(orders_text([], Limit()))
+    output, _ = process.communicate(tasks_text([], Limit()))
     assert (process.returncode, json.loads(output)) == (0, {"begun": True})
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from kvcheck.commands import cells
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import InternalError, TransferError, UnknownVerdict, machine_trouble
+from kvcheck.core.stress import cell_workers
 from kvcheck.core.stress.ranks.child import Ending
 from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
-from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
 
 ROOT = Path(__file__).parents[2]
@@ -124,10 +124,15 @@ def test_a_full_folder_for_temporary_files_is_unknown_with_any_number_of_jobs(jo
 RUN_2 = ["stress", "retract-resume", "--schedules", "2", "--seed", "1", "--no-reports"]
 RUN_2 += ["--shape", "llama-3-tiny", "--shape", "qwen3-next-tiny", "--jobs"]
 WORKER = "import os, sys\n{first}\nfrom kvcheck.commands import worker\n{then}\nsys.exit(worker.main())\n"
-RAISES = "import kvcheck.core.stress.runner as e\ndef run(*_, **__):\n    raise {error}\ne.StressEngine.run = run\n"
+RAISES = "import kvcheck.core.stress.runner as e\ndef run(*_, **__):\n    raise {error}\ne.ScheduleRunner.run = run\n"
 BROKEN_WORKERS = {
     "dies while it loads": ("os._exit(127)", "", 4, "while kvcheck was loaded, before its first schedule"),
-    "cannot load": ("", "worker.work = lambda text: __import__('short_of_memory')", 4, SHORT),
+    "cannot load": (
+        "",
+        "import kvcheck.core.stress.cell_workers as w\nw.work = lambda *_: __import__('short_of_memory')",
+        4,
+        SHORT,
+    ),
     "no memory": ("", RAISES.format(error="MemoryError()"), 4, SHORT),
     "no descriptors": ("", RAISES.format(error="OSError(24, 'Too many open files')"), 4, SHORT),
     "kvcheck is wrong": ("", RAISES.format(error="KeyError('x')"), 70, "kvcheck itself failed in a process of its own"),
@@ -143,8 +148,8 @@ def test_what_breaks_a_worker_decides_the_exit_code(
     (tmp_path / "broken_worker.py").write_text(WORKER.format(first=first, then=then))
     (tmp_path / "short_of_memory.py").write_text("raise ImportError('x.so: cannot allocate memory')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    begin = cells.start
-    monkeypatch.setattr(cells, "start", lambda program, **keys: begin("broken_worker", **keys))
+    begin = cell_workers.start
+    monkeypatch.setattr(cell_workers, "start", lambda program, **keys: begin("broken_worker", **keys))
     assert run([*RUN_2, "2", "--out", str(tmp_path / "runs")]) == code
     told = capfd.readouterr()
     assert why in told.out + told.err
@@ -161,7 +166,7 @@ def test_the_same_errors_without_workers(
     def raising(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(StressEngine, "run", raising)
+    monkeypatch.setattr(ScheduleRunner, "run", raising)
     assert run([*RUN_2, "1", "--out", str(tmp_path / "runs")]) == code
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from kvcheck.commands.main import run
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
-from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import ReplayStrategy, decode_choices, encode_choices
 from kvcheck.core.targets.builtin import BuiltinTarget
@@ -32,7 +32,7 @@ class Quitter(Scheduler):
 
 
 def test_a_target_that_exits_has_crashed() -> None:
-    outcome = StressEngine(BuiltinTarget(TargetParts(scheduler=Quitter))).run(PLAN)
+    outcome = ScheduleRunner(BuiltinTarget(TargetParts(scheduler=Quitter))).run(PLAN)
     assert [(finding.code, finding.oracle) for finding in outcome.findings] == [("KV902", "liveness")]
     assert "SystemExit" in outcome.findings[0].message
 
@@ -42,7 +42,7 @@ def recorded() -> Plan:
     """The line of a finding without its mutant: the fixed build takes the very same path."""
     bug = mutant("resume-refeeds-token")
     plan = Plan(scenario=bug.scenario, shape=bug.shape, mutant=bug.name, seed=1)
-    outcome = StressEngine(mutant_target(bug.name)).run(plan)
+    outcome = ScheduleRunner(mutant_target(bug.name)).run(plan)
     return dataclasses.replace(parse_line(outcome.findings[0].schedule), mutant=None)
 
 

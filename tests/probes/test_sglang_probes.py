@@ -22,7 +22,7 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.installed import parse_target
-from kvcheck.core.stress.probe_runner import EngineRunner
+from kvcheck.core.stress.probe_runner import ProbeRunner
 from kvcheck.core.stress.schedule import Plan
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "reports" / "run.schema.json").read_text(encoding="utf-8"))
@@ -254,8 +254,8 @@ def test_child_ends_where_getting_ready_is_interrupted(tmp_path: Path, monkeypat
 
 def test_lost_child_makes_one_schedule_unknown(tmp_path: Path) -> None:
     env = interpreter(tmp_path / "env", f"echo '{HELLO}'; read ask; exit 5")
-    runner = EngineRunner(f"sglang:{env}", Patience(start_s=5, answer_s=5))
-    plan = Plan(scenario="retract-resume", shape="retract.nsa", target=f"sglang:{env}")
+    runner = ProbeRunner(f"sglang:{env}", Patience(start_s=5, answer_s=5))
+    plan = Plan(scenario="retract-resume", probe="retract.nsa", target=f"sglang:{env}")
     replies = [runner.run(plan) for _ in range(2)]  # the second has a child of its own
     runner.close()
     assert all("ended with status 5" in (reply.unknown or "") for reply in replies)

@@ -20,7 +20,7 @@ from kvcheck.core.cache.pools.buffers import BufferSpec
 from kvcheck.core.cache.pools.pool import Holding
 from kvcheck.core.cache.pools.request_table import IndexTable
 from kvcheck.core.stress.audit import AuditBackend, Memory
-from kvcheck.core.stress.runner import Outcome, StressEngine
+from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import mutant
@@ -31,7 +31,7 @@ from kvcheck.core.workload.shapes import TINY_SHAPES
 def audited(shape: str, parts: TargetParts = FIXED) -> Outcome:
     """One short schedule, watched."""
     plan = parse_line(f"retract-resume:shape={shape},seed=1,schedule=0,requests=12,strategy=random")
-    return StressEngine(BuiltinTarget(parts), audit=True).run(plan)
+    return ScheduleRunner(BuiltinTarget(parts), audit=True).run(plan)
 
 
 @pytest.mark.parametrize("shape", TINY_SHAPES)
@@ -48,7 +48,7 @@ def test_every_operation_of_the_product_declares_what_it_touches(shape: str) -> 
 )
 def test_every_operation_of_the_prefix_cache_declares_what_it_touches(scenario: str, shape: str, schedule: int) -> None:
     plan = parse_line(f"{scenario}:shape={shape},seed=1,schedule={schedule},requests=24")
-    outcome = StressEngine(BuiltinTarget(), audit=True).run(plan)
+    outcome = ScheduleRunner(BuiltinTarget(), audit=True).run(plan)
     assert [found.message for found in outcome.findings] == []
     assert outcome.evidence.loads and outcome.evidence.backups and outcome.judged["audit"] > 1000
 

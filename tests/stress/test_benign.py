@@ -19,7 +19,7 @@ from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
 from kvcheck.core.cache.hicache.node import Transfer
 from kvcheck.core.cache.pools.pool import Given, Holding
-from kvcheck.core.stress.runner import Outcome, StressEngine
+from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.parts import FIXED, TargetParts
 
@@ -29,7 +29,7 @@ NOT_FOR = {("early-backup", "qwen3-next-tiny"): "prompts of recurrent models are
 
 
 TARGET = VariedTarget()
-ENGINES = {shape: StressEngine(TARGET) for _, shape in SHAPES}
+ENGINES = {shape: ScheduleRunner(TARGET) for _, shape in SHAPES}
 """One a shape: variations share its workload and reference run."""
 
 

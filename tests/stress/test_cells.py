@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import pytest
 
-from kvcheck.commands.cell_runners import UNKNOWNS
-from kvcheck.commands.cells import Budget, Turns, orders_text, run_cell, take_turns, work
-from kvcheck.commands.orders import Limit, Order, Report
+from kvcheck.commands.targets import target_of
 from kvcheck.core.base.record import Evidence, Finding
-from kvcheck.core.probes.frame.wire import Reply
-from kvcheck.core.stress.probe_runner import EngineRunner
+from kvcheck.core.stress.cell_task import CellTask, Limit, Report
+from kvcheck.core.stress.cell_workers import tasks_text, work
+from kvcheck.core.stress.runner import Outcome
 from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.stress.turns import UNKNOWNS, Budget, Turns, run_cell, take_turns
 
-PLAN = Plan(scenario="retract-resume", shape="retract.nsa")
+PLAN = Plan(scenario="retract-resume", probe="retract.nsa", target="sglang")
 FINDING = Finding(code="KV102", oracle="content", message="foreign bytes")
 
 
@@ -47,22 +45,18 @@ class Timed:
     is_poor: bool = False
     ran: list[int] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
-    gives_up: bool = False
     finding: Finding = FINDING
+    cpu_s: float = 0.0
 
-    def run(self, plan: Plan) -> Report:
+    def run(self, plan: Plan) -> Outcome:
         """One schedule."""
         self.clock.now += self.takes[min(len(self.ran), len(self.takes) - 1)]
         self.ran.append(plan.schedule)
-        self.log.append(f"{plan.shape} {plan.schedule}")
+        self.log.append(f"{plan.probe} {plan.schedule}")
         findings = (self.finding,) if plan.schedule == self.fails_at else ()
-        return Report(evidence=Evidence(schedules=1), findings=findings)
+        return Outcome(plan=plan, evidence=Evidence(schedules=1), findings=findings, digest=0)
 
-    def confirm(self, findings: tuple[Finding, ...], may_go_on: Callable[[], bool]) -> tuple[Finding, ...]:
-        """Nothing to confirm."""
-        return findings
-
-    def gap(self, total: Evidence) -> str | None:
+    def gap(self, plan: Plan, total: Evidence) -> str | None:
         """No evidence, where it is poor."""
         return "nothing was retracted" if self.is_poor else None
 
@@ -75,7 +69,7 @@ class Timed:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock that cells look at."""
     made = Clock()
-    monkeypatch.setattr("kvcheck.commands.cells.time", made)
+    monkeypatch.setattr("kvcheck.core.stress.turns.time", made)
     monkeypatch.setattr("kvcheck.core.base.deadline.time", made)
     return made
 
@@ -109,7 +103,7 @@ def test_cell_runs_its_floor_and_then_what_half_fits(
 ) -> None:
     runner = Timed(clock, takes)
     budget = Budget(Limit(cpu_s=limit), clock.process_time)
-    reports = until_closed(Turns(0, Order(plan=PLAN, schedules=6, floor=floor), budget, runner))
+    reports = until_closed(Turns(0, CellTask(plan=PLAN, schedules=6, floor=floor), budget, runner))
     assert runner.ran == [*range(runs)]
     assert [each.schedule for each in reports[:-1]] == runner.ran and reports[-1].evidence is None
     assert [each.duration_s for each in reports[:-1]] == [takes[min(at, len(takes) - 1)] for at in range(runs)]
@@ -119,7 +113,7 @@ def test_a_busy_machine_runs_as_many_schedules(clock: Clock) -> None:
     clock.share = 0.1  # nine of ten seconds belong to others
     runner = Timed(clock, (10.0,))
     budget = Budget(Limit(cpu_s=6.0), clock.process_time)
-    until_closed(Turns(0, Order(plan=PLAN, schedules=24, floor=3), budget, runner))
+    until_closed(Turns(0, CellTask(plan=PLAN, schedules=24, floor=3), budget, runner))
     assert runner.ran == [*range(6)]
 
 
@@ -127,7 +121,7 @@ def test_cells_take_turns_by_the_number_of_the_schedule(clock: Clock) -> None:
     log: list[str] = []
     budget = Budget(Limit(), clock.process_time)
     cells = [
-        Turns(at, Order(plan=replace(PLAN, shape=name), schedules=2), budget, Timed(clock, (1.0,), log=log))
+        Turns(at, CellTask(plan=replace(PLAN, probe=name), schedules=2), budget, Timed(clock, (1.0,), log=log))
         for at, name in enumerate("abc")
     ]
     until_closed(*cells)
@@ -137,14 +131,14 @@ def test_cells_take_turns_by_the_number_of_the_schedule(clock: Clock) -> None:
 def test_limit_of_wall_time_ends_a_cell_below_its_floor(clock: Clock) -> None:
     runner = Timed(clock, (4.0,))
     budget = Budget(Limit(until=clock.now + 7), clock.process_time)
-    reports = until_closed(Turns(0, Order(plan=PLAN, schedules=6, floor=3), budget, runner))
+    reports = until_closed(Turns(0, CellTask(plan=PLAN, schedules=6, floor=3), budget, runner))
     assert runner.ran == [0, 1] and reports[-1].evidence is None
 
 
 def test_limit_of_wall_time_cuts_a_schedule_and_names_its_cost() -> None:
     plan = Plan(scenario="retract-resume", shape="llama-3-8b", requests=100_000)
     began = time.monotonic()
-    reports = [*take_turns([(0, Order(plan=plan, schedules=24, floor=3))], Limit(until=began + 1.0))]
+    reports = [*take_turns([(0, CellTask(plan=plan, schedules=24, floor=3))], Limit(until=began + 1.0), target_of)]
     assert time.monotonic() - began < 10
     (end,) = reports
     assert end.cut is not None and "schedule 0 after" in end.cut
@@ -153,22 +147,22 @@ def test_limit_of_wall_time_cuts_a_schedule_and_names_its_cost() -> None:
 
 def test_cell_ends_with_its_first_failing_schedule(clock: Clock) -> None:
     runner = Timed(clock, (1.0,), fails_at=2)
-    reports = until_closed(Turns(0, Order(plan=PLAN, schedules=6), Budget(Limit(), clock.process_time), runner))
+    reports = until_closed(Turns(0, CellTask(plan=PLAN, schedules=6), Budget(Limit(), clock.process_time), runner))
     assert runner.ran == [0, 1, 2] and reports[-2].findings == (FINDING,)
 
 
 @pytest.mark.parametrize(("fails", "runs"), [(False, 6), (True, 3)])
 def test_conditional_finding_ends_a_cell_only_where_asked(fails: bool, runs: int, clock: Clock) -> None:
     runner = Timed(clock, (1.0,), fails_at=2, finding=replace(FINDING, condition="peers of other releases"))
-    order = Order(plan=PLAN, schedules=6, fails_on_conditional=fails)
-    reports = until_closed(Turns(0, order, Budget(Limit(), clock.process_time), runner))
+    task = CellTask(plan=PLAN, schedules=6, fails_on_conditional=fails)
+    reports = until_closed(Turns(0, task, Budget(Limit(), clock.process_time), runner))
     assert len(runner.ran) == runs and sum(len(each.findings) for each in reports) == 1
 
 
 def test_interrupted_cell_goes_on_behind_what_was_judged(clock: Clock) -> None:
     runner = Timed(clock, (1.0,))
-    order = Order(plan=PLAN, schedules=6, floor=3, before=Evidence(schedules=4))
-    until_closed(Turns(0, order, Budget(Limit(), clock.process_time), runner))
+    task = CellTask(plan=PLAN, schedules=6, floor=3, before=Evidence(schedules=4))
+    until_closed(Turns(0, task, Budget(Limit(), clock.process_time), runner))
     assert runner.ran == [4, 5]
 
 
@@ -186,14 +180,14 @@ def test_cell_without_evidence_begins_further_workloads(
 ) -> None:
     runner = Timed(clock, (1.0,), is_poor=True)
     budget = Budget(Limit(cpu_s=0.5), clock.process_time)
-    reports = until_closed(Turns(0, Order(plan=parse_line(line), schedules=schedules), budget, runner))
+    reports = until_closed(Turns(0, CellTask(plan=parse_line(line), schedules=schedules), budget, runner))
     assert runner.ran == ran and reports[-1].reason == "nothing was retracted"
 
 
-def test_orders_survive_the_pipe() -> None:
+def test_tasks_survive_the_pipe() -> None:
     plan = parse_line("retract-resume:shape=llama-3-tiny,seed=3")
-    order = Order(plan=plan, schedules=2, floor=1, before=Evidence(schedules=1, retractions=5))
-    lines = [*work(orders_text([(7, order)], Limit(cpu_s=1e9)))]
+    task = CellTask(plan=plan, schedules=2, floor=1, before=Evidence(schedules=1, retractions=5))
+    lines = [*work(tasks_text([(7, task)], Limit(cpu_s=1e9)), target_of)]
     assert [('"cell": 7' in line, '"schedule": 1' in line) for line in lines[:1]] == [(True, True)]
     assert len(lines) == 2
 
@@ -203,19 +197,25 @@ class Answers:
     """Stands in for an engine's child. answers: by schedule, why it is no evidence, or a finding; else judged."""
 
     answers: dict[int, str | Finding]
-    lost: int = 0
     cpu_s: float = 0.0
     asked: list[int] = field(default_factory=list)
 
-    def run(self, plan: Plan) -> Reply:
+    def run(self, plan: Plan) -> Outcome:
         """One schedule."""
         self.asked.append(plan.schedule)
         answer = self.answers.get(plan.schedule)
+        ran = Outcome(plan=plan, evidence=Evidence(schedules=1), findings=(), digest=0)
         if isinstance(answer, Finding):
-            return Reply(evidence=Evidence(schedules=1), findings=(answer,))
-        if answer == "lost":
-            self.lost += 1
-        return Reply(evidence=Evidence(schedules=1), unknown=answer)
+            return replace(ran, findings=(answer,))
+        return replace(ran, unknown=answer, is_lost=answer == "lost")
+
+    def gap(self, plan: Plan, total: Evidence) -> str | None:
+        """Nothing is missing."""
+        return None
+
+    def closing(self) -> str | None:
+        """Nothing to tell."""
+        return None
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_probe_goes_on_behind_a_schedule_that_cannot_be_judged(
     answers: dict[int, str | Finding], asked_for: list[int]
 ) -> None:
     engine = Answers(answers)
-    reports = [*run_cell(0, Order(plan=PLAN, schedules=24), installed=cast(EngineRunner, engine))]
+    reports = [*run_cell(0, CellTask(plan=PLAN, schedules=24), target_of, engine)]
     assert engine.asked == asked_for
     assert any(each.reason for each in reports) and any(each.findings for each in reports) == (
         1 in answers and answers[1] is FINDING

@@ -25,7 +25,7 @@ from kvcheck.core.cache.backend.backend import Backend, Operation
 from kvcheck.core.cache.backend.delays import Delay, Site
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.stress.delayed import Rates, check_operations, device_plans, run_both, tries, why_not
-from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import mutant_target
@@ -158,7 +158,7 @@ def test_a_graph_is_refused_where_it_would_mean_something_else(make: Callable[[]
 
 @pytest.mark.parametrize("name", ["replay-without-whole-wait", "gate-waits-on-load-lane"])
 def test_what_the_cpu_finds_unordered_serves_wrong_bytes_under_its_delay(name: str) -> None:
-    engine = StressEngine(mutant_target(name))
+    engine = ScheduleRunner(mutant_target(name))
     plans = device_plans(engine, dataclasses.replace(PLAN, mutant=name), "cuda")
     assert len(plans) >= 3 and len({plan.choices for plan in plans}) == len(plans)
     with installed(1):
@@ -167,13 +167,13 @@ def test_what_the_cpu_finds_unordered_serves_wrong_bytes_under_its_delay(name: s
         assert made[-1].message.startswith("KV10")
         assert made[-1].rates.text().startswith("wrong bytes in 0 of 1 runs without delays, 1 of 1 with")
         fixed = dataclasses.replace(made[-1].plan, mutant=None)
-        outcomes = run_both(StressEngine(BuiltinTarget()), fixed)
+        outcomes = run_both(ScheduleRunner(BuiltinTarget()), fixed)
     assert [outcome.findings for outcome in outcomes] == [(), ()]
     assert outcomes[1].delays is not None and outcomes[1].verdict is Verdict.PASS
 
 
 def test_a_fixed_build_is_clean_with_every_lane_delayed_and_nothing_delayed_is_unknown() -> None:
-    engine = StressEngine(BuiltinTarget())
+    engine = ScheduleRunner(BuiltinTarget())
     with installed(4):
         held = engine.run(dataclasses.replace(HELD, choices="/".join(("compute", "d2h", "h2d", "storage"))))
         none = engine.run(dataclasses.replace(HELD, choices="9999.hicache.load"))
@@ -186,7 +186,7 @@ def test_a_fixed_build_is_clean_with_every_lane_delayed_and_nothing_delayed_is_u
 
 
 def test_an_operation_that_the_schedule_has_not_is_refused_in_one_line() -> None:
-    engine = StressEngine(BuiltinTarget())
+    engine = ScheduleRunner(BuiltinTarget())
     check_operations(engine, dataclasses.replace(HELD, choices="1.hicache.load"))
     for choices, site in (("hicache.lod", "hicache.lod"), ("9999.hicache.load", "hicache.load #9999")):
         with pytest.raises(UsageError, match=rf"no operation {site}; on a CPU it submits [^\n]*hicache\.load \(\d+\)"):
@@ -194,7 +194,7 @@ def test_an_operation_that_the_schedule_has_not_is_refused_in_one_line() -> None
 
 
 def test_a_build_without_an_unordered_pair_has_nothing_to_delay() -> None:
-    assert device_plans(StressEngine(BuiltinTarget()), PLAN, "cuda") == ()
+    assert device_plans(ScheduleRunner(BuiltinTarget()), PLAN, "cuda") == ()
     assert why_not([]).startswith("no operation is known that could be delayed")
 
 
@@ -220,7 +220,7 @@ def test_a_message_is_taken_when_its_turn_has_come_not_when_it_lies_in_the_inbox
     """It was taken as soon as it was there: on a device, before what its sender waited for."""
     plan = Plan(scenario="nvlink-aux", shape="llama-3-fp8-tiny", seed=1, schedule=6, backend="cuda", device="cuda")
     with installed(6):
-        outcome = StressEngine(BuiltinTarget()).run(dataclasses.replace(plan, strategy="delay"))
+        outcome = ScheduleRunner(BuiltinTarget()).run(dataclasses.replace(plan, strategy="delay"))
     assert outcome.findings == ()
     assert outcome.delays is not None and outcome.delays.rows[0].gave_way > 0
 
@@ -253,6 +253,6 @@ def test_a_graph_of_a_device_reads_what_lies_there_when_it_is_replayed() -> None
 @pytest.mark.slow
 def test_a_device_serves_wrong_bytes_under_the_delay_that_the_cpu_found() -> None:
     name = "gate-waits-on-load-lane"
-    engine = StressEngine(mutant_target(name))
+    engine = ScheduleRunner(mutant_target(name))
     made = list(tries(engine, device_plans(engine, dataclasses.replace(PLAN, mutant=name), "cuda")))
     assert made[-1].shown, why_not(made)

@@ -22,7 +22,7 @@ from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.pools.request_table import IndexTable
 from kvcheck.core.cache.scheduler.request import RunningRequest
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
-from kvcheck.core.stress.runner import Outcome, StressEngine
+from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.parts import FIXED, TargetParts
@@ -144,7 +144,7 @@ BROKEN: dict[str, tuple[TargetParts, str, str, str]] = {
 
 def outcomes(parts: TargetParts, name: str, schedules: int = 8) -> Iterator[Outcome]:
     """The first schedules of a small cell."""
-    engine = StressEngine(BuiltinTarget(parts))
+    engine = ScheduleRunner(BuiltinTarget(parts))
     for schedule in range(schedules):
         yield engine.run(Plan(scenario="retract-resume", shape=name, seed=1, schedule=schedule, requests=16))
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from kvcheck.commands.cells import BEGUN, orders_text
-from kvcheck.commands.orders import Limit, Order
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
-from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.cell_task import CellTask, Limit
+from kvcheck.core.stress.cell_workers import BEGUN, tasks_text
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios.faulty_store import WORN_EVERY, worn_store
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
@@ -53,7 +53,7 @@ def test_without_a_folder_for_temporary_files_a_schedule_is_refused(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(UsageError, match="set TMPDIR"):
-        StressEngine(BuiltinTarget()).run(WITH_FILES)
+        ScheduleRunner(BuiltinTarget()).run(WITH_FILES)
 
 
 def test_a_full_disk_stops_a_schedule_instead_of_changing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_a_full_disk_stops_a_schedule_instead_of_changing_it(tmp_path: Path, mon
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(UnknownVerdict, match=r"No space left on device.*set TMPDIR"):
-        StressEngine(BuiltinTarget()).run(WITH_FILES)
+        ScheduleRunner(BuiltinTarget()).run(WITH_FILES)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -79,7 +79,7 @@ def test_a_process_that_is_told_to_end_takes_its_folder_along(tmp_path: Path) ->
     )
     assert process.stdin is not None
     line = f"hicache:shape=glm-5.1-tiny,seed=1,schedule={WITH_FILES.schedule},requests=400"
-    process.stdin.write(orders_text([(0, Order(plan=parse_line(line), schedules=1))], Limit()))
+    process.stdin.write(tasks_text([(0, CellTask(plan=parse_line(line), schedules=1))], Limit()))
     process.stdin.close()
     process.stdin = None
     deadline = time.monotonic() + PATIENCE_S

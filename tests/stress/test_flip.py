@@ -14,17 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcheck.commands.cells import orders_text, work
 from kvcheck.commands.main import run
-from kvcheck.commands.orders import Limit, Order
+from kvcheck.commands.targets import target_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding, Verdict
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend.backend import Operation
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
+from kvcheck.core.stress.cell_task import CellTask, Limit
+from kvcheck.core.stress.cell_workers import tasks_text, work
 from kvcheck.core.stress.flip import MAX_FLIPS, confirm, confirmed, pair_of, wrong_bytes
 from kvcheck.core.stress.pair import Pair, parse_pair
-from kvcheck.core.stress.runner import Outcome, StressEngine
+from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import FlipStrategy, Recorder, make_strategy
 from kvcheck.core.targets.builtin import BuiltinTarget
@@ -39,9 +40,9 @@ NAMES = st.from_regex(r"[^~]{1,80}", fullmatch=True)
 
 
 @cache
-def fixed() -> StressEngine:
+def fixed() -> ScheduleRunner:
     """The unbroken build; it keeps its last workload."""
-    return StressEngine(BuiltinTarget())
+    return ScheduleRunner(BuiltinTarget())
 
 
 def cell(name: str, schedule: int) -> Plan:
@@ -149,7 +150,7 @@ def test_a_flip_is_made_from_the_choices_of_its_line() -> None:
 # Races become wrong bytes
 
 
-def flipped(engine: StressEngine, name: str) -> tuple[Finding, Outcome] | None:
+def flipped(engine: ScheduleRunner, name: str) -> tuple[Finding, Outcome] | None:
     """The first ordering finding of the eager schedules 0 and 1 that the other order confirms, with that run."""
     for schedule in (0, 1):
         plan = cell(name, schedule)
@@ -163,7 +164,7 @@ def flipped(engine: StressEngine, name: str) -> tuple[Finding, Outcome] | None:
 
 @pytest.mark.parametrize("name", [name for name in RACES if name not in SEEN_AT_ONCE])
 def test_a_race_serves_wrong_bytes_in_the_other_order_and_the_fixed_build_does_not(name: str) -> None:
-    found = flipped(StressEngine(mutant_target(name)), name)
+    found = flipped(ScheduleRunner(mutant_target(name)), name)
     assert found is not None, "no pair served wrong bytes"
     finding, other = found
     wrong = wrong_bytes(other, near=finding)
@@ -178,7 +179,7 @@ def test_a_race_serves_wrong_bytes_in_the_other_order_and_the_fixed_build_does_n
 
 @pytest.mark.parametrize("name", sorted(SEEN_AT_ONCE))
 def test_a_race_that_an_eager_run_shows_needs_no_flip(name: str) -> None:
-    engine = StressEngine(mutant_target(name))
+    engine = ScheduleRunner(mutant_target(name))
     eager = engine.run(cell(name, 0))
     assert {"content", "ordering"} <= {each.oracle for each in eager.findings}
     assert confirmed(engine, eager) == eager.findings
@@ -224,7 +225,7 @@ RACE = "gate-waits-wrong-entry"
 @pytest.fixture(scope="module")
 def lazy() -> tuple[Outcome, tuple[Finding, ...]]:
     """A lazy schedule of the portfolio, and its findings with the confirmation."""
-    engine = StressEngine(mutant_target(RACE))
+    engine = ScheduleRunner(mutant_target(RACE))
     outcome = engine.run(dataclasses.replace(cell(RACE, 1), strategy="portfolio"))
     return outcome, confirmed(engine, outcome)
 
@@ -253,7 +254,7 @@ def test_the_line_of_a_confirmation_fails_each_time_and_is_fixed_without_the_bug
     printed = capsys.readouterr().out
     assert "STILL FAILS 2/2" in printed and "identical each time" in printed
     plan = parse_line(line)
-    engine = StressEngine(mutant_target(RACE))
+    engine = ScheduleRunner(mutant_target(RACE))
     assert len({engine.run(plan).digest for _ in range(2)}) == 1
     assert run(["replay", dataclasses.replace(plan, mutant=None).line()]) == 0
     assert capsys.readouterr().out.startswith(" FIXED  hicache/llama-3-tiny: ")
@@ -266,7 +267,7 @@ def test_a_flip_whose_pair_is_not_in_the_run_is_not_fixed(capsys: pytest.Capture
     assert "NOT REPRODUCED" in printed and "of the two operations of the pair: #3 was " in printed
 
 
-class Scripted(StressEngine):
+class Scripted(ScheduleRunner):
     """Gives the outcome it was made with, and remembers what it was asked."""
 
     def __init__(self, outcome: Outcome) -> None:
@@ -340,9 +341,9 @@ def test_stress_prints_the_proof_and_its_line(
     assert "--strategy flip: use kvcheck replay with the line" in capsys.readouterr().err
 
 
-def test_a_child_process_confirms_when_its_order_says_so() -> None:
+def test_a_child_process_confirms_when_its_task_says_so() -> None:
     for confirms in (True, False):
-        order = Order(plan=cell(RACE, 1), schedules=1, confirms=confirms)
-        reports = [json.loads(line) for line in work(orders_text([(0, order)], Limit()))]
+        task = CellTask(plan=cell(RACE, 1), schedules=1, confirms=confirms)
+        reports = [json.loads(line) for line in work(tasks_text([(0, task)], Limit()), target_of)]
         told = [each for each in reports[0]["findings"] if "confirmed" in each["minimal"]]
         assert len(told) == confirms

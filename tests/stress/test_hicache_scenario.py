@@ -13,7 +13,7 @@ import pytest
 
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.node import Node
-from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import FIXED, BuiltinTarget
 
@@ -27,7 +27,7 @@ def test_both_tiers_give_up_companions_and_keep_the_pages(name: str, space: str)
             given_up[tier, space] += node.tier(tier).is_live
             super().tombstone(node, tier, space)
 
-    engine = StressEngine(BuiltinTarget(replace(FIXED, residency=Counting)))
+    engine = ScheduleRunner(BuiltinTarget(replace(FIXED, residency=Counting)))
     for schedule in (6, 7):
         assert engine.run(Plan(scenario="hicache-hybrid", shape=name, schedule=schedule)).findings == ()
     assert given_up["device", space] and given_up["host", space]

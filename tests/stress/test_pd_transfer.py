@@ -36,7 +36,7 @@ from kvcheck.core.stress.events import (
     Submitted,
 )
 from kvcheck.core.stress.history import History
-from kvcheck.core.stress.runner import Outcome, StressEngine
+from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
@@ -54,7 +54,7 @@ class Bench:
     """Runs plans against one target and keeps the events of the last one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, target: BuiltinTarget | None = None) -> None:
-        self.engine = StressEngine(target or BuiltinTarget())
+        self.engine = ScheduleRunner(target or BuiltinTarget())
         self.history = History()
         monkeypatch.setattr(engine_module, "History", self._keeping)
 
@@ -316,5 +316,5 @@ class Deaf(OtherWire):
 
 def test_the_same_harness_finds_a_wire_that_loses_messages() -> None:
     plan = Plan(scenario="pd-transfer", shape="llama-3-tiny", seed=5, schedule=9, requests=3, strategy="eager")
-    outcome = StressEngine(BuiltinTarget(over(Deaf))).run(plan)
+    outcome = ScheduleRunner(BuiltinTarget(over(Deaf))).run(plan)
     assert ("KV901", 3) in {(found.code, found.request) for found in outcome.findings}

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.stress.schedule import Kind, Plan, parse_line
 from kvcheck.core.stress.strategies import STRATEGIES, decode_choices, encode_choices
 
 SHELLS = [name for name in ("bash", "dash", "zsh", "sh") if shutil.which(name)]
@@ -66,6 +66,7 @@ PLANS = st.builds(
 @example(Plan(scenario="retract-resume", shape="", target="", mutant="", trace="", choices="", expect=""))
 @example(Plan(scenario="retract-resume", shape=string.punctuation, trace=string.whitespace))
 @example(Plan(scenario="retract-resume", shape="None", mutant="None", requests=0))
+@example(Plan(scenario="retract-resume", probe="retract.nsa", target="sglang:/a b/env"))
 def test_a_line_gives_its_plan_back(plan: Plan) -> None:
     line = plan.line()
     assert parse_line(line) == plan
@@ -92,6 +93,15 @@ def test_defaults_are_left_out_except_seed_and_schedule() -> None:
         "retract-resume:shape=glm-5.1-tiny,mutant=index-not-saved,device=cuda%3A0,strategy=random,seed=7,schedule=3,"
         "requests=12,trace=traces/an%20hour.jsonl,expect=KV102"
     )
+
+
+def test_a_probe_stands_under_the_key_of_the_shape() -> None:
+    plan = parse_line("retract-resume:shape=retract.nsa,target=sglang,seed=3,schedule=0")
+    assert (plan.probe, plan.shape, plan.kind) == ("retract.nsa", "", Kind.PROBE)
+    assert plan.line() == "retract-resume:shape=retract.nsa,target=sglang,seed=3,schedule=0"
+    assert plan.cell == "retract-resume/retract.nsa"
+    with pytest.raises(UsageError, match="got 'probe=retract'"):
+        parse_line("retract-resume:shape=a,probe=retract")
 
 
 def test_a_line_may_leave_out_all_but_the_shape_and_may_name_keys_in_any_order() -> None:

@@ -9,15 +9,12 @@ from __future__ import annotations
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.probes.installed import is_engine
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.workload.shapes import shape as shape_named
 
 
-def cost_text(plan: Plan) -> str:
+def schedule_cost(plan: Plan) -> str:
     """What a schedule of the plan costs, and what costs less, in words."""
-    if is_engine(plan.target):
-        return "the engine had not answered"
     shape = shape_named(plan.shape)
     requests = "the requests of the trace" if plan.trace is not None else "its requests"
     if plan.requests is not None:

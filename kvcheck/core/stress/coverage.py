@@ -13,17 +13,13 @@ import dataclasses
 from collections.abc import Collection, Iterable
 
 from kvcheck.core.base.record import Coverage
-from kvcheck.core.probes.installed import is_engine
 from kvcheck.core.stress.runner import scenario_of
+from kvcheck.core.stress.runners import row_of
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import DELAYS, order_of
 
-FLOOR = 3
-"""The portfolio's first three are eager, lazy and one delay; by then ranks and settings have changed too."""
 ROUND = 24
 """Schedules by which every order and every setting has come at least once."""
-PROBE_FLOOR = 12
-"""prefixes.swa of SGLang 0.5.10.post1 failed in the sixth schedule of a seed, and passed with two."""
 
 
 def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
@@ -32,27 +28,16 @@ def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
     A trace is one workload and ranks as processes run in an order of the machine's own: of both, one schedule is what
     was asked for. A mutant is there to be found, so that all of its schedules have to run.
     """
+    usual = 1 if plan.trace is not None else row_of(plan).floor
     if plan.mutant is not None:
         usual = wanted
-    elif is_engine(plan.target):
-        usual = PROBE_FLOOR
-    else:
-        usual = 1 if plan.trace is not None or plan.is_in_processes else FLOOR
     return max(usual, least or 0)
 
 
 def tried_by(plan: Plan) -> tuple[str, ...]:
     """What one schedule tries: its order and the settings that its number picks; nothing for an engine's probe."""
-    if is_engine(plan.target):
-        return ()
-    settings = scenario_of(plan).settings(plan.schedule)
-    if plan.is_in_processes:
-        return ("the machine's order", *settings)
-    if plan.backend == "eager":
-        return ("eager", *settings)
-    if plan.backend == "cuda" and not plan.is_delayed:
-        return ("the device's order", *settings)
-    return (order_of(plan.strategy, plan.schedule), *settings)
+    order = row_of(plan).order(plan)
+    return () if order is None else (order, *scenario_of(plan).settings(plan.schedule))
 
 
 def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earlier: tuple[str, ...] = ()) -> Coverage:
@@ -63,7 +48,7 @@ def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earli
     planned = range(plan.schedule, plan.schedule + max(wanted, ROUND))
     tried = [*dict.fromkeys((*earlier, *_names(plan, sorted(ran))))]
     left = [name for name in _names(plan, planned) if name not in tried]
-    return Coverage(wanted=wanted, floor=floor, tried=tuple(tried), not_tried=(*left, *_left_out(plan)))
+    return Coverage(wanted=wanted, floor=floor, tried=tuple(tried), not_tried=(*left, *row_of(plan).left_out(plan)))
 
 
 def shortfall(plan: Plan, found: Coverage, *, ran: int) -> str | None:
@@ -81,16 +66,3 @@ _ORDERS = ("eager", "lazy", "random", *(order_of("delay", number) for number in 
 def _names(plan: Plan, numbers: Iterable[int]) -> list[str]:
     """What these schedules try, each once, in the order in which they come to it."""
     return [*dict.fromkeys(name for at in numbers for name in tried_by(dataclasses.replace(plan, schedule=at)))]
-
-
-def _left_out(plan: Plan) -> tuple[str, ...]:
-    """Orders that a plan leaves out by its strategy or backend."""
-    if is_engine(plan.target):
-        return ()
-    if plan.is_in_processes:
-        return ("chosen orders",)
-    if plan.backend == "eager":
-        return ("lazy", "delays", "random")
-    others = {"eager": ("lazy", "delays", "random"), "lazy": ("eager", "delays", "random")}
-    others |= {"random": ("eager", "lazy", "delays"), "delay": ("eager", "lazy", "random")}
-    return others.get(plan.strategy, ()) if plan.backend == "simulated" else ()

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.delays import Delay, Site
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.schedule import Kind, Plan
 from kvcheck.core.stress.strategies import LANE_GROUPS, delayed_legs
 
 MAX_DELAYS = 16
@@ -25,7 +25,7 @@ _SITE = re.compile(r"(?:([1-9][0-9]{0,11})\.)?([A-Za-z_][^~/]{0,79})")
 
 def delays_of(plan: Plan) -> tuple[Delay, ...]:
     """What a plan imposes: what it names, or the legs of its schedule; nothing without strategy delay on a device."""
-    if not plan.is_delayed:
+    if plan.kind is not Kind.DELAYED:
         return ()
     if plan.choices is not None:
         return parse_delays(plan.choices)

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import Finding
+from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.cache.backend.delays import Delay, DelayReport, Site
 from kvcheck.core.stress.delay_lines import delays_of, delays_text
 from kvcheck.core.stress.events import Submitted
 from kvcheck.core.stress.flip import pair_of, wrong_bytes
 from kvcheck.core.stress.pair import Pair
-from kvcheck.core.stress.runner import Outcome, StressEngine
+from kvcheck.core.stress.runner import Outcome, Runner, ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import LANE_GROUPS
 
@@ -28,11 +28,11 @@ TRIES_MOST = 5
 """Plans of delays that are tried before a finding is said not to reproduce on a device."""
 
 
-def check_operations(engine: StressEngine, plan: Plan) -> None:
+def check_operations(runner: ScheduleRunner, plan: Plan) -> None:
     """Raise UsageError where a plan names operations that its schedule does not submit. Runs the schedule on a CPU."""
     if plan.choices is None or not delays_of(plan):
         return
-    _, submitted = _on_cpu(engine, plan)
+    _, submitted = _on_cpu(runner, plan)
     has = Counter(each.name for each in submitted)
     for delay in delays_of(plan):
         for site in (delay.held, delay.until):
@@ -43,17 +43,17 @@ def check_operations(engine: StressEngine, plan: Plan) -> None:
                 )
 
 
-def device_plans(engine: StressEngine, plan: Plan, device: str) -> tuple[Plan, ...]:
+def device_plans(runner: ScheduleRunner, plan: Plan, device: str) -> tuple[Plan, ...]:
     """What a schedule that fails on a CPU is tried as on a device, the narrowest delay first; none where none is known.
 
     The two operations that no edge orders; then every one of the earlier name, since a device may number them in
     another way; then the leg it runs on; then the next pairs.
     """
-    outcome, submitted = _on_cpu(engine, plan)
+    outcome, submitted = _on_cpu(runner, plan)
     found = _candidates(outcome.findings, submitted)
     if not found and plan.backend == "simulated":  # what goes missing only where the host saw something late
         submitted = []
-        outcome = engine.run(plan, handlers=((Submitted, submitted.append),))
+        outcome = runner.run(plan, handlers=((Submitted, submitted.append),))
         found = _candidates(outcome.findings, submitted)
     return tuple(
         dataclasses.replace(
@@ -102,10 +102,37 @@ class Rates:
         return "; ".join(parts)
 
 
-def run_both(engine: StressEngine, plan: Plan) -> tuple[Outcome, Outcome]:
+def run_both(runner: Runner, plan: Plan) -> tuple[Outcome, Outcome]:
     """A plan without its delays, then with them. The first run also loads what must not be loaded beside a hold."""
-    free = engine.run(dataclasses.replace(plan, strategy="eager", choices=None, expect=None))
-    return free, engine.run(plan)
+    free = runner.run(dataclasses.replace(plan, strategy="eager", choices=None, expect=None))
+    return free, runner.run(plan)
+
+
+class DelayRunner:
+    """Runs the schedules of a cell, each without its delays and with them; both are judged.
+
+    Raises UsageError where the plan names operations that its schedule does not submit.
+    """
+
+    cpu_s = 0.0
+
+    def __init__(self, runner: ScheduleRunner, plan: Plan) -> None:
+        self._runner, self._cell, self._rates = runner, plan.cell, Rates()
+        check_operations(runner, plan)
+
+    def run(self, plan: Plan) -> Outcome:
+        free, held = run_both(self._runner, plan)
+        self._rates = self._rates.plus(free, held)
+        return dataclasses.replace(
+            held, findings=held.findings or free.findings, broken_oracles=(*free.broken_oracles, *held.broken_oracles)
+        )
+
+    def gap(self, plan: Plan, total: Evidence) -> str | None:
+        return (self._rates.gap or self._runner.gap(plan, total)) if total.schedules else None
+
+    def closing(self) -> str | None:
+        """Both rates."""
+        return f"{self._cell}: {self._rates.text()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +156,7 @@ class Try:
 
 
 def tries(
-    engine: StressEngine, plans: Sequence[Plan], times: int = 1, may_go_on: Callable[[], bool] = lambda: True
+    runner: Runner, plans: Sequence[Plan], times: int = 1, may_go_on: Callable[[], bool] = lambda: True
 ) -> Iterator[Try]:
     """The plans in turn, each so many times, until one has served wrong bytes or the time is up."""
     for plan in plans:
@@ -137,7 +164,7 @@ def tries(
         for _ in range(times):
             if not may_go_on():
                 return
-            free, held = run_both(engine, plan)
+            free, held = run_both(runner, plan)
             rates = rates.plus(free, held)
             wrong = wrong or (held if wrong_bytes(held) is not None else None)
         made = Try(plan=plan, rates=rates, wrong=wrong)
@@ -156,11 +183,11 @@ def why_not(made: Sequence[Try]) -> str:
     return "lanes were held, and what was read was right all the same"
 
 
-def _on_cpu(engine: StressEngine, plan: Plan) -> tuple[Outcome, list[Submitted]]:
+def _on_cpu(runner: ScheduleRunner, plan: Plan) -> tuple[Outcome, list[Submitted]]:
     """The plan's schedule run on a CPU, one operation after the other, and what it submitted."""
     submitted: list[Submitted] = []
     on_cpu = dataclasses.replace(plan, backend="eager", device="cpu", strategy="eager", choices=None, expect=None)
-    return engine.run(on_cpu, handlers=((Submitted, submitted.append),)), submitted
+    return runner.run(on_cpu, handlers=((Submitted, submitted.append),)), submitted
 
 
 def _candidates(findings: Sequence[Finding], submitted: Sequence[Submitted]) -> list[Delay]:

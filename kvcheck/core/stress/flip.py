@@ -13,7 +13,7 @@ from collections.abc import Callable
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.pair import Pair, parse_pair
-from kvcheck.core.stress.runner import Outcome, StressEngine
+from kvcheck.core.stress.runner import Outcome, Runner
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import EagerStrategy, make_strategy
 
@@ -23,7 +23,7 @@ WRONG_BYTES = ("content", "output")
 """The oracles that see what was served, the one that says more first."""
 
 
-def confirm(engine: StressEngine, plan: Plan, finding: Finding) -> Outcome | None:
+def confirm(runner: Runner, plan: Plan, finding: Finding) -> Outcome | None:
     """Run the plan with the pair of an ordering finding, which an eager run of it gave, in the other order.
 
     Returns the outcome if it was that pair and has wrong bytes.
@@ -31,7 +31,7 @@ def confirm(engine: StressEngine, plan: Plan, finding: Finding) -> Outcome | Non
     pair = pair_of(finding)
     if pair is None or plan.backend == "cuda":
         return None
-    outcome = engine.run(_simulated(plan, "flip", pair.text()))
+    outcome = runner.run(_simulated(plan, "flip", pair.text()))
     return outcome if outcome.divergence is None and wrong_bytes(outcome) is not None else None
 
 
@@ -56,9 +56,7 @@ def wrong_bytes(outcome: Outcome, near: Finding | None = None) -> Finding | None
     return min(found, key=lambda each: WRONG_BYTES.index(each.oracle), default=None)
 
 
-def confirmed(
-    engine: StressEngine, outcome: Outcome, may_go_on: Callable[[], bool] = lambda: True
-) -> tuple[Finding, ...]:
+def confirmed(runner: Runner, outcome: Outcome, may_go_on: Callable[[], bool] = lambda: True) -> tuple[Finding, ...]:
     """The findings of an outcome, the first ordering finding that can be confirmed with its confirmation.
 
     At most one eager run and MAX_FLIPS flipped ones; none where wrong bytes were seen already, or nothing is unordered.
@@ -71,14 +69,14 @@ def confirmed(
     if not _is_eager(plan):
         if not may_go_on():
             return findings
-        eager = engine.run(_simulated(plan, "eager", None))
+        eager = runner.run(_simulated(plan, "eager", None))
     if wrong_bytes(eager) is not None:
         return findings
     for finding in _one_a_pair(eager.findings)[:MAX_FLIPS]:
         at = next((at for at, each in enumerate(findings) if _edge(each) == _edge(finding)), None)
         if at is None or not may_go_on():
             continue
-        if (other := confirm(engine, plan, finding)) is not None:
+        if (other := confirm(runner, plan, finding)) is not None:
             return (*findings[:at], _told(findings[at], finding, other), *findings[at + 1 :])
     return findings
 

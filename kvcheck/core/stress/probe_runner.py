@@ -1,6 +1,6 @@
-"""Engines under stress: plans of probes on installed engines, run in their children, answers made into outcomes.
+"""ProbeRunner: plans of probes on installed engines, run in their children, answers made into outcomes.
 
-A plan's shape is "PROBE.SUBJECT", such as retract.nsa: what is tried, and on what.
+A plan's probe is "NAME.SUBJECT", such as retract.nsa: what is tried, and on what.
 
 Invariants:
 - A child that was lost makes the schedule UNKNOWN, and the next one gets a new child.
@@ -9,20 +9,25 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.probe import ProbeRow
-from kvcheck.core.probes.frame.wire import Ask, Hello, Reply
+from kvcheck.core.probes.frame.wire import Ask, Hello
 from kvcheck.core.probes.installed import parse_target
-from kvcheck.core.stress.runner import complete
+from kvcheck.core.stress.runner import Outcome, complete
+from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.schedule import Plan
 
+UNREAD = ("mutant", "backend", "device", "transport", "ranks", "strategy", "requests", "trace", "choices")
+"""Keys of a plan that no probe reads: they have to be what they are by default."""
 
-def probe_plans(base: Plan, scenarios: list[str], shapes: list[str]) -> Iterator[Plan]:
+
+def probe_plans(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> Iterator[Plan]:
     """The plans of the target's probes for the base's kind of device.
 
     Of all, or of the scenarios and "PROBE.SUBJECT" or PROBE that were named.
@@ -31,14 +36,14 @@ def probe_plans(base: Plan, scenarios: list[str], shapes: list[str]) -> Iterator
     rows = [row for row in parse_target(base.target).spec.probes if kind in row.devices]
     for row in rows:
         for subject in row.subjects:
-            shape = f"{row.name}.{subject}"
-            if (not scenarios or row.scenario in scenarios) and (not shapes or {shape, row.name} & {*shapes}):
-                yield replace(base, scenario=row.scenario, shape=shape)
+            probe = f"{row.name}.{subject}"
+            if (not scenarios or row.scenario in scenarios) and (not shapes or {probe, row.name} & {*shapes}):
+                yield replace(base, scenario=row.scenario, probe=probe)
 
 
 def probe_of(plan: Plan) -> tuple[ProbeRow, str]:
     """The probe and subject of a plan. Raises UsageError for what the engine has no probe for."""
-    name, _, subject = plan.shape.partition(".")
+    name, _, subject = (plan.probe or "").partition(".")
     spec = parse_target(plan.target).spec
     row = spec.probe(name)
     kind = plan.device.partition(":")[0]
@@ -46,18 +51,54 @@ def probe_of(plan: Plan) -> tuple[ProbeRow, str]:
         raise UsageError(f"probe {name} of {spec.name} runs on {', '.join(row.devices)}, not on {plan.device}")
     if row is None or subject not in row.subjects or row.scenario != plan.scenario:
         known = ", ".join(f"{each.scenario}:shape={each.name}.{sub}" for each in spec.probes for sub in each.subjects)
-        raise UsageError(f"{spec.name} has no probe {plan.scenario}:shape={plan.shape}; known: {known}")
+        raise UsageError(f"{spec.name} has no probe {plan.scenario}:shape={plan.probe}; known: {known}")
     return row, subject
 
 
+def check_probe_plan(plan: Plan) -> None:
+    """Raise UsageError for what an engine's probes do not take."""
+    parse_target(plan.target)
+    default = Plan(scenario=plan.scenario, probe=plan.probe)
+    if plan.device != "cpu":
+        default = replace(default, device=plan.device, backend="cuda")
+    for key in UNREAD:
+        if (value := getattr(plan, key)) != getattr(default, key):
+            raise UsageError(f"--target {plan.target}: its probes take no {key}, got {value!r}; leave it out")
+
+
+def probe_cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[Plan]:
+    """The plans of a run. Raises UsageError where no probe is left."""
+    every = list(probe_plans(base, [], []))
+    tried = {plan.scenario for plan in every}
+    for name in scenarios:
+        if name not in tried:
+            SCENARIOS.require(name)
+    plans = list(probe_plans(base, scenarios, shapes))
+    if not every:
+        raise UsageError(f"no probe of {base.target} runs on {base.device}; leave --device out to run them on the CPU")
+    if not plans:
+        known = ", ".join(f"{plan.scenario}: {plan.probe}" for plan in every)
+        raise UsageError(f"no probe of {base.target} is left by the scenarios and shapes named; it has {known}")
+    return plans
+
+
+def untried_by_probes(base: Plan, plans: Sequence[Plan]) -> list[str]:
+    """Scenarios that no probe of the engine tries, and probes that a run leaves out; one line each at most."""
+    every = list(probe_plans(base, [], []))
+    tried, ran = {plan.scenario for plan in every}, {plan.cell for plan in plans}
+    lacking = [name for name in SCENARIOS.names() if name not in tried]
+    left = [plan.cell for plan in every if plan.cell not in ran]
+    lines = [f"not exercised: {', '.join(lacking)}: no probe of {base.target} tries them"] if lacking else []
+    return lines + ([f"not exercised: left out by what was named: {', '.join(left)}"] if left else [])
+
+
 @dataclass(slots=True)
-class EngineRunner:
-    """Runs plans of one target, in one child as long as that lives. lost: children that did not answer."""
+class ProbeRunner:
+    """Runs plans of one target, in one child as long as that lives."""
 
     target: str
     patience: Patience = field(default_factory=Patience)
     device: str = "cpu"
-    lost: int = 0
     _child: EngineProcess | None = None
     _spent_s: float = 0.0
 
@@ -67,7 +108,7 @@ class EngineRunner:
             self._child = parse_target(self.target).start(self.patience, self.device)
         return self._child.hello
 
-    def run(self, plan: Plan) -> Reply:
+    def run(self, plan: Plan) -> Outcome:
         """One schedule; its findings carry the plan's line."""
         row, subject = probe_of(plan)
         try:
@@ -75,10 +116,25 @@ class EngineRunner:
             assert self._child is not None
             reply = self._child.ask(Ask(probe=row.name, subject=subject, seed=plan.seed, schedule=plan.schedule))
         except UnknownVerdict as error:
-            self.lost += 1
             self.close()
-            return Reply(evidence=Evidence(schedules=1), unknown=str(error))
-        return replace(reply, findings=tuple(complete(finding, plan) for finding in reply.findings))
+            return Outcome(
+                plan=plan, findings=(), evidence=Evidence(schedules=1), digest=0, unknown=str(error), is_lost=True
+            )
+        findings = tuple(complete(finding, plan) for finding in reply.findings)
+        return Outcome(
+            plan=plan,
+            findings=findings,
+            evidence=reply.evidence,
+            digest=zlib.crc32(repr(findings).encode()),
+            unknown=reply.unknown,
+            note="; ".join(f"{plan.cell}: {note}" for note in reply.notes) or None,
+        )
+
+    def gap(self, plan: Plan, total: Evidence) -> str | None:
+        return None
+
+    def closing(self) -> str | None:
+        return None
 
     @property
     def cpu_s(self) -> float:

@@ -1,4 +1,4 @@
-"""The stress engine: one plan in, one judged outcome out; and the loop over the schedules of a cell.
+"""Runner: one plan in, one judged outcome out; and ScheduleRunner, which runs it in this process.
 
 Invariants:
 - An error of the target is a finding, and so is its sys.exit; an oracle that breaks makes the outcome UNKNOWN, never a
@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -68,17 +69,21 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
 class Outcome:
     """What one schedule gave. divergence: how a replay left the recorded path. digest: of choices, events, findings.
 
-    delays: what came of those that a device was asked for.
+    delays: what came of those that a device was asked for. unknown: why it is no evidence, None where it is. is_lost:
+    the process that ran it did not answer. note: for the record.
     """
 
     plan: Plan
     findings: tuple[Finding, ...]
     evidence: Evidence
-    broken_oracles: tuple[str, ...]
+    broken_oracles: tuple[str, ...] = ()
     digest: int
-    judged: Mapping[str, int]
+    judged: Mapping[str, int] = field(default_factory=dict)
     divergence: str | None = None
     delays: DelayReport | None = None
+    unknown: str | None = None
+    is_lost: bool = False
+    note: str | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -86,14 +91,37 @@ class Outcome:
         if self.findings:
             return Verdict.FAIL
         is_held = self.delays is None or self.delays.gap is None
-        return Verdict.PASS if is_held and not self.broken_oracles and not self.divergence else Verdict.UNKNOWN
+        return Verdict.PASS if is_held and not self.divergence and self.unjudged is None else Verdict.UNKNOWN
+
+    @property
+    def unjudged(self) -> str | None:
+        """Why it cannot count as a pass, whatever was not found; None where it can."""
+        return f"an oracle broke: {self.broken_oracles[0]}" if self.broken_oracles else self.unknown
 
 
-class StressEngine:
+class Runner(Protocol):
+    """Runs the schedules of a cell, or of all cells of a run. cpu_s: CPU seconds that a child of its own has taken."""
+
+    @property
+    def cpu_s(self) -> float: ...
+
+    def run(self, plan: Plan) -> Outcome:
+        """One schedule, judged."""
+
+    def gap(self, plan: Plan, total: Evidence) -> str | None:
+        """What the plan's cell has not exercised, or None."""
+
+    def closing(self) -> str | None:
+        """What is told of the whole cell, or None."""
+
+
+class ScheduleRunner:
     """Runs plans against one target. Keeps the last workload and its reference outputs.
 
     audit: compare on a CPU backend what operations touch with the footprints they declare; slow.
     """
+
+    cpu_s = 0.0
 
     def __init__(self, target: Target, *, audit: bool = False) -> None:
         self._target = target
@@ -158,11 +186,14 @@ class StressEngine:
             judged=judged,
             divergence=None if recorder is None else recorder.divergence(),
             delays=delays,
+            note=load.note if plan.trace is not None else None,
         )
 
-    def note(self, plan: Plan) -> str:
-        """How the plan's workload was made."""
-        return self._workload(SCENARIOS.load(plan.scenario)(), plan)[0].note
+    def gap(self, plan: Plan, total: Evidence) -> str | None:
+        return evidence_gap(plan, total)
+
+    def closing(self) -> str | None:
+        return None
 
     def _workload(self, scenario: Scenario, plan: Plan) -> tuple[Load, Mapping[int, tuple[int, ...]]]:
         seed = workload_seed(plan)
@@ -244,7 +275,7 @@ def _exact(plan: Plan, recorder: Recorder | None) -> Plan:
 def complete(finding: Finding, plan: Plan) -> Finding:
     line = dataclasses.replace(plan, expect=finding.code).line()
     return dataclasses.replace(
-        finding, scenario=plan.scenario, shape=plan.shape, schedule=line, replay=f"kvcheck replay {line}"
+        finding, scenario=plan.scenario, shape=plan.shape_or_probe, schedule=line, replay=f"kvcheck replay {line}"
     )
 
 

@@ -2,6 +2,8 @@
 
     retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3,strategy=random,requests=12
 
+In the line of an engine's probe, "shape" names the probe and what it is tried on: shape=retract.nsa,target=sglang.
+
 Invariants:
 - Encoding and decoding round-trip, and the line holds no character that a shell changes.
 - Nothing outside the plan (and the trace file it names) influences a schedule.
@@ -13,6 +15,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from urllib.parse import quote, unquote
 
 from kvcheck.core.base.errors import UsageError
@@ -24,22 +27,39 @@ SCHEDULES_PER_WORKLOAD = 8
 MOST_RANKS = 8
 PROCESS_TRANSPORTS = ("tcp", "mooncake")
 """Transports that join processes, one a rank; all others work in one process."""
+UNWRITTEN = ("scenario", "probe")
+"""Fields that are no key of a line: the scenario opens it, and a probe stands under "shape"."""
+ALWAYS_WRITTEN = ("shape", "seed", "schedule")
 BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
+
+
+class Kind(Enum):
+    """What runs a plan's schedules: each is a row of RUNNERS."""
+
+    SCHEDULE = "schedule"
+    """In this process."""
+    DELAYED = "delayed"
+    """In this process, on a device whose lanes are held: by what the line names, or the legs of the schedule."""
+    RANKS = "ranks"
+    """Each rank is a process of its own; what happens when is up to the machine, and no choices are recorded."""
+    PROBE = "probe"
+    """By a child that holds an installed engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One schedule of one scenario with one shape.
+    """One schedule of one scenario with one shape, or of one probe of an installed engine.
 
-    seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None where the scenario
-    chooses. requests: None is the scenario's own number, or the
-    whole trace. trace: None is a synthetic workload. choices: recorded choices, for strategy "replay"; the pair of
-    operations, for strategy "flip"; delays of a device, for strategy "delay". expect: the code the schedule was
-    printed for.
+    probe: "NAME.SUBJECT", what is tried and on what; the shape is then "". None: `target` is kvcheck's own. seed,
+    schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None where the scenario chooses.
+    requests: None is the scenario's own number, or the whole trace. trace: None is a synthetic workload. choices:
+    recorded choices, for strategy "replay"; the pair of operations, for strategy "flip"; delays of a device, for
+    strategy "delay". expect: the code the schedule was printed for.
     """
 
     scenario: str
-    shape: str
+    shape: str = ""
+    probe: str | None = None
     target: str = "builtin"
     mutant: str | None = None
     backend: str = "simulated"
@@ -55,26 +75,30 @@ class Plan:
     expect: str | None = None
 
     @property
-    def is_in_processes(self) -> bool:
-        """Each rank is a process of its own; what happens when is up to the machine, and no choices are recorded."""
-        return self.transport in PROCESS_TRANSPORTS
+    def kind(self) -> Kind:
+        """What runs it."""
+        if self.probe is not None:
+            return Kind.PROBE
+        if self.transport in PROCESS_TRANSPORTS:
+            return Kind.RANKS
+        return Kind.DELAYED if self.backend == "cuda" and self.strategy == "delay" else Kind.SCHEDULE
+
+    @property
+    def shape_or_probe(self) -> str:
+        """What the scenario is tried with, as lines and records name it."""
+        return self.shape if self.probe is None else self.probe
 
     @property
     def cell(self) -> str:
         """The id of the cell that it belongs to: "scenario/shape"."""
-        return f"{self.scenario}/{self.shape}"
-
-    @property
-    def is_delayed(self) -> bool:
-        """Lanes of a device are held: by what the line names, or the legs of the schedule."""
-        return self.backend == "cuda" and self.strategy == "delay"
+        return f"{self.scenario}/{self.shape_or_probe}"
 
     def line(self) -> str:
         """The plan as one line; defaults are left out."""
         pairs = []
         for row in dataclasses.fields(self):
-            value = getattr(self, row.name)
-            if row.name != "scenario" and (value != row.default or row.name in ("seed", "schedule")):
+            value = self.shape_or_probe if row.name == "shape" else getattr(self, row.name)
+            if row.name not in UNWRITTEN and (value != row.default or row.name in ALWAYS_WRITTEN):
                 pairs.append(f"{row.name}={quote(str(value), safe='/._-~', errors='surrogateescape')}")
         return f"{self.scenario}:{','.join(pairs)}"
 
@@ -107,7 +131,7 @@ def parse_line(line: str) -> Plan:
     scenario, colon, rest = line.strip().partition(":")
     if not colon or not scenario:
         raise UsageError(f"schedule line: expected SCENARIO:key=value,..., got {line[:80]!r}")
-    known = {row.name for row in dataclasses.fields(Plan)} - {"scenario"}
+    known = {row.name for row in dataclasses.fields(Plan)}.difference(UNWRITTEN)
     values: dict[str, object] = {"scenario": scenario}
     for pair in rest.split(","):
         key, equals, text = pair.partition("=")
@@ -132,4 +156,9 @@ def parse_line(line: str) -> Plan:
             values[key] = value
     if "shape" not in values:
         raise UsageError("schedule line: expected shape=NAME, found none")
+    if "target" in values:
+        from kvcheck.core.probes.installed import is_engine
+
+        if is_engine(str(values["target"])):
+            values |= {"probe": values["shape"], "shape": ""}
     return Plan(**values)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from kvcheck.core.cache.backend.backend import Backend, Lane, Signal
 from kvcheck.core.cache.offload import Offload, OffloadedKV
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
-from kvcheck.core.stress.runner import Outcome, StressEngine
+from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.parts import FIXED, TargetParts
@@ -25,7 +25,7 @@ def run(shape: str, parts: TargetParts = FIXED, strategy: str = "eager") -> Outc
     """One short schedule."""
     backend = ",backend=eager" if strategy == "eager" else f",strategy={strategy}"
     plan = parse_line(f"retract-resume:shape={shape},seed=1,schedule=0,requests=12{backend}")
-    return StressEngine(BuiltinTarget(parts)).run(plan)
+    return ScheduleRunner(BuiltinTarget(parts)).run(plan)
 
 
 @pytest.mark.parametrize("strategy", ["eager", "lazy"])

@@ -1,4 +1,4 @@
-"""ProcessEngine: one plan in, one judged outcome out, with every rank in a process of its own.
+"""RankRunner: one plan in, one judged outcome out, with every rank in a process of its own.
 
 Invariants:
 - The reference run, the count of bytes and the judgement are made here, by the process that moved nothing.
@@ -15,17 +15,18 @@ from kvcheck.core.stress.ranks.child import Launcher
 from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
 from kvcheck.core.stress.ranks.verdict import judge
 from kvcheck.core.stress.ranks.work import ranks_of, work_of
-from kvcheck.core.stress.runner import Outcome, complete
+from kvcheck.core.stress.runner import Outcome, complete, evidence_gap
 from kvcheck.core.stress.scenarios.serving import reference_outputs
 from kvcheck.core.stress.schedule import Plan
 
 
-class ProcessEngine:
-    """Runs plans. launcher: where ranks are started; None: here. note: what the last run moved, in words."""
+class RankRunner:
+    """Runs plans. launcher: where ranks are started; None: here."""
+
+    cpu_s = 0.0
 
     def __init__(self, launcher: Launcher | None = None) -> None:
         self._launcher = launcher
-        self.note = ""
 
     def run(self, plan: Plan) -> Outcome:
         """Run and judge one schedule. Raises UnknownVerdict where a library is missing."""
@@ -34,7 +35,7 @@ class ProcessEngine:
         stories = supervisor.run()
         found = judge(stories, shape, load, reference_outputs(shape, load, "loopback"), silence=supervisor.silence)
         prefill, decode = ranks_of(plan)
-        self.note = (
+        note = (
             f"{plan.cell}: {prefill}x{decode} processes over {plan.transport}, "
             f"{found.verified:,} bytes verified at the receivers, {found.expected:,} worked out beforehand; "
             f"{_done(stories.values(), found.evidence)}"
@@ -45,10 +46,16 @@ class ProcessEngine:
             plan=plan,
             findings=findings,
             evidence=found.evidence,
-            broken_oracles=(),
             digest=zlib.crc32(told.encode()),
             judged={"bytes": found.verified},
+            note=note,
         )
+
+    def gap(self, plan: Plan, total: Evidence) -> str | None:
+        return evidence_gap(plan, total)
+
+    def closing(self) -> str | None:
+        return None
 
 
 def _done(stories: Iterable[RankReport], evidence: Evidence) -> str:

@@ -1,4 +1,4 @@
-"""Orders and reports: what a process that runs cells is asked, and what it answers, a schedule at a time.
+"""CellTask: what a process that runs cells is asked; and Report: what it answers, a schedule at a time.
 
 Invariants:
 - Both are JSON between processes; nothing is unpickled.
@@ -6,14 +6,15 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 
-from kvcheck.core.base.record import Evidence, Finding
+from kvcheck.core.base.record import Evidence, Finding, to_plain
 from kvcheck.core.stress.schedule import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class CellTask:
     """A cell to run: its first plan, how many schedules, and how many of them whatever they cost.
 
     before: what an interrupted run has judged of the cell; this one goes on behind it. confirms: run what the first
@@ -60,3 +61,7 @@ class Report:
     is_note_told: bool = False
     error: str | None = None
     exit_code: int | None = None
+
+    def line(self) -> str:
+        """As one line of JSON."""
+        return json.dumps(to_plain(self))

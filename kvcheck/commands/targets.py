@@ -1,0 +1,30 @@
+"""What a plan has under test, mutants included, which nothing below a command may know.
+
+Invariants:
+- Nothing is imported before a target is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcheck.core.stress.schedule import Plan
+
+if TYPE_CHECKING:
+    from kvcheck.core.stress.runner import ScheduleRunner
+    from kvcheck.core.targets.target import Target
+
+
+def target_of(plan: Plan) -> Target:
+    """The target that the plan names, or its mutant."""
+    from kvcheck.core.targets import TARGETS
+    from kvcheck.core.targets.mutants import mutant_target
+
+    return TARGETS.load(plan.target)() if plan.mutant is None else mutant_target(plan.mutant)
+
+
+def runner_of(plan: Plan) -> ScheduleRunner:
+    """A runner in this process, with what the plan has under test."""
+    from kvcheck.core.stress.runner import ScheduleRunner
+
+    return ScheduleRunner(target_of(plan))

@@ -1,0 +1,179 @@
+"""Turns: cells that take turns in this process, a schedule of each at a time, until each has ended.
+
+Invariants:
+- Cells take turns by the number of the schedule, so that every cell has run a few before one has run many.
+- A cell goes on until its floor, whatever it costs; only a limit of wall time that was asked for ends it before.
+- Whatever a schedule has found stays found, also where there is no time left to confirm it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from kvcheck.core.base.deadline import TimeUp, time_limit
+from kvcheck.core.base.errors import UnknownVerdict, machine_trouble
+from kvcheck.core.base.record import Finding
+from kvcheck.core.stress.cell_task import CellTask, Limit, Report
+from kvcheck.core.stress.flip import confirmed
+from kvcheck.core.stress.runner import Outcome, Runner
+from kvcheck.core.stress.runners import TargetOf, row_of
+from kvcheck.core.stress.schedule import Plan, further_workloads
+
+UNKNOWNS = 12
+"""Schedules without any that could be judged, after which a cell is given up: settings have gone round by then."""
+LOSSES = 2
+"""Processes that a cell may lose before it is given up."""
+MORE_WORKLOADS = 6
+"""One workload of retract-resume in five resumes nobody into pages that others had used (9 of 48, glm-5.1-tiny)."""
+
+
+def run_cell(number: int, task: CellTask, target_of: TargetOf, shared: Runner | None = None) -> Iterator[Report]:
+    """Run the schedules of one cell until one fails or all have run."""
+    yield from take_turns([(number, task)], Limit(), target_of, shared)
+
+
+def take_turns(
+    share: Sequence[tuple[int, CellTask]], limit: Limit, target_of: TargetOf, shared: Runner | None = None
+) -> Iterator[Report]:
+    """Run cells, a schedule of each in turn, until all have ended; each ends with a report of its own.
+
+    shared: runs all of them; None: each has a runner of its own, by its plan's kind.
+    """
+
+    def spent() -> float:
+        return time.process_time() + (shared.cpu_s if shared is not None else 0.0)
+
+    budget = Budget(limit, spent)
+    cells = [
+        Turns(number, task, budget, shared or row_of(task.plan).make(task.plan, target_of)) for number, task in share
+    ]
+    while cells:
+        for cell in cells:
+            yield from cell.turn()
+        cells = [cell for cell in cells if cell.is_open]
+
+
+class Budget:
+    """What is left of a limit. spent: the CPU seconds of who runs the cells, until now."""
+
+    def __init__(self, limit: Limit, spent: Callable[[], float]) -> None:
+        self.until = limit.until
+        self.spent = spent
+        self._cpu_until = None if limit.cpu_s is None else spent() + limit.cpu_s
+
+    def fits(self, *, cpu_s: float, wall_s: float) -> bool:
+        """Whether half of a schedule that is expected to take so long is still inside: limits are kept on average."""
+        is_in_cpu = self._cpu_until is None or self.spent() + cpu_s / 2 <= self._cpu_until
+        return is_in_cpu and (self.until is None or time.monotonic() + wall_s / 2 <= self.until)
+
+    @property
+    def is_over(self) -> bool:
+        """The limit of wall time has come."""
+        return self.until is not None and time.monotonic() >= self.until
+
+
+class Turns:
+    """One cell under way.
+
+    Its schedules run in order; when the budget ends them and there is no evidence yet, the first schedules of up to
+    MORE_WORKLOADS further workloads follow: one may exercise what another does not.
+    """
+
+    def __init__(self, number: int, task: CellTask, budget: Budget, runner: Runner) -> None:
+        self._number, self._task, self._budget, self._runner = number, task, budget, runner
+        self._row = row_of(task.plan)
+        self._total, self._ran = task.before, task.before.schedules
+        self._judged = self._unknown = self._lost = 0
+        self._more: Iterator[Plan] | None = None
+        self._cpu_s = self._wall_s = 0.0
+        self._conditional: set[tuple[str, str | None, str | None]] = set()
+        self.is_open = True
+
+    def turn(self) -> Iterator[Report]:
+        """The next schedule; the cell's end, where there is none or this one fails."""
+        plan = self._next()
+        if plan is None:
+            yield self._end(self._gap())
+            return
+        began, spent = time.monotonic(), self._budget.spent()
+        try:
+            with time_limit(self._budget.until):
+                outcome = self._runner.run(plan)
+        except TimeUp:
+            yield self._end(self._gap(), self._cut(plan, time.monotonic() - began))
+            return
+        except (UnknownVerdict, OSError, MemoryError, RuntimeError, ImportError) as error:
+            why = str(error) if isinstance(error, UnknownVerdict) else machine_trouble(error)
+            if why is None:
+                raise
+            yield self._end(why, why)
+            return
+        self._cpu_s, self._wall_s = self._budget.spent() - spent, time.monotonic() - began
+        self._count(outcome)
+        findings = self._news(self._confirmed(outcome))
+        yield Report(
+            cell=self._number,
+            schedule=plan.schedule,
+            findings=findings,
+            evidence=outcome.evidence,
+            duration_s=self._wall_s,
+            reason=outcome.unjudged,
+            divergence=outcome.divergence,
+            note=outcome.note,
+            is_note_told=self._row.tells_notes,
+        )
+        if any(each.condition is None or self._task.fails_on_conditional for each in findings):
+            yield self._end(None)
+
+    def _next(self) -> Plan | None:
+        """The plan to run now, or None."""
+        task, at = self._task, self._ran
+        if self._budget.is_over or self._gives_up:
+            return None
+        behind = replace(task.plan, schedule=task.plan.schedule + at)
+        if self._more is None:
+            is_due = at < task.floor or self._budget.fits(cpu_s=self._cpu_s, wall_s=self._wall_s)
+            if at < task.schedules and is_due:
+                return behind
+            self._more = further_workloads(behind, min(MORE_WORKLOADS, max(0, task.schedules - at)))
+        return None if self._gap() is None else next(self._more, None)
+
+    @property
+    def _gives_up(self) -> bool:
+        """Further schedules would say nothing new."""
+        return (self._unknown >= UNKNOWNS and not self._judged) or self._lost >= LOSSES
+
+    def _count(self, outcome: Outcome) -> None:
+        self._total, self._ran = self._total.plus(outcome.evidence), self._ran + 1
+        self._judged += outcome.unknown is None
+        self._unknown += outcome.unknown is not None
+        self._lost += outcome.is_lost
+
+    def _gap(self) -> str | None:
+        return self._runner.gap(self._task.plan, self._total)
+
+    def _confirmed(self, outcome: Outcome) -> tuple[Finding, ...]:
+        """The findings of a schedule, confirmed where that can be done and there is time; they stay found without."""
+        if not (outcome.findings and self._task.confirms):
+            return outcome.findings
+        try:
+            with time_limit(self._budget.until):
+                return confirmed(self._runner, outcome, lambda: not self._budget.is_over)
+        except TimeUp:
+            return outcome.findings
+
+    def _news(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        """The findings without the conditional ones that an earlier schedule has given: they do not end the cell."""
+        fresh = [each for each in findings if (each.code, each.buffer, each.condition) not in self._conditional]
+        self._conditional |= {(each.code, each.buffer, each.condition) for each in fresh if each.condition is not None}
+        return tuple(fresh)
+
+    def _end(self, reason: str | None, cut: str | None = None) -> Report:
+        self.is_open = False
+        note = self._runner.closing()
+        return Report(cell=self._number, reason=reason, cut=cut, note=note, is_note_told=note is not None)
+
+    def _cut(self, plan: Plan, after_s: float) -> str:
+        return f"--max-time cut its schedule {plan.schedule} after {after_s:.1f} s ({self._row.cost(plan)})"
