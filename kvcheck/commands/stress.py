@@ -120,8 +120,6 @@ def stress(
     reports: Reports = True,
 ) -> int:
     """Stress the KV cache and judge every word it serves."""
-    from kvcheck.core.stress.runners import row_of
-
     began = time.monotonic()
     check_choice("--format", format_name, FORMATS)
     limits = {"--schedules": schedules, "--max-time": max_time, "--requests": requests, "--jobs": jobs}
@@ -129,8 +127,7 @@ def stress(
         check_positive(name, limit_given)
     targets = report_targets(output)
     drawn = draw_seed() if seed is None else seed
-    base = _base_plan(device, backend, strategy, drawn, trace, requests, mutant, transport, ranks, target)
-    row = row_of(base)
+    base, row = _base_plan(device, backend, strategy, drawn, trace, requests, mutant, transport, ranks, target)
     plans = row.cells(base, *_names(base, scenarios or [], shape or []))
     check_jobs(base, jobs)
     once = trace is not None or row.is_once
@@ -230,8 +227,10 @@ def _base_plan(
     transport: str,
     ranks: str | None,
     target: str,
-) -> Plan:
+) -> tuple[Plan, RunnerRow]:
+    """The plan of all cells but for what is theirs alone, checked; and how such plans are run."""
     from kvcheck.core.probes.installed import is_engine
+    from kvcheck.core.stress.runners import row_of
 
     is_apart = transport in PROCESS_TRANSPORTS
     default = "cuda" if device.partition(":")[0] == "cuda" else "eager" if is_apart else "simulated"
@@ -253,7 +252,7 @@ def _base_plan(
         trace=trace,
     )
     check_plan(plan)
-    return plan
+    return plan, row_of(plan)
 
 
 def _names(base: Plan, scenarios: list[str], shapes: list[str]) -> tuple[list[str], list[str]]:
