@@ -57,24 +57,25 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         (*MOVED, "core.cache.transfer", "core.cache.scheduler"),
         "feeds a scheduler; names no target",
     ),
-    "core.targets": (CACHE, "puts the parts together, fixed or broken on purpose"),
+    "core.workload.mismatch": ((), "plain numbers that an event holds"),
+    "core.workload.events": (
+        ("core.workload.mismatch", "core.cache.backend.backend"),
+        "made by whoever observes a part, judged by the oracles: values of the layers below, none of their parts",
+    ),
+    "core.targets": ((*CACHE, "core.workload.events"), "puts the parts together, fixed or broken on purpose"),
     "core.probes.frame": (CONTENT, "runs where there is torch alone"),
     **dict.fromkeys(ENGINES, ((*CONTENT, "core.probes.frame"), "its names, what is tried")),
     "core.probes.installed": (("core.probes.frame", *ENGINES), "engines by name"),
     "core.probes": (("core.probes.frame", "core.probes.installed"), "installed engines; nothing of the cache"),
-    "core.stress.events": (
-        ("core.workload.mismatch", "core.cache.backend.backend"),
-        "what a run leaves behind for the oracles: values of the layers below, none of their parts",
-    ),
     "core.stress.history": (
-        ("core.stress.events", "core.workload.mismatch", "core.cache.backend.backend", "core.cache.transfer.metadata"),
-        "turns what a run reports into events",
+        ("core.workload.events", "core.cache.backend.backend"),
+        "passes events on, and makes those of a backend",
     ),
     "core.stress.clocks": ((), "numbers and edges; it knows no event"),
     "core.stress.access_log": (("core.cache.backend.backend",), "footprints and numbers; it knows no event"),
     "core.stress.oracles": (
         (
-            *("core.stress.events", "core.stress.history", "core.stress.clocks", "core.stress.access_log"),
+            *("core.workload.events", "core.stress.history", "core.stress.clocks", "core.stress.access_log"),
             *("core.base.content", "core.workload.mismatch", "core.cache.backend.backend"),
         ),
         "judge a history alone, from any target",

@@ -103,7 +103,7 @@ def check_plan(plan: Plan) -> None:
     from kvcheck.core.cache.backend import BACKENDS
     from kvcheck.core.cache.transfer import TRANSPORTS
     from kvcheck.core.probes.installed import ENGINES
-    from kvcheck.core.stress.runners import row_of
+    from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.strategies import STRATEGIES
     from kvcheck.core.targets import TARGETS
     from kvcheck.core.targets.mutants import mutant

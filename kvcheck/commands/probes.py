@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def check_jobs(plan: Plan, jobs: int | None) -> None:
     """Raise UsageError for several processes where one child holds the engine."""
-    from kvcheck.core.stress.runners import row_of
+    from kvcheck.core.stress.runner_rows import row_of
 
     if jobs not in (None, 1) and row_of(plan).is_shared:
         raise UsageError(f"--jobs {jobs}: one child holds {plan.target} and runs all its cells; leave it out")
@@ -28,7 +28,7 @@ def check_jobs(plan: Plan, jobs: int | None) -> None:
 
 def plan_facts(plans: list[Plan]) -> dict[str, object]:
     """What the record's plan says of the cells: their first lines, and of an engine's what each is about."""
-    from kvcheck.core.stress.runners import row_of
+    from kvcheck.core.stress.runner_rows import row_of
 
     shows = {plan.cell: text for plan in plans if (text := row_of(plan).shows(plan)) is not None}
     return {"cells": [plan.line() for plan in plans], **({"shows": shows} if shows else {})}

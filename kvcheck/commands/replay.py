@@ -44,7 +44,7 @@ def replay(
     out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = DEFAULT_OUT,
 ) -> int:
     """Run a printed schedule, or the findings of a run, again."""
-    from kvcheck.core.stress.runners import row_of
+    from kvcheck.core.stress.runner_rows import row_of
 
     check_choice("--format", format_name, FORMATS)
     check_positive("--times", times)

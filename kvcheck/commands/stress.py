@@ -48,7 +48,7 @@ from kvcheck.core.stress.schedule import PROCESS_TRANSPORTS, Plan
 if TYPE_CHECKING:
     from kvcheck.core.stress.probe_runner import ProbeRunner
     from kvcheck.core.stress.runner import Runner
-    from kvcheck.core.stress.runners import RunnerRow
+    from kvcheck.core.stress.runner_rows import RunnerRow
 
 DEFAULT_SCHEDULES = 24
 DEFAULT_CPU_S = 55.0
@@ -230,7 +230,7 @@ def _base_plan(
 ) -> tuple[Plan, RunnerRow]:
     """The plan of all cells but for what is theirs alone, checked; and how such plans are run."""
     from kvcheck.core.probes.installed import is_engine
-    from kvcheck.core.stress.runners import row_of
+    from kvcheck.core.stress.runner_rows import row_of
 
     is_apart = transport in PROCESS_TRANSPORTS
     default = "cuda" if device.partition(":")[0] == "cuda" else "eager" if is_apart else "simulated"

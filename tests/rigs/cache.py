@@ -23,16 +23,16 @@ from kvcheck.core.cache.hicache.cache import CacheConfig, HiCache, Lease
 from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Tier
+from kvcheck.core.cache.hicache.node import Node, Tier
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree, Tokens
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
-from kvcheck.core.stress.events import Modelled
 from kvcheck.core.stress.history import History, OperationEvents
 from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.stress.oracles.residency import ResidencyOracle
 from kvcheck.core.stress.strategies import EagerStrategy, LazyStrategy, RandomStrategy
 from kvcheck.core.targets.observe import Observer
+from kvcheck.core.workload.events import Modelled
 from kvcheck.core.workload.shapes import shape
 
 BACKENDS: dict[str, Callable[[OperationEvents], Backend]] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvcheck.core.cache.backend.backend import Footprint, Place
-from kvcheck.core.stress.events import (
+from kvcheck.core.workload.events import (
     Allocated,
     Event,
     Freed,

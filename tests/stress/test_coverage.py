@@ -11,7 +11,7 @@ from kvcheck.commands.main import run
 from kvcheck.core.base.record import Coverage, Verdict, read_record
 from kvcheck.core.report.wording import coverage_text
 from kvcheck.core.stress.coverage import coverage, floor_of, shortfall, tried_by
-from kvcheck.core.stress.runners import FLOOR, PROBE_FLOOR
+from kvcheck.core.stress.runner_rows import FLOOR, PROBE_FLOOR
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import RANKS
 from kvcheck.core.stress.schedule import Plan, parse_line

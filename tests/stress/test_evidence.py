@@ -9,7 +9,9 @@ from __future__ import annotations
 import pytest
 
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.stress.events import (
+from kvcheck.core.stress.evidence import EvidenceCount
+from kvcheck.core.stress.history import History
+from kvcheck.core.workload.events import (
     Allocated,
     Event,
     Expected,
@@ -21,8 +23,6 @@ from kvcheck.core.stress.events import (
     Submitted,
     Verified,
 )
-from kvcheck.core.stress.evidence import EvidenceCount
-from kvcheck.core.stress.history import History
 
 TABLE = ("full.latent",)
 

@@ -22,7 +22,14 @@ from kvcheck.core.cache.transfer.messages import Drained, Message, Want
 from kvcheck.core.cache.transfer.receiver import SUCCESS, Receiver
 from kvcheck.core.cache.transfer.sender import Sender
 from kvcheck.core.stress import runner as engine_module
-from kvcheck.core.stress.events import (
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.runner import Outcome, ScheduleRunner
+from kvcheck.core.stress.scenarios import SCENARIOS
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.parts import FIXED, TargetParts
+from kvcheck.core.targets.target import Engine, Setup
+from kvcheck.core.workload.events import (
     Aborted,
     Closed,
     Counted,
@@ -35,13 +42,6 @@ from kvcheck.core.stress.events import (
     RoomChanged,
     Submitted,
 )
-from kvcheck.core.stress.history import History
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.parts import FIXED, TargetParts
-from kvcheck.core.targets.target import Engine, Setup
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
 
 SCENARIO_NAMES = ("pd-transfer", "nvlink-aux")

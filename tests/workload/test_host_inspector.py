@@ -13,7 +13,7 @@ from rigs.cache import Rig, rig_of
 
 from kvcheck.core.base import content
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
-from kvcheck.core.stress.events import Event, Saw, Verified
+from kvcheck.core.workload.events import Event, Saw, Verified
 from kvcheck.core.workload.host_inspector import HostInspector
 from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape

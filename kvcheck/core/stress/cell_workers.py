@@ -19,7 +19,7 @@ from kvcheck.core.base.child import Streams, start
 from kvcheck.core.base.errors import InternalError, TargetError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import Evidence, to_plain, value_from
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
-from kvcheck.core.stress.runners import TargetOf
+from kvcheck.core.stress.runner_rows import TargetOf
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.stress.turns import take_turns
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 
 from kvcheck.core.base.record import Coverage
 from kvcheck.core.stress.runner import scenario_of
-from kvcheck.core.stress.runners import row_of
+from kvcheck.core.stress.runner_rows import row_of
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import DELAYS, order_of
 

@@ -17,12 +17,12 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.cache.backend.delays import Delay, DelayReport, Site
 from kvcheck.core.stress.delay_lines import delays_of, delays_text
-from kvcheck.core.stress.events import Submitted
 from kvcheck.core.stress.flip import pair_of, wrong_bytes
 from kvcheck.core.stress.pair import Pair
 from kvcheck.core.stress.runner import Outcome, Runner, ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import LANE_GROUPS
+from kvcheck.core.workload.events import Submitted
 
 TRIES_MOST = 5
 """Plans of delays that are tried before a finding is said not to reproduce on a device."""

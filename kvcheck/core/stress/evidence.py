@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.transfer.receiver import SUCCESS
-from kvcheck.core.stress.events import (
+from kvcheck.core.stress.history import Handler
+from kvcheck.core.workload.events import (
     Aborted,
     Allocated,
     Evicted,
@@ -26,7 +27,6 @@ from kvcheck.core.stress.events import (
     Transferred,
     Verified,
 )
-from kvcheck.core.stress.history import Handler
 
 
 class EvidenceCount:

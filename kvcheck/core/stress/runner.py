@@ -39,7 +39,6 @@ from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.stress.audit import AuditBackend, naming
 from kvcheck.core.stress.delay_lines import delays_of
-from kvcheck.core.stress.events import Broke, Expected
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import Handler, History, OperationEvents
 from kvcheck.core.stress.oracles import ORACLES
@@ -50,6 +49,7 @@ from kvcheck.core.stress.scenarios.scenario import Load, Scenario
 from kvcheck.core.stress.schedule import Plan, parse_ranks, workload_seed
 from kvcheck.core.stress.strategies import Recorder, encode_choices, make_strategy
 from kvcheck.core.targets.target import Target
+from kvcheck.core.workload.events import Broke, Expected
 from kvcheck.core.workload.shapes import shape as shape_named
 
 MAX_LINE_CHOICES = 3000

@@ -18,7 +18,7 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.flip import confirmed
 from kvcheck.core.stress.runner import Outcome, Runner
-from kvcheck.core.stress.runners import TargetOf, row_of
+from kvcheck.core.stress.runner_rows import TargetOf, row_of
 from kvcheck.core.stress.schedule import Plan, further_workloads
 
 UNKNOWNS = 12

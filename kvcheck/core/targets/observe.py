@@ -18,7 +18,8 @@ from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.scheduler.decoder import Decoder
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField, MetadataRow
-from kvcheck.core.stress.events import (
+from kvcheck.core.targets.target import TierInspector, digest
+from kvcheck.core.workload.events import (
     Aliased,
     Allocated,
     Descriptor,
@@ -37,7 +38,6 @@ from kvcheck.core.stress.events import (
     Transferred,
     Verified,
 )
-from kvcheck.core.targets.target import TierInspector, digest
 
 
 class Observer:
@@ -91,7 +91,7 @@ class Observer:
         self._emit(Transferred(kind, request, full_pages(legs), frozen))
 
 
-class RoomWatch:
+class RoomObserver:
     """A RoomListener: makes events of what a receiver tells of its rooms."""
 
     def __init__(self, emit: Emit) -> None:

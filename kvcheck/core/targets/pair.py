@@ -15,7 +15,6 @@ from kvcheck.core.cache.scheduler.agreement import RankGroup
 from kvcheck.core.cache.scheduler.decode import ANOTHER_RANK
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer.loopback_wire import LoopbackFabric
-from kvcheck.core.stress.events import Decided, ProcessActs
 from kvcheck.core.targets.parts import TargetParts
 from kvcheck.core.targets.rank import (
     Rank,
@@ -28,6 +27,7 @@ from kvcheck.core.targets.rank import (
     split_rows,
 )
 from kvcheck.core.targets.target import Setup, SpaceCount
+from kvcheck.core.workload.events import Decided, ProcessActs
 
 
 class RankScheduler(Protocol):

@@ -23,10 +23,10 @@ from kvcheck.core.cache.transfer.layout import EndLayout, end_layout, routes, so
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.wire import Wire
 from kvcheck.core.cache.transfer.writer import part_name
-from kvcheck.core.stress.events import Allocated, Emit, Event, Freed, Leased, ProcessActs
-from kvcheck.core.targets.observe import Observer, PaddingCheck, RoomWatch, WatchedDecoder, WatchedOffload
+from kvcheck.core.targets.observe import Observer, PaddingCheck, RoomObserver, WatchedDecoder, WatchedOffload
 from kvcheck.core.targets.parts import TargetParts
 from kvcheck.core.targets.target import FirstWords, PairSetup, Setup, SpaceCount
+from kvcheck.core.workload.events import Allocated, Emit, Event, Freed, Leased, ProcessActs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,7 +148,7 @@ def decode_end(
         clock=clock,
         patience=pair.patience,
         sealer=parts.sealer,
-        listener=RoomWatch(rank.emit),
+        listener=RoomObserver(rank.emit),
         attempts=pair.attempts,
     )
     decoder = setup.decoder(rank.pool, rank.metadata.fields, rank.first_words)

@@ -20,7 +20,7 @@ from kvcheck.core.cache.scheduler.decoder import Decoder
 from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepReport
 from kvcheck.core.cache.transfer.loopback_wire import Copies, Fault, Tamper, no_fault, once, unchanged
 from kvcheck.core.cache.transfer.metadata import MetadataField
-from kvcheck.core.stress.events import Emit
+from kvcheck.core.workload.events import Emit
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, Piece
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.scheduler.decoder import Chunk
 from kvcheck.core.cache.transfer.metadata import MetadataField, MetadataRow
-from kvcheck.core.stress.events import Emit, Forward, Saw, Verified
 from kvcheck.core.workload import handover
+from kvcheck.core.workload.events import Emit, Forward, Saw, Verified
 from kvcheck.core.workload.footprints import SpaceTouch, pass_touches
 from kvcheck.core.workload.jobs import Job, token_authors
 from kvcheck.core.workload.mismatch import Mismatch

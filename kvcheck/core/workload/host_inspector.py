@@ -21,7 +21,7 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, Piece, SpaceSpec
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.events import Emit, Saw, Verified
+from kvcheck.core.workload.events import Emit, Saw, Verified
 from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.kernels.content_rows import differing
 

@@ -16,7 +16,7 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS, Residency
 from kvcheck.core.cache.hicache.node import ABSENT, Node, owned
 from kvcheck.core.cache.hicache.radix_tree import Offer
-from kvcheck.core.stress.events import Evicted, Freed, TierChanged
+from kvcheck.core.workload.events import Evicted, Freed, TierChanged
 
 OWNER = 7
 

@@ -14,7 +14,15 @@ import pytest
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Footprint
-from kvcheck.core.stress.events import (
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.oracles import ORACLES
+from kvcheck.core.stress.oracles.accounting import AccountingOracle
+from kvcheck.core.stress.oracles.aliasing import AliasingOracle
+from kvcheck.core.stress.oracles.contract import ContractOracle
+from kvcheck.core.stress.oracles.liveness import LivenessOracle
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, Oracle, judge
+from kvcheck.core.stress.oracles.output import OutputOracle
+from kvcheck.core.workload.events import (
     Aliased,
     Broke,
     Closed,
@@ -29,14 +37,6 @@ from kvcheck.core.stress.events import (
     Saved,
     Submitted,
 )
-from kvcheck.core.stress.history import History
-from kvcheck.core.stress.oracles import ORACLES
-from kvcheck.core.stress.oracles.accounting import AccountingOracle
-from kvcheck.core.stress.oracles.aliasing import AliasingOracle
-from kvcheck.core.stress.oracles.contract import ContractOracle
-from kvcheck.core.stress.oracles.liveness import LivenessOracle
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, Oracle, judge
-from kvcheck.core.stress.oracles.output import OutputOracle
 
 TABLE = ("full.latent", "full.index_k_with_scale")
 Where = tuple[str, int | None, int | None, str | None, int | None, int | None]

@@ -14,10 +14,10 @@ import pytest
 from kvcheck.core.base import content
 from kvcheck.core.base.content import Site, Tag
 from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.events import Event, Expected, Leased, Saw, Verified
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.content import ContentOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
+from kvcheck.core.workload.events import Event, Expected, Leased, Saw, Verified
 from kvcheck.core.workload.mismatch import Mismatch
 
 LATENT = Site("full", "latent", "", 3)

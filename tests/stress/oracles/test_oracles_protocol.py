@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from kvcheck.core.cache.backend.backend import Footprint
-from kvcheck.core.stress.events import (
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
+from kvcheck.core.stress.oracles.protocol import ProtocolOracle
+from kvcheck.core.workload.events import (
     Aborted,
     Completed,
     Decided,
@@ -21,9 +24,6 @@ from kvcheck.core.stress.events import (
     RoomChanged,
     Submitted,
 )
-from kvcheck.core.stress.history import History
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
-from kvcheck.core.stress.oracles.protocol import ProtocolOracle
 
 FAILED, TRANSFERRING, SUCCESS = 0, 3, 4
 LAST_ROOM = (1 << 64) - 1

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.events import Event, LookedUp, Modelled, TierChanged, Transferred
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.residency import ResidencyOracle
+from kvcheck.core.workload.events import Event, LookedUp, Modelled, TierChanged, Transferred
 
 
 def chain(text: str) -> tuple[bytes, ...]:

@@ -19,10 +19,10 @@ from rigs.ordering_histories import RIGHT, WRONG, Said, load, op, read, touch, w
 from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.access_log import LOG_MAX, AccessLog
 from kvcheck.core.stress.clocks import Clock, Clocks
-from kvcheck.core.stress.events import Event, Freed, LaneWaited, ProcessDrained, ProcessJoined, Recorded, Submitted
 from kvcheck.core.stress.history import Handler, History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.ordering import OrderingOracle
+from kvcheck.core.workload.events import Event, Freed, LaneWaited, ProcessDrained, ProcessJoined, Recorded, Submitted
 
 Make = Callable[[], OrderingOracle]
 

@@ -16,7 +16,10 @@ from rigs.ordering_histories import RIGHT, WRONG, load, op, read, touch, write
 from stress.oracles.test_ordering import LANES, UNITS, Make, clash, verdict, with_clocks
 
 from kvcheck.core.stress.clocks import Clock, Clocks, joined
-from kvcheck.core.stress.events import (
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
+from kvcheck.core.stress.oracles.ordering import OrderingOracle
+from kvcheck.core.workload.events import (
     Event,
     LaneWaited,
     ProcessActs,
@@ -25,9 +28,6 @@ from kvcheck.core.stress.events import (
     Recorded,
     Submitted,
 )
-from kvcheck.core.stress.history import History
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
-from kvcheck.core.stress.oracles.ordering import OrderingOracle
 
 A, B, C, HARNESS = ProcessActs("a"), ProcessActs("b"), ProcessActs("c"), ProcessActs("")
 

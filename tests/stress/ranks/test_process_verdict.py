@@ -18,7 +18,6 @@ from kvcheck.core.cache.transfer.messages import Abort, Drained, Message, Status
 from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
 from kvcheck.core.cache.transfer.sockets.wire import SocketWire
 from kvcheck.core.cache.transfer.wire import Ticket
-from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.ranks.quarantine import Quarantine
 from kvcheck.core.stress.ranks.spec import RankSummary
@@ -29,6 +28,7 @@ from kvcheck.core.stress.ranks.verdict import judge
 from kvcheck.core.stress.ranks.work import bytes_for, work_of
 from kvcheck.core.stress.scenarios.pd_transfer import Faults
 from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.workload.events import Faulted
 
 PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny", transport="tcp", ranks="1x2", seed=5, requests=4)
 SHAPE, LOAD = work_of(PLAN)

@@ -29,10 +29,10 @@ from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
 from kvcheck.core.cache.transfer.sockets.heartbeat import Pulse
 from kvcheck.core.cache.transfer.sockets.link import SEND_S, FrameKind, Link, LinkLost
 from kvcheck.core.cache.transfer.sockets.wire import COUNTS, SocketWire
-from kvcheck.core.stress.events import Allocated, Freed
 from kvcheck.core.stress.ranks.quarantine import Quarantine
 from kvcheck.core.stress.ranks.supervisor import RankReport
 from kvcheck.core.stress.ranks.verdict import Judgement
+from kvcheck.core.workload.events import Allocated, Freed
 
 __all__ = ["importable"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.events import Closed, Counted, Mapped, Returned
 from kvcheck.core.stress.history import Handler
+from kvcheck.core.workload.events import Closed, Counted, Mapped, Returned
 
 
 class AccountingOracle:

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from kvcheck.core.base import content
 from kvcheck.core.base.content import Deviation, Expectation, Owners, Site, Tag
 from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.events import Expected, Leased, Padding, ProcessActs, Saw, Verified
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.workload.events import Expected, Leased, Padding, ProcessActs, Saw, Verified
 from kvcheck.core.workload.mismatch import Mismatch
 
 HALF_POSITIONS = 4096

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.events import Forward, ProcessActs, Restored, Retried, Saved, Submitted
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.workload.events import Forward, ProcessActs, Restored, Retried, Saved, Submitted
 
 _PADDED = ("full", "window", "state", "rows")
 

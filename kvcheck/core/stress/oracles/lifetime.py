@@ -15,9 +15,9 @@ import numpy as np
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Footprint
-from kvcheck.core.stress.events import Allocated, Completed, Freed, Submitted
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.workload.events import Allocated, Completed, Freed, Submitted
 
 _NOBODY = 0
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.events import Aborted, Broke, Expected, Failed, Finished, Retried
 from kvcheck.core.stress.history import Handler
+from kvcheck.core.workload.events import Aborted, Broke, Expected, Failed, Finished, Retried
 
 
 class LivenessOracle:

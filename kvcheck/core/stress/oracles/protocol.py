@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.events import (
+from kvcheck.core.stress.history import Handler
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.workload.events import (
     Aborted,
     Completed,
     Decided,
@@ -23,8 +25,6 @@ from kvcheck.core.stress.events import (
     RoomChanged,
     Submitted,
 )
-from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 
 _NAMES = {0: "Failed", 3: "Transferring", 4: "Success"}
 FAILED, SUCCESS = 0, 4

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.events import LookedUp, Modelled, TierChanged, Transferred
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.workload.events import LookedUp, Modelled, TierChanged, Transferred
 
 SPACES = ("full", "window", "state")
 

@@ -25,18 +25,6 @@ from kvcheck.core.cache.transfer.layout_json import layout_from_json, layout_to_
 from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
 from kvcheck.core.cache.transfer.sockets.link import Link, Listener, connect
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
-from kvcheck.core.stress.events import (
-    Aborted,
-    Closed,
-    Counted,
-    Expected,
-    Faulted,
-    ProcessActs,
-    Resumed,
-    Retracted,
-    Returned,
-    Verified,
-)
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
@@ -52,6 +40,18 @@ from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.parts import TargetParts
 from kvcheck.core.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
 from kvcheck.core.targets.target import PairSetup
+from kvcheck.core.workload.events import (
+    Aborted,
+    Closed,
+    Counted,
+    Expected,
+    Faulted,
+    ProcessActs,
+    Resumed,
+    Retracted,
+    Returned,
+    Verified,
+)
 
 QUIET_S = 0.0005
 RETURN_S = 60.0

@@ -12,8 +12,8 @@ import math
 
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.wire import LEGS, Ticket
-from kvcheck.core.stress.events import Emit, Faulted
 from kvcheck.core.stress.scenarios.pd_transfer import ABORT_EVERY, Faults
+from kvcheck.core.workload.events import Emit, Faulted
 from kvcheck.core.workload.jobs import Job
 
 STALL_EVERY = 3

@@ -22,12 +22,12 @@ from kvcheck.core.base.record import value_from
 from kvcheck.core.cache.transfer.mooncake.private_network import PrivateNetwork
 from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S
 from kvcheck.core.cache.transfer.sockets.link import LOCAL
-from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.ranks import worker
 from kvcheck.core.stress.ranks.child import Child, Launcher, LocalChild, LocalLauncher
 from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary, read_summary
 from kvcheck.core.stress.ranks.work import ranks_of
 from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.workload.events import Faulted
 
 SILENCE_S = 120.0
 PATIENCE_S = 10

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.events import Faulted
 from kvcheck.core.stress.ranks.supervisor import RankReport
 from kvcheck.core.stress.ranks.work import bytes_for
 from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.workload.events import Faulted
 
 MOST = 20
 """Findings of one kind; more of the same helps nobody."""

@@ -18,7 +18,6 @@ from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
 from kvcheck.core.cache.hicache.storage import PageStore
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.events import Emit, Modelled
 from kvcheck.core.stress.scenarios.faulty_store import worn_store
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
@@ -31,6 +30,7 @@ from kvcheck.core.stress.scenarios.serving import (
     unread,
 )
 from kvcheck.core.targets.target import HostTier, Target
+from kvcheck.core.workload.events import Emit, Modelled
 from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.sessions import session_jobs
 

@@ -20,7 +20,6 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.scheduler.request import StepReport
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.cache.transfer.wire import LEGS, Ticket
-from kvcheck.core.stress.events import Emit, Faulted
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
     buffer_names,
@@ -32,6 +31,7 @@ from kvcheck.core.stress.scenarios.serving import (
     unread,
 )
 from kvcheck.core.targets.target import PairSetup, Target
+from kvcheck.core.workload.events import Emit, Faulted
 from kvcheck.core.workload.jobs import Job
 
 SYNTHETIC_PAGES = 8

@@ -13,7 +13,6 @@ from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.pools import FAMILIES
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.events import Emit
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
     buffer_names,
@@ -25,6 +24,7 @@ from kvcheck.core.stress.scenarios.serving import (
     unread,
 )
 from kvcheck.core.targets.target import Target
+from kvcheck.core.workload.events import Emit
 
 SYNTHETIC_PAGES = 8
 MAX_RUNNING = 8

@@ -13,8 +13,8 @@ from typing import Protocol
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.events import Emit
 from kvcheck.core.targets.target import Target
+from kvcheck.core.workload.events import Emit
 from kvcheck.core.workload.jobs import Job
 
 

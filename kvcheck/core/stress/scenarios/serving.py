@@ -21,7 +21,12 @@ from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepReport
 from kvcheck.core.cache.transfer.metadata import MetadataField
-from kvcheck.core.stress.events import (
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.target import Engine, FirstWords, HostTier, PairSetup, Setup, TierInspector
+from kvcheck.core.workload.decoder import ContentDecoder, prompt_tokens
+from kvcheck.core.workload.events import (
     Aborted,
     Closed,
     Counted,
@@ -33,11 +38,6 @@ from kvcheck.core.stress.events import (
     Retried,
     Returned,
 )
-from kvcheck.core.stress.history import History
-from kvcheck.core.stress.scenarios.scenario import Load
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.target import Engine, FirstWords, HostTier, PairSetup, Setup, TierInspector
-from kvcheck.core.workload.decoder import ContentDecoder, prompt_tokens
 from kvcheck.core.workload.host_inspector import HostInspector
 from kvcheck.core.workload.jobs import Job
 from kvcheck.core.workload.readers import Readers
