@@ -83,16 +83,24 @@ class OnDevice(torch.Tensor):
 @contextmanager
 def present() -> Iterator[None]:
     """In here the device is there: tensors can be made on it, memory can be pinned for it, it has streams."""
-    pinning = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
-    before = torch.cuda.cudart
-    torch.cuda.cudart = lambda: pinning
     setattr(torch, DEVICE, torch.cpu)
     try:
-        with _Factories(), _Calls():  # type: ignore[no-untyped-call]
+        with pinning(), _Factories(), _Calls():  # type: ignore[no-untyped-call]
             yield
     finally:
-        torch.cuda.cudart = before
         delattr(torch, DEVICE)
+
+
+@contextmanager
+def pinning() -> Iterator[None]:
+    """In here the host's memory can be pinned. Nothing happens to it."""
+    before = torch.cuda.cudart
+    runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
+    torch.cuda.cudart = lambda: runtime
+    try:
+        yield
+    finally:
+        torch.cuda.cudart = before
 
 
 def on_host(value: torch.Tensor) -> torch.Tensor:

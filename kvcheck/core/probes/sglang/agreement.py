@@ -27,7 +27,7 @@ from kvcheck.core.probes.frame.content import content
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.metadata import make
-from kvcheck.core.probes.sglang.retract import make_request
+from kvcheck.core.probes.sglang.requests import REQUEST_NEEDS, make_committed_request
 from kvcheck.core.probes.sglang.rig.fake_process_group import Group, parted
 from kvcheck.core.probes.sglang.rig.pd_pair import NEEDS, Link, Memory, Peers, Sent, Target, session
 from kvcheck.core.probes.sglang.rig.pools import bench, pool_names
@@ -52,7 +52,7 @@ class Agreement:
         """Both sides of a transfer, the queue of a decode rank, and what it commits to."""
         own = ("transfer.queue", "transfer.queued", "metadata.buffers", "metadata.slots")
         asked = () if subject.startswith(DEFAULT) else ("server.variables", "transfer.custom-pool")
-        return (*NEEDS, *own, *asked, "request", "request.sampling", *pool_names("mla"))
+        return (*NEEDS, *own, *asked, *REQUEST_NEEDS, *pool_names("mla"))
 
     def control(self, rig: Rig) -> None:
         """Nothing is late: one poll commits every request on both ranks."""
@@ -289,7 +289,7 @@ class Scene:
         return queue
 
     def _queued(self, rank: int, number: int, room: int, slot: int) -> Any:
-        request = make_request(self._rig, PAGES * self._pools[0].page_size)
+        request = make_committed_request(self._rig, PAGES * self._pools[0].page_size)
         self._requests.append(request)
         request.rid, request.bootstrap_room, request.bootstrap_host = str(number), room, "prefill"
         manager = self.peers.ranks[rank]

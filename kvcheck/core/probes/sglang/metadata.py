@@ -21,7 +21,7 @@ from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import Stamps, content
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.sglang.retract import make_request
+from kvcheck.core.probes.sglang.requests import REQUEST_NEEDS, make_committed_request
 
 SLOTS = 5
 HIDDEN = 48
@@ -34,7 +34,7 @@ class MetadataSlots:
 
     def needs(self, subject: str) -> tuple[str, ...]:
         """Buffers and the allocator of their slots; a request, for set_buf."""
-        return ("metadata.buffers", "metadata.slots", "request", "request.sampling")
+        return ("metadata.buffers", "metadata.slots", *REQUEST_NEEDS)
 
     def control(self, rig: Rig) -> None:
         """A slot that nobody else gets is read as it was delivered."""
@@ -161,7 +161,7 @@ def judge(rig: Rig, held: list[tuple[Held, torch.Tensor]], slot: int, when: str,
 
 def set_for(rig: Rig, buffers: Any, stamps: Stamps, slot: int) -> None:
     """The second request's first token and draft state, by the engine's own set_buf."""
-    request = make_request(rig, 3)
+    request = make_committed_request(rig, 3)
     request.metadata_buffer_index = slot
     request.bootstrap_room = 77
     request.hidden_states_tensor = _of(stamps, "output_hidden_states", torch.bfloat16, HIDDEN)

@@ -13,15 +13,19 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
-from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.prefixes import Prefixes
 from kvcheck.core.probes.frame.probe import Rig, Stop
-from kvcheck.core.probes.frame.request_generator import LENGTH, Crowd, Live, serve
+from kvcheck.core.probes.frame.request_generator import LENGTH, Crowd, Live, serve, tokens_of
+from kvcheck.core.probes.sglang.requests import make_request, row_of, state_of
 from kvcheck.core.probes.sglang.rig.pools import bench, pool_names
-from kvcheck.core.probes.sglang.rig.scheduler_loop import SERVICE_NEEDS, Service, holder, make_request, publish, row_of
+from kvcheck.core.probes.sglang.rig.prefix_tree import UNIFIED, make_tree
+from kvcheck.core.probes.sglang.rig.scheduler_loop import SERVICE_NEEDS, Service
+from kvcheck.core.probes.sglang.rig.server_args import published
 from kvcheck.core.probes.sglang.rig.tree_accounts import TreeAccounts
 
 TOKENS = 56
@@ -34,7 +38,6 @@ REQUESTS = 14
 STEPS = 400
 PAGED = 4
 FAMILIES = {"radix": "mha", "full": "mha"}
-COMPONENTS = {"mha": ("FULL",), "swa": ("FULL", "SWA"), "mamba": ("FULL", "MAMBA")}
 
 
 class PrefixCache:
@@ -43,38 +46,23 @@ class PrefixCache:
     def needs(self, subject: str) -> tuple[str, ...]:
         """The tree, its pool, and what a scheduler makes batches of."""
         tree, _, of = subject.rpartition("-")
-        trees = ("hicache.unified-tree", "tree.components") if tree else (f"tree.{of}",)
+        trees = (UNIFIED, "tree.components") if tree else (f"tree.{of}",)
         family = FAMILIES.get(of, of)
         pools = {*pool_names(family, 1), *(() if family == "mamba" else pool_names(family, PAGED))}
         return (*SERVICE_NEEDS, *trees, *sorted(pools))
 
     def control(self, rig: Rig) -> None:
         """One request that fits is computed and read; nothing is freed, shared or counted yet."""
-        day = Day(rig)
-        day.add(day.crowd.alone(SHORT, SHORT, 0))
-        for _ in range(SHORT):
-            day.step()
+        with published(rig.names, page_size=_page_size(rig)) as arguments:
+            day = Day(rig, arguments)
+            day.add(day.crowd.alone(SHORT, SHORT, 0))
+            for _ in range(SHORT):
+                day.step()
 
     def measure(self, rig: Rig) -> None:
         """A request, and one that continues all of it; then a crowd that outgrows the pool; then an empty cache."""
-        day = Day(rig)
-        first = day.crowd.alone(SHORT, 3, 0)
-        is_whole, day.is_whole = day.is_whole, True
-        for live in (first, day.crowd.after(first, 3, 2)):
-            day.add(live)
-            day.work()
-        day.is_whole = is_whole
-        for number in range(REQUESTS):
-            day.add(day.crowd.draw(day.most, day.outputs))
-            if number == REQUESTS // 2:
-                day.work()
-                day.reset()
-            for _ in range(rig.mix.below(2)):
-                day.judged_step()
-            if rig.mix.chance(1, 12) and day.lives:
-                day.abort(list(day.lives.values())[rig.mix.below(len(day.lives))])
-        day.work()
-        day.reset()
+        with published(rig.names, page_size=_page_size(rig)) as arguments:
+            Day(rig, arguments).run()
 
 
 class Day(Service):
@@ -83,32 +71,52 @@ class Day(Service):
     most: tokens of a prompt, and of an output, so that one request alone fits.
     """
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig, arguments: Any) -> None:
         tree_name, _, of = rig.subject.rpartition("-")
         family = FAMILIES.get(of, of)
-        page = 1 if family == "mamba" else (1, PAGED)[rig.schedule % 2]
+        page = _page_size(rig)
         windows = WINDOWS[rig.mix.below(len(WINDOWS))]
         made = bench(rig, family, page, TOKENS // page, windows // page)
         self.most = min(LONGEST, (windows - 2 * PAGED) * 2 // 3) if family == "swa" else LONGEST
         self.outputs = min(LONGEST, windows - 2 * PAGED - self.most) if family == "swa" else LONGEST - PAGED
-        kinds = rig.names["tree.components"] if tree_name else None
-        offered = {
-            "disable": False,
-            "req_to_token_pool": made.request_pool,
-            "token_to_kv_pool_allocator": made.allocator,
-            "page_size": page,
-            "sliding_window_size": WINDOW if family == "swa" else None,
-            "tree_components": tuple(getattr(kinds, each) for each in COMPONENTS[family]) if kinds else None,
-            "tree_core_backend": (None, "python")[rig.schedule // 2 % 2],
-        }
-        arguments = publish(rig, page)
-        params = fitted(rig.names["tree.params"], offered)
-        entry = rig.names["hicache.unified-tree" if tree_name else f"tree.{of}"]
-        super().__init__(rig, made, rig.measured(lambda: entry(params), "making the tree"), arguments)
-        self.crowd = Crowd(rig, page, lambda live: make_request(rig, live))
-        self.accounts = TreeAccounts(rig, made, self.tree, kinds)
+        tree = rig.measured(
+            lambda: make_tree(
+                rig,
+                UNIFIED if tree_name else f"tree.{of}",
+                family,
+                request_pool=made.request_pool,
+                allocator=made.allocator,
+                page_size=page,
+                sliding_window_size=WINDOW if family == "swa" else None,
+                tree_core_backend=(None, "python")[rig.schedule // 2 % 2],
+            ),
+            "making the tree",
+        )
+        super().__init__(rig, made, tree, arguments)
+        self.crowd = Crowd(rig, page, self._make_request)
+        self.accounts = TreeAccounts(rig, made, tree, rig.names["tree.components"] if tree_name else None)
         self.prefixes = Prefixes(page)
         self.is_whole = family == "mha"
+
+    def run(self) -> None:
+        """A request and one that continues it, then a crowd that outgrows the pool. Flushed halfway and at the end."""
+        mix, first = self.rig.mix, self.crowd.alone(SHORT, 3, 0)
+        is_whole, self.is_whole = self.is_whole, True
+        for live in (first, self.crowd.after(first, 3, 2)):
+            self.add(live)
+            self.work()
+        self.is_whole = is_whole
+        for number in range(REQUESTS):
+            self.add(self.crowd.draw(self.most, self.outputs))
+            if number == REQUESTS // 2:
+                self.work()
+                self.reset()
+            for _ in range(mix.below(2)):
+                self.judged_step()
+            if mix.chance(1, 12) and self.lives:
+                self.abort(list(self.lives.values())[mix.below(len(self.lives))])
+        self.work()
+        self.reset()
 
     def work(self) -> None:
         """Steps until everybody is served."""
@@ -216,8 +224,12 @@ class Day(Service):
         self.made.stamps.write(live.line_at(end - 1), "state", (slot,), end - 1)
 
     def _states(self) -> dict[str, int]:
-        slots = {live.name: getattr(holder(live.engine), "mamba_pool_idx", None) for live in self.lives.values()}
-        return {name: int(slot) for name, slot in slots.items() if slot is not None}
+        slots = {live.name: state_of(live.engine) for live in self.lives.values()}
+        return {name: slot for name, slot in slots.items() if slot is not None}
+
+    def _make_request(self, live: Live) -> Any:
+        made = partial(make_request, self.rig, live.name, tokens_of(live.lines), live.outputs)
+        return self.rig.measured(made, "making a request")
 
     def _settle(self, when: str) -> None:
         held = {live.name: live for live in self.lives.values() if row_of(live.engine) is not None}
@@ -225,6 +237,10 @@ class Day(Service):
         self.accounts.check(rows, self._states(), when)
         for live in self.lives.values():
             live.is_waiting |= live in self.waiting
+
+
+def _page_size(rig: Rig) -> int:
+    return 1 if rig.subject.endswith("mamba") else (1, PAGED)[rig.schedule % 2]
 
 
 assert LENGTH > 2 * LONGEST

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.copies_to_host import Crossing
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.pool_copy import shuffled
+from kvcheck.core.probes.sglang.requests import REQUEST_NEEDS, make_committed_request
 from kvcheck.core.probes.sglang.rig.pools import PAGES, Bench, bench, pool_names, take
 
 SAVED, BYSTANDER, RECYCLER = 1, 2, 3
@@ -30,13 +30,13 @@ class Retract:
 
     def needs(self, subject: str) -> tuple[str, ...]:
         """Both pools, and a request with the two calls."""
-        chain = ("request", "request.sampling", "request.save", "request.load")
+        chain = (*REQUEST_NEEDS, "request.save", "request.load")
         return (*chain, *dict.fromkeys((*pool_names(PLAINEST), *pool_names(subject))))
 
     def control(self, rig: Rig) -> None:
         """The chain on the plainest pool, restored into the row and pages it was saved from."""
         made = bench(rig, PLAINEST)
-        request = make_request(rig, 2 * made.page_size)
+        request = make_committed_request(rig, 2 * made.page_size)
         row = admit(made, request)
         tokens = take(made, 2)
         hold(made, row, tokens)
@@ -59,7 +59,7 @@ class Retract:
         first = take(made, 1 + rig.mix.below(2))
         held = take(made, BYSTANDER_PAGES)
         made.write(BYSTANDER, held)
-        request = make_request(rig, length)
+        request = make_committed_request(rig, length)
         row = admit(made, request)
         taken = take(made, pages)
         hold(made, row, taken[:length])
@@ -67,7 +67,7 @@ class Retract:
         rig.measured(lambda: offload(made, request), "offload_kv_cache")
         release(made, request, taken)
         made.allocator.free(first)
-        recycler = make_request(rig, size)
+        recycler = make_committed_request(rig, size)
         other_row = admit(made, recycler)
         others = take(made, made_pages(made))
         made.write(RECYCLER, others, state_of(made, other_row))
@@ -108,18 +108,6 @@ def made_pages(made: Bench) -> int:
     """Pages that are free now."""
     free: int = made.allocator.available_size() // made.page_size
     return free
-
-
-def make_request(rig: Rig, committed: int) -> Any:
-    """A real request with KV of so many tokens: one token more than that, the last of which has none yet."""
-    sampling = rig.names["request.sampling"](max_new_tokens=8, temperature=0)
-    prompt = list(range(1, committed))
-    offered = {"rid": "probe", "origin_input_text": "", "origin_input_ids": prompt, "sampling_params": sampling}
-    request = fitted(rig.names["request"], offered)
-    request.output_ids.extend((7, 8))
-    if request.seqlen - 1 != committed:
-        raise CannotDrive(f"a request of {committed + 1} tokens counts {request.seqlen}")
-    return request
 
 
 def admit(made: Bench, request: Any) -> int:

@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import atexit
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -21,20 +20,20 @@ from typing import Any
 import torch
 
 from kvcheck.core.probes.frame.buffer_views import Held, memories
-from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import Judge
+from kvcheck.core.probes.frame.device import pinning
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.rig.copy_engine import Copies, lent
 from kvcheck.core.probes.sglang.rig.pools import LAYERS, Bench, bench, pool_names
-from kvcheck.core.probes.sglang.rig.server_args import prepare
+from kvcheck.core.probes.sglang.rig.prefix_tree import found_kinds, make_tree
+from kvcheck.core.probes.sglang.rig.server_args import published
 
 RATIO = 1.4
 """Host pages to device pages: 17 to 12, a number that no other dimension has."""
 SCRATCH = "staging"
 """In the name of memory on the device's side that some compiled copies go through; nothing stays in it."""
 HOST_POOLS = ("host.mha", "host.mla", "host.index")
-UNIFIED = ("hicache.unified-tree", "tree.components", "hicache.phase", "hicache.transfer", "hicache.pool-name")
 LATE = "late"
 """The way of a copy by kernels that are compiled at run time."""
 BACKUP, LOAD = "BACKUP_HOST", "LOAD_BACK"
@@ -133,14 +132,13 @@ class Tier:
 
 def tier_names(family: str) -> tuple[str, ...]:
     """Capabilities that a tier of the family needs, whichever tree the release has."""
-    return (*pool_names(family), "tree.params", "server.args")
+    return (*pool_names(family), "tree.params", "server.args", "server.publish")
 
 
 def tier(rig: Rig, family: str, backend: str, layout: str) -> Tier:
     """A fresh tier. Raises CannotDrive where the release cannot have one."""
     late, backend = backend == LATE, "kernel" if backend == LATE else backend
     made = bench(rig, family)
-    arguments = rig.names["server.args"](model_path="dummy")
     own = {
         "page_size": made.page_size,
         "enable_hierarchical_cache": True,
@@ -152,10 +150,20 @@ def tier(rig: Rig, family: str, backend: str, layout: str) -> Tier:
         "hicache_storage_backend": None,
         "disable_hicache_numa_detect": True,
     }
-    for name, value in own.items():
-        setattr(arguments, name, value)
-    with _alone(rig, arguments), _late(rig) if late else nullcontext():
-        tree = _tree(rig, made, arguments)
+    kind = found_kinds(rig, "tree")[0]
+    with published(rig.names, **own) as arguments, pinning(), _late(rig) if late else nullcontext():
+        tree = rig.measured(
+            lambda: make_tree(
+                rig,
+                kind.name,
+                family,
+                request_pool=made.request_pool,
+                allocator=made.allocator,
+                page_size=made.page_size,
+                host_tier=arguments,
+            ),
+            "making the prefix tree",
+        )
     controller = tree.cache_controller
     host = controller.mem_pool_host
     if (controller.io_backend, host.layout) != (backend, layout):
@@ -181,48 +189,6 @@ def tier(rig: Rig, family: str, backend: str, layout: str) -> Tier:
         buffers=tuple(_buffers(made, found, int(host.size))),
         modules=_modules(host, rig.package),
     )
-
-
-def _tree(rig: Rig, made: Bench, arguments: Any) -> Any:
-    """The release's tree, with its host tier."""
-    names = rig.names
-    offered = {
-        "disable": False,
-        "req_to_token_pool": made.request_pool,
-        "token_to_kv_pool_allocator": made.allocator,
-        "page_size": made.page_size,
-    }
-    if names.has("hicache.tree"):
-        params = fitted(names["tree.params"], offered)
-        tree = rig.measured(lambda: names["hicache.tree"](params, arguments), "the prefix tree")
-    else:
-        names.require(
-            ("hicache.unified-tree", "tree.components", "hicache.phase", "hicache.transfer", "hicache.pool-name")
-        )
-        components = (names["tree.components"].FULL,)
-        params = fitted(names["tree.params"], {**offered, "tree_components": components})
-        tree = rig.measured(lambda: names["hicache.unified-tree"](params), "the prefix tree")
-        rig.measured(lambda: tree.init_hicache(arguments, params), "the host tier of the prefix tree")
-    if hasattr(tree, "shutdown"):
-        atexit.unregister(tree.shutdown)
-    return tree
-
-
-@contextmanager
-def _alone(rig: Rig, arguments: Any) -> Iterator[None]:
-    """One rank, memory that needs no registration, and these arguments published."""
-    kept = (torch.cuda.cudart, torch.distributed.get_world_size, torch.distributed.get_rank)
-    registered = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
-    torch.cuda.cudart = lambda: registered
-    torch.distributed.get_world_size = lambda *_, **__: 1
-    torch.distributed.get_rank = lambda *_, **__: 0
-    try:
-        if rig.names.has("server.publish"):
-            rig.names["server.publish"](arguments)
-        yield
-    finally:
-        torch.cuda.cudart, torch.distributed.get_world_size, torch.distributed.get_rank = kept
-        prepare(rig.names)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -121,20 +121,11 @@ def bench(rig: Rig, family: str, page_size: int = 0, pages: int = PAGES, window_
     window = window_pages * size
     page = 1 if family in UNPAGED and not page_size else size
     units = {"token": tokens + page, "page": pages + 1}
-    extra: dict[str, Any] = {}
-    request_pool_name = "pool.requests"
     if family == "swa":
         units["window"] = window + page
     elif family == "mamba":
         units["state"] = STATES + 1
-        request_pool_name = "pool.hybrid-requests"
-        extra = {"cache_params": state_params(), "mamba_layer_ids": [0, 2]}
-    offered = {**sizes(page, tokens, window), **extra, "device": rig.device}
-    request_pool = fitted(rig.names[request_pool_name], {**offered, "size": ROWS})
-    if family == "mamba":
-        offered["mamba_pool"] = request_pool.mamba_pool
-    pool = fitted(rig.names[f"pool.{family}"], {**offered, "size": tokens})
-    allocator = fitted(rig.names[_allocator(family, page)], {**offered, "kvcache": pool})
+    pool, allocator, request_pool = make_pools(rig, family, sizes(page, tokens, window), rig.device)
     calls = [getattr(pool, name) for name in REGISTERED if hasattr(pool, name)]
     found = inventory(pool, rig.package, units)
     if calls:
@@ -154,20 +145,28 @@ def bench(rig: Rig, family: str, page_size: int = 0, pages: int = PAGES, window_
     )
 
 
-ALLOCATORS = {"swa": "allocator.swa"}
+def make_pools(rig: Rig, family: str, offered: Mapping[str, Any], device: str) -> tuple[Any, Any, Any]:
+    """A pool of the family, its allocator and its request table. offered: what `sizes` returns."""
+    pool_name, rows_name, allocator_name = pool_names(family, offered["page_size"])
+    offered = {**offered, "device": device}
+    if family == "mamba":
+        offered |= {"cache_params": state_params(), "mamba_layer_ids": [0, 2]}
+    request_pool = fitted(rig.names[rows_name], {**offered, "size": ROWS})
+    if family == "mamba":
+        offered["mamba_pool"] = request_pool.mamba_pool
+    pool = fitted(rig.names[pool_name], offered)
+    return pool, fitted(rig.names[allocator_name], {**offered, "kvcache": pool}), request_pool
 
 
-def _allocator(family: str, page: int) -> str:
-    return ALLOCATORS.get(family, "allocator.paged" if page > 1 else "allocator.token")
+def pool_names(family: str, page_size: int = 0) -> tuple[str, str, str]:
+    """Capabilities that a bench of the family needs: its pool, its request table and its allocator."""
+    size = page_size or PAGE_SIZES.get(family, 16)
+    paged = "allocator.paged" if size > 1 else "allocator.token"
+    allocator = "allocator.swa" if family == "swa" else paged
+    return f"pool.{family}", "pool.hybrid-requests" if family == "mamba" else "pool.requests", allocator
 
 
-def pool_names(family: str, page_size: int = 0) -> tuple[str, ...]:
-    """Capabilities that a bench of the family needs."""
-    rows = "pool.hybrid-requests" if family == "mamba" else "pool.requests"
-    return f"pool.{family}", rows, _allocator(family, page_size or PAGE_SIZES.get(family, 16))
-
-
-def sizes(page: int, tokens: int, window: int) -> dict[str, Any]:
+def sizes(page: int, tokens: int, window: int, states: int = STATES) -> dict[str, Any]:
     """Every parameter that a pool, its allocator or its request table has had in some release."""
     return {
         "size": tokens,
@@ -190,7 +189,7 @@ def sizes(page: int, tokens: int, window: int) -> dict[str, Any]:
         "enable_kvcache_transpose": False,
         "max_context_len": tokens + page,
         "need_sort": False,
-        "mamba_size": STATES,
+        "mamba_size": states,
         "mamba_spec_state_size": STATES,
         "enable_mamba_extra_buffer": False,
         "speculative_num_draft_tokens": None,

@@ -24,7 +24,7 @@ from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.device import DEVICE, HOST
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.sglang.rig.pools import ROWS, sizes, state_params
+from kvcheck.core.probes.sglang.rig.pools import make_pools, sizes
 
 TOKENS, STATES = 160, 12
 """Slots on the device, where prefixes are short; the host has twice as many."""
@@ -53,12 +53,21 @@ class TreeKind:
     device: str = DEVICE
 
 
-_UNIFIED = ("hicache.unified-start", "tree.components")
-UNIFIED = (
-    TreeKind("hicache.unified-tree", _UNIFIED),
-    TreeKind("hicache.unified-tree", (*_UNIFIED, "tree.compiled-core"), HOST),
+UNIFIED = "hicache.unified-tree"
+"""The one tree for all kinds of model."""
+_UNIFIED_NEEDS = ("hicache.unified-start", "tree.components")
+_UNIFIED_KINDS = (
+    TreeKind(UNIFIED, _UNIFIED_NEEDS),
+    TreeKind(UNIFIED, (*_UNIFIED_NEEDS, "tree.compiled-core"), HOST),
 )
-KINDS = {"tree": (TreeKind("hicache.tree"), *UNIFIED), "mamba-tree": (TreeKind("hicache.mamba-tree"), *UNIFIED)}
+COMPONENTS = {"swa": ("FULL", "SWA"), "mamba": ("FULL", "MAMBA")}
+"""Components of a unified tree, by pool family where it has more than full attention."""
+FAMILIES = {"tree": "mha", "mamba-tree": "mamba"}
+"""The pool family under a tree over a host tier."""
+KINDS = {
+    "tree": (TreeKind("hicache.tree"), *_UNIFIED_KINDS),
+    "mamba-tree": (TreeKind("hicache.mamba-tree"), *_UNIFIED_KINDS),
+}
 """Trees that may hold a kind of model, in the order in which they are looked for."""
 NEEDS = ("tree.params", "tree.key", "tree.insert", "tree.match", "tree.evict", "server.args", "server.publish")
 
@@ -205,47 +214,58 @@ def found_kinds(rig: Rig, model: str) -> list[TreeKind]:
     return kinds
 
 
-def build(
-    rig: Rig, kind: TreeKind, model: str, way: tuple[str, str], policy: str, given: Given, tokens: int = TOKENS
-) -> Tree:
-    """A tree over pools of its own, with so many tokens on the device.
+def make_tree(
+    rig: Rig,
+    name: str,
+    family: str,
+    *,
+    request_pool: Any,
+    allocator: Any,
+    page_size: int,
+    host_tier: Any = None,
+    **more: Any,
+) -> Any:
+    """A tree of the release, by its own constructor. name: its capability. more: parameters beside those that all have.
 
-    Raises ValueError, of the engine, where it refuses this way of copying.
+    host_tier: arguments of a server whose tree has a host tier; None: the tree has none.
     """
     names = rig.names
-    args = _publish(rig, way, policy)
-    offered: dict[str, Any] = {**sizes(1, tokens, tokens), "device": kind.device, "size": tokens, "mamba_size": STATES}
-    if model == "mamba-tree":
-        offered |= {"cache_params": state_params(), "mamba_layer_ids": [0, 2]}
-    rows = fitted(
-        names["pool.hybrid-requests" if model == "mamba-tree" else "pool.requests"], {**offered, "size": ROWS}
-    )
-    if model == "mamba-tree":
-        offered["mamba_pool"] = rows.mamba_pool
-    pool = fitted(names["pool.mamba" if model == "mamba-tree" else "pool.mha"], offered)
-    allocator = fitted(names["allocator.token"], {**offered, "kvcache": pool})
-    params = fitted(
-        names["tree.params"],
-        {
-            "disable": False,
-            "req_to_token_pool": rows,
-            "token_to_kv_pool_allocator": allocator,
-            "page_size": 1,
-            "tp_cache_group": ALONE,
-            "tree_components": _components(rig, model) if kind.also else None,
-        },
-    )
-    if kind.also:
-        cache = names[kind.name](params)
-        cache.init_hicache(args, params)
+    offered = {
+        "disable": False,
+        "req_to_token_pool": request_pool,
+        "token_to_kv_pool_allocator": allocator,
+        "page_size": page_size,
+        "tp_cache_group": ALONE,
+        **more,
+    }
+    if name == UNIFIED:
+        parts = names["tree.components"]
+        offered["tree_components"] = tuple(getattr(parts, each) for each in COMPONENTS.get(family, ("FULL",)))
+    params = fitted(names["tree.params"], offered)
+    if host_tier is None:
+        tree = names[name](params)
+    elif name == UNIFIED:
+        tree = names[name](params)
+        tree.init_hicache(host_tier, params)
     else:
-        cache = names[kind.name](params, args)
+        tree = names[name](params, host_tier)
+    if hasattr(tree, "shutdown"):
+        atexit.unregister(tree.shutdown)  # it would live as long as this process
+    return tree
+
+
+def build(rig: Rig, kind: TreeKind, model: str, arguments: Any, given: Given, tokens: int = TOKENS) -> Tree:
+    """A tree over pools of its own, with so many tokens on the device. arguments: of a server with a host tier.
+
+    Raises ValueError, of the engine, where it refuses the way of copying that they name.
+    """
+    family = FAMILIES[model]
+    _, allocator, rows = make_pools(rig, family, sizes(1, tokens, tokens, STATES), kind.device)
+    cache = make_tree(rig, kind.name, family, request_pool=rows, allocator=allocator, page_size=1, host_tier=arguments)
     name = type(cache).__name__
     if hasattr(cache, "tree_core"):
         name = f"{name} over {type(cache.tree_core).__name__}"
         rig.judge.note(f"driven: {name}")
-    if hasattr(cache, "shutdown"):
-        atexit.unregister(cache.shutdown)  # it would live as long as this process
     states = getattr(rows, "mamba_allocator", None) or getattr(rows, "mamba_pool", None)
     tree = Tree(
         rig=rig,
@@ -262,27 +282,6 @@ def build(
         if pool is not None:
             _shuffle(rig, pool)
     return tree
-
-
-def _components(rig: Rig, model: str) -> tuple[Any, ...]:
-    parts = rig.names["tree.components"]
-    return (parts.FULL, parts.MAMBA) if model == "mamba-tree" else (parts.FULL,)
-
-
-def _publish(rig: Rig, way: tuple[str, str], policy: str) -> Any:
-    """Arguments of a server with a host tier. Some releases would ask a model's files for the length of a chunk."""
-    offered = {
-        "model_path": "dummy",
-        "hicache_ratio": 2.0,
-        "hicache_write_policy": policy,
-        "hicache_io_backend": way[0],
-        "hicache_mem_layout": way[1],
-        "disable_hicache_numa_detect": True,
-    }
-    args = fitted(rig.names["server.args"], offered)
-    args._mamba_cache_chunk_size = 64
-    rig.names["server.publish"](args)
-    return args
 
 
 def _hosts(cache: Any) -> dict[str, Any]:

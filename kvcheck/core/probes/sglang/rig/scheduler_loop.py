@@ -10,8 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import operator
-from array import array
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -21,7 +19,16 @@ import torch
 
 from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.frame.request_generator import Live, token, tokens_of
+from kvcheck.core.probes.frame.request_generator import Live, token
+from kvcheck.core.probes.sglang.requests import (
+    REQUEST_NEEDS,
+    VOCABULARY,
+    end_of,
+    prefix_of,
+    record_of,
+    row_of,
+    state_of,
+)
 from kvcheck.core.probes.sglang.rig.pools import STATES, Bench, optional
 
 CHUNK = 8
@@ -33,11 +40,8 @@ STATES_EACH = 3
 """States that the engine's own sizing counts for a request that runs."""
 SQUEEZE = 6
 """One decode of so many retracts somebody though there is room."""
-VOCABULARY = 1 << 20
-STATE_CHUNK = 4
 SERVICE_NEEDS = (
-    "request",
-    "request.sampling",
+    *REQUEST_NEEDS,
     "tree.params",
     "tree.release",
     "batch",
@@ -46,47 +50,6 @@ SERVICE_NEEDS = (
     "batch.added",
     "batch.algorithm",
 )
-
-
-def holder(request: Any) -> Any:
-    """The object that says which row and state a request holds: itself, or a record of its own."""
-    record = getattr(request, "kv", None)
-    return record if hasattr(record, "req_pool_idx") else request
-
-
-def row_of(request: Any) -> int | None:
-    """The request's row of token ids, where it holds one."""
-    row = holder(request).req_pool_idx
-    return None if row is None else int(row)
-
-
-def make_request(rig: Rig, live: Live) -> Any:
-    """The engine's own object for it."""
-    sampling = rig.names["request.sampling"](max_new_tokens=live.outputs, temperature=0)
-    sampling.normalize(None)
-    offered = {
-        "rid": live.name,
-        "origin_input_text": "",
-        "origin_input_ids": [],
-        "sampling_params": sampling,
-        "vocab_size": VOCABULARY,
-    }
-    kind = type(rig.measured(lambda: fitted(rig.names["request"], offered), "making a request").output_ids)
-    prompt = tokens_of(live.lines)
-    offered["origin_input_ids"] = array("q", prompt) if issubclass(kind, array) else prompt
-    return rig.measured(lambda: fitted(rig.names["request"], offered), "making a request")
-
-
-def publish(rig: Rig, page_size: int) -> Any:
-    """The arguments of a server with this page size, where a release reads them when trees and requests are made."""
-    names = rig.names
-    if not (names.has("server.args") and names.has("server.publish")):
-        return None
-    arguments = names["server.args"](model_path="dummy")
-    arguments.page_size = page_size
-    arguments._mamba_cache_chunk_size = STATE_CHUNK  # or a release asks a model's configuration for it
-    names["server.publish"](arguments)
-    return arguments
 
 
 class Service:
@@ -130,7 +93,7 @@ class Service:
             live.engine.to_finish = self.rig.names["batch.abort"]()
             return
         self.waiting.remove(live)
-        if getattr(holder(live.engine), "mamba_pool_idx", None) is not None:
+        if state_of(live.engine) is not None:
             self._release(live.engine, publish=False)
         del self.lives[live.name]
 
@@ -208,9 +171,9 @@ class Service:
 
     def _revert(self, request: Any) -> None:
         """A state that was taken for a match goes back, in releases whose scheduler does so."""
-        record, pool = holder(request), self.made.request_pool
+        record, pool = record_of(request), self.made.request_pool
         states = getattr(pool, "mamba_allocator", getattr(pool, "mamba_pool", None))
-        if states is None or getattr(record, "mamba_pool_idx", None) is None or not self._gives_states_back():
+        if states is None or state_of(request) is None or not self._gives_states_back():
             return
         if hasattr(record, "mamba_cow_src_index"):
             record.mamba_cow_src_index, record.mamba_needs_clear = None, False
@@ -342,21 +305,6 @@ class Service:
 
     def published(self, live: Live, end: int) -> None:
         """Its tokens before `end` were given to the tree; if it still holds its row, that may have changed."""
-
-
-def prefix_of(request: Any) -> int:
-    """Tokens that a match found."""
-    return int(request.prefix_len) if hasattr(request, "prefix_len") else len(request.prefix_indices)
-
-
-def end_of(request: Any) -> int:
-    """Where its tokens of this round end, by the name that the release has for it."""
-    for name in ("extend_end", "extend_range.end", "fill_len"):
-        try:
-            return int(operator.attrgetter(name)(request))
-        except AttributeError:
-            continue
-    return len(request.fill_ids)
 
 
 def _chunks(request: Any) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -30,14 +31,13 @@ WORTH = 6
 
 @dataclass(slots=True)
 class TreeScene:
-    """A tree and what its slots hold. way: how copies are made. policy: when pages are backed up.
+    """A tree and what its slots hold. way: how copies are made.
 
     tail, tokens: the longest end of a prefix, and slots on the device, as the release's tree needs them.
     """
 
     rig: Rig
     way: tuple[str, str]
-    policy: str
     holds: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)
     copies: dict[tuple[str, bool], int] = field(default_factory=dict)
     step: str = ""
@@ -45,17 +45,17 @@ class TreeScene:
     tokens: int = TOKENS
     tree: Tree = field(init=False)
 
-    def start(self, kind: TreeKind, model: str) -> None:
+    def start(self, kind: TreeKind, model: str, arguments: Any) -> None:
         """Make the tree, and a larger one where it loads no prefix of ours, which are too short for it.
 
         Raises ValueError, of the engine, where it refuses the way.
         """
-        self.tree = build(self.rig, kind, model, self.way, self.policy, self._copy, self.tokens)
+        self.tree = build(self.rig, kind, model, arguments, self._copy, self.tokens)
         fewest = int(getattr(self.tree.cache, "load_back_threshold", 0))
         if fewest + WORTH > self.tail:
             self.tail = fewest + WORTH
             self.tokens = TOKENS * -(-self.tail // TAIL)
-            self.tree = build(self.rig, kind, model, self.way, self.policy, self._copy, self.tokens)
+            self.tree = build(self.rig, kind, model, arguments, self._copy, self.tokens)
             self.rig.judge.note(f"{self.tree.name} loads {fewest} tokens or more: prefixes of {self.tail}")
 
     def fill(self) -> list[tuple[int, ...]]:

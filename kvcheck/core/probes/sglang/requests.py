@@ -1,0 +1,79 @@
+"""Requests: SGLang's own request objects, made for a probe, and what they say of themselves in any release.
+
+Invariants:
+- An attribute that was renamed or moved is found by trying its names, never by a version.
+"""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.probe import Rig
+
+REQUEST_NEEDS = ("request", "request.sampling")
+VOCABULARY = 1 << 20
+
+
+def make_request(rig: Rig, name: str, prompt: Sequence[int], outputs: int) -> Any:
+    """A request of this prompt that may produce so many tokens."""
+    sampling = rig.names["request.sampling"](max_new_tokens=outputs, temperature=0)
+    sampling.normalize(None)
+    offered = {
+        "rid": name,
+        "origin_input_text": "",
+        "origin_input_ids": [],
+        "sampling_params": sampling,
+        "vocab_size": VOCABULARY,
+    }
+    kind = type(fitted(rig.names["request"], offered).output_ids)  # a list, or an array in newer releases
+    return fitted(
+        rig.names["request"],
+        {**offered, "origin_input_ids": array("q", prompt) if issubclass(kind, array) else list(prompt)},
+    )
+
+
+def make_committed_request(rig: Rig, committed: int) -> Any:
+    """A request with KV of so many tokens. It has one token more, the last, which has no KV yet."""
+    request = make_request(rig, "probe", range(1, committed), 8)
+    request.output_ids.extend((7, 8))
+    if request.seqlen - 1 != committed:
+        raise CannotDrive(f"a request of {committed + 1} tokens counts {request.seqlen}")
+    return request
+
+
+def record_of(request: Any) -> Any:
+    """The object that says which row and state a request holds: the request, or a record of its own."""
+    record = getattr(request, "kv", None)
+    return record if hasattr(record, "req_pool_idx") else request
+
+
+def row_of(request: Any) -> int | None:
+    """The request's row of token ids, where it holds one."""
+    row = record_of(request).req_pool_idx
+    return None if row is None else int(row)
+
+
+def state_of(request: Any) -> int | None:
+    """The request's slot of recurrent state, where it holds one."""
+    slot = getattr(record_of(request), "mamba_pool_idx", None)
+    return None if slot is None else int(slot)
+
+
+def prefix_of(request: Any) -> int:
+    """Tokens of its prefix that the tree found."""
+    return int(request.prefix_len) if hasattr(request, "prefix_len") else len(request.prefix_indices)
+
+
+def end_of(request: Any) -> int:
+    """The position behind its last token of this round."""
+    for name in ("extend_end", "extend_range.end", "fill_len"):
+        try:
+            return int(operator.attrgetter(name)(request))
+        except AttributeError:
+            continue
+    return len(request.fill_ids)
