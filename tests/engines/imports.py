@@ -28,7 +28,7 @@ def main(engine: str) -> int:
     """Say what breaks: each error once, with all that it takes away."""
     os.environ.update(probe_server.VARIABLES["cpu"])
     spec = ENGINES.load(engine)
-    started = probe_server.Server(spec).start()
+    started = probe_server.ProbeServer(spec).start()
     if isinstance(started, Refusal):
         sys.stderr.write(f"make_env: {started.reason}\n")
         return 1

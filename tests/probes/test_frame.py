@@ -180,7 +180,7 @@ def pool() -> object:
 
 def test_tensors_are_found_wherever_they_hang() -> None:
     found = inventory(pool(), ENGINE, UNITS)
-    assert [(each.name, each.layer, each.unit) for each in found.held] == [
+    assert [(each.name, each.layer, each.unit) for each in found.buffers] == [
         ("k", 0, "token"),
         ("k", 1, "token"),
         ("inner.states", 0, "state"),
@@ -200,10 +200,10 @@ def test_tensor_that_fits_no_unit_is_named() -> None:
     [
         (lambda stamps: stamps.write(2, "token", (3, 4)), "KV102", 2),
         (lambda stamps: stamps.write(1, "token", (3, 4), first=5), "KV301", 1),
-        (lambda stamps: stamps.found.held[0].rows[4].zero_(), "KV104", None),
-        (lambda stamps: stamps.found.held[0].rows[4].fill_(7), "KV105", None),
-        (lambda stamps: stamps.found.held[0].rows[4, :8].fill_(7), "KV105", None),
-        (lambda stamps: stamps.found.held[0].rows[4, :8].zero_(), "KV103", 1),
+        (lambda stamps: stamps.found.buffers[0].rows[4].zero_(), "KV104", None),
+        (lambda stamps: stamps.found.buffers[0].rows[4].fill_(7), "KV105", None),
+        (lambda stamps: stamps.found.buffers[0].rows[4, :8].fill_(7), "KV105", None),
+        (lambda stamps: stamps.found.buffers[0].rows[4, :8].zero_(), "KV103", 1),
     ],
 )
 def test_wrong_row_is_named_by_what_it_holds(harm: object, code: str, seen: int | None) -> None:
@@ -218,7 +218,7 @@ def test_wrong_row_is_named_by_what_it_holds(harm: object, code: str, seen: int 
 
 def test_a_conditional_finding_stands_in_no_other_ones_way() -> None:
     stamps, judge = Stamps(inventory(pool(), ENGINE, UNITS)), Judge()
-    held, seen = stamps.found.held[0], stamps.found.held[0].rows[[3, 4]]
+    held, seen = stamps.found.buffers[0], stamps.found.buffers[0].rows[[3, 4]]
     for condition in ("lists differ", "lists differ", None, None):
         judge.compare(held, seen, request=1, positions=(0, 1), ids=(3, 4), when="read", condition=condition)
     assert [each.condition for each in judge.findings] == ["lists differ", None]

@@ -15,7 +15,7 @@ import torch
 
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.streams import LAZY, Machine, SideStream
-from kvcheck.core.probes.sglang.rig.copy_engine import Copies
+from kvcheck.core.probes.sglang.rig.copy_engine import CopyEngine
 
 LAYERS, HEADS, DIM, PAGE, DEVICE_PAGES, HOST_PAGES = 3, 2, 4, 4, 5, 7
 ITEM = HEADS * DIM * 2
@@ -59,7 +59,7 @@ class Bed:
         self.staging = [torch.empty((2 * PAGE, LAYERS, HEADS, DIM), dtype=torch.int16)[:PAGE] for _ in range(2)]
         memory = [*self.host, *self.device[0], *self.device[1], *self.staging]
         regions = sorted((each.data_ptr(), each.numel() * each.element_size()) for each in memory)
-        self.copies = Copies(self.machine, self.complaints.append, regions)
+        self.copies = CopyEngine(self.machine, self.complaints.append, regions)
 
     def ask(self, name: str, **named: Any) -> None:
         with self.machine.on(self.stream):

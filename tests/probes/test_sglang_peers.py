@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvcheck.core.probes.sglang.rig.fake_process_group import Group, parted
+from kvcheck.core.probes.sglang.rig.fake_process_group import FakeProcessGroup, is_mismatch
 from kvcheck.core.probes.sglang.rig.pd_pair import PREFILL, Link, session
 
 
@@ -46,13 +46,13 @@ def reduced(values: list[int]) -> Callable[[], list[int]]:
 
 
 def test_ranks_reduce_together() -> None:
-    group = Group(2)
+    group = FakeProcessGroup(2)
     assert group.together([reduced([4, 3]), reduced([2, 4])], "") == [[2, 3], [2, 3]]
     assert group.collectives == 1
 
 
 @pytest.mark.parametrize("other", [reduced([1]), list], ids=["another number", "no call"])
 def test_a_rank_whose_peer_does_something_else_is_told(other: Callable[[], list[int]]) -> None:
-    first, second = Group(2).together([reduced([4, 3]), other], "")
-    assert parted(first)
-    assert parted(second) or second == []
+    first, second = FakeProcessGroup(2).together([reduced([4, 3]), other], "")
+    assert is_mismatch(first)
+    assert is_mismatch(second) or second == []

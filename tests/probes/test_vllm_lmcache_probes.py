@@ -150,10 +150,10 @@ DRIVER = """
 import importlib, json, sys
 sys.path.insert(0, {root!r})
 import torch
-from kvcheck.core.probes.frame.probe_server import Server
+from kvcheck.core.probes.frame.probe_server import ProbeServer
 from kvcheck.core.probes.frame.wire import Ask, encode
 from kvcheck.core.probes.vllm import VLLM
-server = Server(VLLM)
+server = ProbeServer(VLLM)
 server.start()
 def answer(shape):
     probe, _, subject = shape.partition(".")

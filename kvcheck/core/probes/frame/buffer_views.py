@@ -17,7 +17,7 @@ MAX_DEPTH = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class BufferView:
     """One layer of a buffer. unit: what a row stands for. rows: [units, bytes of one] uint8. tier: where they lie."""
 
     name: str
@@ -31,17 +31,17 @@ class Held:
 class Inventory:
     """What an object holds. unknown: tensors that fit no unit, as "name[layer]: shape"."""
 
-    held: tuple[Held, ...]
+    buffers: tuple[BufferView, ...]
     unknown: tuple[str, ...]
 
     def names(self) -> tuple[str, ...]:
         """Buffers, each once."""
-        return tuple(dict.fromkeys(each.name for each in self.held))
+        return tuple(dict.fromkeys(each.name for each in self.buffers))
 
 
 def inventory(thing: object, package: str, units: Mapping[str, int]) -> Inventory:
     """Look an object of the engine through. units: name of a unit -> rows of a buffer that has one for each."""
-    held: list[Held] = []
+    held: list[BufferView] = []
     unknown: list[str] = []
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for name, layer, tensor in _tensors(thing, package, "", 0, set()):
@@ -63,9 +63,9 @@ def among(found: Inventory, named: Iterable[tuple[Sequence[int], Sequence[int], 
     named: (first bytes, numbers of bytes, bytes of an item) of memory, as an engine registers it for transfers.
     """
     ranges = [pair for starts, sizes, _ in named for pair in zip(starts, sizes, strict=True)]
-    held: list[Held] = []
+    held: list[BufferView] = []
     unknown = list(found.unknown)
-    for each in found.held:
+    for each in found.buffers:
         if any(start <= each.rows.data_ptr() < start + size for start, size in ranges):
             held.append(each)
         else:
@@ -83,16 +83,16 @@ def memories(thing: object, package: str) -> Iterator[tuple[str, int, torch.Tens
     yield from largest.values()
 
 
-def _rows(name: str, layer: int, tensor: torch.Tensor, units: Mapping[str, int]) -> list[Held]:
+def _rows(name: str, layer: int, tensor: torch.Tensor, units: Mapping[str, int]) -> list[BufferView]:
     if not tensor.is_contiguous():
         return []
     for unit, count in units.items():
         if tensor.shape[0] == count:
-            return [Held(name=name, layer=layer, unit=unit, rows=_bytes(tensor))]
+            return [BufferView(name=name, layer=layer, unit=unit, rows=_bytes(tensor))]
     for unit, count in units.items():
         if tensor.dim() > 2 and tensor.shape[1] == count:
             return [
-                Held(name=f"{name}[{layer}]" if layer else name, layer=at, unit=unit, rows=_bytes(part))
+                BufferView(name=f"{name}[{layer}]" if layer else name, layer=at, unit=unit, rows=_bytes(part))
                 for at, part in enumerate(tensor)
             ]
     return []

@@ -15,7 +15,7 @@ import torch
 
 from kvcheck.core.base.content import Expectation, Owners, Site, classify, codes, mask
 from kvcheck.core.base.record import Evidence, Finding
-from kvcheck.core.probes.frame.buffer_views import Held, Inventory
+from kvcheck.core.probes.frame.buffer_views import BufferView, Inventory
 
 REQUESTS = 4096
 """Owners that a schedule may have: requests, or prefixes that requests share."""
@@ -78,7 +78,7 @@ class Judge:
 
     def compare(
         self,
-        held: Held,
+        held: BufferView,
         seen: torch.Tensor,
         *,
         request: int,
@@ -151,11 +151,11 @@ class Stamps:
 
     def write(self, request: int, unit: str, ids: Sequence[int], first: int = 0) -> None:
         """The request's content in these units, position by position from `first`."""
-        for held in self.found.held:
+        for held in self.found.buffers:
             if held.unit == unit:
                 self.write_field(held, request, ids, first)
 
-    def write_field(self, held: Held, request: int, ids: Sequence[int], first: int = 0) -> None:
+    def write_field(self, held: BufferView, request: int, ids: Sequence[int], first: int = 0) -> None:
         """The same in one buffer alone, as where parts of a row arrive one by one."""
         at = torch.as_tensor(list(ids), dtype=torch.int64)
         site = Site(held.unit, held.name, "", held.layer)
@@ -179,7 +179,7 @@ class Stamps:
         """
         at = torch.as_tensor(list(ids), dtype=torch.int64)
         right: dict[str, int] = {}
-        for held in self.found.held:
+        for held in self.found.buffers:
             counts = part(held.rows.shape[1]) if part is not None else None
             if held.unit == unit and len(at) and (part is None or counts is not None):
                 right[held.name] = right.get(held.name, 0) + judge.compare(

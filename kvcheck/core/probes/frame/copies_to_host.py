@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 
-class Crossing(TorchFunctionMode):
+class CopiesToHost(TorchFunctionMode):
     """In here `.to(device)` and `.cpu()` give memory of their own."""
 
     def __torch_function__(

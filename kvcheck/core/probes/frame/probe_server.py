@@ -43,7 +43,7 @@ VARIABLES = {
 }
 
 
-class Server:
+class ProbeServer:
     """One engine, imported once. device: "cpu", where streams are stood in for, or "cuda[:N]", where they are real."""
 
     def __init__(self, spec: EngineSpec, device: str = "cpu") -> None:
@@ -119,11 +119,11 @@ def _seed(row: ProbeRow, ask: Ask) -> int:
     return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
 
 
-def serve(entry: str, device: str, asks: IO[str], answers: IO[str]) -> None:
+def answer_asks(entry: str, device: str, asks: IO[str], answers: IO[str]) -> None:
     """Say hello, then answer until there are no more questions."""
     spec = load(entry)
     assert isinstance(spec, EngineSpec)
-    server = Server(spec, device)
+    server = ProbeServer(spec, device)
     greeting = server.start()
     _say(answers, encode(greeting))
     if isinstance(greeting, Refusal):
@@ -146,7 +146,7 @@ def main(entry: str, device: str) -> None:
     for name, value in VARIABLES[device.partition(":")[0]].items():
         os.environ[name] = value
     torch.set_num_threads(1)
-    serve(entry, device, sys.stdin, answers)
+    answer_asks(entry, device, sys.stdin, answers)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ LENGTH = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TokenSpan:
     """A run of tokens and who was the first to have it: positions first .. end - 1."""
 
     author: int
@@ -33,20 +33,20 @@ def token(author: int, position: int) -> int:
     return 1 + author * LENGTH + position
 
 
-def tokens_of(lines: Iterable[Line]) -> list[int]:
+def tokens_of(spans: Iterable[TokenSpan]) -> list[int]:
     """Tokens that tell line and position."""
-    return [token(each.author, at) for each in lines for at in range(each.first, each.end)]
+    return [token(each.author, at) for each in spans for at in range(each.first, each.end)]
 
 
 @dataclass(slots=True, kw_only=True)
-class Live:
+class TrackedRequest:
     """A request of a schedule. engine: the engine's object for it. outputs: tokens that it will produce."""
 
     number: int
-    lines: tuple[Line, ...]
+    spans: tuple[TokenSpan, ...]
     outputs: int
     priority: int
-    engine: Any = None
+    request: Any = None
     table: tuple[int, ...] = ()
     preemptions: int = 0
     is_waiting: bool = True
@@ -56,79 +56,79 @@ class Live:
         """The engine's name for it."""
         return str(self.number)
 
-    def line_at(self, position: int) -> int:
+    def author_at(self, position: int) -> int:
         """Whose line the token at that position is of."""
-        return next((each.author for each in self.lines if each.first <= position < each.end), self.number)
+        return next((each.author for each in self.spans if each.first <= position < each.end), self.number)
 
-    def runs(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+    def author_runs(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
         """(start, stop, author) of the lines between two positions."""
         start = first
         while start < end:
-            author, stop = self.line_at(start), start + 1
-            while stop < end and self.line_at(stop) == author:
+            author, stop = self.author_at(start), start + 1
+            while stop < end and self.author_at(stop) == author:
                 stop += 1
             yield start, stop, author
             start = stop
 
     def tokens(self, end: int) -> list[int]:
         """Its tokens before that position, those that it will produce included."""
-        return [token(self.line_at(at), at) for at in range(end)]
+        return [token(self.author_at(at), at) for at in range(end)]
 
 
-def serve(rig: Rig, lives: Mapping[str, Live], step: Callable[[], None], steps: int) -> None:
+def finish_requests(rig: Rig, unfinished: Mapping[str, TrackedRequest], step: Callable[[], None], steps: int) -> None:
     """Steps until no request is left; KV901 for those that still are after so many."""
     for _ in range(steps):
-        if not lives:
+        if not unfinished:
             return
         step()
-    rig.judge.find("KV901", "liveness", f"{len(lives)} requests are not finished after {steps} steps")
+    rig.judge.find("KV901", "liveness", f"{len(unfinished)} requests are not finished after {steps} steps")
 
 
 @dataclass(slots=True)
-class Crowd:
+class RequestGenerator:
     """Draws requests whose prompts continue each other. make: the engine's own object for a request."""
 
     rig: Rig
     page: int
-    make: Callable[[Live], Any]
-    made: list[Live] = field(default_factory=list)
+    make: Callable[[TrackedRequest], Any]
+    made: list[TrackedRequest] = field(default_factory=list)
 
-    def draw(self, longest: int, outputs: int) -> Live:
+    def draw(self, longest: int, outputs: int) -> TrackedRequest:
         """The next request: a new prompt, or one that begins like an earlier request's prompt and output."""
         mix, number = self.rig.mix, len(self.made) + 1
-        base: tuple[Line, ...] = ()
+        base: tuple[TokenSpan, ...] = ()
         kind, pick, cut = mix.below(4), mix.below(max(1, len(self.made))), mix.below(longest - self.page)
         if kind and self.made:
             base = tuple(_cut(whole(self.made[pick]), max(self.page, cut)))
         start = base[-1].end if base else 0
-        lines = (*base, Line(number, start, start + 1 + mix.below(max(1, longest - start))))
-        return self._add(lines, 1 + mix.below(outputs), mix.below(3))
+        spans = (*base, TokenSpan(number, start, start + 1 + mix.below(max(1, longest - start))))
+        return self._add(spans, 1 + mix.below(outputs), mix.below(3))
 
-    def alone(self, length: int, outputs: int, priority: int) -> Live:
+    def unshared(self, length: int, outputs: int, priority: int) -> TrackedRequest:
         """A request whose prompt continues nobody's."""
-        return self._add((Line(len(self.made) + 1, 0, length),), outputs, priority)
+        return self._add((TokenSpan(len(self.made) + 1, 0, length),), outputs, priority)
 
-    def after(self, other: Live, length: int, outputs: int) -> Live:
+    def continuing(self, other: TrackedRequest, length: int, outputs: int) -> TrackedRequest:
         """A request whose prompt continues all that another one has, and will have produced."""
-        lines = whole(other)
-        end = lines[-1].end
-        return self._add((*lines, Line(len(self.made) + 1, end, end + length)), outputs, other.priority)
+        spans = whole(other)
+        end = spans[-1].end
+        return self._add((*spans, TokenSpan(len(self.made) + 1, end, end + length)), outputs, other.priority)
 
-    def _add(self, lines: tuple[Line, ...], outputs: int, priority: int) -> Live:
-        live = Live(number=len(self.made) + 1, lines=lines, outputs=outputs, priority=priority)
-        live.engine = self.make(live)
-        self.made.append(live)
+    def _add(self, spans: tuple[TokenSpan, ...], outputs: int, priority: int) -> TrackedRequest:
+        tracked = TrackedRequest(number=len(self.made) + 1, spans=spans, outputs=outputs, priority=priority)
+        tracked.request = self.make(tracked)
+        self.made.append(tracked)
         self.rig.judge.count("requests")
-        return live
+        return tracked
 
 
-def whole(live: Live) -> tuple[Line, ...]:
+def whole(tracked: TrackedRequest) -> tuple[TokenSpan, ...]:
     """Its prompt and output."""
-    end = live.lines[-1].end
-    return (*live.lines, Line(live.number, end, end + live.outputs))
+    end = tracked.spans[-1].end
+    return (*tracked.spans, TokenSpan(tracked.number, end, end + tracked.outputs))
 
 
-def _cut(lines: Sequence[Line], end: int) -> Iterator[Line]:
-    for each in lines:
+def _cut(spans: Sequence[TokenSpan], end: int) -> Iterator[TokenSpan]:
+    for each in spans:
         if each.first < end:
-            yield Line(each.author, each.first, min(each.end, end))
+            yield TokenSpan(each.author, each.first, min(each.end, end))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kvcheck.core.base.content import Site
-from kvcheck.core.probes.frame.buffer_views import Held
+from kvcheck.core.probes.frame.buffer_views import BufferView
 from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import content
 from kvcheck.core.probes.frame.guard import CannotDrive
@@ -50,29 +50,29 @@ class LocalCpu:
 
     def control(self, rig: Rig) -> None:
         """Three chunks put and read, with room for all."""
-        shelf = _Shelf(rig)
+        run = _BackendRun(rig)
         for key in (1, 2, 3):
-            shelf.put(key)
+            run.put(key)
         for key in (1, 2, 3):
-            shelf.get(key)
-            shelf.pin(key)
+            run.get(key)
+            run.pin(key)
 
     def measure(self, rig: Rig) -> None:
         """Readers that overlap with puts that need room; then everybody goes."""
-        shelf, mix = _Shelf(rig), rig.mix
+        run, mix = _BackendRun(rig), rig.mix
         for _ in range(REQUESTS):
             family, depth = mix.below(FAMILIES), 1 + mix.below(DEPTH)
-            shelf.serve([1 + family * DEPTH + at for at in range(depth)])
-            while len(shelf.readers) > mix.below(HOLDING + 1):
-                shelf.give_back(mix.below(len(shelf.readers)))
-            if mix.chance(1, 10) and shelf.cached:
-                shelf.remove(sorted(shelf.cached)[mix.below(len(shelf.cached))])
-            shelf.account("after a request")
-        shelf.close()
+            run.run_request([1 + family * DEPTH + at for at in range(depth)])
+            while len(run.readers) > mix.below(HOLDING + 1):
+                run.give_back(mix.below(len(run.readers)))
+            if mix.chance(1, 10) and run.cached:
+                run.remove(sorted(run.cached)[mix.below(len(run.cached))])
+            run.account("after a request")
+        run.close()
 
 
 @dataclass(slots=True)
-class _Shelf:
+class _BackendRun:
     """A backend, its readers, and the dictionary that it is compared with. cached: key -> the engine's object."""
 
     rig: Rig
@@ -80,7 +80,7 @@ class _Shelf:
     memory: Any = None
     cached: dict[int, Any] = field(default_factory=dict)
     readers: list[Reader] = field(default_factory=list)
-    held: Held = field(init=False)
+    held: BufferView = field(init=False)
 
     def __post_init__(self) -> None:
         names = self.rig.names
@@ -100,9 +100,9 @@ class _Shelf:
         self.backend = self.rig.measured(lambda: fitted(names["backend"], offered), "making the backend")
         size = 4 * SHAPE[0] * SHAPE[1] * SHAPE[2] * SHAPE[3]
         rows = torch.zeros(1, size, dtype=torch.uint8)
-        self.held = Held(name="chunks", layer=0, unit="chunk", rows=rows, tier="host")
+        self.held = BufferView(name="chunks", layer=0, unit="chunk", rows=rows, tier="host")
 
-    def serve(self, keys: list[int]) -> None:
+    def run_request(self, keys: list[int]) -> None:
         """A request: read what is there, put the rest."""
         self.rig.judge.count("requests")
         self.rig.judge.count("lookups")

@@ -28,9 +28,9 @@ from kvcheck.core.probes.frame.guard import CannotDrive, Fault
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.metadata import make
 from kvcheck.core.probes.sglang.requests import REQUEST_NEEDS, make_committed_request
-from kvcheck.core.probes.sglang.rig.fake_process_group import Group, parted
-from kvcheck.core.probes.sglang.rig.pd_pair import NEEDS, Link, Memory, Peers, Sent, Target, session
-from kvcheck.core.probes.sglang.rig.pools import bench, pool_names
+from kvcheck.core.probes.sglang.rig.fake_process_group import FakeProcessGroup, is_mismatch
+from kvcheck.core.probes.sglang.rig.pd_pair import NEEDS, Link, Memory, PDPair, Sent, Target, session
+from kvcheck.core.probes.sglang.rig.pools import pool_names, small_pool
 
 VARIABLE, ROUTE = "SGLANG_MOONCAKE_CUSTOM_MEM_POOL", "INTRA_NODE_NVLINK"
 RANKS, REQUESTS, PAGES = 2, 3, 2
@@ -57,7 +57,7 @@ class Agreement:
     def control(self, rig: Rig) -> None:
         """Nothing is late: one poll commits every request on both ranks."""
         with route(rig):
-            scene = Scene(rig, lambda _: False)
+            scene = AgreementScene(rig, lambda _: False)
             scene.send()
             for rank in range(RANKS):
                 scene.deliver(rank)
@@ -67,7 +67,7 @@ class Agreement:
     def measure(self, rig: Rig) -> None:
         """Bytes and messages arrive by the seed, and both ranks poll in between."""
         with route(rig):
-            scene = Scene(rig, (lambda _: True) if rig.subject == EVERYTHING else None)
+            scene = AgreementScene(rig, (lambda _: True) if rig.subject == EVERYTHING else None)
             scene.send()
             if rig.schedule % 4 >= 2:
                 for rank in range(RANKS):
@@ -92,12 +92,12 @@ class Agreement:
             scene.finish()
 
 
-class Scene:
+class AgreementScene:
     """A prefill and two decode ranks with requests on the way."""
 
     def __init__(self, rig: Rig, late: Callable[[int], bool] | None) -> None:
         self._rig, self.agreed, self.polls = rig, True, 0
-        self._pools = [bench(rig, "mla") for _ in range(1 + RANKS)]
+        self._pools = [small_pool(rig, "mla") for _ in range(1 + RANKS)]
         with placed(rig) as devices:
             made = [make(rig, REQUESTS) for _ in range(1 + RANKS)]
         self._buffers = [buffers for buffers, _, _ in made]
@@ -108,13 +108,13 @@ class Scene:
             for pool, buffers in zip(self._pools, self._buffers, strict=True)
         ]
         link = Link(late or self._is_metadata)
-        self.peers = Peers(rig, link, memories[0], memories[1:], kinds=(), flat=True)
+        self.peers = PDPair(rig, link, memories[0], memories[1:], kinds=(), flat=True)
         self._metadata = [
             range(start, start + size)
             for memory in memories[1:]
             for start, size in zip(memory.metadata[0], memory.metadata[1], strict=True)
         ]
-        self._group = Group(RANKS)
+        self._group = FakeProcessGroup(RANKS)
         self._sent: list[Sent] = []
         self._requests: list[Any] = []
         self._snapshots: list[dict[int, list[torch.Tensor]]] = [{} for _ in range(RANKS)]
@@ -226,7 +226,7 @@ class Scene:
 
     def _fault(self, rank: int, fault: Fault, when: str) -> None:
         self.agreed = False
-        if parted(fault):
+        if is_mismatch(fault):
             text = f"{when}: rank {rank} polls with a queue of another length than its peer: {fault.text}"
             self._rig.judge.find("KV601", "protocol", text, lane="collective")
         elif fault.is_engine:
@@ -242,14 +242,14 @@ class Scene:
         rows = self._snapshots[rank].get(target.slot)
         if rows is None:
             raise CannotDrive("pop_transferred committed a request and read no metadata by get_buf")
-        for held, seen in zip(self._stamps[1 + rank].found.held, rows, strict=True):
+        for held, seen in zip(self._stamps[1 + rank].found.buffers, rows, strict=True):
             judge.compare(
                 held, seen[None], request=request, positions=(0,), ids=(target.slot,), when=what, code="KV203"
             )
         pool = self._pools[1 + rank]
         ids = self._tokens(1 + rank, list(target.pages))
         late = PAGES_LATE if self._rig.subject == EVERYTHING else None
-        for held in pool.stamps.found.held:
+        for held in pool.stamps.found.buffers:
             if held.unit == "token":
                 seen, at = held.rows[torch.as_tensor(ids)], range(len(ids))
                 judge.compare(
@@ -263,7 +263,7 @@ class Scene:
         stamps, snapshots = self._stamps[1 + rank], self._snapshots[rank]
 
         def get_buf(slot: int) -> Any:
-            snapshots[slot] = [held.rows[slot].clone() for held in stamps.found.held]
+            snapshots[slot] = [held.rows[slot].clone() for held in stamps.found.buffers]
             return read(slot)
 
         buffers.get_buf = get_buf
@@ -311,7 +311,7 @@ class Scene:
 
     def _room(self, request: int) -> int:
         """The room whose number is the content of the field that carries it."""
-        held = next((each for each in self._stamps[0].found.held if each.name == ROOM), None)
+        held = next((each for each in self._stamps[0].found.buffers if each.name == ROOM), None)
         if held is None:
             raise CannotDrive(f"metadata buffers have no {ROOM}")
         row = content(Site(held.unit, held.name, "", held.layer), request, (0,), held.rows.shape[1])[0]

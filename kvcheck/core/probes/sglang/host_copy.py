@@ -21,14 +21,14 @@ from typing import Any
 import torch
 
 from kvcheck.core.base.content import Site
-from kvcheck.core.probes.frame.buffer_views import Held
+from kvcheck.core.probes.frame.buffer_views import BufferView
 from kvcheck.core.probes.frame.content import Judge, content
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, SideStream
-from kvcheck.core.probes.sglang.rig import kernels_jit
-from kvcheck.core.probes.sglang.rig.host_tier import BACKUP, LATE, LOAD, Tier, tier, tier_names
-from kvcheck.core.probes.sglang.rig.pools import LAYERS, Bench, optional, take
+from kvcheck.core.probes.sglang.rig.host_tier import BACKUP, LATE, LOAD, HostTier, host_tier_needs, make_host_tier
+from kvcheck.core.probes.sglang.rig.kernels_jit import JIT_KERNELS
+from kvcheck.core.probes.sglang.rig.pools import LAYERS, SmallPool, optional, take
 from kvcheck.core.probes.sglang.rig.readers import call, readers, seen, understood
 
 PLAINEST = "mha"
@@ -54,20 +54,20 @@ class HostCopy:
 
     def needs(self, subject: str) -> tuple[str, ...]:
         """The pool and the tree over it."""
-        return (*dict.fromkeys((*tier_names(PLAINEST), *tier_names(_family(subject)))),)
+        return (*dict.fromkeys((*host_tier_needs(PLAINEST), *host_tier_needs(_family(subject)))),)
 
     def control(self, rig: Rig) -> None:
         """Two pages there and back on the plainest pool, done at once; and every getter of this one, with no load."""
         rig.stand_ins.reset(EAGER, 0)
         backend = rig.subject.partition("-")[2]
-        scene = Scene(rig, tier(rig, PLAINEST, backend, "layer_first"), ())
+        scene = HostCopyScene(rig, make_host_tier(rig, PLAINEST, backend, "layer_first"), ())
         scene.admit(2)
         scene.backup()
         scene.poll(wait=True)
         scene.evict(every=True)
         scene.load()
         scene.finish()
-        made = tier(rig, _family(rig.subject), backend, "layer_first").made
+        made = make_host_tier(rig, _family(rig.subject), backend, "layer_first").made
         tokens = take(made, 1)
         made.write(1, tokens)
         made.check(rig.judge, 1, tokens, when="written and read")
@@ -79,18 +79,18 @@ class HostCopy:
         layouts = LAYOUTS.get(rig.subject, LAYOUTS[backend])
         layout = layouts[rig.schedule % len(layouts)]
         rig.stand_ins.reset((LAZY, RANDOM)[rig.schedule // len(layouts) % 2], rig.mix.next_u64())
-        made = tier(rig, family, backend, layout)
+        made = make_host_tier(rig, family, backend, layout)
         rig.judge.note(f"host memory {layout}; not exercised: {LEFT_OUT}")
-        Scene(rig, made, self._readers).run()
+        HostCopyScene(rig, made, self._readers).run()
         rig.judge.note(f"copies: {', '.join(sorted(made.copies.asked))}")
-        if backend == LATE and not any(name in kernels_jit.LATE for name in made.copies.asked):
+        if backend == LATE and not any(name in JIT_KERNELS for name in made.copies.asked):
             if layout == layouts[0]:
                 raise CannotDrive(f"this release compiles no copy of {family} pools at run time")
             rig.judge.note(f"not exercised: copies compiled at run time with host memory {layout}")
 
 
 @dataclass(slots=True)
-class Kept:
+class CachedRequest:
     """A request's pages. device, host: indices on each tier. writing, loading: not acknowledged yet."""
 
     request: int
@@ -102,13 +102,13 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Scene:
+class HostCopyScene:
     """One tier and what lies in it. readers: getters to read with."""
 
     rig: Rig
-    tier: Tier
+    tier: HostTier
     readers: tuple[str, ...]
-    kept: dict[int, Kept] = field(default_factory=dict)
+    cached: dict[int, CachedRequest] = field(default_factory=dict)
     loads: list[tuple[int, list[int]]] = field(default_factory=list)
     forward: SideStream = field(default_factory=SideStream)
     fenced: bool = False
@@ -154,7 +154,7 @@ class Scene:
             return
         self.requests += 1
         self.rig.judge.count("requests")
-        self.kept[self.requests] = Kept(self.requests, pages, tokens)
+        self.cached[self.requests] = CachedRequest(self.requests, pages, tokens)
         self.compute(partial(made.write, self.requests, tokens.clone()))
 
     def compute(self, work: Callable[[], None]) -> None:
@@ -166,15 +166,16 @@ class Scene:
         """All that is on the device alone, one node a request; some merged into one copy."""
         controller, mix = self.tier.controller, self.rig.mix
         later = optional(controller.write, flush=False) if mix.chance(1, 2) else {}
-        for kept in self.of(lambda each: each.host is None and each.device is not None):
-            extra = self.tier.extras(BACKUP, self.rig.names, device_indices=kept.device)
+        for cached in self.of(lambda each: each.host is None and each.device is not None):
+            extra = self.tier.extras(BACKUP, self.rig.names, device_indices=cached.device)
             host = self.engine(
-                partial(controller.write, device_indices=kept.device, node_id=kept.request, **extra, **later), "write"
+                partial(controller.write, device_indices=cached.device, node_id=cached.request, **extra, **later),
+                "write",
             )
             if host is None:
                 self.evict_host()
                 continue
-            kept.host, kept.writing = host.clone(), True
+            cached.host, cached.writing = host.clone(), True
             self.rig.judge.count("backups")
             if mix.chance(1, 3):
                 self.poll()
@@ -189,17 +190,17 @@ class Scene:
                 ack = queue.pop(0)
                 self.engine(ack.finish_event.synchronize, "finish_event.synchronize")
                 for request in ack.node_ids:
-                    done(self.kept[request])
+                    done(self.cached[request])
 
-    def written(self, kept: Kept) -> None:
+    def written(self, cached: CachedRequest) -> None:
         """The host has it all now."""
-        kept.writing = False
-        self.judged(partial(self.check_host, kept, "acknowledged as backed up"))
+        cached.writing = False
+        self.judged(partial(self.check_host, cached, "acknowledged as backed up"))
 
-    def loaded(self, kept: Kept) -> None:
+    def loaded(self, cached: CachedRequest) -> None:
         """The device has it all now."""
-        kept.loading = False
-        self.judged(partial(self.check_device, kept, "acknowledged as loaded"))
+        cached.loading = False
+        self.judged(partial(self.check_device, cached, "acknowledged as loaded"))
 
     def judged(self, look: Callable[[Judge], None]) -> None:
         """Look at what has to be there; where it is not, but is once everything has run, the wait was missing."""
@@ -218,8 +219,8 @@ class Scene:
         mix, made = self.rig.mix, self.tier.made
         able = self.of(lambda each: each.device is not None and each.host is not None and not busy(each))
         while able and (every or mix.chance(2, 3) or made.allocator.available_size() < MOST_PAGES * made.page_size):
-            kept = able.pop(mix.below(len(able)))
-            tokens, kept.device = kept.device, None
+            cached = able.pop(mix.below(len(able)))
+            tokens, cached.device = cached.device, None
             assert tokens is not None
             made.allocator.free(tokens)
             self.others += 1
@@ -233,15 +234,15 @@ class Scene:
         able = self.of(lambda each: each.host is not None and not busy(each))
         while able and (mix.chance(1, 2) if most is None else most > 0):
             most = None if most is None else most - 1
-            kept = able.pop(mix.below(len(able)))
-            host, kept.host = kept.host, None
+            cached = able.pop(mix.below(len(able)))
+            host, cached.host = cached.host, None
             assert host is not None
             self.engine(partial(self.tier.controller.evict_host, host), "evict_host")
             self.others += 1
             self.tier.write_host(partial(_content, self.others), host)
             self.rig.judge.count("host_evictions")
-            if kept.device is None:
-                del self.kept[kept.request]
+            if cached.device is None:
+                del self.cached[cached.request]
 
     def load(self) -> None:
         """One or two requests that are on the host alone come back, in one load."""
@@ -249,15 +250,15 @@ class Scene:
         able = self.of(lambda each: each.device is None and each.host is not None and not busy(each))
         taken: list[int] = []
         while able and len(taken) < 2 and (not taken or mix.chance(1, 2)):
-            kept = able.pop(mix.below(len(able)))
-            extra = self.tier.extras(LOAD, self.rig.names, host_indices=kept.host)
+            cached = able.pop(mix.below(len(able)))
+            extra = self.tier.extras(LOAD, self.rig.names, host_indices=cached.host)
             device = self.engine(
-                partial(controller.load, host_indices=kept.host, node_id=kept.request, **extra), "load"
+                partial(controller.load, host_indices=cached.host, node_id=cached.request, **extra), "load"
             )
             if device is None:
                 break
-            kept.device, kept.loading = device.clone(), True
-            taken.append(kept.request)
+            cached.device, cached.loading = device.clone(), True
+            taken.append(cached.request)
             self.rig.judge.count("loads")
         if taken:
             producer = self.engine(controller.start_loading, "start_loading")
@@ -274,26 +275,26 @@ class Scene:
             layers.reverse()
         for layer in layers:
             for request in requests:
-                self.read_layer(self.kept[request], layer, made)
+                self.read_layer(self.cached[request], layer, made)
             if mix.chance(1, 3):
                 self.poll()
         counter.set_consumer(-1)
 
-    def read_layer(self, kept: Kept, layer: int, made: Bench) -> None:
+    def read_layer(self, cached: CachedRequest, layer: int, made: SmallPool) -> None:
         """Every getter of a layer."""
-        assert kept.device is not None
+        assert cached.device is not None
         for name in self.readers:
-            got = self.rig.measured(partial(call, made, name, layer, kept.device), name)
-            self.judged(partial(self.check_read, kept, layer, name, got))
+            got = self.rig.measured(partial(call, made, name, layer, cached.device), name)
+            self.judged(partial(self.check_read, cached, layer, name, got))
 
-    def check_read(self, kept: Kept, layer: int, name: str, got: Any, judge: Judge) -> None:
+    def check_read(self, cached: CachedRequest, layer: int, name: str, got: Any, judge: Judge) -> None:
         """What a getter returned of a layer."""
-        assert kept.device is not None
-        for each in seen(self.tier.made, got, layer, kept.device):
+        assert cached.device is not None
+        for each in seen(self.tier.made, got, layer, cached.device):
             judge.compare(
                 each.held,
                 each.whole(),
-                request=kept.request,
+                request=cached.request,
                 positions=range(len(each.ids)),
                 ids=each.ids,
                 when=f"{name} during a load",
@@ -307,28 +308,28 @@ class Scene:
             self.read(*self.loads.pop(0))
         self.poll(wait=True)
         self.rig.stand_ins.synchronize()
-        if waiting := [kept.request for kept in self.of(busy)]:
+        if waiting := [cached.request for cached in self.of(busy)]:
             text = f"all that was queued has run, and copies of requests {waiting} were never acknowledged"
             self.rig.judge.find("KV901", "liveness", text, lane="acknowledgement", request=waiting[0])
-        for kept in self.kept.values():
-            self.check_device(kept, "on the device at the end", self.rig.judge)
-            self.check_host(kept, "on the host at the end", self.rig.judge)
+        for cached in self.cached.values():
+            self.check_device(cached, "on the device at the end", self.rig.judge)
+            self.check_host(cached, "on the host at the end", self.rig.judge)
         if not self.tier.copies.moved_bytes:
             raise CannotDrive("no copy between the tiers was asked for by a name that is known here")
 
-    def check_device(self, kept: Kept, when: str, judge: Judge) -> None:
+    def check_device(self, cached: CachedRequest, when: str, judge: Judge) -> None:
         """Every buffer of the pool holds the request's content."""
-        if kept.device is not None:
-            self.tier.made.check(judge, kept.request, kept.device, when=when)
+        if cached.device is not None:
+            self.tier.made.check(judge, cached.request, cached.device, when=when)
 
-    def check_host(self, kept: Kept, when: str, judge: Judge) -> None:
+    def check_host(self, cached: CachedRequest, when: str, judge: Judge) -> None:
         """Every buffer of the host holds it."""
-        if kept.host is not None:
-            self.tier.check_host(judge, kept.request, kept.host, when)
+        if cached.host is not None:
+            self.tier.check_host(judge, cached.request, cached.host, when)
 
-    def of(self, wanted: Callable[[Kept], bool]) -> list[Kept]:
+    def of(self, wanted: Callable[[CachedRequest], bool]) -> list[CachedRequest]:
         """Requests that are so, in their order."""
-        return [each for each in self.kept.values() if wanted(each)]
+        return [each for each in self.cached.values() if wanted(each)]
 
     def engine(self, work: Callable[[], Any], what: str) -> Any:
         """The engine works, on the stream that it is called on."""
@@ -337,22 +338,22 @@ class Scene:
             return self.rig.measured(work, what)
 
 
-def busy(kept: Kept) -> bool:
+def busy(cached: CachedRequest) -> bool:
     """Whether a copy of it is not acknowledged."""
-    return kept.writing or kept.loading
+    return cached.writing or cached.loading
 
 
 def _family(subject: str) -> str:
     return subject.partition("-")[0]
 
 
-def _content(request: int, held: Held, count: int) -> torch.Tensor:
+def _content(request: int, held: BufferView, count: int) -> torch.Tensor:
     return content(Site(held.unit, held.name, "", held.layer), request, range(count), held.rows.shape[1])
 
 
-def _fewest(rig: Rig, made: Bench, tokens: torch.Tensor) -> tuple[str, ...]:
+def _fewest(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> tuple[str, ...]:
     """Getters that show every buffer whole, those of token rows first; the plainest are tried first."""
-    hidden = {held.name: torch.ones(held.rows.shape[1], dtype=torch.bool) for held in made.stamps.found.held}
+    hidden = {held.name: torch.ones(held.rows.shape[1], dtype=torch.bool) for held in made.stamps.found.buffers}
     taken: list[tuple[bool, str]] = []
     for name in sorted(
         readers(made.pool), key=lambda each: len(inspect.signature(getattr(made.pool, each)).parameters)

@@ -17,7 +17,7 @@ from kvcheck.core.probes.frame.device import present
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.rig.hybrid_scene import POLICIES as HYBRID_POLICIES
-from kvcheck.core.probes.sglang.rig.hybrid_scene import STAGED_BACKUPS, Scene
+from kvcheck.core.probes.sglang.rig.hybrid_scene import STAGED_BACKUPS, HybridScene
 from kvcheck.core.probes.sglang.rig.prefix_tree import NEEDS, TreeKind, found_kinds
 from kvcheck.core.probes.sglang.rig.server_args import published
 from kvcheck.core.probes.sglang.rig.tree_scene import TreeScene
@@ -45,7 +45,7 @@ class IndexMoves:
         """A page that nobody keeps is copied; a tree asks for no copy."""
         if rig.subject.startswith("hybrid"):
             with present():
-                Scene(rig, STAGED).plain()
+                HybridScene(rig, STAGED).plain()
         else:
             _each_tree(rig, (STAGED,), "write_back", TreeScene.fill)
 
@@ -56,7 +56,7 @@ class IndexMoves:
             way, turn = ways[rig.schedule % len(ways)], rig.schedule // len(ways)
             policy = HYBRID_POLICIES[rig.schedule % len(HYBRID_POLICIES)]
             with present():
-                scene = Scene(rig, way, STAGED_BACKUPS[turn % len(STAGED_BACKUPS)], policy)
+                scene = HybridScene(rig, way, STAGED_BACKUPS[turn % len(STAGED_BACKUPS)], policy)
                 scene.run(1 + turn % 2, f"by {' '.join(way)}, {policy}")
         else:
             _each_tree(rig, ways, POLICIES[rig.schedule % 2], TreeScene.run)

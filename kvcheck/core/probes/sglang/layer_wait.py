@@ -15,13 +15,13 @@ from functools import partial
 import torch
 
 from kvcheck.core.base.content import Site
-from kvcheck.core.probes.frame.buffer_views import Held
+from kvcheck.core.probes.frame.buffer_views import BufferView
 from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import content
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM
-from kvcheck.core.probes.sglang.rig.pools import LAYERS, Bench, bench, pool_names, take
+from kvcheck.core.probes.sglang.rig.pools import LAYERS, SmallPool, pool_names, small_pool, take
 from kvcheck.core.probes.sglang.rig.readers import Seen, call, readers, seen, understood
 
 LOADED, STALE = 1, 2
@@ -70,11 +70,11 @@ def _race(rig: Rig, name: str, order: str) -> None:
     rig.judge.count("loads", LAYERS)
 
 
-def _made(rig: Rig) -> Bench:
-    return bench(rig, rig.subject)
+def _made(rig: Rig) -> SmallPool:
+    return small_pool(rig, rig.subject)
 
 
-def _tokens(rig: Rig, made: Bench) -> torch.Tensor:
+def _tokens(rig: Rig, made: SmallPool) -> torch.Tensor:
     for _ in range(rig.mix.below(3)):
         take(made, 1)
     return take(made, PAGES_LOADED)
@@ -98,7 +98,7 @@ def _driven(rig: Rig) -> tuple[dict[str, list[Seen]], list[str]]:
     return driven, why
 
 
-def _load(rig: Rig, made: Bench, tokens: torch.Tensor) -> None:
+def _load(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> None:
     """Stale rows in place; each layer's rows on their way, with the engine's own counter told of each."""
     made.write(STALE, tokens)
     counter = fitted(rig.names["layers.counter"], {"num_layers": LAYERS})
@@ -115,10 +115,10 @@ def _load(rig: Rig, made: Bench, tokens: torch.Tensor) -> None:
     counter.set_consumer(producer)
 
 
-def _arrivals(made: Bench, tokens: torch.Tensor) -> list[tuple[Held, torch.Tensor, torch.Tensor]]:
+def _arrivals(made: SmallPool, tokens: torch.Tensor) -> list[tuple[BufferView, torch.Tensor, torch.Tensor]]:
     """(buffer, ids, rows) of a load, where the buffer lies: a queued copy may not wait for the host."""
     found = []
-    for held in made.stamps.found.held:
+    for held in made.stamps.found.buffers:
         for owned in made.owned(tokens):
             if owned.unit == held.unit:
                 site, device = Site(held.unit, held.name, "", held.layer), held.rows.device
@@ -127,7 +127,7 @@ def _arrivals(made: Bench, tokens: torch.Tensor) -> list[tuple[Held, torch.Tenso
     return found
 
 
-def _arrive(held: Held, ids: torch.Tensor, rows: torch.Tensor) -> None:
+def _arrive(held: BufferView, ids: torch.Tensor, rows: torch.Tensor) -> None:
     held.rows.index_copy_(0, ids, rows)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kvcheck.core.base.content import Site
-from kvcheck.core.probes.frame.buffer_views import Held, among, inventory
+from kvcheck.core.probes.frame.buffer_views import BufferView, among, inventory
 from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import Stamps, content
 from kvcheck.core.probes.frame.guard import CannotDrive
@@ -83,9 +83,11 @@ class MetadataSlots:
             judge(rig, held, slot, "read, and its slot then written by set_buf for another request and read again")
 
 
-def deliver_in_parts(rig: Rig, buffers: Any, stamps: Stamps, slot: int, held: list[tuple[Held, torch.Tensor]]) -> None:
+def deliver_in_parts(
+    rig: Rig, buffers: Any, stamps: Stamps, slot: int, held: list[tuple[BufferView, torch.Tensor]]
+) -> None:
     """The second request's row, field by field in a drawn order; it is read once on the way, and at the end."""
-    coming = list(stamps.found.held)
+    coming = list(stamps.found.buffers)
     order = [coming.pop(rig.mix.below(len(coming))) for _ in range(len(coming))]
     torn_at = rig.mix.below(len(order))
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -110,7 +112,7 @@ def deliver_in_parts(rig: Rig, buffers: Any, stamps: Stamps, slot: int, held: li
     judge(rig, held, slot, "read, and its slot then delivered for another request and read again")
 
 
-def by_place(held: list[tuple[Held, torch.Tensor]], got: Any) -> list[tuple[Held, torch.Tensor]]:
+def by_place(held: list[tuple[BufferView, torch.Tensor]], got: Any) -> list[tuple[BufferView, torch.Tensor]]:
     """A later answer, each tensor as the field that the same place had before: by its bytes a wrong one is of none."""
     tensors = _tensors(got)
     if len(tensors) != len(held):
@@ -130,29 +132,29 @@ def make(rig: Rig, size: int = SLOTS) -> tuple[Any, Stamps, Any]:
     }
     buffers = fitted(rig.names["metadata.buffers"], offered)
     found = among(inventory(buffers, rig.package, {"slot": size}), [buffers.get_buf_infos()])
-    if not found.held or found.unknown:
-        raise CannotDrive(f"metadata buffers hold {len(found.held)} fields; unknown: {'; '.join(found.unknown)}")
+    if not found.buffers or found.unknown:
+        raise CannotDrive(f"metadata buffers hold {len(found.buffers)} fields; unknown: {'; '.join(found.unknown)}")
     return buffers, Stamps(found), fitted(rig.names["metadata.slots"], {"size": size})
 
 
-def fields(rig: Rig, stamps: Stamps, got: Any, slot: int) -> list[tuple[Held, torch.Tensor]]:
+def fields(rig: Rig, stamps: Stamps, got: Any, slot: int) -> list[tuple[BufferView, torch.Tensor]]:
     """The returned tensors, each with the field that it holds a row of. Raises CannotDrive where it is of none."""
     pairs = []
     for tensor in _tensors(got):
         seen = _bytes(tensor)
-        field = next((each for each in stamps.found.held if torch.equal(each.rows[slot, : len(seen)], seen)), None)
+        field = next((each for each in stamps.found.buffers if torch.equal(each.rows[slot, : len(seen)], seen)), None)
         if field is None:
             raise CannotDrive(f"get_buf returned {list(tensor.shape)} of {tensor.dtype}, which is no row of a field")
         if len(seen) < field.rows.shape[1]:
             rig.judge.note(f"get_buf returned {len(seen)} of {field.rows.shape[1]} bytes of {field.name}")
         pairs.append((field, tensor))
-    lost = {each.name for each in stamps.found.held} - {field.name for field, _ in pairs}
+    lost = {each.name for each in stamps.found.buffers} - {field.name for field, _ in pairs}
     if lost:
         rig.judge.note(f"get_buf did not return {', '.join(sorted(lost))}")
     return pairs
 
 
-def judge(rig: Rig, held: list[tuple[Held, torch.Tensor]], slot: int, when: str, request: int = FIRST) -> None:
+def judge(rig: Rig, held: list[tuple[BufferView, torch.Tensor]], slot: int, when: str, request: int = FIRST) -> None:
     """Every tensor holds the request's row, still or at last. set_buf writes words of its own as well."""
     for field, tensor in held:
         seen = _bytes(tensor)[None]
@@ -171,7 +173,7 @@ def set_for(rig: Rig, buffers: Any, stamps: Stamps, slot: int) -> None:
 
 
 def _of(stamps: Stamps, name: str, dtype: torch.dtype, size: int) -> torch.Tensor:
-    field = next((each for each in stamps.found.held if each.name == name), None)
+    field = next((each for each in stamps.found.buffers if each.name == name), None)
     if field is None:
         raise CannotDrive(f"metadata buffers have no {name}")
     site = Site(field.unit, field.name, "", field.layer)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.probes.frame.copies_to_host import Crossing
+from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.sglang.rig.pools import PAGES, STATES, Bench, bench, optional, pool_names, take
+from kvcheck.core.probes.sglang.rig.pools import PAGES, STATES, SmallPool, optional, pool_names, small_pool, take
 
 SAVED, BYSTANDER, RECYCLER = 1, 2, 3
 BYSTANDER_PAGES = 2
@@ -29,7 +29,7 @@ class PoolCopy:
 
     def control(self, rig: Rig) -> None:
         """Saved and restored at once, into the same pages: nothing can have changed."""
-        made, tokens = bench(rig, rig.subject), None
+        made, tokens = small_pool(rig, rig.subject), None
         tokens = take(made, LEAST_PAGES)
         state = 1 if rig.subject == "mamba" else None
         made.write(SAVED, tokens, state)
@@ -39,7 +39,7 @@ class PoolCopy:
 
     def measure(self, rig: Rig) -> None:
         """Saved, all pages given to others, restored into other pages."""
-        made = bench(rig, rig.subject)
+        made = small_pool(rig, rig.subject)
         size = made.page_size
         pages = shuffled(rig, take(made, PAGES - 3).view(-1, size))
         count = LEAST_PAGES + rig.mix.below(MOST_PAGES - LEAST_PAGES + 1)
@@ -73,10 +73,10 @@ def shuffled(rig: Rig, pages: torch.Tensor) -> torch.Tensor:
     return pages[order]
 
 
-def save(made: Bench, tokens: torch.Tensor, state: int | None) -> Any:
+def save(made: SmallPool, tokens: torch.Tensor, state: int | None) -> Any:
     """The pool's own copy."""
     call = made.pool.get_cpu_copy
-    with Crossing():
+    with CopiesToHost():
         return call(tokens, **optional(call, mamba_indices=_one(state, tokens)))
 
 
@@ -84,7 +84,7 @@ def _one(state: int | None, tokens: torch.Tensor) -> torch.Tensor | None:
     return None if state is None else torch.tensor([state], device=tokens.device)
 
 
-def restore(made: Bench, copy: Any, tokens: torch.Tensor, state: int | None) -> None:
+def restore(made: SmallPool, copy: Any, tokens: torch.Tensor, state: int | None) -> None:
     """The pool's own restore."""
     call = made.pool.load_cpu_copy
     call(
@@ -95,7 +95,7 @@ def restore(made: Bench, copy: Any, tokens: torch.Tensor, state: int | None) -> 
 
 
 def recycle(
-    made: Bench, everything: torch.Tensor, held: torch.Tensor, states: tuple[int | None, int | None, int | None]
+    made: SmallPool, everything: torch.Tensor, held: torch.Tensor, states: tuple[int | None, int | None, int | None]
 ) -> None:
     """A third request's content in all that is not the bystander's."""
     kept = set(held.tolist())

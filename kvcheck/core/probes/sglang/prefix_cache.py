@@ -20,11 +20,17 @@ import torch
 
 from kvcheck.core.probes.frame.prefixes import Prefixes
 from kvcheck.core.probes.frame.probe import Rig, Stop
-from kvcheck.core.probes.frame.request_generator import LENGTH, Crowd, Live, serve, tokens_of
+from kvcheck.core.probes.frame.request_generator import (
+    LENGTH,
+    RequestGenerator,
+    TrackedRequest,
+    finish_requests,
+    tokens_of,
+)
 from kvcheck.core.probes.sglang.requests import make_request, row_of, state_of
-from kvcheck.core.probes.sglang.rig.pools import bench, pool_names
+from kvcheck.core.probes.sglang.rig.pools import pool_names, small_pool
 from kvcheck.core.probes.sglang.rig.prefix_tree import UNIFIED, make_tree
-from kvcheck.core.probes.sglang.rig.scheduler_loop import SERVICE_NEEDS, Service
+from kvcheck.core.probes.sglang.rig.scheduler_loop import SCHEDULER_NEEDS, SchedulerLoop
 from kvcheck.core.probes.sglang.rig.server_args import published
 from kvcheck.core.probes.sglang.rig.tree_accounts import TreeAccounts
 
@@ -49,23 +55,23 @@ class PrefixCache:
         trees = (UNIFIED, "tree.components") if tree else (f"tree.{of}",)
         family = FAMILIES.get(of, of)
         pools = {*pool_names(family, 1), *(() if family == "mamba" else pool_names(family, PAGED))}
-        return (*SERVICE_NEEDS, *trees, *sorted(pools))
+        return (*SCHEDULER_NEEDS, *trees, *sorted(pools))
 
     def control(self, rig: Rig) -> None:
         """One request that fits is computed and read; nothing is freed, shared or counted yet."""
         with published(rig.names, page_size=_page_size(rig)) as arguments:
-            day = Day(rig, arguments)
-            day.add(day.crowd.alone(SHORT, SHORT, 0))
+            run = PrefixCacheRun(rig, arguments)
+            run.add(run.generator.unshared(SHORT, SHORT, 0))
             for _ in range(SHORT):
-                day.step()
+                run.step()
 
     def measure(self, rig: Rig) -> None:
         """A request, and one that continues all of it; then a crowd that outgrows the pool; then an empty cache."""
         with published(rig.names, page_size=_page_size(rig)) as arguments:
-            Day(rig, arguments).run()
+            PrefixCacheRun(rig, arguments).run()
 
 
-class Day(Service):
+class PrefixCacheRun(SchedulerLoop):
     """A tree, its pool and its requests, and what is known of them. is_whole: hits have to be as long as can be.
 
     most: tokens of a prompt, and of an output, so that one request alone fits.
@@ -76,7 +82,7 @@ class Day(Service):
         family = FAMILIES.get(of, of)
         page = _page_size(rig)
         windows = WINDOWS[rig.mix.below(len(WINDOWS))]
-        made = bench(rig, family, page, TOKENS // page, windows // page)
+        made = small_pool(rig, family, page, TOKENS // page, windows // page)
         self.most = min(LONGEST, (windows - 2 * PAGED) * 2 // 3) if family == "swa" else LONGEST
         self.outputs = min(LONGEST, windows - 2 * PAGED - self.most) if family == "swa" else LONGEST - PAGED
         tree = rig.measured(
@@ -93,34 +99,34 @@ class Day(Service):
             "making the tree",
         )
         super().__init__(rig, made, tree, arguments)
-        self.crowd = Crowd(rig, page, self._make_request)
+        self.generator = RequestGenerator(rig, page, self._make_request)
         self.accounts = TreeAccounts(rig, made, tree, rig.names["tree.components"] if tree_name else None)
         self.prefixes = Prefixes(page)
-        self.is_whole = family == "mha"
+        self.must_hit_longest = family == "mha"
 
     def run(self) -> None:
         """A request and one that continues it, then a crowd that outgrows the pool. Flushed halfway and at the end."""
-        mix, first = self.rig.mix, self.crowd.alone(SHORT, 3, 0)
-        is_whole, self.is_whole = self.is_whole, True
-        for live in (first, self.crowd.after(first, 3, 2)):
-            self.add(live)
+        mix, first = self.rig.mix, self.generator.unshared(SHORT, 3, 0)
+        must_hit_longest, self.must_hit_longest = self.must_hit_longest, True
+        for tracked in (first, self.generator.continuing(first, 3, 2)):
+            self.add(tracked)
             self.work()
-        self.is_whole = is_whole
+        self.must_hit_longest = must_hit_longest
         for number in range(REQUESTS):
-            self.add(self.crowd.draw(self.most, self.outputs))
+            self.add(self.generator.draw(self.most, self.outputs))
             if number == REQUESTS // 2:
                 self.work()
                 self.reset()
             for _ in range(mix.below(2)):
                 self.judged_step()
-            if mix.chance(1, 12) and self.lives:
-                self.abort(list(self.lives.values())[mix.below(len(self.lives))])
+            if mix.chance(1, 12) and self.unfinished:
+                self.abort(list(self.unfinished.values())[mix.below(len(self.unfinished))])
         self.work()
         self.reset()
 
     def work(self) -> None:
         """Steps until everybody is served."""
-        serve(self.rig, self.lives, self.judged_step, STEPS)
+        finish_requests(self.rig, self.unfinished, self.judged_step, STEPS)
 
     def judged_step(self) -> None:
         """A step, and the accounts after it. Raises Stop where anything was found."""
@@ -140,41 +146,43 @@ class Day(Service):
         self.prefixes.clear()
         self._settle("with the cache flushed")
 
-    def matched(self, live: Live, hit: int) -> None:
+    def matched(self, tracked: TrackedRequest, hit: int) -> None:
         """No longer than what was cached; where a tree keeps all or nothing of a token, no shorter either."""
-        engine, size, judge = live.engine, self.made.page_size, self.rig.judge
+        request, size, judge = tracked.request, self.made.page_size, self.rig.judge
         self._lose()
-        tokens = list(engine.origin_input_ids) + list(engine.output_ids)
+        tokens = list(request.origin_input_ids) + list(request.output_ids)
         wanted = self.prefixes.hit(tokens) * size
-        if hit > wanted or (self.is_whole and hit != wanted):
-            text = f"request {live.number} hits {hit} tokens; by the prefixes that were cached it is {wanted}"
-            judge.find("KV301", "contract", text, request=live.number)
+        if hit > wanted or (self.must_hit_longest and hit != wanted):
+            text = f"request {tracked.number} hits {hit} tokens; by the prefixes that were cached it is {wanted}"
+            judge.find("KV301", "contract", text, request=tracked.number)
         judge.count("lookups")
         judge.count("pages_wanted", (len(tokens) - 1) // size)
 
-    def computed(self, served: Sequence[Live], starts: Sequence[int], ends: Sequence[int], is_extend: bool) -> None:
+    def computed(
+        self, served: Sequence[TrackedRequest], starts: Sequence[int], ends: Sequence[int], is_extend: bool
+    ) -> None:
         """Write what is computed, read what it is computed from."""
         size, judge = self.made.page_size, self.rig.judge
-        for live, start, end in zip(served, starts, ends, strict=True):
-            live.table = self.table(live, end)
-            if is_extend and live.is_waiting:
+        for tracked, start, end in zip(served, starts, ends, strict=True):
+            tracked.table = self.table(tracked, end)
+            if is_extend and tracked.is_waiting:
                 judge.count("device_hit_pages", start // size)
-                judge.count("resumes", int(live.preemptions > 0))
-                self._judge_pages(live, start)
-                live.is_waiting = False
+                judge.count("resumes", int(tracked.preemptions > 0))
+                self._judge_pages(tracked, start)
+                tracked.is_waiting = False
             first = -(-start // size)
-            for page in dict.fromkeys(each // size for each in live.table[first * size :]):
+            for page in dict.fromkeys(each // size for each in tracked.table[first * size :]):
                 judge.count("device_evictions", int(self.prefixes.hand_out(page)))
-            self._write(live, start, end)
-        for live, start, end in zip(served, starts, ends, strict=True):
-            self._read(live, start, end, "is computed" if is_extend else "decodes")
+            self._write(tracked, start, end)
+        for tracked, start, end in zip(served, starts, ends, strict=True):
+            self._read(tracked, start, end, "is computed" if is_extend else "decodes")
 
-    def published(self, live: Live, end: int) -> None:
+    def published(self, tracked: TrackedRequest, end: int) -> None:
         """From now on its whole pages may be hit."""
         size = self.made.page_size
         self._lose()
-        table = [each // size for each in live.table[::size]]
-        self.prefixes.register(live.tokens(end // size * size), table)
+        table = [each // size for each in tracked.table[::size]]
+        self.prefixes.register(tracked.tokens(end // size * size), table)
         self._lose()
 
     def _lose(self) -> None:
@@ -182,61 +190,61 @@ class Day(Service):
         for page in self.accounts.free():
             self.rig.judge.count("device_evictions", int(self.prefixes.hand_out(page)))
 
-    def _judge_pages(self, live: Live, hit: int) -> None:
+    def _judge_pages(self, tracked: TrackedRequest, hit: int) -> None:
         size = self.made.page_size
         for place in range(hit // size):
-            page = live.table[place * size] // size
-            if not self.prefixes.holds(live.tokens((place + 1) * size), page):
-                text = f"request {live.number} hits page {page} at place {place}, which stands for another prefix"
-                self.rig.judge.find("KV102", "contract", text, page=page, request=live.number)
+            page = tracked.table[place * size] // size
+            if not self.prefixes.holds(tracked.tokens((place + 1) * size), page):
+                text = f"request {tracked.number} hits page {page} at place {place}, which stands for another prefix"
+                self.rig.judge.find("KV102", "contract", text, page=page, request=tracked.number)
 
-    def _write(self, live: Live, start: int, end: int) -> None:
-        for first, stop, author in live.runs(start, end):
-            for unit, ids in self._units(live, first, stop):
+    def _write(self, tracked: TrackedRequest, start: int, end: int) -> None:
+        for first, stop, author in tracked.author_runs(start, end):
+            for unit, ids in self._units(tracked, first, stop):
                 self.made.stamps.write(author, unit, ids, first)
 
-    def _read(self, live: Live, start: int, end: int, when: str) -> None:
-        told = f"request {live.number} {when}"
-        for first, stop, author in live.runs(0, end):
-            for unit, ids in self._units(live, first, stop):
+    def _read(self, tracked: TrackedRequest, start: int, end: int, when: str) -> None:
+        told = f"request {tracked.number} {when}"
+        for first, stop, author in tracked.author_runs(0, end):
+            for unit, ids in self._units(tracked, first, stop):
                 skip = max(0, min(max(0, start - WINDOW) - first, len(ids))) if unit == "window" else 0
                 self.made.stamps.check(self.rig.judge, author, unit, ids[skip:], when=told, first=first + skip)
         if self.made.family == "mamba":
-            self._step_state(live, start, end, told)
+            self._step_state(tracked, start, end, told)
 
-    def _units(self, live: Live, first: int, stop: int) -> list[tuple[str, tuple[int, ...]]]:
-        ids = live.table[first:stop]
+    def _units(self, tracked: TrackedRequest, first: int, stop: int) -> list[tuple[str, tuple[int, ...]]]:
+        ids = tracked.table[first:stop]
         if self.made.family != "swa":
             return [("token", ids)]
         mapping = self.made.allocator.full_to_swa_index_mapping
         return [("token", ids), ("window", tuple(mapping[torch.tensor(ids, dtype=torch.int64)].tolist()))]
 
-    def _step_state(self, live: Live, start: int, end: int, when: str) -> None:
+    def _step_state(self, tracked: TrackedRequest, start: int, end: int, when: str) -> None:
         """The state before the first position goes in, the one after the last comes out."""
-        slot = self._states().get(live.name)
+        slot = self._states().get(tracked.name)
         if slot is None:
             text = f"{when}: it holds no state"
-            self.rig.judge.find("KV401", "accounting", text, request=live.number, lane="state")
+            self.rig.judge.find("KV401", "accounting", text, request=tracked.number, lane="state")
             return
         if start:
-            author = live.line_at(start - 1)
+            author = tracked.author_at(start - 1)
             self.made.stamps.check(self.rig.judge, author, "state", (slot,), when=when, first=start - 1)
-        self.made.stamps.write(live.line_at(end - 1), "state", (slot,), end - 1)
+        self.made.stamps.write(tracked.author_at(end - 1), "state", (slot,), end - 1)
 
     def _states(self) -> dict[str, int]:
-        slots = {live.name: state_of(live.engine) for live in self.lives.values()}
+        slots = {tracked.name: state_of(tracked.request) for tracked in self.unfinished.values()}
         return {name: slot for name, slot in slots.items() if slot is not None}
 
-    def _make_request(self, live: Live) -> Any:
-        made = partial(make_request, self.rig, live.name, tokens_of(live.lines), live.outputs)
+    def _make_request(self, tracked: TrackedRequest) -> Any:
+        made = partial(make_request, self.rig, tracked.name, tokens_of(tracked.spans), tracked.outputs)
         return self.rig.measured(made, "making a request")
 
     def _settle(self, when: str) -> None:
-        held = {live.name: live for live in self.lives.values() if row_of(live.engine) is not None}
-        rows = {name: live.table for name, live in held.items()}
+        held = {tracked.name: tracked for tracked in self.unfinished.values() if row_of(tracked.request) is not None}
+        rows = {name: tracked.table for name, tracked in held.items()}
         self.accounts.check(rows, self._states(), when)
-        for live in self.lives.values():
-            live.is_waiting |= live in self.waiting
+        for tracked in self.unfinished.values():
+            tracked.is_waiting |= tracked in self.waiting
 
 
 def _page_size(rig: Rig) -> int:

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.probes.frame.copies_to_host import Crossing
+from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.pool_copy import shuffled
 from kvcheck.core.probes.sglang.requests import REQUEST_NEEDS, make_committed_request
-from kvcheck.core.probes.sglang.rig.pools import PAGES, Bench, bench, pool_names, take
+from kvcheck.core.probes.sglang.rig.pools import PAGES, SmallPool, pool_names, small_pool, take
 
 SAVED, BYSTANDER, RECYCLER = 1, 2, 3
 PLAINEST = "mha"
@@ -35,7 +35,7 @@ class Retract:
 
     def control(self, rig: Rig) -> None:
         """The chain on the plainest pool, restored into the row and pages it was saved from."""
-        made = bench(rig, PLAINEST)
+        made = small_pool(rig, PLAINEST)
         request = make_committed_request(rig, 2 * made.page_size)
         row = admit(made, request)
         tokens = take(made, 2)
@@ -44,14 +44,14 @@ class Retract:
         rig.measured(lambda: offload(made, request), "offload_kv_cache")
         rig.measured(lambda: request.load_kv_cache(made.request_pool, made.allocator), "load_kv_cache")
         made.check(rig.judge, SAVED, tokens, when="saved and restored at once")
-        own = bench(rig, rig.subject)
+        own = small_pool(rig, rig.subject)
         plain = take(own, 1)
         own.write(BYSTANDER, plain)
         own.check(rig.judge, BYSTANDER, plain, when="written and read")
 
     def measure(self, rig: Rig) -> None:
         """Retracted, its pages used by another, resumed on a new row."""
-        made = bench(rig, rig.subject)
+        made = small_pool(rig, rig.subject)
         size = made.page_size
         mixed(rig, made)
         pages = 2 + rig.mix.below(2)
@@ -87,30 +87,30 @@ class Retract:
         made.check(rig.judge, BYSTANDER, held, when="beside a request that was retracted and resumed")
 
 
-def mixed(rig: Rig, made: Bench) -> None:
+def mixed(rig: Rig, made: SmallPool) -> None:
     """Pages are given out in an order that no sort leaves alone."""
     give_back(rig, made, take(made, made_pages(made)))
 
 
-def give_back(rig: Rig, made: Bench, tokens: torch.Tensor) -> None:
+def give_back(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> None:
     """Free them page by page, in an order of the seed's: of pages freed at once an allocator may sort the numbers."""
     for page in shuffled(rig, tokens.view(-1, made.page_size)):
         made.allocator.free(page)
 
 
-def offload(made: Bench, request: Any) -> None:
+def offload(made: SmallPool, request: Any) -> None:
     """Save what the request has, as from a device."""
-    with Crossing():
+    with CopiesToHost():
         request.offload_kv_cache(made.request_pool, made.allocator)
 
 
-def made_pages(made: Bench) -> int:
+def made_pages(made: SmallPool) -> int:
     """Pages that are free now."""
     free: int = made.allocator.available_size() // made.page_size
     return free
 
 
-def admit(made: Bench, request: Any) -> int:
+def admit(made: SmallPool, request: Any) -> int:
     """A row for the request."""
     rows = made.request_pool.alloc([request])
     if not rows:
@@ -118,12 +118,12 @@ def admit(made: Bench, request: Any) -> int:
     return int(rows[0])
 
 
-def hold(made: Bench, row: int, tokens: torch.Tensor) -> None:
+def hold(made: SmallPool, row: int, tokens: torch.Tensor) -> None:
     """The request's token ids, in its row."""
     made.request_pool.write((row, slice(0, len(tokens))), tokens.to(torch.int32))
 
 
-def release(made: Bench, request: Any, tokens: torch.Tensor | None) -> None:
+def release(made: SmallPool, request: Any, tokens: torch.Tensor | None) -> None:
     """Give pages, state and row back."""
     if tokens is not None:
         made.allocator.free(tokens)
@@ -132,7 +132,7 @@ def release(made: Bench, request: Any, tokens: torch.Tensor | None) -> None:
     made.request_pool.free(request)
 
 
-def state_of(made: Bench, row: int) -> int | None:
+def state_of(made: SmallPool, row: int) -> int | None:
     """The state slot of a row."""
     if made.family != "mamba":
         return None

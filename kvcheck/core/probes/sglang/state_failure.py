@@ -14,7 +14,7 @@ from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.rig.pd_pair import NEEDS
 from kvcheck.core.probes.sglang.rig.pools import pool_names
-from kvcheck.core.probes.sglang.state_lengths import UNEQUAL, Pair
+from kvcheck.core.probes.sglang.state_lengths import UNEQUAL, StateTransfer
 
 ROWS = 3
 
@@ -28,24 +28,24 @@ class StateFailure:
 
     def control(self, rig: Rig) -> None:
         """Every copy is made: Success, and every row is there."""
-        pair = Pair(rig)
-        pair.send(range(ROWS), range(ROWS), ROWS)
-        pair.check_success(UNEQUAL, range(ROWS), "sent with states that were copied")
+        transfer = StateTransfer(rig)
+        transfer.send(range(ROWS), range(ROWS), ROWS)
+        transfer.check_success(UNEQUAL, range(ROWS), "sent with states that were copied")
 
     def measure(self, rig: Rig) -> None:
         """Copies of states fail."""
-        pair = Pair(rig)
-        link, passes = pair.peers.link, rig.schedule % 2
+        transfer = StateTransfer(rig)
+        link, passes = transfer.peers.link, rig.schedule % 2
 
         def fails(address: int) -> bool:
             nonlocal passes
-            if not any(address in each for each in pair.state_places):
+            if not any(address in each for each in transfer.state_places):
                 return False
             passes -= 1
             return passes < 0
 
         link.fails = fails
-        died = pair.send(range(ROWS), range(ROWS), ROWS)
+        died = transfer.send(range(ROWS), range(ROWS), ROWS)
         rig.judge.count("requests")
         rig.judge.count("transfers")
         rig.judge.count("orderings_checked")
@@ -55,12 +55,12 @@ class StateFailure:
             return
         if not link.failed:
             raise CannotDrive("no copy of states was asked for that could fail")
-        _judge(rig, pair)
+        _judge(rig, transfer)
 
 
-def _judge(rig: Rig, pair: Pair) -> None:
+def _judge(rig: Rig, transfer: StateTransfer) -> None:
     """Both sides have to say that the request failed; rows of its pages and states may hold anything then."""
-    peers = pair.peers
+    peers = transfer.peers
     sides = {"prefill": peers.sender, "decode": peers.ranks[0]}
     states = {side: peers.status(manager, UNEQUAL) for side, manager in sides.items()}
     told = ", ".join(f"{side} says {status}" for side, status in states.items())

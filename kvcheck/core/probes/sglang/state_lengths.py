@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import torch
 
-from kvcheck.core.probes.frame.buffer_views import Held
+from kvcheck.core.probes.frame.buffer_views import BufferView
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.sglang.rig.pd_pair import NEEDS, Link, Memory, Peers, Sent, Target
-from kvcheck.core.probes.sglang.rig.pools import PAGES, Bench, bench, pool_names
+from kvcheck.core.probes.sglang.rig.pd_pair import NEEDS, Link, Memory, PDPair, Sent, Target
+from kvcheck.core.probes.sglang.rig.pools import PAGES, SmallPool, pool_names, small_pool
 
 UNIT = {"nsa": "page", "swa": "window"}
 KINDS = {"nsa": ("nsa", "dsa"), "swa": ("swa",)}
@@ -49,12 +49,12 @@ class StateLengths:
 
     def control(self, rig: Rig) -> None:
         """Equal lists: both requests succeed, and every row is there."""
-        pair = Pair(rig)
+        transfer = StateTransfer(rig)
         rows = 3 + rig.mix.below(3)
-        pair.send(range(rows), range(rows), rows)
-        pair.check_success(UNEQUAL, range(rows), "sent with equal lists")
-        pair.check_success(BEHIND, range(rows), "sent behind one with equal lists")
-        pair.check_others("beside states that were sent with equal lists")
+        transfer.send(range(rows), range(rows), rows)
+        transfer.check_success(UNEQUAL, range(rows), "sent with equal lists")
+        transfer.check_success(BEHIND, range(rows), "sent behind one with equal lists")
+        transfer.check_others("beside states that were sent with equal lists")
 
     def measure(self, rig: Rig) -> None:
         """Lists that differ by one row or more, at each place."""
@@ -74,19 +74,19 @@ class StateLengths:
 
 def _unequal(rig: Rig, ours: range, theirs: range, rows: int, case: str) -> str:
     """Send such lists and judge what comes of it; what that was."""
-    pair = Pair(rig)
-    died = pair.send(ours, theirs, rows)
+    transfer = StateTransfer(rig)
+    died = transfer.send(ours, theirs, rows)
     rig.judge.count("requests", 2)
     rig.judge.count("transfers", 2)
     what = f"state lists of {len(ours)} rows at the prefill side and {len(theirs)} at the decode side ({case})"
     if died is not None:
         text = f"{what}: the transfer worker died of it: {died.text} ({died.where}); nobody's request is sent any more"
         rig.judge.find("KV902", "liveness", text, lane=_lane("worker", case), request=UNEQUAL)
-    came = pair.judge_unequal(what, theirs, case) if died is None else f"the worker died ({died.text})"
-    pair.check_lists(what)
-    pair.check_others(what)
+    came = transfer.judge_unequal(what, theirs, case) if died is None else f"the worker died ({died.text})"
+    transfer.check_lists(what)
+    transfer.check_others(what)
     if died is None:
-        pair.check_success(BEHIND, range(rows), f"sent behind one with {what}")
+        transfer.check_success(BEHIND, range(rows), f"sent behind one with {what}")
     return came
 
 
@@ -94,7 +94,7 @@ def _lane(what: str, case: str) -> str:
     return f"{what}, {case}"
 
 
-class Pair:
+class StateTransfer:
     """A prefill pool and a decode pool of one family, with content, and what lies between.
 
     state_places: addresses of the decode pool's states.
@@ -103,14 +103,14 @@ class Pair:
     def __init__(self, rig: Rig) -> None:
         family, _ = parts(rig.subject)
         self._rig, self._judge, self._unit = rig, rig.judge, UNIT[family]
-        self._ours, self._theirs = bench(rig, family), bench(rig, family)
+        self._ours, self._theirs = small_pool(rig, family), small_pool(rig, family)
         self.state_places: list[range] = []
         memories = []
         for made in (self._ours, self._theirs):
             states = made.pool.get_state_buf_infos()
             memories.append(Memory(pages=made.pool.get_contiguous_buf_infos(), states=states))
             self.state_places = [range(start, start + size) for start, size, *_ in zip(*states, strict=True)]
-        self.peers = Peers(rig, Link(), memories[0], memories[1:], kinds=KINDS[family], flat=family == "nsa")
+        self.peers = PDPair(rig, Link(), memories[0], memories[1:], kinds=KINDS[family], flat=family == "nsa")
         self._lists: dict[int, tuple[list[int], list[int]]] = {}
         self._kept: dict[int, tuple[list[int], list[int]]] = {}
         self._window: dict[int, range] = {}
@@ -210,8 +210,8 @@ class Pair:
         """What befalls the request whose lists differ."""
         self._judge.find(code, oracle, text, lane=lane, request=UNEQUAL, condition=CONDITION)
 
-    def _held(self) -> list[Held]:
-        return [held for held in self._theirs.stamps.found.held if held.unit == self._unit]
+    def _held(self) -> list[BufferView]:
+        return [held for held in self._theirs.stamps.found.buffers if held.unit == self._unit]
 
-    def _rows(self, made: Bench) -> int:
-        return min(len(held.rows) for held in made.stamps.found.held if held.unit == self._unit)
+    def _rows(self, made: SmallPool) -> int:
+        return min(len(held.rows) for held in made.stamps.found.buffers if held.unit == self._unit)

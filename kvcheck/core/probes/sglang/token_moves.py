@@ -16,11 +16,19 @@ from contextlib import contextmanager
 
 import torch
 
-from kvcheck.core.probes.frame.buffer_views import Held
+from kvcheck.core.probes.frame.buffer_views import BufferView
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.pool_copy import shuffled
-from kvcheck.core.probes.sglang.rig.pools import INDEX_HEAD_DIM, PAGES, SCALE_BYTES, Bench, bench, pool_names, take
+from kvcheck.core.probes.sglang.rig.pools import (
+    INDEX_HEAD_DIM,
+    PAGES,
+    SCALE_BYTES,
+    SmallPool,
+    pool_names,
+    small_pool,
+    take,
+)
 
 OWNER, OTHER = 1, 2
 """Requests: whose tokens move, and who has every other token."""
@@ -45,14 +53,14 @@ class TokenMoves:
     def control(self, rig: Rig) -> None:
         """A token of the plainest pool, to a slot of another page."""
         with _native(rig):
-            made = bench(rig, PLAINEST)
+            made = small_pool(rig, PLAINEST)
             tokens = take(made, 2)
             _move(rig, made, tokens[:1], tokens[-1:], None)
 
     def measure(self, rig: Rig) -> None:
         """Some tokens of drawn pages, to slots at drawn places."""
         with _native(rig):
-            made = bench(rig, rig.subject)
+            made = small_pool(rig, rig.subject)
             pages = shuffled(rig, take(made, PAGES - 3).view(-1, made.page_size))
             source = _drawn(rig, pages[:2].reshape(-1), 2 + rig.mix.below(6))
             target = _drawn(rig, pages[2:4].reshape(-1), len(source))
@@ -81,9 +89,9 @@ def _native(rig: Rig) -> Iterator[None]:
         override.__exit__(None, None, None)  # told of no exception: it would not put the variable back
 
 
-def _move(rig: Rig, made: Bench, source: torch.Tensor, target: torch.Tensor, condition: str | None) -> None:
+def _move(rig: Rig, made: SmallPool, source: torch.Tensor, target: torch.Tensor, condition: str | None) -> None:
     """Move them and compare every buffer with what it has to be."""
-    kind, held = type(made.pool).__name__, made.stamps.found.held
+    kind, held = type(made.pool).__name__, made.stamps.found.buffers
     if not hasattr(made.pool, "move_kv_cache"):
         raise CannotDrive(f"{kind} of this release has no move_kv_cache")
     for each in held:
@@ -106,7 +114,7 @@ def _move(rig: Rig, made: Bench, source: torch.Tensor, target: torch.Tensor, con
         _compare(rig, each, rows, what, condition)
 
 
-def _moved(made: Bench, held: Held, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _moved(made: SmallPool, held: BufferView, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Rows of a buffer as they have to be after the move: [rows, bytes]."""
     before, after = held.rows.clone(), held.rows.clone()
     if held.unit in SINGLE:
@@ -122,12 +130,12 @@ def _moved(made: Bench, held: Held, source: torch.Tensor, target: torch.Tensor) 
     return after
 
 
-def _ids(made: Bench, held: Held, tokens: torch.Tensor) -> list[int]:
+def _ids(made: SmallPool, held: BufferView, tokens: torch.Tensor) -> list[int]:
     """Rows of a buffer that has one for each of these tokens."""
     return [row for owned in made.owned(tokens) if owned.unit == held.unit for row in owned.ids]
 
 
-def _compare(rig: Rig, held: Held, wanted: torch.Tensor, what: str, condition: str | None) -> None:
+def _compare(rig: Rig, held: BufferView, wanted: torch.Tensor, what: str, condition: str | None) -> None:
     """Every row of a buffer is what it has to be, but the first, into which padding may go."""
     judge, seen = rig.judge, held.rows
     judge.reads += 1

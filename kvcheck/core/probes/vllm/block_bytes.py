@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from kvcheck.core.base.content import Site
-from kvcheck.core.probes.frame.buffer_views import Held
+from kvcheck.core.probes.frame.buffer_views import BufferView
 from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import content
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.frame.request_generator import Crowd, Live, tokens_of
+from kvcheck.core.probes.frame.request_generator import RequestGenerator, TrackedRequest, tokens_of
 from kvcheck.core.probes.vllm.prepare import HASHES
 
 BLOCK = 4
@@ -27,27 +27,27 @@ ROW_BYTES = 16
 DEVICE_NEEDS = ("manager", "manager.config", "manager.group", "attention.full", "request", "request.sampling", *HASHES)
 
 
-def crowd(rig: Rig) -> Crowd:
+def request_generator(rig: Rig) -> RequestGenerator:
     """Requests for vLLM."""
-    return Crowd(rig, BLOCK, lambda live: _request(rig, live))
+    return RequestGenerator(rig, BLOCK, lambda tracked: _request(rig, tracked))
 
 
-def _request(rig: Rig, live: Live) -> Any:
+def _request(rig: Rig, tracked: TrackedRequest) -> Any:
     """The engine's own object."""
     names = rig.names
     hasher = names["hash.blocks"](BLOCK, names["hash.function"])
-    sampling = names["request.sampling"](max_tokens=live.outputs, ignore_eos=True)
+    sampling = names["request.sampling"](max_tokens=tracked.outputs, ignore_eos=True)
     offered = {
-        "request_id": live.name,
-        "prompt_token_ids": tokens_of(live.lines),
+        "request_id": tracked.name,
+        "prompt_token_ids": tokens_of(tracked.spans),
         "sampling_params": sampling,
         "pooling_params": None,
         "multi_modal_inputs": None,
         "multi_modal_hashes": None,
         "multi_modal_placeholders": None,
         "eos_token_id": None,
-        "arrival_time": float(live.number),
-        "priority": live.priority,
+        "arrival_time": float(tracked.number),
+        "priority": tracked.priority,
         "block_hasher": hasher,
     }
     return rig.measured(lambda: fitted(names["request"], offered), "making a request")
@@ -69,7 +69,7 @@ def cache_config(rig: Rig, blocks: int) -> Any:
     return fitted(rig.names["manager.config"], offered)
 
 
-class Floor:
+class BlockBytes:
     """The bytes of all blocks, and who may look at them."""
 
     def __init__(self, rig: Rig, manager: Any, blocks: int) -> None:
@@ -77,34 +77,34 @@ class Floor:
         self._manager = manager
         self._pool = manager.block_pool
         rows = torch.zeros(blocks * BLOCK, ROW_BYTES, dtype=torch.uint8)
-        self.held = Held(name="kv", layer=0, unit="token", rows=rows)
+        self.held = BufferView(name="kv", layer=0, unit="token", rows=rows)
         self._site = Site(self.held.unit, self.held.name, "", self.held.layer)
         if len(self._pool.blocks) != blocks:
             raise CannotDrive(f"the pool has {len(self._pool.blocks)} blocks; {blocks} were asked for")
 
-    def table(self, live: Live) -> tuple[int, ...]:
+    def table(self, tracked: TrackedRequest) -> tuple[int, ...]:
         """Its blocks, as the manager tells them."""
-        (group,) = self._rig.measured(lambda: self._manager.get_block_ids(live.name), "get_block_ids")
+        (group,) = self._rig.measured(lambda: self._manager.get_block_ids(tracked.name), "get_block_ids")
         return tuple(group)
 
-    def write(self, live: Live, first: int, end: int, others: Sequence[Live]) -> None:
+    def write(self, tracked: TrackedRequest, first: int, end: int, others: Sequence[TrackedRequest]) -> None:
         """It computes these positions. others: live requests, whose blocks are not to be written differently."""
-        ids = self._ids(live, first, end)
+        ids = self._ids(tracked, first, end)
         for block in dict.fromkeys(each // BLOCK for each in ids):
             for other in others:
-                if other is not live and block in other.table and not self._is_same(live, other, block):
-                    text = f"request {live.number} was given block {block}, which request {other.number} still holds"
+                if other is not tracked and block in other.table and not self._is_same(tracked, other, block):
+                    text = f"request {tracked.number} was given block {block}, which request {other.number} still holds"
                     self._rig.judge.find(
-                        "KV403", "lifetime", text, page=block, request=live.number, seen_request=other.number
+                        "KV403", "lifetime", text, page=block, request=tracked.number, seen_request=other.number
                     )
-        for start, stop, author in live.runs(first, end):
+        for start, stop, author in tracked.author_runs(first, end):
             at = torch.as_tensor(ids[start - first : stop - first])
             self.held.rows[at] = content(self._site, author, range(start, stop), ROW_BYTES)
 
-    def read(self, live: Live, end: int, when: str) -> None:
+    def read(self, tracked: TrackedRequest, end: int, when: str) -> None:
         """It attends to everything before `end`."""
-        ids = self._ids(live, 0, end)
-        for start, stop, author in live.runs(0, end):
+        ids = self._ids(tracked, 0, end)
+        for start, stop, author in tracked.author_runs(0, end):
             part = ids[start:stop]
             self._rig.judge.compare(
                 self.held,
@@ -112,13 +112,13 @@ class Floor:
                 request=author,
                 positions=range(start, stop),
                 ids=part,
-                when=f"request {live.number} {when}",
+                when=f"request {tracked.number} {when}",
             )
 
-    def account(self, running: Sequence[Live], when: str) -> None:
+    def account(self, running: Sequence[TrackedRequest], when: str) -> None:
         """Every block is free or held, never both; its count is the number of tables that have it."""
         find = self._rig.judge.find
-        pool, held = self._pool, Counter(block for live in running for block in live.table if block)
+        pool, held = self._pool, Counter(block for tracked in running for block in tracked.table if block)
         free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
         self._rig.judge.count("orderings_checked")
         if len(set(free)) != len(free) or set(free) & set(held):
@@ -135,14 +135,14 @@ class Floor:
                 text = f"block {block.block_id} counts {block.ref_cnt} owners, {held[block.block_id]} requests hold it"
                 find(code, "accounting", f"{when}: {text}", page=block.block_id)
 
-    def _ids(self, live: Live, first: int, end: int) -> list[int]:
-        if end > len(live.table) * BLOCK:
-            raise CannotDrive(f"request {live.number} has {len(live.table)} blocks for {end} tokens")
-        return [live.table[at // BLOCK] * BLOCK + at % BLOCK for at in range(first, end)]
+    def _ids(self, tracked: TrackedRequest, first: int, end: int) -> list[int]:
+        if end > len(tracked.table) * BLOCK:
+            raise CannotDrive(f"request {tracked.number} has {len(tracked.table)} blocks for {end} tokens")
+        return [tracked.table[at // BLOCK] * BLOCK + at % BLOCK for at in range(first, end)]
 
-    def _is_same(self, live: Live, other: Live, block: int) -> bool:
+    def _is_same(self, tracked: TrackedRequest, other: TrackedRequest, block: int) -> bool:
         """Whether both mean the same tokens by the block: a shared prefix that is computed by both is no harm."""
-        place = live.table.index(block)
+        place = tracked.table.index(block)
         span = range(place * BLOCK, (place + 1) * BLOCK)
-        same = all(live.line_at(at) == other.line_at(at) for at in span)
+        same = all(tracked.author_at(at) == other.author_at(at) for at in span)
         return same and place < len(other.table) and other.table[place] == block

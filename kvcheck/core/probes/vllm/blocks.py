@@ -11,14 +11,15 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import Any
 
 from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.prefixes import Prefixes
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.frame.request_generator import LENGTH, Live, token
-from kvcheck.core.probes.vllm.block_bytes import BLOCK, DEVICE_NEEDS, Floor, cache_config, crowd
+from kvcheck.core.probes.frame.request_generator import LENGTH, TrackedRequest, token
+from kvcheck.core.probes.vllm.block_bytes import BLOCK, DEVICE_NEEDS, BlockBytes, cache_config, request_generator
 
 POOL = 18
 LONGEST = 28
@@ -38,28 +39,28 @@ class Blocks:
 
     def control(self, rig: Rig) -> None:
         """One request in a pool that is large enough is computed and read; nothing is freed yet."""
-        day = _Day(rig, LENGTH // BLOCK + 2)
-        day.waiting.append(day.crowd.alone(LONGEST, OUTPUTS, 0))
+        run = _ManagerRun(rig, LENGTH // BLOCK + 2)
+        run.waiting.append(run.generator.unshared(LONGEST, OUTPUTS, 0))
         for _ in range(OUTPUTS):
-            day.step()
+            run.step()
 
     def measure(self, rig: Rig) -> None:
         """Requests that share prefixes and outgrow the pool, then an empty pool and an empty cache."""
-        day = _Day(rig, POOL)
+        run = _ManagerRun(rig, POOL)
         for number in range(REQUESTS):
-            day.waiting.append(day.crowd.draw(LONGEST, OUTPUTS))
+            run.waiting.append(run.generator.draw(LONGEST, OUTPUTS))
             if number == REQUESTS // 2:
-                day.work()
-                day.reset()
+                run.work()
+                run.reset()
             for _ in range(rig.mix.below(4)):
-                day.judged_step()
+                run.judged_step()
             if rig.mix.chance(1, 12):
-                day.abort()
-        day.work()
-        day.reset()
+                run.abort()
+        run.work()
+        run.reset()
 
 
-class _Day:
+class _ManagerRun:
     """A manager, its requests and what is known of them."""
 
     def __init__(self, rig: Rig, blocks: int) -> None:
@@ -72,11 +73,11 @@ class _Day:
             "enable_caching": True,
         }
         self.manager: Any = rig.measured(lambda: fitted(rig.names["manager"], offered), "making the manager")
-        self.floor = Floor(rig, self.manager, blocks)
-        self.crowd = crowd(rig)
+        self.blocks = BlockBytes(rig, self.manager, blocks)
+        self.generator = request_generator(rig)
         self.prefixes = Prefixes(BLOCK)
-        self.waiting: deque[Live] = deque()
-        self.running: list[Live] = []
+        self.waiting: deque[TrackedRequest] = deque()
+        self.running: list[TrackedRequest] = []
 
     def work(self) -> None:
         """Steps until everybody is served."""
@@ -89,14 +90,14 @@ class _Day:
     def judged_step(self) -> None:
         """A step, and the accounts after it."""
         self.step()
-        self.floor.account(self.running, "after a step")
+        self.blocks.account(self.running, "after a step")
 
     def step(self) -> None:
         """Allocate for all, compute, and see what is there."""
         pieces: dict[int, tuple[int, int]] = {}
         is_full = False
-        for live in list(self.running):
-            while live in self.running and not self._grow(live, pieces):
+        for tracked in list(self.running):
+            while tracked in self.running and not self._grow(tracked, pieces):
                 is_full = True
                 self._preempt(self.running[-1])
         while self.waiting and not is_full and len(self.running) < RUNNING and self._admit(self.waiting[0], pieces):
@@ -105,7 +106,7 @@ class _Day:
 
     def reset(self) -> None:
         """Nobody is left, so the cache can be emptied."""
-        self.floor.account([], "with all requests finished")
+        self.blocks.account([], "with all requests finished")
         if not self.rig.measured(self.manager.reset_prefix_cache, "reset_prefix_cache"):
             self.rig.judge.find("KV401", "accounting", "the prefix cache cannot be reset with all requests finished")
         self.prefixes.clear()
@@ -116,96 +117,96 @@ class _Day:
             self._free(self.running.pop(self.rig.mix.below(len(self.running))))
             self.rig.judge.count("aborts")
 
-    def _admit(self, live: Live, pieces: dict[int, tuple[int, int]]) -> bool:
+    def _admit(self, tracked: TrackedRequest, pieces: dict[int, tuple[int, int]]) -> bool:
         """Look its prefix up and allocate; whether it fits."""
-        rig, engine = self.rig, live.engine
-        found = rig.measured(lambda: self.manager.get_computed_blocks(engine), "get_computed_blocks")
+        rig, request = self.rig, tracked.request
+        found = rig.measured(lambda: self.manager.get_computed_blocks(request), "get_computed_blocks")
         blocks, hit = found[0], int(found[1])
-        self._judge_hit(live, blocks, hit)
-        more = min(PIECE, engine.num_tokens - hit)
-        if not self._allocate(live, hit, more, new_computed_blocks=blocks, num_new_computed_tokens=hit):
+        self._judge_hit(tracked, blocks, hit)
+        more = min(PIECE, request.num_tokens - hit)
+        if not self._allocate(tracked, hit, more, new_computed_blocks=blocks, num_new_computed_tokens=hit):
             return False
-        engine.status = rig.names["request.status"].RUNNING
+        request.status = rig.names["request.status"].RUNNING
         rig.judge.count("lookups")
-        rig.judge.count("pages_wanted", (engine.num_tokens - 1) // BLOCK)
+        rig.judge.count("pages_wanted", (request.num_tokens - 1) // BLOCK)
         rig.judge.count("device_hit_pages", hit // BLOCK)
-        rig.judge.count("resumes", int(live.preemptions > 0))
-        pieces[live.number] = (hit, hit + more)
+        rig.judge.count("resumes", int(tracked.preemptions > 0))
+        pieces[tracked.number] = (hit, hit + more)
         return True
 
-    def _grow(self, live: Live, pieces: dict[int, tuple[int, int]]) -> bool:
+    def _grow(self, tracked: TrackedRequest, pieces: dict[int, tuple[int, int]]) -> bool:
         """Allocate for its next piece; whether there was room."""
-        done = int(live.engine.num_computed_tokens)
-        more = min(PIECE, live.engine.num_tokens - done)
-        if not self._allocate(live, done, more):
+        done = int(tracked.request.num_computed_tokens)
+        more = min(PIECE, tracked.request.num_tokens - done)
+        if not self._allocate(tracked, done, more):
             return False
-        pieces[live.number] = (done, done + more)
+        pieces[tracked.number] = (done, done + more)
         return True
 
-    def _allocate(self, live: Live, done: int, more: int, **hits: Any) -> bool:
+    def _allocate(self, tracked: TrackedRequest, done: int, more: int, **hits: Any) -> bool:
         """Blocks for `more` tokens. What is handed out stands for its old prefix no longer."""
-        rig, engine = self.rig, live.engine
+        rig, request = self.rig, tracked.request
         before = (
-            set(live.table) | {block.block_id for block in hits["new_computed_blocks"].blocks[0]}
+            set(tracked.table) | {block.block_id for block in hits["new_computed_blocks"].blocks[0]}
             if hits
-            else {*live.table}
+            else {*tracked.table}
         )
-        got = rig.measured(lambda: self.manager.allocate_slots(engine, more, **hits), "allocate_slots")
+        got = rig.measured(lambda: self.manager.allocate_slots(request, more, **hits), "allocate_slots")
         if got is None:
             return False
-        live.table = self.floor.table(live)
-        for block in live.table:
+        tracked.table = self.blocks.table(tracked)
+        for block in tracked.table:
             if block not in before:
                 rig.judge.count("device_evictions", int(self.prefixes.hand_out(block)))
-                owner = next((each for each in self.running if each is not live and block in each.table), None)
+                owner = next((each for each in self.running if each is not tracked and block in each.table), None)
                 if owner is not None:
-                    text = f"block {block} was handed to request {live.number} while request {owner.number} holds it"
+                    text = f"block {block} was handed to request {tracked.number} while request {owner.number} holds it"
                     rig.judge.find(
-                        "KV403", "lifetime", text, page=block, request=live.number, seen_request=owner.number
+                        "KV403", "lifetime", text, page=block, request=tracked.number, seen_request=owner.number
                     )
-        self.prefixes.register(engine.all_token_ids[: done + more], live.table)
+        self.prefixes.register(request.all_token_ids[: done + more], tracked.table)
         return True
 
-    def _judge_hit(self, live: Live, blocks: Any, hit: int) -> None:
-        tokens, find = list(live.engine.all_token_ids), self.rig.judge.find
+    def _judge_hit(self, tracked: TrackedRequest, blocks: Any, hit: int) -> None:
+        tokens, find = list(tracked.request.all_token_ids), self.rig.judge.find
         wanted = self.prefixes.hit(tokens) * BLOCK
         if hit != wanted:
-            text = f"request {live.number} hits {hit} tokens; by the prefixes that were cached it is {wanted}"
-            find("KV301", "contract", text, request=live.number)
+            text = f"request {tracked.number} hits {hit} tokens; by the prefixes that were cached it is {wanted}"
+            find("KV301", "contract", text, request=tracked.number)
         ids = [block.block_id for block in blocks.blocks[0]]
         if len(ids) * BLOCK != hit:
             raise CannotDrive(f"a hit of {hit} tokens came with {len(ids)} blocks of {BLOCK}")
         for place, block in enumerate(ids):
             if not self.prefixes.holds(tokens[: (place + 1) * BLOCK], block):
-                text = f"request {live.number} hits block {block} at place {place}, which stands for another prefix"
-                find("KV102", "contract", text, page=block, request=live.number)
+                text = f"request {tracked.number} hits block {block} at place {place}, which stands for another prefix"
+                find("KV102", "contract", text, page=block, request=tracked.number)
 
-    def _preempt(self, live: Live) -> None:
-        self.running.remove(live)
-        self._free(live)
-        live.engine.num_computed_tokens = 0
-        live.engine.status = self.rig.names["request.status"].PREEMPTED
-        live.engine.num_preemptions = 1 + getattr(live.engine, "num_preemptions", 0)
-        live.preemptions += 1
-        self.waiting.appendleft(live)
+    def _preempt(self, tracked: TrackedRequest) -> None:
+        self.running.remove(tracked)
+        self._free(tracked)
+        tracked.request.num_computed_tokens = 0
+        tracked.request.status = self.rig.names["request.status"].PREEMPTED
+        tracked.request.num_preemptions = 1 + getattr(tracked.request, "num_preemptions", 0)
+        tracked.preemptions += 1
+        self.waiting.appendleft(tracked)
         self.rig.judge.count("retractions")
 
-    def _free(self, live: Live) -> None:
-        self.rig.measured(lambda: self.manager.free(live.engine), "free")
-        live.table = ()
+    def _free(self, tracked: TrackedRequest) -> None:
+        self.rig.measured(lambda: self.manager.free(tracked.request), "free")
+        tracked.table = ()
 
     def _compute(self, pieces: dict[int, tuple[int, int]]) -> None:
-        served = [live for live in self.running if live.number in pieces]
-        for live in served:
-            self.floor.write(live, *pieces[live.number], self.running)
-        for live in served:
-            end = pieces[live.number][1]
-            self.floor.read(live, end, "while it is computed")
-            live.engine.num_computed_tokens = end
-            if end == live.engine.num_tokens:
-                made = token(live.number, int(live.engine.num_tokens))
-                self.rig.measured(lambda live=live, made=made: live.engine.append_output_token_ids(made), "append")  # type: ignore[misc]
-        for live in served:
-            if live.engine.num_output_tokens >= live.outputs:
-                self.running.remove(live)
-                self._free(live)
+        served = [tracked for tracked in self.running if tracked.number in pieces]
+        for tracked in served:
+            self.blocks.write(tracked, *pieces[tracked.number], self.running)
+        for tracked in served:
+            end = pieces[tracked.number][1]
+            self.blocks.read(tracked, end, "while it is computed")
+            tracked.request.num_computed_tokens = end
+            if end == tracked.request.num_tokens:
+                made = token(tracked.number, int(tracked.request.num_tokens))
+                self.rig.measured(partial(tracked.request.append_output_token_ids, made), "append")
+        for tracked in served:
+            if tracked.request.num_output_tokens >= tracked.outputs:
+                self.running.remove(tracked)
+                self._free(tracked)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kvcheck.core.base.content import Site
-from kvcheck.core.probes.frame.buffer_views import Held
+from kvcheck.core.probes.frame.buffer_views import BufferView
 from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import content
 from kvcheck.core.probes.frame.guard import CannotDrive
@@ -68,7 +68,7 @@ class CpuOffload:
         desk, mix = _Desk(rig), rig.mix
         for _ in range(REQUESTS):
             family, depth = mix.below(FAMILIES), 1 + mix.below(DEPTH)
-            desk.serve([1 + family * DEPTH + at for at in range(depth)])
+            desk.run_request([1 + family * DEPTH + at for at in range(depth)])
             while len(desk.jobs) > mix.below(PENDING + 1):
                 desk.complete(mix.below(len(desk.jobs)), fails=mix.chance(1, 8))
         while desk.jobs:
@@ -90,7 +90,7 @@ class _Desk:
     manager: Any = None
     chunks: dict[int, Chunk] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
-    held: Held = field(init=False)
+    held: BufferView = field(init=False)
     asked: int = 0
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class _Desk:
         make = self.rig.names["offload.manager"]
         self.manager = self.rig.measured(lambda: fitted(make, offered), "making the manager")
         rows = torch.zeros(CHUNKS, ROW_BYTES, dtype=torch.uint8)
-        self.held = Held(name="chunks", layer=0, unit="chunk", rows=rows, tier="host")
+        self.held = BufferView(name="chunks", layer=0, unit="chunk", rows=rows, tier="host")
 
     def context(self) -> Any:
         """A new request's."""
@@ -107,7 +107,7 @@ class _Desk:
         self.rig.measured(lambda: self.manager.on_new_request(made), "on_new_request")
         return made
 
-    def serve(self, keys: list[int]) -> None:
+    def run_request(self, keys: list[int]) -> None:
         """A request: load what is there, store the rest."""
         context = self.context()
         hits = 0
@@ -227,7 +227,7 @@ class _Desk:
         return self.rig.names["offload.key"](key.to_bytes(32, "big"), 0)
 
 
-def _site(held: Held) -> Site:
+def _site(held: BufferView) -> Site:
     return Site(held.unit, held.name, "", held.layer)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.frame.request_generator import LENGTH, Live, serve, token
-from kvcheck.core.probes.vllm.block_bytes import BLOCK, DEVICE_NEEDS, Floor, cache_config, crowd
+from kvcheck.core.probes.frame.request_generator import LENGTH, TrackedRequest, finish_requests, token
+from kvcheck.core.probes.vllm.block_bytes import BLOCK, DEVICE_NEEDS, BlockBytes, cache_config, request_generator
 
 POOL = 14
 LONGEST = 36
@@ -56,10 +56,10 @@ class Scheduling:
 
     def control(self, rig: Rig) -> None:
         """One request in a pool that is large enough is computed and read; nothing is freed yet."""
-        shift = _Shift(rig, LENGTH // BLOCK + 2)
-        shift.add(shift.crowd.alone(LONGEST, OUTPUTS, 0))
+        run = _SchedulerRun(rig, LENGTH // BLOCK + 2)
+        run.add(run.generator.unshared(LONGEST, OUTPUTS, 0))
         for _ in range(OUTPUTS):
-            shift.step()
+            run.step()
 
     def measure(self, rig: Rig) -> None:
         """Requests of several priorities that share prefixes and outgrow the pool; then pairs.
@@ -67,41 +67,41 @@ class Scheduling:
         A pair is a long prompt and a short one that outranks it and may ask for one block too many in the step that
         has just given the long one its last piece.
         """
-        shift = _Shift(rig, POOL)
+        run = _SchedulerRun(rig, POOL)
         for _ in range(REQUESTS):
-            shift.add(shift.crowd.draw(LONGEST, OUTPUTS))
+            run.add(run.generator.draw(LONGEST, OUTPUTS))
             for _ in range(rig.mix.below(4)):
-                shift.judged_step()
-        shift.work()
+                run.judged_step()
+        run.work()
         if rig.subject == LOOKAHEAD:
-            shift.conversations()
+            run.conversations()
         for _ in range(SQUEEZES):
-            shift.add(shift.crowd.alone(LONG - rig.mix.below(BLOCK), 2, 2))
-            shift.step()
-            shift.add(shift.crowd.alone(SHORT - rig.mix.below(BLOCK), 1 + rig.mix.below(BLOCK), 0))
-            shift.work()
-        shift.floor.account([], "with all requests finished")
+            run.add(run.generator.unshared(LONG - rig.mix.below(BLOCK), 2, 2))
+            run.step()
+            run.add(run.generator.unshared(SHORT - rig.mix.below(BLOCK), 1 + rig.mix.below(BLOCK), 0))
+            run.work()
+        run.blocks.account([], "with all requests finished")
 
 
-class _Shift:
+class _SchedulerRun:
     """A scheduler, its requests and what is known of them."""
 
     def __init__(self, rig: Rig, blocks: int) -> None:
         self.rig = rig
         with tempfile.TemporaryDirectory() as folder:
             self.scheduler: Any = rig.measured(lambda: _scheduler(rig, blocks, folder), "making the scheduler")
-        self.floor = Floor(rig, self.scheduler.kv_cache_manager, blocks)
-        self.crowd = crowd(rig)
-        self.lives: dict[str, Live] = {}
+        self.blocks = BlockBytes(rig, self.scheduler.kv_cache_manager, blocks)
+        self.generator = request_generator(rig)
+        self.unfinished: dict[str, TrackedRequest] = {}
 
-    def add(self, live: Live) -> None:
+    def add(self, tracked: TrackedRequest) -> None:
         """One more request."""
-        self.lives[live.name] = live
-        self.rig.measured(lambda: self.scheduler.add_request(live.engine), "add_request")
+        self.unfinished[tracked.name] = tracked
+        self.rig.measured(lambda: self.scheduler.add_request(tracked.request), "add_request")
 
     def work(self) -> None:
         """Steps until everybody is served."""
-        serve(self.rig, self.lives, self.judged_step, STEPS)
+        finish_requests(self.rig, self.unfinished, self.judged_step, STEPS)
 
     def conversations(self) -> None:
         """A long prompt, a short one that outranks it, and the long one's next turn, which reads all of this one.
@@ -110,57 +110,59 @@ class _Shift:
         """
         for _ in range(TURNS):
             more = self.rig.mix.below(BLOCK)
-            first = self.crowd.alone(SAID + more, 6 - more + self.rig.mix.below(2), 2)
+            first = self.generator.unshared(SAID + more, 6 - more + self.rig.mix.below(2), 2)
             self.add(first)
             for _ in range(3):
                 self.judged_step()
-            self.add(self.crowd.alone(SWIFT + more, 6 - more, 0))
+            self.add(self.generator.unshared(SWIFT + more, 6 - more, 0))
             self.work()
-            self.add(self.crowd.after(first, 2, 1))
+            self.add(self.generator.continuing(first, 2, 1))
             self.work()
 
     def judged_step(self) -> None:
         """A step, and the accounts after it."""
         self.step()
-        left = [live for live in self.lives.values() if live.engine in self.scheduler.running]
-        self.floor.account(left, "after a step")
+        left = [tracked for tracked in self.unfinished.values() if tracked.request in self.scheduler.running]
+        self.blocks.account(left, "after a step")
 
     def step(self) -> None:
         """Plan, compute, read, and hand the tokens back."""
         plan = self.rig.measured(self.scheduler.schedule, "schedule")
         counts: dict[str, int] = dict(plan.num_scheduled_tokens)
-        running = [live for live in self.lives.values() if live.engine in self.scheduler.running]
-        for live in self.lives.values():
-            live.table = self.floor.table(live) if live in running else ()
-            self._count(live, counts.get(live.name, 0))
-        served = [live for live in running if live.name in counts]
-        for live in served:
-            end = int(live.engine.num_computed_tokens)
-            self.floor.write(live, end - counts[live.name], end, running)
-        for live in served:
-            self.floor.read(live, int(live.engine.num_computed_tokens), "reads what is counted as computed")
+        running = [tracked for tracked in self.unfinished.values() if tracked.request in self.scheduler.running]
+        for tracked in self.unfinished.values():
+            tracked.table = self.blocks.table(tracked) if tracked in running else ()
+            self._count(tracked, counts.get(tracked.name, 0))
+        served = [tracked for tracked in running if tracked.name in counts]
+        for tracked in served:
+            end = int(tracked.request.num_computed_tokens)
+            self.blocks.write(tracked, end - counts[tracked.name], end, running)
+        for tracked in served:
+            self.blocks.read(tracked, int(tracked.request.num_computed_tokens), "reads what is counted as computed")
         self._answer(plan, served)
-        gone = [name for name, live in self.lives.items() if live.engine.is_finished()]
+        gone = [name for name, tracked in self.unfinished.items() if tracked.request.is_finished()]
         for name in gone:
-            del self.lives[name]
+            del self.unfinished[name]
 
-    def _count(self, live: Live, scheduled: int) -> None:
+    def _count(self, tracked: TrackedRequest, scheduled: int) -> None:
         """Preemptions and resumes, as its own counters tell."""
-        preempted = int(live.engine.num_preemptions)
-        if preempted > live.preemptions:
-            self.rig.judge.count("retractions", preempted - live.preemptions)
-            live.preemptions, live.is_waiting = preempted, True
-        if scheduled and live.is_waiting:
+        preempted = int(tracked.request.num_preemptions)
+        if preempted > tracked.preemptions:
+            self.rig.judge.count("retractions", preempted - tracked.preemptions)
+            tracked.preemptions, tracked.is_waiting = preempted, True
+        if scheduled and tracked.is_waiting:
             self.rig.judge.count("resumes", int(preempted > 0))
-            hit = int(live.engine.num_computed_tokens) - scheduled
+            hit = int(tracked.request.num_computed_tokens) - scheduled
             self.rig.judge.count("lookups")
-            self.rig.judge.count("pages_wanted", (int(live.engine.num_tokens) - 1) // BLOCK)
+            self.rig.judge.count("pages_wanted", (int(tracked.request.num_tokens) - 1) // BLOCK)
             self.rig.judge.count("device_hit_pages", hit // BLOCK)
-            live.is_waiting = False
+            tracked.is_waiting = False
 
-    def _answer(self, plan: Any, served: list[Live]) -> None:
-        names = [live.name for live in served]
-        tokens = [[token(live.number, int(live.engine.num_tokens))] if _is_whole(live) else [] for live in served]
+    def _answer(self, plan: Any, served: list[TrackedRequest]) -> None:
+        names = [tracked.name for tracked in served]
+        tokens = [
+            [token(tracked.number, int(tracked.request.num_tokens))] if _is_whole(tracked) else [] for tracked in served
+        ]
         offered = {
             "req_ids": names,
             "req_id_to_index": {name: at for at, name in enumerate(names)},
@@ -174,9 +176,9 @@ class _Shift:
         self.rig.measured(lambda: self.scheduler.update_from_output(plan, output), "update_from_output")
 
 
-def _is_whole(live: Live) -> bool:
+def _is_whole(tracked: TrackedRequest) -> bool:
     """Whether all its tokens are computed, so that it produces one."""
-    return bool(live.engine.num_computed_tokens >= live.engine.num_tokens)
+    return bool(tracked.request.num_computed_tokens >= tracked.request.num_tokens)
 
 
 def _scheduler(rig: Rig, blocks: int, folder: str) -> Any:

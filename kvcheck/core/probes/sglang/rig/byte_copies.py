@@ -16,7 +16,7 @@ Place = Callable[[int, int], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ByteCopy:
     """Bytes from one address to another."""
 
     source: int
@@ -24,7 +24,7 @@ class Move:
     size: int
 
 
-Pieces = Sequence[Sequence[Move]]
+Pieces = Sequence[Sequence[ByteCopy]]
 """What a copy does, in pieces that may run one after the other."""
 
 
@@ -50,10 +50,10 @@ def paired(sources: torch.Tensor, targets: torch.Tensor) -> list[tuple[int, int]
     return list(zip(sources.tolist(), targets.tolist(), strict=True))
 
 
-def moved(source: Place, target: Place, pairs: Sequence[tuple[int, int]], *, layer: int, size: int) -> list[Move]:
+def moved(source: Place, target: Place, pairs: Sequence[tuple[int, int]], *, layer: int, size: int) -> list[ByteCopy]:
     """Parts of `size` bytes of one layer."""
     return [
-        Move(start, end, size)
+        ByteCopy(start, end, size)
         for one, other in pairs
         for start, end in zip(source(layer, one), target(layer, other), strict=True)
     ]

@@ -22,15 +22,15 @@ from types import ModuleType
 
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.streams import Machine
-from kvcheck.core.probes.sglang.rig.byte_copies import Move, Pieces, Refused
-from kvcheck.core.probes.sglang.rig.kernels_aot import COMPILED
-from kvcheck.core.probes.sglang.rig.kernels_jit import LATE
+from kvcheck.core.probes.sglang.rig.byte_copies import ByteCopy, Pieces, Refused
+from kvcheck.core.probes.sglang.rig.kernels_aot import AOT_KERNELS
+from kvcheck.core.probes.sglang.rig.kernels_jit import JIT_KERNELS
 
 ABSENT = object()
 
 
 @dataclass(slots=True)
-class Copies:
+class CopyEngine:
     """All of them. complain: told of a wrong request. regions: (first byte, bytes) of what may be touched, in order."""
 
     machine: Machine
@@ -47,7 +47,7 @@ class Copies:
 
     def table(self) -> dict[str, Callable[..., None]]:
         """Every function by its name."""
-        return {name: partial(self._asked, name, call) for name, call in (COMPILED | LATE).items()}
+        return {name: partial(self._asked, name, call) for name, call in (AOT_KERNELS | JIT_KERNELS).items()}
 
     def _asked(self, name: str, call: Callable[..., Pieces], *arguments: object, **named: object) -> None:
         """The engine asks for a copy."""
@@ -65,12 +65,12 @@ class Copies:
             inside = [move for move in moves if self._is_inside(name, move)]
             self.machine.queue(partial(self._run, inside))
 
-    def _run(self, moves: Sequence[Move]) -> None:
+    def _run(self, moves: Sequence[ByteCopy]) -> None:
         for move in moves:
             ctypes.memmove(move.target, move.source, move.size)
             self.moved_bytes += move.size
 
-    def _is_inside(self, name: str, move: Move) -> bool:
+    def _is_inside(self, name: str, move: ByteCopy) -> bool:
         for what, start in (("reads", move.source), ("writes", move.target)):
             at = bisect_right(self.regions, (start, 1 << 63)) - 1
             if at < 0 or start + move.size > sum(self.regions[at]):

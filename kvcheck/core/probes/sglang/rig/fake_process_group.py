@@ -16,11 +16,11 @@ import torch
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 
 
-class Parted(Exception):
+class CollectiveMismatch(Exception):
     """The ranks do not make the same collective call."""
 
 
-class Group:
+class FakeProcessGroup:
     """The ranks that take part. together: run one call a rank."""
 
     def __init__(self, size: int) -> None:
@@ -76,7 +76,7 @@ class Group:
             while self._rounds == round_:
                 self._moved.wait()
             if self._result is None:
-                raise Parted("the ranks bring different numbers of requests, or one does not take part")
+                raise CollectiveMismatch("the ranks bring different numbers of requests, or one does not take part")
             tensor.copy_(self._result)
 
     def _leave(self, rank: int) -> None:
@@ -96,6 +96,6 @@ class Group:
         self._moved.notify_all()
 
 
-def parted(result: object) -> bool:
+def is_mismatch(result: object) -> bool:
     """Whether a rank ended because the others did not make its call."""
-    return isinstance(result, Fault) and result.text.startswith(Parted.__name__)
+    return isinstance(result, Fault) and result.text.startswith(CollectiveMismatch.__name__)

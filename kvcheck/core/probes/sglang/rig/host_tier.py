@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.probes.frame.buffer_views import Held, memories
+from kvcheck.core.probes.frame.buffer_views import BufferView, memories
 from kvcheck.core.probes.frame.content import Judge
 from kvcheck.core.probes.frame.device import pinning
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.sglang.rig.copy_engine import Copies, lent
-from kvcheck.core.probes.sglang.rig.pools import LAYERS, Bench, bench, pool_names
+from kvcheck.core.probes.sglang.rig.copy_engine import CopyEngine, lent
+from kvcheck.core.probes.sglang.rig.pools import LAYERS, SmallPool, pool_names, small_pool
 from kvcheck.core.probes.sglang.rig.prefix_tree import found_kinds, make_tree
 from kvcheck.core.probes.sglang.rig.server_args import published
 
@@ -66,13 +66,13 @@ class HostBuffer:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tier:
+class HostTier:
     """A pool with its host tier. buffers: of the host, in the order of the device buffers of their unit."""
 
-    made: Bench
+    made: SmallPool
     tree: Any
     controller: Any
-    copies: Copies
+    copies: CopyEngine
     buffers: tuple[HostBuffer, ...]
     modules: tuple[ModuleType, ...]
 
@@ -117,28 +117,28 @@ class Tier:
             text = f"{when}: not a row of {name} on the host is request {request}'s, in any layer"
             judge.find("KV304", "contract", text, buffer=name, request=request, tier="host")
 
-    def write_host(self, content: Callable[[Held, int], torch.Tensor], host: torch.Tensor) -> None:
+    def write_host(self, content: Callable[[BufferView, int], torch.Tensor], host: torch.Tensor) -> None:
         """Somebody else's bytes in these host pages. content: buffer and number of units -> rows."""
         for buffer, held in self._paired():
             ids = self.pages(host)[held.unit]
             buffer.fill(held.layer, ids, content(held, len(ids)))
 
-    def _paired(self) -> Iterator[tuple[HostBuffer, Held]]:
+    def _paired(self) -> Iterator[tuple[HostBuffer, BufferView]]:
         by_name = {buffer.name: buffer for buffer in self.buffers}
-        for held in self.made.stamps.found.held:
+        for held in self.made.stamps.found.buffers:
             if held.name in by_name:
                 yield by_name[held.name], held
 
 
-def tier_names(family: str) -> tuple[str, ...]:
+def host_tier_needs(family: str) -> tuple[str, ...]:
     """Capabilities that a tier of the family needs, whichever tree the release has."""
     return (*pool_names(family), "tree.params", "server.args", "server.publish")
 
 
-def tier(rig: Rig, family: str, backend: str, layout: str) -> Tier:
+def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> HostTier:
     """A fresh tier. Raises CannotDrive where the release cannot have one."""
     late, backend = backend == LATE, "kernel" if backend == LATE else backend
-    made = bench(rig, family)
+    made = small_pool(rig, family)
     own = {
         "page_size": made.page_size,
         "enable_hierarchical_cache": True,
@@ -178,10 +178,10 @@ def tier(rig: Rig, family: str, backend: str, layout: str) -> Tier:
         (each.untyped_storage().data_ptr(), each.untyped_storage().nbytes())
         for each in (*devices, *(tensor for _, _, tensor in others))
     ]
-    copies = Copies(
+    copies = CopyEngine(
         rig.stand_ins, lambda text: rig.judge.find("KV301", "contract", text, lane="copy"), tuple(sorted(regions))
     )
-    return Tier(
+    return HostTier(
         made=made,
         tree=tree,
         controller=controller,
@@ -216,7 +216,7 @@ def _modules(host: Any, package: str) -> tuple[ModuleType, ...]:
     return tuple(sys.modules[name] for name in names)
 
 
-def _buffers(made: Bench, found: Sequence[tuple[str, int, torch.Tensor]], tokens: int) -> Iterator[HostBuffer]:
+def _buffers(made: SmallPool, found: Sequence[tuple[str, int, torch.Tensor]], tokens: int) -> Iterator[HostBuffer]:
     """The host's memories by unit, in order, each for the device buffer of that unit that comes as far in its order."""
     parts: dict[str, list[tuple[str, list[torch.Tensor]]]] = {"token": [], "page": []}
     paged: dict[str, int] = {}
@@ -227,7 +227,7 @@ def _buffers(made: Bench, found: Sequence[tuple[str, int, torch.Tensor]], tokens
         else:
             parts[unit] += [(name, list(layers)) for layers in pieces]
     for unit, buffers in parts.items():
-        devices = dict.fromkeys(held.name for held in made.stamps.found.held if held.unit == unit)
+        devices = dict.fromkeys(held.name for held in made.stamps.found.buffers if held.unit == unit)
         if len(buffers) > len(devices):
             names = ", ".join(name for name, _ in buffers)
             raise CannotDrive(f"the host has {names} for {', '.join(devices) or 'nothing'}, {unit} by {unit}")

@@ -34,7 +34,7 @@ POLICIES = ("write_through", "write_back", "write_through_selective")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenLists:
     """Lists that a copy is given. is_staged: it reads the host's on either side."""
 
     host: torch.Tensor
@@ -43,7 +43,7 @@ class Given:
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptList:
     """A list that the tree keeps. copy: its values when it was given out."""
 
     what: str
@@ -55,7 +55,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Scene:
+class HybridScene:
     """A controller over pools that hand out ids and record what a copy is given.
 
     staged: one of STAGED_BACKUPS, for a way of copying that may be staged and a group of pools that lets each do so.
@@ -65,8 +65,8 @@ class Scene:
     way: tuple[str, str]
     staged: tuple[bool, bool] = STAGED_BACKUPS[0]
     policy: str = POLICIES[0]
-    kept: list[Kept] = field(default_factory=list)
-    given: list[Given] = field(default_factory=list)
+    kept: list[KeptList] = field(default_factory=list)
+    given: list[GivenLists] = field(default_factory=list)
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     issued: list[torch.Tensor] = field(default_factory=list)
 
@@ -105,7 +105,7 @@ class Scene:
         value = read()
         if value is None:
             raise CannotDrive(f"{what}: no list of {tier} pages where the release has kept one")
-        self.kept.append(Kept(what, name, tier, read, SIDES[tier], on_host(value if was is None else was)))
+        self.kept.append(KeptList(what, name, tier, read, SIDES[tier], on_host(value if was is None else was)))
 
     def check(self, how: str) -> None:
         """Every list that is kept is as it was, and on its side."""
@@ -243,10 +243,10 @@ class Scene:
 
     def _take(self, host: torch.Tensor, device: torch.Tensor, is_staged: bool) -> None:
         """What a copy is given."""
-        self.given.append(Given(host, device, is_staged))
+        self.given.append(GivenLists(host, device, is_staged))
 
 
-def _hybrid(scene: Scene, nodes: int, how: str) -> None:
+def _hybrid(scene: HybridScene, nodes: int, how: str) -> None:
     """Backup and load with a side pool, as a tree of hybrid models asks for them."""
     names, rig = scene.rig.names, scene.rig
     controller = scene.controller("hicache.hybrid")

@@ -16,7 +16,7 @@ import torch
 
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.sglang.rig.byte_copies import (
-    Move,
+    ByteCopy,
     Pieces,
     Refused,
     by_head,
@@ -88,7 +88,7 @@ def all_layers(
     """All layers from the device, by tables of their addresses; to tables, to items, or to heads of pages."""
     _words(item_size)
     pairs = paired(src_indices, dst_indices)
-    done: list[list[Move]] = [[] for _ in range(num_layers)]
+    done: list[list[ByteCopy]] = [[] for _ in range(num_layers)]
     buffers = (
         (src_k_layers, dst_k_layers, dst_k),
         (src_v_layers, dst_v_layers, dst_v),
@@ -130,7 +130,7 @@ def direct(
             raise Refused(f"rows of {_row(source)} and {size} bytes")
         found = runs(paired(src_indices, dst_indices))
         start, end = source.data_ptr(), target.data_ptr()
-        pieces.append([Move(start + one * size, end + other * size, count * size) for one, other, count in found])
+        pieces.append([ByteCopy(start + one * size, end + other * size, count * size) for one, other, count in found])
     return pieces
 
 
@@ -151,7 +151,7 @@ def direct_to_layer(
         memory, size = src_ptrs[at // each], _row(target)
         first = paired(src_indices, dst_indices)[::page_size]
         parts = [(_part(memory, one // page_size, layer_id + at % each), other) for one, other in first]
-        pieces.append([Move(part, target.data_ptr() + other * size, page_size * size) for part, other in parts])
+        pieces.append([ByteCopy(part, target.data_ptr() + other * size, page_size * size) for part, other in parts])
     return pieces
 
 
@@ -171,11 +171,11 @@ def direct_to_pages(
         memory, size = dst_ptrs[at // each], _row(source)
         first = paired(src_indices, dst_indices)[::page_size]
         parts = [(one, _part(memory, other // page_size, at % each)) for one, other in first]
-        pieces.append([Move(source.data_ptr() + one * size, part, page_size * size) for one, part in parts])
+        pieces.append([ByteCopy(source.data_ptr() + one * size, part, page_size * size) for one, part in parts])
     return pieces
 
 
-COMPILED: Final[dict[str, Callable[..., Pieces]]] = {
+AOT_KERNELS: Final[dict[str, Callable[..., Pieces]]] = {
     "transfer_kv_per_layer": per_layer,
     "transfer_kv_per_layer_mla": per_layer,
     "transfer_kv_per_layer_pf_lf": per_layer,

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from kvcheck.core.probes.sglang.rig.byte_copies import Move, Pieces, Refused, moved, paired, rows
+from kvcheck.core.probes.sglang.rig.byte_copies import ByteCopy, Pieces, Refused, moved, paired, rows
 
 
 def one_layer(
@@ -64,7 +64,7 @@ def all_layers(
     start_apart = kv_cache_src_stride_bytes or cache_src_stride_bytes
     end_apart = kv_cache_dst_stride_bytes or cache_dst_stride_bytes
     pairs = paired(indices_src, indices_dst)
-    done: list[list[Move]] = []
+    done: list[list[ByteCopy]] = []
     for source, target in ((k_ptr_src, k_ptr_dst), (v_ptr_src, v_ptr_dst), (ptr_src, ptr_dst)):
         if source is not None and target is not None:
             for start, end in zip(source.tolist(), target.tolist(), strict=True):
@@ -95,7 +95,7 @@ def staged(
     if src_indices.numel() % page_size:
         raise Refused(f"{src_indices.numel()} indices for pages of {page_size}")
     first = paired(src_indices, dst_indices)[::page_size]
-    done: list[list[Move]] = []
+    done: list[list[ByteCopy]] = []
     for table, between, into in ((k_ptr_src, staging_k, dst_k), (v_ptr_src, staging_v, dst_v), (ptr_src, staging, dst)):
         if table is None or between is None or into is None:
             continue
@@ -111,11 +111,11 @@ def staged(
                 for row in range(page_size):
                     held = between.data_ptr() + (at * page_size + row) * token
                     gathered += [
-                        Move(start + (one + row) * item, held + layer * item, item)
+                        ByteCopy(start + (one + row) * item, held + layer * item, item)
                         for layer, start in enumerate(table.tolist())
                     ]
                 held = between.data_ptr() + at * page_size * token
-                copied.append(Move(held, into.data_ptr() + other * token, page_size * token))
+                copied.append(ByteCopy(held, into.data_ptr() + other * token, page_size * token))
             done += [gathered, copied]
     return done
 
@@ -128,5 +128,5 @@ _KERNELS: Final[dict[str, Callable[..., Pieces]]] = {
     "transfer_hicache_all_layer_staged_lf_pf": staged,
     "transfer_hicache_all_layer_mla_staged_lf_pf": staged,
 }
-LATE: Final = {f"jit_{name}": call for name, call in _KERNELS.items()}
+JIT_KERNELS: Final = {f"jit_{name}": call for name, call in _KERNELS.items()}
 """By the names under which host pools import them."""

@@ -128,7 +128,7 @@ class Sent:
     targets: tuple[Target, ...]
 
 
-class Peers:
+class PDPair:
     """One prefill and its decode ranks. kinds: words that releases have had for the states; none for no states.
 
     flat: pages are one buffer a layer, not keys and values.

@@ -51,7 +51,7 @@ class Owned:
 
 
 @dataclass(slots=True, kw_only=True)
-class Bench:
+class SmallPool:
     """One pool with what surrounds it. request_pool: rows of token ids. stamps: over all the pool's tensors.
 
     page_size: tokens that probes take at a time; of a pool that has pages, one of them.
@@ -111,7 +111,9 @@ def index_bytes(row_bytes: int, page_size: int, tokens: int) -> torch.Tensor | N
     return part
 
 
-def bench(rig: Rig, family: str, page_size: int = 0, pages: int = PAGES, window_pages: int = PAGES - 3) -> Bench:
+def small_pool(
+    rig: Rig, family: str, page_size: int = 0, pages: int = PAGES, window_pages: int = PAGES - 3
+) -> SmallPool:
     """A fresh pool of the family. Raises CannotDrive where the release lacks it or wants what nobody has.
 
     page_size: of its allocator; 0: as the family's copies want it.
@@ -130,12 +132,12 @@ def bench(rig: Rig, family: str, page_size: int = 0, pages: int = PAGES, window_
     found = inventory(pool, rig.package, units)
     if calls:
         found = among(found, [call() for call in calls])
-    if not found.held:
+    if not found.buffers:
         others = "; ".join(found.unknown) or "no other"
         raise CannotDrive(f"pool.{family} holds no tensor whose rows are {', '.join(units)}, and {others}")
     if found.unknown:
         raise CannotDrive(f"pool.{family} holds {'; '.join(found.unknown)}, and nothing is known about their rows")
-    return Bench(
+    return SmallPool(
         family=family,
         pool=pool,
         allocator=allocator,
@@ -204,11 +206,11 @@ def state_params() -> Any:
     return SimpleNamespace(shape=shape, dtype=dtype, layers=[0, 2])
 
 
-def take(bench: Bench, pages: int) -> torch.Tensor:
+def take(made: SmallPool, pages: int) -> torch.Tensor:
     """Token ids of so many pages, from the engine's allocator. Raises CannotDrive where it has none left."""
-    ids = bench.allocator.alloc(pages * bench.page_size)
+    ids = made.allocator.alloc(pages * made.page_size)
     if ids is None:
-        raise CannotDrive(f"the allocator has no {pages} pages left; it has {bench.allocator.available_size()} tokens")
+        raise CannotDrive(f"the allocator has no {pages} pages left; it has {made.allocator.available_size()} tokens")
     taken: torch.Tensor = ids
     return taken
 

@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.probes.frame.buffer_views import Held
+from kvcheck.core.probes.frame.buffer_views import BufferView
 from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.sglang.rig.pools import INDEX_HEAD_DIM, Bench
+from kvcheck.core.probes.sglang.rig.pools import INDEX_HEAD_DIM, SmallPool
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What a reader returned of one buffer: rows, the bytes of a row that they are, and the units they stand for."""
 
-    held: Held
+    held: BufferView
     rows: torch.Tensor
     part: torch.Tensor
     ids: tuple[int, ...]
@@ -38,7 +38,7 @@ class Seen:
         return full
 
 
-def understood(rig: Rig, made: Bench, name: str, tokens: torch.Tensor) -> list[Seen] | str:
+def understood(rig: Rig, made: SmallPool, name: str, tokens: torch.Tensor) -> list[Seen] | str:
     """What a getter returns of the first layer; why it cannot be judged."""
     with rig.stubs.window() as called:
         got = attempt(partial(_try, made, name, tokens), rig.package)
@@ -51,7 +51,7 @@ def understood(rig: Rig, made: Bench, name: str, tokens: torch.Tensor) -> list[S
     return got or f"{name} returned nothing that is known"
 
 
-def _try(made: Bench, name: str, tokens: torch.Tensor) -> list[Seen] | str:
+def _try(made: SmallPool, name: str, tokens: torch.Tensor) -> list[Seen] | str:
     try:
         return list(seen(made, call(made, name, 0, tokens), 0, tokens))
     except CannotDrive as error:
@@ -70,7 +70,7 @@ def readers(pool: Any) -> list[str]:
     return names
 
 
-def call(made: Bench, name: str, layer: int, tokens: torch.Tensor) -> Any:
+def call(made: SmallPool, name: str, layer: int, tokens: torch.Tensor) -> Any:
     """Ask a getter for these tokens of a layer."""
     method: Callable[..., Any] = getattr(made.pool, name)
     size = len(tokens)
@@ -89,19 +89,19 @@ def call(made: Bench, name: str, layer: int, tokens: torch.Tensor) -> Any:
     return fitted(method, offered)
 
 
-def seen(made: Bench, got: Any, layer: int, tokens: torch.Tensor) -> Iterator[Seen]:
+def seen(made: SmallPool, got: Any, layer: int, tokens: torch.Tensor) -> Iterator[Seen]:
     """What the tensors that a reader returned stand for, copied now."""
     behind = 0
     for tensor in got if isinstance(got, (tuple, list)) else (got,):
         if isinstance(tensor, torch.Tensor):
-            for held in made.stamps.found.held:
+            for held in made.stamps.found.buffers:
                 if held.layer == layer and (rows := _rows_of(made, held, tensor, tokens, behind)) is not None:
                     behind += int(rows.part.sum())
                     yield rows
                     break
 
 
-def _rows_of(made: Bench, held: Held, tensor: torch.Tensor, tokens: torch.Tensor, behind: int) -> Seen | None:
+def _rows_of(made: SmallPool, held: BufferView, tensor: torch.Tensor, tokens: torch.Tensor, behind: int) -> Seen | None:
     """A tensor as rows of a buffer: the buffer or the first part of its rows; or gathered rows, keys or scales.
 
     behind: bytes of the rows that tensors before this one held, where a row is returned in parts.

@@ -19,7 +19,7 @@ import torch
 
 from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.frame.request_generator import Live, token
+from kvcheck.core.probes.frame.request_generator import TrackedRequest, token
 from kvcheck.core.probes.sglang.requests import (
     REQUEST_NEEDS,
     VOCABULARY,
@@ -29,7 +29,7 @@ from kvcheck.core.probes.sglang.requests import (
     row_of,
     state_of,
 )
-from kvcheck.core.probes.sglang.rig.pools import STATES, Bench, optional
+from kvcheck.core.probes.sglang.rig.pools import STATES, SmallPool, optional
 
 CHUNK = 8
 INPUT = 1 << 12
@@ -40,7 +40,7 @@ STATES_EACH = 3
 """States that the engine's own sizing counts for a request that runs."""
 SQUEEZE = 6
 """One decode of so many retracts somebody though there is room."""
-SERVICE_NEEDS = (
+SCHEDULER_NEEDS = (
     *REQUEST_NEEDS,
     "tree.params",
     "tree.release",
@@ -52,28 +52,28 @@ SERVICE_NEEDS = (
 )
 
 
-class Service:
+class SchedulerLoop:
     """Requests over one tree. The hooks at its end are for whoever judges."""
 
-    def __init__(self, rig: Rig, made: Bench, tree: Any, arguments: Any) -> None:
+    def __init__(self, rig: Rig, made: SmallPool, tree: Any, arguments: Any) -> None:
         self.rig, self.made, self.tree = rig, made, tree
         self._arguments = arguments
         self.most_running = STATES // STATES_EACH if made.family == "mamba" else RUNNING
-        self.lives: dict[str, Live] = {}
-        self.waiting: list[Live] = []
+        self.unfinished: dict[str, TrackedRequest] = {}
+        self.waiting: list[TrackedRequest] = []
         self.chunked: Any = None
         self.last: Any = None
         self.running: Any = fitted(rig.names["batch"], {"reqs": [], "batch_is_full": False})
 
     @property
-    def held(self) -> list[Live]:
+    def held(self) -> list[TrackedRequest]:
         """Requests that hold a row now."""
-        return [live for live in self.lives.values() if row_of(live.engine) is not None]
+        return [tracked for tracked in self.unfinished.values() if row_of(tracked.request) is not None]
 
-    def add(self, live: Live) -> None:
+    def add(self, tracked: TrackedRequest) -> None:
         """One more request."""
-        self.lives[live.name] = live
-        self.waiting.append(live)
+        self.unfinished[tracked.name] = tracked
+        self.waiting.append(tracked)
 
     def step(self) -> None:
         """One round of the scheduler."""
@@ -86,16 +86,16 @@ class Service:
         if batch is not None:
             self._run(batch)
 
-    def abort(self, live: Live) -> None:
+    def abort(self, tracked: TrackedRequest) -> None:
         """Its client is gone: a waiting one leaves, a running one ends with its next token."""
         self.rig.judge.count("aborts")
-        if live not in self.waiting:
-            live.engine.to_finish = self.rig.names["batch.abort"]()
+        if tracked not in self.waiting:
+            tracked.request.to_finish = self.rig.names["batch.abort"]()
             return
-        self.waiting.remove(live)
-        if state_of(live.engine) is not None:
-            self._release(live.engine, publish=False)
-        del self.lives[live.name]
+        self.waiting.remove(tracked)
+        if state_of(tracked.request) is not None:
+            self._release(tracked.request, publish=False)
+        del self.unfinished[tracked.name]
 
     # -- what a round is made of
 
@@ -140,8 +140,8 @@ class Service:
         states = getattr(made.request_pool, "mamba_allocator", None)
         if states is not None:
             states.alloc_group_begin(len(self.waiting))
-        for live in list(self.waiting):
-            if not self._admit(adder, live):
+        for tracked in list(self.waiting):
+            if not self._admit(adder, tracked):
                 break
         if states is not None:
             states.alloc_group_end()
@@ -149,14 +149,14 @@ class Service:
             return None
         return self._batch_of(adder)
 
-    def _admit(self, adder: Any, live: Live) -> bool:
+    def _admit(self, adder: Any, tracked: TrackedRequest) -> bool:
         """Look its prefix up and let the adder decide; whether to go on with the next one."""
-        rig, request, added = self.rig, live.engine, self.rig.names["batch.added"]
+        rig, request, added = self.rig, tracked.request, self.rig.names["batch.added"]
         if len(adder.can_run_list) >= self.most_running - self.running.batch_size():
             self.running.batch_is_full = True
             return False
         rig.measured(lambda: request.init_next_round_input(self.tree), "init_next_round_input")
-        self.matched(live, prefix_of(request))
+        self.matched(tracked, prefix_of(request))
         told = rig.measured(
             lambda: adder.add_one_req(request, has_chunked_req=self.chunked is not None, truncation_align_size=None),
             "add_one_req",
@@ -185,7 +185,7 @@ class Service:
 
     def _batch_of(self, adder: Any) -> Any:
         names, made = self.rig.names, self.made
-        self.waiting = [live for live in self.waiting if live.engine not in adder.can_run_list]
+        self.waiting = [tracked for tracked in self.waiting if tracked.request not in adder.can_run_list]
         if adder.new_chunked_req is not None:
             self.chunked = adder.new_chunked_req
         if self.chunked is not None:
@@ -215,12 +215,12 @@ class Service:
             known = optional(batch.retract_decode, server_args=self._arguments)
             gone, _, dead = rig.measured(lambda: batch.retract_decode(**known), "retract_decode")
             for request in gone:
-                live = self.lives[request.rid]
-                live.preemptions += 1
-                self.waiting.append(live)
+                tracked = self.unfinished[request.rid]
+                tracked.preemptions += 1
+                self.waiting.append(tracked)
                 rig.judge.count("retractions")
             for request in dead:
-                del self.lives[request.rid]
+                del self.unfinished[request.rid]
                 rig.judge.count("aborts")
         batch.batch_is_full &= batch.batch_size() == before
         if batch.is_empty():
@@ -233,33 +233,33 @@ class Service:
         is_extend = bool(batch.forward_mode.is_extend())
         ends = [int(end) for end in batch.seq_lens_cpu.tolist()]
         starts = [int(at) for at in batch.prefix_lens] if is_extend else [end - 1 for end in ends]
-        served = [self.lives[request.rid] for request in batch.reqs]
+        served = [self.unfinished[request.rid] for request in batch.reqs]
         if is_extend:
             self._move_states(batch)
         self.computed(served, starts, ends, is_extend)
         if not is_extend:
             self.made.allocator.free_group_begin()
-        for live, end in zip(served, ends, strict=True):
-            self._answer(live, end, is_extend)
+        for tracked, end in zip(served, ends, strict=True):
+            self._answer(tracked, end, is_extend)
         if not is_extend:
             self.rig.measured(self.made.allocator.free_group_end, "free_group_end")
-        batch.output_ids = torch.tensor([(list(each.engine.output_ids) or [0])[-1] for each in served])
+        batch.output_ids = torch.tensor([(list(each.request.output_ids) or [0])[-1] for each in served])
         batch.input_ids = batch.output_ids
-        for live in served:
-            if live.engine.finished():
-                del self.lives[live.name]
+        for tracked in served:
+            if tracked.request.finished():
+                del self.unfinished[tracked.name]
 
-    def _answer(self, live: Live, end: int, is_extend: bool) -> None:
-        request = live.engine
+    def _answer(self, tracked: TrackedRequest, end: int, is_extend: bool) -> None:
+        request = tracked.request
         if is_extend and _chunks(request) > 0:
             _count_chunk(request, -1)
             return
-        request.output_ids.append(token(live.number, end))
+        request.output_ids.append(token(tracked.number, end))
         finish = request.check_finished if hasattr(request, "check_finished") else request.update_finish_state
         self.rig.measured(finish, "finishing")
         if request.finished():
             self._release(request, publish=True)
-            self.published(live, end)
+            self.published(tracked, end)
         elif is_extend:
             self._publish(request, chunked=False)
 
@@ -272,7 +272,7 @@ class Service:
             self.made.request_pool.mamba_pool.copy_from(source, target)
 
     def _publish(self, request: Any, *, chunked: bool) -> None:
-        live, names, tree = self.lives[request.rid], self.rig.names, self.tree
+        tracked, names, tree = self.unfinished[request.rid], self.rig.names, self.tree
         end = end_of(request)
         if names.has("tree.publish"):
             publish = names["tree.publish"]
@@ -280,30 +280,32 @@ class Service:
         else:
             call = partial(tree.cache_unfinished_req, request, chunked=chunked)
         self.rig.measured(call, "caching an unfinished request")
-        live.table = self.table(live, end)
-        self.published(live, end)
+        tracked.table = self.table(tracked, end)
+        self.published(tracked, end)
 
     def _release(self, request: Any, *, publish: bool) -> None:
-        release, live = self.rig.names["tree.release"], self.lives[request.rid]
+        release, tracked = self.rig.names["tree.release"], self.unfinished[request.rid]
         if row_of(request) is not None:
-            live.table = self.table(live, len(request.origin_input_ids) + len(request.output_ids) - 1)
+            tracked.table = self.table(tracked, len(request.origin_input_ids) + len(request.output_ids) - 1)
         known = optional(release, is_insert=publish, checkpoint=publish)
         self.rig.measured(lambda: release(request, self.tree, **known), "release_kv_cache")
 
-    def table(self, live: Live, end: int) -> tuple[int, ...]:
+    def table(self, tracked: TrackedRequest, end: int) -> tuple[int, ...]:
         """Token ids of its row before that position."""
-        row = row_of(live.engine)
+        row = row_of(tracked.request)
         return () if row is None else tuple(self.made.request_pool.req_to_token[row, :end].tolist())
 
     # -- for whoever judges
 
-    def matched(self, live: Live, hit: int) -> None:
+    def matched(self, tracked: TrackedRequest, hit: int) -> None:
         """The tree says that so many of its tokens are there."""
 
-    def computed(self, served: Sequence[Live], starts: Sequence[int], ends: Sequence[int], is_extend: bool) -> None:
+    def computed(
+        self, served: Sequence[TrackedRequest], starts: Sequence[int], ends: Sequence[int], is_extend: bool
+    ) -> None:
         """Positions starts .. ends - 1 of these are to be computed now."""
 
-    def published(self, live: Live, end: int) -> None:
+    def published(self, tracked: TrackedRequest, end: int) -> None:
         """Its tokens before `end` were given to the tree; if it still holds its row, that may have changed."""
 
 

@@ -16,7 +16,7 @@ import torch
 
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.sglang.rig.pools import Bench
+from kvcheck.core.probes.sglang.rig.pools import SmallPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Account:
 class TreeAccounts:
     """The accounts of one tree over one pool. kinds: see nodes_of."""
 
-    def __init__(self, rig: Rig, made: Bench, tree: Any, kinds: Any) -> None:
+    def __init__(self, rig: Rig, made: SmallPool, tree: Any, kinds: Any) -> None:
         self._rig, self._made, self._tree, self._kinds = rig, made, tree, kinds
 
     def free(self) -> list[int]:
