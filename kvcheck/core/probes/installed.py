@@ -1,10 +1,10 @@
-"""Installed: serving engines as targets, each driven in a child process of its own environment.
+"""Installed engines as targets. Each is driven in a child process of its own environment.
 
     sglang                  the engine of the interpreter that runs kvcheck
-    vllm:/path/to/venv      the engine of that environment; also the path of an interpreter
+    vllm:/path/to/venv      the engine of that environment, or of the interpreter at that path
 
 Invariants:
-- Naming an engine, listing its probes and parsing a target import no engine, in any process but the child.
+- Only the child imports an engine. Naming one, listing its probes and parsing a target do not.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ ENGINES: Registry[EngineSpec] = Registry(
 
 @dataclass(frozen=True, slots=True)
 class EngineTarget:
-    """What `--target` named: an engine, and the interpreter whose environment holds it."""
+    """The engine that `--target` names, and the interpreter of its environment."""
 
     engine: str
     python: Path
 
     @property
     def spec(self) -> EngineSpec:
-        """Its tables."""
+        """The engine's tables."""
         return ENGINES.load(self.engine)
 
     def start(self, patience: Patience, device: str = "cpu") -> EngineProcess:
-        """A child that holds it. Raises UnknownVerdict."""
+        """A child that holds the engine. Raises UnknownVerdict."""
         return EngineProcess(self.engine, dict(ENGINES.targets())[self.engine], self.python, patience, device)
 
 
 def is_engine(target: str) -> bool:
-    """Whether a target is an engine that is installed somewhere."""
+    """Whether a target names an installed engine."""
     return target.partition(":")[0] in ENGINES.names()
 
 
 def parse_target(target: str) -> EngineTarget:
-    """The engine and interpreter of "sglang" or "sglang:/path". Raises UsageError for a path without interpreter."""
+    """The engine and interpreter of "sglang" or "sglang:/path". Raises UsageError for a path without an interpreter."""
     name, colon, place = target.partition(":")
     ENGINES.require(name)
     if not colon:

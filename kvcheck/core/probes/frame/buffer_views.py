@@ -1,9 +1,9 @@
-"""Tensors: every tensor that an object of an engine holds, found by looking, as rows of bytes over its own memory.
+"""Buffer views: finds every tensor below an object of an engine, and views it as rows of bytes.
 
 Invariants:
-- No list of buffers is written down anywhere: what a release adds is found, and has to come back like the rest.
-- Rows share the object's memory: what is written here is what the engine reads.
-- A tensor of two or more dimensions that fits no unit is named, not skipped: a verdict without it would not be whole.
+- There is no hand-written list of buffers: it would omit what the engine omits. A buffer that a release adds is found.
+- Rows share the engine's memory. What is written to them is what the engine reads.
+- A tensor of two or more dimensions that fits no unit is reported by name, not skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_DEPTH = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferView:
-    """One layer of a buffer. unit: what a row stands for. rows: [units, bytes of one] uint8. tier: where they lie."""
+    """One layer of a buffer. unit: what a row holds. rows: [units, bytes of one] uint8. tier: device or host."""
 
     name: str
     layer: int
@@ -29,18 +29,18 @@ class BufferView:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What an object holds. unknown: tensors that fit no unit, as "name[layer]: shape"."""
+    """The buffers of an object. unknown: tensors that fit no unit, as "name[layer]: shape"."""
 
     buffers: tuple[BufferView, ...]
     unknown: tuple[str, ...]
 
     def names(self) -> tuple[str, ...]:
-        """Buffers, each once."""
+        """Names of the buffers, each once."""
         return tuple(dict.fromkeys(each.name for each in self.buffers))
 
 
 def inventory(thing: object, package: str, units: Mapping[str, int]) -> Inventory:
-    """Look an object of the engine through. units: name of a unit -> rows of a buffer that has one for each."""
+    """The buffers below an object of the engine. units: name of a unit -> rows of a buffer of such units."""
     held: list[BufferView] = []
     unknown: list[str] = []
     seen: set[tuple[int, tuple[int, ...]]] = set()
@@ -58,9 +58,9 @@ def inventory(thing: object, package: str, units: Mapping[str, int]) -> Inventor
 
 
 def among(found: Inventory, named: Iterable[tuple[Sequence[int], Sequence[int], Sequence[int]]]) -> Inventory:
-    """What is held, as far as the engine names it itself; the rest is unknown, for nobody says that it is content.
+    """The buffers that the engine itself registers for transfers. The rest is unknown: it may be no content.
 
-    named: (first bytes, numbers of bytes, bytes of an item) of memory, as an engine registers it for transfers.
+    named: (first bytes, numbers of bytes, bytes of an item) of each registration.
     """
     ranges = [pair for starts, sizes, _ in named for pair in zip(starts, sizes, strict=True)]
     held: list[BufferView] = []
@@ -74,7 +74,7 @@ def among(found: Inventory, named: Iterable[tuple[Sequence[int], Sequence[int], 
 
 
 def memories(thing: object, package: str) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """(name, index in its list, tensor) of each memory below an object, once: the tensor that shows most of it."""
+    """(name, index in its list, tensor) of each storage below an object, by the tensor that shows most of it."""
     largest: dict[int, tuple[str, int, torch.Tensor]] = {}
     for name, at, tensor in _tensors(thing, package, "", 0, set()):
         start = tensor.untyped_storage().data_ptr()
@@ -105,7 +105,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _tensors(
     thing: object, package: str, path: str, depth: int, seen: set[int]
 ) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """(name, index in its list, tensor) of everything below an object of the engine."""
+    """(name, index in its list, tensor) of each tensor below an object of the engine."""
     if id(thing) in seen or depth > MAX_DEPTH:
         return
     seen.add(id(thing))
@@ -127,7 +127,7 @@ def _members(thing: object) -> Iterator[tuple[str, object]]:
 
 
 def _spread(value: object) -> Iterator[tuple[int, object]]:
-    """(index, member) of a list, tuple or mapping, nested or not; index 0 of a single thing."""
+    """(index, member) of a list, tuple or mapping, which may be nested. A single thing has index 0."""
     if isinstance(value, (list, tuple)):
         for at, each in enumerate(value):
             yield from ((at, inner) for _, inner in _spread(each))

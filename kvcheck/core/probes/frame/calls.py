@@ -1,7 +1,7 @@
-"""Calls: an engine's constructor or method called with what it asks for, by the names of its parameters.
+"""Calls: an engine's constructor or method is called with the values that its parameters name.
 
 Invariants:
-- A parameter that is required and that nobody has a value for is CannotDrive with its name, never a guess.
+- A required parameter without a value is CannotDrive with its name. No value is guessed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvcheck.core.probes.frame.guard import CannotDrive
 
 
 def fitted(callee: Callable[..., Any], offered: Mapping[str, Any]) -> Any:
-    """Call it with those of the offered values that it names; what it would only pass on is left to its defaults."""
+    """Call it with those offered values that its signature names. `*args` and `**kwargs` get nothing."""
     parameters = inspect.signature(callee).parameters.values()
     named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     missing = [each.name for each in named if each.default is each.empty and each.name not in offered]

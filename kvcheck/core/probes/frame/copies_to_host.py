@@ -1,7 +1,7 @@
-"""Crossing: copies to the host, made by an engine whose device is the host: a new tensor each, as from a device.
+"""Copies to the host on a machine without a device: each gives a new tensor, as a copy from a device does.
 
 Invariants:
-- Only what names a side is a crossing; a conversion that names none may share its memory, as everywhere.
+- Only a call that names a device is such a copy. Any other conversion may share its memory, as in torch.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from torch.overrides import TorchFunctionMode
 
 
 class CopiesToHost(TorchFunctionMode):
-    """In here `.to(device)` and `.cpu()` give memory of their own."""
+    """In here `.to(device)` and `.cpu()` return tensors with memory of their own."""
 
     def __torch_function__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run the call; copy what would be shared."""
         named = dict(kwargs or {})
         made = func(*args, **named)
         if func is torch.Tensor.cpu or (func is torch.Tensor.to and _names_side((*args[1:], named.get("device")))):

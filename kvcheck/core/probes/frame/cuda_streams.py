@@ -1,12 +1,12 @@
-"""Real streams of a device, under the names that probes use: what is queued on a side stream is held before it runs.
+"""Real CUDA streams behind the interface that probes use. Work on a side stream is held before it runs.
 
-The counterpart of `streams` where the engine's own environment has a GPU. A hold is a kernel that spins, in front of
-the work and on the same stream, so whoever does not wait for the work reads before it.
+The counterpart of `streams` where the engine's environment has a GPU. A hold is a spinning kernel in front of the work,
+on the same stream. A reader that does not wait for the work reads before it has run.
 
 Invariants:
-- Nothing of torch is replaced: the engine calls the device's own streams, events and synchronisation.
-- Holds end by themselves; equal seeds and equal calls give equal holds. What a hold let happen is the device's affair:
-  a pass says only that nothing was seen.
+- Nothing of torch is replaced. The engine calls the real streams, events and synchronisation.
+- Holds end by themselves. Equal seeds and equal calls give equal holds. What runs during a hold is up to the device, so
+  a pass says only that no wrong read was seen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOLD_CYCLES = 40_000_000
 
 
 class CudaMachine:
-    """The streams of one device, and how long what is queued on them is held."""
+    """The streams of one device, and how long work on them is held."""
 
     def __init__(self, device: str) -> None:
         if not torch.cuda.is_available():
@@ -38,7 +38,7 @@ class CudaMachine:
         self.reset(EAGER, 0)
 
     def reset(self, order: str, seed: int) -> None:
-        """Wait for everything and hold by this order from now on: never (eager), always (lazy), or as the seed says."""
+        """Wait for everything. From now on hold never (eager), always (lazy), or as the seed says (random)."""
         torch.cuda.synchronize()
         self._order = order
         self._mix = Rng(seed)
@@ -46,7 +46,7 @@ class CudaMachine:
         self.holds = 0
 
     def side(self) -> Any:
-        """A stream that nobody waits for yet."""
+        """A new stream."""
         return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def on(self, stream: Any) -> AbstractContextManager[None]:
@@ -55,7 +55,7 @@ class CudaMachine:
         return context
 
     def queue(self, work: Callable[[], None]) -> None:
-        """Work for the current stream, behind a hold. It may not wait for the host, which would wait for the hold."""
+        """Put work on the current stream, behind a hold. Work that blocks the host would wait for the hold."""
         self.queued += 1
         if self._order == LAZY or (self._order != EAGER and self._mix.chance(1, 2)):
             self.holds += 1

@@ -1,11 +1,11 @@
-"""A device that stands in: tensors that say they lie on it, while their values lie in this machine's memory.
+"""A stand-in device: its tensors report that they lie on it, and their values lie in this machine's memory.
 
-An engine that moves a list from one side to the other does so here too, and what it mixes up is refused as a device
-would refuse it. `torch.device("meta")` is its name: no machine lacks it, and nothing else of an engine uses it.
+An engine that moves a tensor between host and device does so here too. Operations that mix the two sides are refused,
+as a real device refuses them. The device is called `torch.device("meta")`, which every machine has and no engine uses.
 
 Invariants:
-- What is made on the device inside `present()`, or copied there, keeps its values; a copy to the host is a new tensor.
-- Tensors of both sides in one operation are WrongSide, save where a real device takes them: copies, indices, scalars.
+- A tensor that is made on the device or copied there inside `present()` keeps its values. A copy to the host is new.
+- Tensors of both sides in one operation raise WrongSide, except where a device allows it: copies, indices, scalars.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_
 
 
 class WrongSide(Refused):
-    """Tensors of both sides where a device wants them all on one."""
+    """An operation got tensors of both sides, and a device wants all of them on one."""
 
 
 class OnDevice(torch.Tensor):
-    """A tensor on the device. held: its values, where they can be read."""
+    """A tensor on the stand-in device. held: its values, in host memory."""
 
     held: torch.Tensor
     is_cuda = True
@@ -58,23 +58,20 @@ class OnDevice(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Any operation with one of these."""
         return _run(func, args, dict(kwargs or {}))
 
     def tolist(self) -> Any:
-        """Its values, as a device hands them over."""
         return self.held.tolist()
 
     def data_ptr(self) -> int:
-        """An address that no two of them share."""
         return self.held.data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Its memory, for kernels that are interpreted."""
+        """The host memory, for interpreted kernels."""
         return self.held.untyped_storage()
 
     def record_stream(self, _: object) -> None:
-        """Memory is not given back early here."""
+        """Nothing to do: memory is never freed early here."""
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"OnDevice({self.held})"
@@ -82,7 +79,7 @@ class OnDevice(torch.Tensor):
 
 @contextmanager
 def present() -> Iterator[None]:
-    """In here the device is there: tensors can be made on it, memory can be pinned for it, it has streams."""
+    """In here the device exists: tensors can be made on it, memory can be pinned, and it has streams."""
     setattr(torch, DEVICE, torch.cpu)
     try:
         with pinning(), _Factories(), _Calls():  # type: ignore[no-untyped-call]
@@ -93,7 +90,7 @@ def present() -> Iterator[None]:
 
 @contextmanager
 def pinning() -> Iterator[None]:
-    """In here the host's memory can be pinned. Nothing happens to it."""
+    """In here calls that pin host memory succeed and do nothing."""
     before = torch.cuda.cudart
     runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
     torch.cuda.cudart = lambda: runtime
@@ -114,11 +111,11 @@ def side(value: torch.Tensor) -> str:
 
 
 class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Operations that have no tensor of the device yet, and make one."""
+    """Runs operations without a device tensor among their arguments that may make one."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No compiler has to be kept away, which would be imported for that: two seconds."""
+        """False: with True, torch imports its compiler, which takes two seconds."""
         return False
 
     def __torch_dispatch__(
@@ -128,7 +125,7 @@ class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Calls(TorchFunctionMode):
-    """torch.tensor of a meta tensor forgets its values before any operation can be seen."""
+    """Runs torch.tensor and torch.as_tensor, which would drop the values of a meta tensor."""
 
     def __torch_function__(
         self,
@@ -148,7 +145,7 @@ def _is_device(named: object) -> bool:
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation on the values, and say of what it makes that it lies where it would."""
+    """Run an operation on the values. Its results lie on the side where the real operation would put them."""
     name = func._schema.name
     given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
     makes = any(isinstance(each, OnDevice) for each in given)
@@ -173,7 +170,7 @@ def _tensors(args: object, kwargs: object) -> list[torch.Tensor]:
 
 
 def _refuse(name: str, args: tuple[Any, ...], given: list[torch.Tensor]) -> None:
-    """What a device refuses: tensors of the host beside its own, unless they are scalars, or say which elements."""
+    """Refuse what a device refuses: host tensors beside its own that are neither scalars nor indices."""
     if name in _INDEXED and isinstance(args[0], OnDevice):
         chosen = tree_leaves(args[1])
         given = [each for each in given if not any(each is at for at in chosen)]

@@ -1,8 +1,8 @@
-"""Process: the child that holds an engine, as kvcheck sees it: asked, timed, and never believed without an answer.
+"""Process: kvcheck's end of the child that holds an engine. It asks, waits with a limit, and ends the child.
 
 Invariants:
-- A child that dies, hangs or says what is no answer is UnknownVerdict with the last line of its standard error.
-- Whatever the child had started ends with it; an interruption ends it at any time, and so does the end of kvcheck.
+- A child that dies, hangs or writes anything but an answer is UnknownVerdict with the last line of its standard error.
+- What the child has started ends with it. An interruption and the end of kvcheck end the child at any time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TAIL = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds that a child may take to get ready, for each answer, and to end once its output has."""
+    """Seconds that a child may take to get ready, to answer, and to end after it has closed its output."""
 
     start_s: float = 300.0
     answer_s: float = 120.0
@@ -65,7 +65,7 @@ class EngineProcess:
                 self.close()
 
     def ask(self, ask: Ask) -> Reply:
-        """One schedule. Raises UnknownVerdict where no answer comes; the child is gone then."""
+        """Run one schedule. Raises UnknownVerdict if no answer comes; the child is ended then."""
         assert self._child.stdin is not None
         with contextlib.suppress(OSError):  # it is dead, and its end of output says so
             self._child.stdin.write(encode(ask) + "\n")
@@ -78,7 +78,7 @@ class EngineProcess:
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of the child, as the kernel counts them; 0 once it has gone."""
+        """CPU seconds of the child by the kernel's count; 0 after its end."""
         try:
             fields = Path(f"/proc/{self._child.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -86,7 +86,7 @@ class EngineProcess:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
-        """End the child and what it had started."""
+        """End the child and all that it has started."""
         with contextlib.suppress(OSError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
@@ -108,7 +108,7 @@ class EngineProcess:
         return answer
 
     def _build(self) -> Build | None:
-        """Which kvcheck the child runs; None where it did not say. Raises InternalError for another than this one."""
+        """The build of kvcheck that the child runs, None if it did not say. Raises InternalError for another build."""
         try:
             build = self._started.greet(self._patience.start_s)
         except TimeoutError:
@@ -134,7 +134,7 @@ class EngineProcess:
             raise self._lost(f"said {line[:60]!r}, which is no answer ({error}): {what}") from error
 
     def _lost(self, why: str) -> UnknownVerdict:
-        """What became of it, with the last that it wrote; ends it."""
+        """End the child. Returns the error with the last line that it wrote."""
         self._said.seek(0, os.SEEK_END)
         self._said.seek(max(0, self._said.tell() - TAIL))
         told = self._said.read().decode(errors="replace").strip().splitlines()

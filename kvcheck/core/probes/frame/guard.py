@@ -1,9 +1,9 @@
-"""Guard: the one place where an exception of an engine is caught, and told apart from a wrong call of our own.
+"""Guard: the one place that catches an engine's exceptions and separates them from wrong calls of kvcheck's own.
 
 Invariants:
-- An exception is the engine's only where the innermost frame that is ours or the engine's is the engine's, and where it
-  does not speak of a name or module that is not there: a bare object of our making may lack what a real one has.
-- What a stand-in refuses as the real thing would is the doing of whoever of the engine asked for it.
+- An exception is the engine's only if, of the frames of kvcheck and the engine, the innermost is the engine's. An
+  exception about a missing name or module never is: an object that kvcheck made may lack what a real one has.
+- Refused, from a stand-in that acts like the real thing, counts against the engine's frame that called it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ T = TypeVar("T")
 
 OURS = "kvcheck"
 _OF_THE_HARNESS = (AttributeError, NameError, ImportError)
-"""Kinds that a thing of ours can cause inside the engine."""
+"""Exceptions that an object of kvcheck's can cause inside the engine."""
 
 
 class CannotDrive(Exception):
-    """The release at hand cannot be driven this way; says what is missing. Never a finding, never a pass."""
+    """The release cannot be driven this way. Says what is missing. Neither a finding nor a pass."""
 
 
 class Refused(RuntimeError):
-    """What a stand-in raises where the real thing would raise."""
+    """A stand-in refuses what the real thing would refuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What a call raised. is_engine: in code of the engine, about its own business. where: module and line."""
+    """What a call raised. is_engine: the engine's own code is at fault. where: module and line."""
 
     text: str
     where: str = ""
@@ -40,7 +40,7 @@ class Fault:
 
 
 def attempt(call: Callable[[], T], package: str = "") -> T | Fault:
-    """The result of a call, or what it raised. package: the engine, where its own exceptions matter."""
+    """The result of a call, or what it raised. package: of the engine, if its own exceptions count against it."""
     try:
         return call()
     except CannotDrive:
@@ -59,7 +59,7 @@ def attempt(call: Callable[[], T], package: str = "") -> T | Fault:
 
 
 def _innermost(trace: TracebackType | None, package: str, *, is_ours_too: bool = True) -> str:
-    """Module and line of the innermost frame that is the engine's, or ours too."""
+    """Module and line of the innermost frame of the engine, or of kvcheck if `is_ours_too`."""
     where = ""
     names = (OURS, package) if is_ours_too else (package,)
     while trace is not None:

@@ -1,9 +1,9 @@
-"""Names: what of an engine a probe needs, found by trying where it has been, never by reading a version number.
+"""Names: finds what a probe needs of an engine by trying the places where releases had it. No version is read.
 
 Invariants:
-- A capability is one row: every place that some release had it, in the order in which they are tried.
-- What is in none of its places is missing, by name; a place that is there and cannot be imported is not missing, and
-  says what it raised.
+- A capability is one row: the places where releases had it, in the order in which they are tried.
+- A capability that is in none of its places is missing. A place that exists and cannot be imported is not missing: what
+  the import raised is reported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a capability is, or why it is nowhere. error: what a place raised that is there and cannot be imported."""
+    """Where a capability is, or why it was not found. error: what the import of an existing place raised."""
 
     place: str
     thing: Any
@@ -34,29 +34,28 @@ class Absent:
 
 
 class Names:
-    """The capabilities of the engine that this process can import. table: name -> places "module:attribute"."""
+    """The capabilities of the engine in this process. table: name -> places, each "module:attribute"."""
 
     def __init__(self, table: Mapping[str, tuple[str, ...]]) -> None:
         self._table = table
         self._found: dict[str, Found] = {}
 
     def __getitem__(self, name: str) -> Any:
-        """The thing itself. Raises CannotDrive where no release-known place has it."""
+        """The class or function. Raises CannotDrive if no known place has it."""
         self.require((name,))
         return self.find(name).thing
 
     def has(self, name: str) -> bool:
-        """Whether some place has it."""
         return not self.find(name).why_not
 
     def require(self, names: tuple[str, ...]) -> None:
-        """Raises CannotDrive with every name that is missing, those that break first."""
+        """Raise CannotDrive with every name that is missing, broken imports first."""
         missing = sorted((self.find(name) for name in names if not self.has(name)), key=lambda each: not each.error)
         if missing:
             raise CannotDrive("; ".join(each.why_not for each in missing))
 
     def find(self, name: str) -> Found:
-        """Look in each place once."""
+        """Try each place, once a process."""
         if name not in self._found:
             self._found[name] = self._look(name, self._table[name])
         return self._found[name]
@@ -79,7 +78,7 @@ class Names:
 
 
 def _getter(module: str, attribute: str) -> Callable[[], Any]:
-    """An attribute of a module, which may be an attribute of a class in it."""
+    """A function that reads "Class.method" or a name from a module."""
 
     def get() -> Any:
         try:

@@ -1,8 +1,8 @@
-"""Prefixes: what a prefix cache of whole pages has to know, kept in a dictionary beside the engine's.
+"""Prefixes: which page holds which prefix, kept in a dictionary beside the engine's own prefix cache.
 
 Invariants:
-- A page stands for a prefix from when it was registered until it is handed out again or the cache is emptied.
-- Whole tuples of tokens are keys: nothing of the engine's hashes, chains or trees is believed.
+- A page holds a prefix from `register` until it is handed out again or the cache is flushed.
+- Keys are whole tuples of tokens. The engine's hashes, chains and trees are not used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class Prefixes:
-    """Pages by the prefix whose end they hold. size: tokens of a page."""
+    """Pages by the prefix whose last tokens they hold. size: tokens of a page."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -19,18 +19,18 @@ class Prefixes:
         self._prefix: dict[int, tuple[int, ...]] = {}
 
     def hit(self, tokens: Sequence[int]) -> int:
-        """How many pages of these tokens are there; the last token is always computed again."""
+        """Pages of the longest cached prefix. The last token is always computed again, so it is no part of a hit."""
         count = 0
         while (count + 1) * self._size < len(tokens) and self._pages.get(tuple(tokens[: (count + 1) * self._size])):
             count += 1
         return count
 
     def holds(self, tokens: Sequence[int], page: int) -> bool:
-        """Whether the page stands for exactly this prefix."""
+        """Whether the page holds exactly this prefix."""
         return self._prefix.get(page) == tuple(tokens)
 
     def hand_out(self, page: int) -> bool:
-        """The page gets a new owner; whether a prefix is lost by it."""
+        """The page gets a new owner. Returns whether a cached prefix was lost."""
         prefix = self._prefix.pop(page, None)
         if prefix is None:
             return False
@@ -38,7 +38,7 @@ class Prefixes:
         return True
 
     def register(self, tokens: Sequence[int], table: Sequence[int]) -> None:
-        """These tokens are computed, or will be before the step is over, in the pages of this table."""
+        """These tokens are computed in the pages of this table, now or before the step ends."""
         for place in range(len(tokens) // self._size):
             prefix, page = tuple(tokens[: (place + 1) * self._size]), table[place]
             if self._prefix.get(page) != prefix:
@@ -47,6 +47,6 @@ class Prefixes:
                 self._pages.setdefault(prefix, set()).add(page)
 
     def clear(self) -> None:
-        """The cache was emptied."""
+        """The cache was flushed."""
         self._pages.clear()
         self._prefix.clear()

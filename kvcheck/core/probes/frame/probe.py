@@ -1,8 +1,9 @@
-"""Probe: one way to try an engine; what it needs, a control that has to pass first, and cases drawn from a seed.
+"""Probe: one way to try an engine: what it needs, a control that must pass first, and cases drawn from a seed.
 
 Invariants:
-- No verdict without its control: where that finds anything, judges nothing or raises, the engine cannot be driven.
-- A stand-in that was called in a measured section makes the case no evidence, whatever else was found in it.
+- There is no verdict without the control. If the control finds something, judges nothing or raises, the probe cannot
+  drive the engine.
+- A case in whose measured section a stand-in was called is no evidence, whatever it found.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRow:
-    """A probe of an engine. subjects: what it is tried on. entry: "module:Class". shows: what it is about.
+    """A probe of an engine. subjects: what it is tried on. entry: "module:Class". shows: its text for people.
 
-    scenario: one of kvcheck's own, or what the engine calls it. wants: fields of Evidence without which a schedule
-    says nothing. devices: kinds of device that it can be tried on.
+    scenario: one of kvcheck's own, or the engine's word for it. wants: counts of Evidence that a schedule must reach
+    to be evidence. devices: kinds of device that it runs on.
     """
 
     name: str
@@ -42,9 +43,10 @@ class ProbeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """An engine's tables. stubs: packages that may be stood in for. table: capability -> places.
+    """An engine's tables. stubs: packages that stand-ins may replace. table: capability -> places.
 
-    prepare: "module:function", called once in the child with the names, before the first probe. shows: what it is.
+    prepare: "module:function", called once in the child with the names, before the first probe. shows: its text for
+    people.
     """
 
     name: str
@@ -56,36 +58,35 @@ class EngineSpec:
     prepare: str
 
     def probe(self, name: str) -> ProbeRow | None:
-        """The row of that name."""
         return next((row for row in self.probes if row.name == name), None)
 
 
 class StreamsOfDevice(Protocol):
-    """Streams that work is queued on: stood in for on a CPU, real on a device."""
+    """Streams to queue work on: stand-ins on a CPU, real ones on a device."""
 
     def reset(self, order: str, seed: int) -> None:
-        """Forget what is queued, or wait for it; from now on work is late by this order."""
+        """Drop what is queued, or wait for it. From now on work is late by this order."""
 
     def side(self) -> Any:
-        """A stream that nobody waits for yet."""
+        """A new stream."""
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Make a stream current."""
+        """In here the stream is the current one."""
 
     def queue(self, work: Callable[[], None]) -> None:
-        """Work for the current stream."""
+        """Put work on the current stream."""
 
     def settle(self) -> None:
-        """Let everything run that is queued."""
+        """Run everything that is queued."""
 
 
 class Stop(Exception):
-    """The engine broke in a measured section; the finding is made, and there is nothing more to measure."""
+    """The schedule ends here: the engine failed in a measured section, and its finding was made."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Rig:
-    """What a probe is given for one schedule. judge: of the part under way, the control or the measured cases."""
+    """What a probe gets for one schedule. judge: of the current part, the control or the measured cases."""
 
     package: str
     names: Names
@@ -99,13 +100,13 @@ class Rig:
 
     @property
     def stand_ins(self) -> Machine:
-        """The streams, where they are stood in for. Raises CannotDrive where they are real."""
+        """The stand-in streams. Raises CannotDrive where the streams are real."""
         if not isinstance(self.machine, Machine):
             raise CannotDrive(f"this probe needs streams that are stood in for, and {self.device} has real ones")
         return self.machine
 
     def measured(self, call: Callable[[], T], what: str) -> T:
-        """Let the engine work. Raises Stop where it breaks, CannotDrive where that is no evidence."""
+        """Call the engine. Raises Stop if the engine fails, CannotDrive if the call is no evidence."""
         with self.stubs.window() as called:
             result = attempt(call, self.package)
         if called:
@@ -119,26 +120,26 @@ class Rig:
 
 
 class Probe(Protocol):
-    """A probe."""
+    """One way to try an engine."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """Capabilities without which it cannot be driven."""
+        """Capabilities that the release must have."""
 
     def control(self, rig: Rig) -> None:
-        """What every release does rightly, by the same calls; judged like the cases."""
+        """A case that passes on every known release, by the same calls. It is judged like the cases of `measure`."""
 
     def measure(self, rig: Rig) -> None:
         """The cases of one schedule."""
 
 
 def load(entry: str) -> object:
-    """The object behind "module:name"."""
+    """The object that "module:name" names."""
     module, attribute = entry.split(":")
     return cast(object, getattr(importlib.import_module(module), attribute))
 
 
 def run(probe: Probe, rig: Rig, wants: tuple[str, ...] = ()) -> str | None:
-    """Control and cases; what they have judged is in `rig.judge`. Returns why it is no evidence, None where it is."""
+    """Run the control and the cases. Returns why the schedule is no evidence, or None. Findings are in `rig.judge`."""
     try:
         result = attempt(lambda: _run(probe, rig, wants), rig.package)
     except CannotDrive as why:  # what a probe itself looked at is not implemented
@@ -163,7 +164,7 @@ def _run(probe: Probe, rig: Rig, wants: tuple[str, ...]) -> str | None:
 
 
 def _control(probe: Probe, rig: Rig) -> None:
-    """Judge the control apart; nothing that it found or counted is left."""
+    """Run the control with a judge of its own. Nothing that it counted is kept."""
     judge = rig.judge
     try:
         probe.control(rig)

@@ -1,10 +1,10 @@
-"""Serve: the child that holds an engine. Run by the interpreter of the engine's own environment.
+"""Probe server: the child that holds an engine. The interpreter of the engine's own environment runs it.
 
-Needs numpy and torch from there; answers one JSON line for each it reads.
+It needs numpy and torch from there. It answers each JSON line that it reads with one JSON line.
 
 Invariants:
-- Nothing but answers is written to the parent: what an engine prints goes to standard error.
-- The end of standard input is the end of the child.
+- Only answers are written to the parent. What an engine prints goes to standard error.
+- The child ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ VARIABLES = {
 
 
 class ProbeServer:
-    """One engine, imported once. device: "cpu", where streams are stood in for, or "cuda[:N]", where they are real."""
+    """One engine, imported once. device: "cpu", with stand-in streams, or "cuda[:N]", with real ones."""
 
     def __init__(self, spec: EngineSpec, device: str = "cpu") -> None:
         self._spec = spec
@@ -115,12 +115,12 @@ class ProbeServer:
 
 
 def _seed(row: ProbeRow, ask: Ask) -> int:
-    """Every probe, subject and schedule draws of its own."""
+    """Each probe, subject and schedule has a seed of its own."""
     return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
 
 
 def answer_asks(entry: str, device: str, asks: IO[str], answers: IO[str]) -> None:
-    """Say hello, then answer until there are no more questions."""
+    """Say hello, then answer until the questions end."""
     spec = load(entry)
     assert isinstance(spec, EngineSpec)
     server = ProbeServer(spec, device)
@@ -140,7 +140,7 @@ def _say(answers: IO[str], line: str) -> None:
 
 
 def main(entry: str, device: str) -> None:
-    """The child's life."""
+    """Send the child's own output to standard error, and answer on what was standard output."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for name, value in VARIABLES[device.partition(":")[0]].items():

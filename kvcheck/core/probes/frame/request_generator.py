@@ -1,10 +1,10 @@
-"""Crowd: requests that share prefixes in seeded ways, and whose token every position holds.
+"""Request generator: seeded requests with shared prefixes. The token at each position identifies its author.
 
-A token's content depends on all tokens before it. So every token belongs to a line: the request that was the first to
-continue a prefix by it. Requests that share a prefix share its lines, and write equal bytes.
+The KV of a token depends on all tokens before it. So each token has one author: the first request that continued a
+prefix by it. Requests with a common prefix share its spans and write equal bytes.
 
 Invariants:
-- A token tells its line and its position, so no two prefixes have the same tokens by chance.
+- A token encodes its author and its position. Two prefixes never have the same tokens by chance.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from kvcheck.core.probes.frame.probe import Rig
 
 LENGTH = 64
-"""Positions that a line may have."""
+"""Positions that a request may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """A run of tokens and who was the first to have it: positions first .. end - 1."""
+    """Tokens at positions first .. end - 1, and the request that had them first."""
 
     author: int
     first: int
@@ -29,18 +29,18 @@ class TokenSpan:
 
 
 def token(author: int, position: int) -> int:
-    """The token at a position of a line."""
+    """The token of that author at that position."""
     return 1 + author * LENGTH + position
 
 
 def tokens_of(spans: Iterable[TokenSpan]) -> list[int]:
-    """Tokens that tell line and position."""
+    """The tokens of these spans."""
     return [token(each.author, at) for each in spans for at in range(each.first, each.end)]
 
 
 @dataclass(slots=True, kw_only=True)
 class TrackedRequest:
-    """A request of a schedule. engine: the engine's object for it. outputs: tokens that it will produce."""
+    """A request of a schedule. request: the engine's object for it. outputs: tokens that it will produce."""
 
     number: int
     spans: tuple[TokenSpan, ...]
@@ -57,11 +57,11 @@ class TrackedRequest:
         return str(self.number)
 
     def author_at(self, position: int) -> int:
-        """Whose line the token at that position is of."""
+        """The author of the token at that position."""
         return next((each.author for each in self.spans if each.first <= position < each.end), self.number)
 
     def author_runs(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(start, stop, author) of the lines between two positions."""
+        """(start, stop, author) of each span between two positions."""
         start = first
         while start < end:
             author, stop = self.author_at(start), start + 1
@@ -71,12 +71,12 @@ class TrackedRequest:
             start = stop
 
     def tokens(self, end: int) -> list[int]:
-        """Its tokens before that position, those that it will produce included."""
+        """Its tokens before that position, with those that it will produce."""
         return [token(self.author_at(at), at) for at in range(end)]
 
 
 def finish_requests(rig: Rig, unfinished: Mapping[str, TrackedRequest], step: Callable[[], None], steps: int) -> None:
-    """Steps until no request is left; KV901 for those that still are after so many."""
+    """Step until all requests have finished. Requests that are left after so many steps are a finding, KV901."""
     for _ in range(steps):
         if not unfinished:
             return
@@ -86,7 +86,7 @@ def finish_requests(rig: Rig, unfinished: Mapping[str, TrackedRequest], step: Ca
 
 @dataclass(slots=True)
 class RequestGenerator:
-    """Draws requests whose prompts continue each other. make: the engine's own object for a request."""
+    """Draws requests whose prompts continue each other. make: builds the engine's object for a request."""
 
     rig: Rig
     page: int
@@ -94,7 +94,7 @@ class RequestGenerator:
     made: list[TrackedRequest] = field(default_factory=list)
 
     def draw(self, longest: int, outputs: int) -> TrackedRequest:
-        """The next request: a new prompt, or one that begins like an earlier request's prompt and output."""
+        """The next request. Its prompt is new, or begins like the prompt and output of an earlier request."""
         mix, number = self.rig.mix, len(self.made) + 1
         base: tuple[TokenSpan, ...] = ()
         kind, pick, cut = mix.below(4), mix.below(max(1, len(self.made))), mix.below(longest - self.page)
@@ -105,11 +105,11 @@ class RequestGenerator:
         return self._add(spans, 1 + mix.below(outputs), mix.below(3))
 
     def unshared(self, length: int, outputs: int, priority: int) -> TrackedRequest:
-        """A request whose prompt continues nobody's."""
+        """A request whose prompt shares no prefix."""
         return self._add((TokenSpan(len(self.made) + 1, 0, length),), outputs, priority)
 
     def continuing(self, other: TrackedRequest, length: int, outputs: int) -> TrackedRequest:
-        """A request whose prompt continues all that another one has, and will have produced."""
+        """A request whose prompt continues the prompt and the whole output of another request."""
         spans = whole(other)
         end = spans[-1].end
         return self._add((*spans, TokenSpan(len(self.made) + 1, end, end + length)), outputs, other.priority)
@@ -123,7 +123,7 @@ class RequestGenerator:
 
 
 def whole(tracked: TrackedRequest) -> tuple[TokenSpan, ...]:
-    """Its prompt and output."""
+    """The spans of its prompt and output."""
     end = tracked.spans[-1].end
     return (*tracked.spans, TokenSpan(tracked.number, end, end + tracked.outputs))
 

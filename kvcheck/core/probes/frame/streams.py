@@ -1,12 +1,12 @@
-"""Stand-in streams: side streams, events and synchronisation of an engine that runs on a machine without a device.
+"""Stand-in streams: side streams, events and synchronisation for an engine on a machine without a device.
 
-The engine's own work runs at once, as on any CPU: that is the main stream. What is queued on a side stream runs when
-somebody waits for it, or earlier, if the schedule says so; a wait that is missing is then seen in what is read.
+The engine's own work runs at once, as on any CPU: that is the main stream. Work on a side stream runs when the engine
+waits for it, or earlier if the schedule says so. A missing wait is seen in what is read.
 
 Invariants:
-- A stream is in order; the main stream waits for nothing that was not waited for.
+- A stream runs in order. The main stream waits only where the engine asks for it.
 - Equal seeds and equal calls give equal orders.
-- A wait binds to the latest record of its event; waiting for an event that was never recorded does nothing.
+- A wait binds to the latest record of its event. A wait for an event that was never recorded does nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvcheck.core.base.rng import Rng
 
 EAGER, LAZY, RANDOM = "eager", "lazy", "random"
 ORDERS = (LAZY, RANDOM, EAGER)
-"""When queued work runs: at the first wait, whenever the seed says so, or at once."""
+"""When queued work runs: at the first wait (lazy), whenever the seed says so (random), or at once (eager)."""
 
 
 class Machine:
@@ -32,7 +32,7 @@ class Machine:
         self.reset(EAGER, 0)
 
     def reset(self, order: str, seed: int) -> None:
-        """Forget everything queued and follow this order from now on."""
+        """Drop everything that is queued and follow this order from now on."""
         self._order = order
         self._mix = Rng(seed)
         self._side: list[SideStream] = []
@@ -45,21 +45,21 @@ class Machine:
         self.queued = 0
 
     def add(self, stream: SideStream) -> None:
-        """A stream was made."""
+        """Count a new stream among those to run."""
         self._side.append(stream)
 
     def side(self) -> SideStream:
-        """A stream that nobody waits for yet."""
+        """A new stream."""
         return SideStream(machine=self)
 
     def queue(self, work: Callable[[], None]) -> None:
-        """Work for the current stream."""
+        """Put work on the current stream."""
         self.queued += 1
         self.current.put(work)
         self.tick()
 
     def tick(self) -> None:
-        """Time passes: side streams get as far as the order says."""
+        """Run side streams as far as the order says."""
         busy = [stream for stream in self._side if stream.pending]
         if self._order == LAZY or not busy:
             return
@@ -80,7 +80,7 @@ class Machine:
 
     @contextmanager
     def on(self, stream: SideStream | None) -> Iterator[SideStream]:
-        """Make a stream current."""
+        """In here the stream is the current one."""
         before, self.current = self.current, self.main if stream is None else stream
         try:
             yield self.current
@@ -89,7 +89,7 @@ class Machine:
 
 
 class SideStream:
-    """A stream; the engine sees it as torch.cuda.Stream."""
+    """A stream. The engine finds it as torch.cuda.Stream."""
 
     machine: ClassVar[Machine]
     is_main = False
@@ -103,11 +103,10 @@ class SideStream:
 
     @property
     def pending(self) -> bool:
-        """Something is queued."""
         return bool(self._queue)
 
     def put(self, work: Callable[[], None]) -> None:
-        """Queue; on the main stream, run."""
+        """Queue the work. On the main stream, run it."""
         self.put_count += 1
         if self.is_main:
             self._done_count += 1
@@ -116,36 +115,35 @@ class SideStream:
             self._queue.append(work)
 
     def advance(self) -> None:
-        """Run what is first in the queue."""
+        """Run the first piece in the queue."""
         if self._queue:
             work = self._queue.popleft()
             self._done_count += 1
             work()
 
     def reach(self, count: int) -> None:
-        """Run until `count` pieces are done."""
+        """Run until `count` pieces have run."""
         while self._queue and self._done_count < count:
             self.advance()
 
     def has_done(self, count: int) -> bool:
-        """Whether so many pieces have run."""
         return self._done_count >= count
 
     # What an engine calls
 
     def wait_event(self, event: SideEvent) -> None:
-        """What is queued here from now on runs behind the event."""
+        """Work that is queued from now on runs behind the event."""
         self._machine.waits += 1
         self.put(event.mark())
 
     def wait_stream(self, stream: SideStream) -> None:
-        """What is queued here from now on runs behind what is queued there now."""
+        """Work that is queued from now on runs behind what the other stream has queued."""
         self._machine.waits += 1
         count = stream.put_count
         self.put(lambda: stream.reach(count))
 
     def record_event(self, event: SideEvent | None = None) -> SideEvent:
-        """An event behind everything that is queued here."""
+        """Record an event behind everything that is queued."""
         made = event or SideEvent()
         made.record(self)
         return made
@@ -156,7 +154,7 @@ class SideStream:
         self.reach(self.put_count)
 
     def query(self) -> bool:
-        """Whether all that was queued has run."""
+        """Whether everything that was queued has run."""
         self._machine.tick()
         return not self._queue
 
@@ -170,7 +168,7 @@ class SideStream:
 
 
 class SideEvent:
-    """An event; the engine sees it as torch.cuda.Event."""
+    """An event. The engine finds it as torch.cuda.Event."""
 
     machine: ClassVar[Machine]
 
@@ -178,37 +176,35 @@ class SideEvent:
         self._record: tuple[SideStream, int] | None = None
 
     def mark(self) -> Callable[[], None]:
-        """A wait for what the event means now."""
+        """A wait for the event's current record."""
         record = self._record
         return lambda: record[0].reach(record[1]) if record is not None else None
 
     def record(self, stream: SideStream | None = None) -> None:
-        """From now on it means everything queued in the stream so far."""
+        """Record everything that the stream has queued so far."""
         behind = stream or type(self).machine.current
         self._record = (behind, behind.put_count)
         type(self).machine.tick()
 
     def wait(self, stream: SideStream | None = None) -> None:
-        """A stream waits for it."""
         (stream or type(self).machine.current).wait_event(self)
 
     def synchronize(self) -> None:
-        """The host waits for it."""
         type(self).machine.synchronisations += 1
         self.mark()()
 
     def query(self) -> bool:
-        """Whether it was reached."""
+        """Whether its record has run."""
         type(self).machine.tick()
         return self._record is None or self._record[0].has_done(self._record[1])
 
     def elapsed_time(self, _: object) -> float:
-        """Nothing is timed here."""
+        """0: nothing is timed."""
         return 0.0
 
 
 def install() -> Machine:
-    """Put the stand-ins where torch has streams, in this process, for good."""
+    """Replace torch's streams by stand-ins, in this process and for good."""
     machine = Machine()
     SideStream.machine = SideEvent.machine = machine
     names: dict[str, Any] = {

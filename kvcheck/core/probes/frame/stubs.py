@@ -1,10 +1,9 @@
-"""Stubs: stand-ins for compiled packages that an engine imports at load and a CPU machine does not have.
+"""Stubs: stand-ins for compiled packages that an engine imports and a machine without a device lacks.
 
 Invariants:
-- A stub is served only where every other finder has failed, only for a package of the allow-list, and only where a
-  module of the engine asked for the package: what another library guards for itself still fails as it should. Once the
-  package is there, everybody finds the rest of it, or half of it would be there.
-- Every module that was served and every call of something in it is recorded; a call inside a window is no evidence.
+- A stub is served only if every other finder has failed, the package is on the allow-list, and a module of the engine
+  asks for it. Optional imports of other libraries still fail. Once a package was served, every module gets its rest.
+- Every served module and every call of something in it is recorded. A case with a call inside a window is no evidence.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from types import FrameType, ModuleType
 
 
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """The finder of stand-ins. package: of the engine. allowed: packages that may be stood in for."""
+    """The finder of stand-ins. package: of the engine. allowed: packages that stand-ins may replace."""
 
     def __init__(self, package: str, allowed: Sequence[str]) -> None:
         self._package = package
@@ -28,18 +27,18 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._windows: list[dict[str, int]] = []
 
     def install(self) -> None:
-        """Answer from now on, behind everybody else."""
+        """Serve stand-ins from now on, behind all other finders."""
         sys.meta_path.append(self)
 
     def uninstall(self) -> None:
-        """Answer no more, and forget the modules that were served."""
+        """Serve no more, and unload the modules that were served."""
         sys.meta_path.remove(self)
         for name in self.served:
             sys.modules.pop(name, None)
 
     @contextmanager
     def window(self) -> Iterator[dict[str, int]]:
-        """What is called in here, by name."""
+        """Counts the calls of stand-ins in here, by name."""
         called: dict[str, int] = {}
         self._windows.append(called)
         try:
@@ -48,14 +47,14 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             self._windows.remove(called)
 
     def called(self, name: str) -> None:
-        """Somebody called a stand-in."""
+        """Count a call of a stand-in."""
         for counts in (self.calls, *self._windows):
             counts[name] = counts.get(name, 0) + 1
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """A stand-in, if this package may have one and the engine asks."""
+        """A stand-in, if the package may have one and the engine asks for it."""
         package = fullname.partition(".")[0]
         if package not in self._allowed or not (package in self.served or self._is_asked_by_engine()):
             return None
@@ -67,7 +66,7 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return StubModule(spec.name, self)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run."""
+        """A stand-in runs no code."""
 
     def _is_asked_by_engine(self) -> bool:
         frame: FrameType | None = sys._getframe(2)
@@ -95,7 +94,7 @@ class StubModule(ModuleType):
 
 
 class Stub:
-    """Anything of a stand-in module: can be named, subclassed, used as a decorator and called, and says so."""
+    """Any attribute of a stand-in module. It can be subclassed, used as a decorator and called; calls are counted."""
 
     def __init__(self, name: str, stubs: Stubs) -> None:
         self._name = name

@@ -1,7 +1,7 @@
-"""Wire between kvcheck and the child that holds an engine: one JSON object a line, each of one known form.
+"""Wire between kvcheck and the child that holds an engine: one JSON object a line.
 
 Invariants:
-- Nothing is unpickled; a line that is not of a known form, down to the type of each key, is a ValueError.
+- Nothing is unpickled. A line of no known form, down to the type of each key, is a ValueError.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ LONGEST_LINE = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The child is ready. version: what the engine says of itself, for the record; nothing is decided by it.
+    """The child is ready. version: what the engine reports; it is recorded and decides nothing.
 
-    files: digest of its package's own files. commit: of its working tree. None: it lies in no folder, or in no tree.
+    files: digest of its package's files. commit: of its working tree. None: it lies in no folder, or in no tree.
     """
 
     engine: str
@@ -31,7 +31,7 @@ class Hello:
 
     @property
     def identity(self) -> str:
-        """The engine as it lies on the disk, in one line: equal for equal engines."""
+        """The engine on the disk in one line, equal for equal engines."""
         parts = (f"{self.engine} {self.version}", self.commit and f"commit {self.commit}", self.files)
         return ", ".join(part for part in parts if part)
 
@@ -48,9 +48,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What came of it. unknown: why it is no evidence; None where it is. notes: for the record.
+    """The result of a schedule. unknown: why it is no evidence, or None. notes: for the record.
 
-    stubs: modules that were served by stand-ins up to now.
+    stubs: stand-in modules that were served so far.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -62,7 +62,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The child cannot drive anything, and ends."""
+    """The child cannot drive the engine, and ends."""
 
     reason: str
 
@@ -72,7 +72,7 @@ _KINDS: dict[str, type[Message]] = {"hello": Hello, "ask": Ask, "reply": Reply, 
 
 
 def encode(message: Message) -> str:
-    """The message as a line without its end."""
+    """The message as one line, without a line end."""
     return json.dumps({type(message).__name__.lower(): to_plain(message)})
 
 

@@ -1,7 +1,7 @@
-"""SGLang as a target: what is stood in for, where its names are, and the probes that try it.
+"""SGLang as a target: its stand-in packages, its names, and the probes that try it.
 
 Invariants:
-- A new probe is a module and a row here; nothing else changes.
+- A new probe is a module and a row here. Nothing else changes.
 """
 
 from __future__ import annotations

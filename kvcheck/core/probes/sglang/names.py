@@ -1,7 +1,7 @@
-"""Where SGLang keeps what the probes need: one row a capability, one place a release range.
+"""Where SGLang has what the probes need: one row a capability, one place for each range of releases.
 
 Invariants:
-- Rows are tried in order and by name alone; a release that nobody has seen is driven if it has the names.
+- Places are tried in order and by name alone. An unknown release is driven if it has the names.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "metadata.slots": ("sglang.srt.disaggregation.utils:ReqToMetadataIdxAllocator",),
     # The layer counter of the host tier.
     "layers.counter": ("sglang.srt.managers.cache_controller:LayerDoneCounter",),
-    # What has to be published before pools can be made; absent where nothing has to be.
+    # Server arguments, which some objects read when they are made.
     "server.args": ("sglang.srt.server_args:ServerArgs",),
     "server.variables": ("sglang.srt.environ:envs",),
     "server.publish": ("sglang.srt.server_args:set_global_server_args_for_scheduler",),

@@ -1,7 +1,7 @@
-"""Bare: what a transfer manager holds when it is made without its start-up, in any release.
+"""Bare manager: the attributes of a transfer manager that is made without its start-up, in any release.
 
 Invariants:
-- One rank, nothing optional: what a release asks for beyond this ends the probe by its name, and is never made up.
+- It has one rank and no optional feature. An attribute that is missing here ends the probe with its name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def plain_manager() -> dict[str, Any]:
-    """What a manager of one rank without extras holds, in any release."""
+    """Attributes of a manager of one rank without optional features."""
     ones = ("attn_tp_size", "attn_cp_size", "attn_dp_size", "state_tp_size", "pp_size", "dcp_size", "kv_shard_size")
     zeros = ("attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "pp_rank", "dcp_rank", "kv_shard_rank", "bootstrap_port")
     off = (

@@ -1,7 +1,7 @@
-"""Moves: where the bytes of a copy lie, worked out from first bytes, indices and sizes, as compiled copies do it.
+"""Byte copies: source and target addresses of a copy, from first bytes, indices and sizes, as in the kernels.
 
 Invariants:
-- Nothing here looks at the shape of memory that is given by its first byte; a wrong size gives wrong places.
+- Memory that is given by its first byte has no known shape. A wrong size gives wrong addresses, as in the kernels.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 Place = Callable[[int, int], Sequence[int]]
-"""(layer, index) -> addresses of the item's parts."""
+"""(layer, index) -> addresses of the parts of the item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +25,24 @@ class ByteCopy:
 
 
 Pieces = Sequence[Sequence[ByteCopy]]
-"""What a copy does, in pieces that may run one after the other."""
+"""A copy, in pieces that run one after the other."""
 
 
 class Refused(Exception):
-    """What the compiled copy would refuse."""
+    """The compiled copy refuses this call."""
 
 
 def reads_lists_on(backend: str, device: str) -> str | None:
-    """The side on which copies of an `io_backend` need their lists of indices; None: they take them from either.
+    """The side on which copies of an `io_backend` need their index lists. None: either side will do.
 
-    A kernel reads them on the device. Direct copies take them to the host themselves, both and before anything else: a
-    list on the device costs a wait and harms nobody.
+    A kernel reads the lists on the device. Direct copies first take both lists to the host: a list on the device costs
+    a wait and is no error.
     """
     return device if backend == "kernel" else None
 
 
 def paired(sources: torch.Tensor, targets: torch.Tensor) -> list[tuple[int, int]]:
-    """Source and target indices."""
+    """(source, target) indices."""
     if sources.numel() != targets.numel():
         raise Refused(f"{sources.numel()} and {targets.numel()} indices")
     if sources.dtype is not torch.int64 or targets.dtype is not torch.int64:
@@ -60,12 +60,12 @@ def moved(source: Place, target: Place, pairs: Sequence[tuple[int, int]], *, lay
 
 
 def rows(start: int, apart: int) -> Place:
-    """Memory of one layer; its items begin `apart` bytes from each other."""
+    """Memory of one layer. Its items begin `apart` bytes from each other."""
     return lambda _, index: (start + index * apart,)
 
 
 def pages(start: int, page: int, item: int) -> Place:
-    """Items with all their layers behind each other. page: bytes of all layers."""
+    """Items with their layers one behind the other. page: bytes of all layers."""
     return lambda layer, index: (start + index * page + layer * item,)
 
 

@@ -1,12 +1,12 @@
-"""Copies: the compiled copies between host and device pools, restated, and queued on the current stand-in stream.
+"""Copy engine: copies between host and device pools, in place of the compiled ones, on the stand-in streams.
 
-They are no stubs: what they are asked for is what reaches the other tier, late, when somebody waits for the stream or
-the seed lets it go on.
+They are no stubs: they copy the bytes. A copy is queued on the current stream and runs late, when the engine waits for
+the stream or the seed lets it run.
 
 Invariants:
-- Lists are read when a copy is asked for, bytes are read and written when it runs.
-- What the compiled ones refuse, and what would touch a byte outside the memory of both tiers, is told to `complain` and
-  not made. What nobody here can do ends the probe.
+- Index lists are read when a copy is asked for. Bytes are read and written when it runs.
+- A copy that the compiled one refuses, or that leaves the memory of both tiers, goes to `complain` and is not made. A
+  call with unknown parameters ends the probe.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ABSENT = object()
 
 @dataclass(slots=True)
 class CopyEngine:
-    """All of them. complain: told of a wrong request. regions: (first byte, bytes) of what may be touched, in order."""
+    """All copies. complain: called with a wrong request. regions: sorted (first byte, bytes) that may be used."""
 
     machine: Machine
     complain: Callable[[str], None]
@@ -41,16 +41,16 @@ class CopyEngine:
 
     @contextmanager
     def lent_to(self, modules: Iterable[ModuleType]) -> Iterator[None]:
-        """The modules of an engine find these by the names that they know; afterwards everything is as it was."""
+        """In here the engine's modules find these copies under the names of the compiled ones."""
         with lent(modules, self.table()):
             yield
 
     def table(self) -> dict[str, Callable[..., None]]:
-        """Every function by its name."""
+        """Every copy by the name of its compiled function."""
         return {name: partial(self._asked, name, call) for name, call in (AOT_KERNELS | JIT_KERNELS).items()}
 
     def _asked(self, name: str, call: Callable[..., Pieces], *arguments: object, **named: object) -> None:
-        """The engine asks for a copy."""
+        """Queue a copy that the engine asks for."""
         try:
             inspect.signature(call).bind(*arguments, **named)
         except TypeError as error:
@@ -81,7 +81,7 @@ class CopyEngine:
 
 @contextmanager
 def lent(modules: Iterable[ModuleType], table: Mapping[str, object]) -> Iterator[None]:
-    """Names of modules that mean something else meanwhile."""
+    """In here these names of the modules mean what the table says. Afterwards they are as before."""
     kept = [(vars(module), {name: vars(module).get(name, ABSENT) for name in table}) for module in modules]
     for names, _ in kept:
         names.update(table)

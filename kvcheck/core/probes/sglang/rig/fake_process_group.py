@@ -1,8 +1,8 @@
-"""Ranks: several ranks of an engine in one process, each in a thread, whose all-reduce meets in the same call.
+"""Fake process group: the ranks of an engine as threads of one process, with an all-reduce between them.
 
 Invariants:
-- What comes of it does not depend on which thread runs first: a call ends when every rank has made it, or has left.
-- A rank that waits for one that has left, or that brings another shape, raises Parted: a real group would hang.
+- The result does not depend on which thread runs first. A call ends when every rank has made it or has ended.
+- A rank that waits for an ended rank, or brings a different shape, gets CollectiveMismatch. A real group would hang.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CollectiveMismatch(Exception):
 
 
 class FakeProcessGroup:
-    """The ranks that take part. together: run one call a rank."""
+    """The ranks of a group."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -34,7 +34,7 @@ class FakeProcessGroup:
         self.collectives = 0
 
     def together(self, calls: Sequence[Callable[[], Any]], package: str) -> list[Any]:
-        """What each rank's call returned, or the Fault it ended with."""
+        """Run one call on each rank. Returns each result, or the Fault that ended the call."""
         self._brought, self._left = {}, set()
         results: list[Any] = [None] * self._size
         missed: list[CannotDrive] = []
@@ -86,7 +86,7 @@ class FakeProcessGroup:
                 self._close(torch.amin)
 
     def _close(self, reduce: Callable[..., torch.Tensor]) -> None:
-        """End a round, with the lock held."""
+        """End a collective call. The caller holds the lock."""
         tensors = [self._brought[rank] for rank in sorted(self._brought)]
         same = len(tensors) == self._size and len({tuple(each.shape) for each in tensors}) == 1
         self._result = reduce(torch.stack(tensors), dim=0) if same else None
@@ -97,5 +97,5 @@ class FakeProcessGroup:
 
 
 def is_mismatch(result: object) -> bool:
-    """Whether a rank ended because the others did not make its call."""
+    """Whether a rank ended because the other ranks did not make the same call."""
     return isinstance(result, Fault) and result.text.startswith(CollectiveMismatch.__name__)

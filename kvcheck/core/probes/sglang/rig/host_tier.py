@@ -1,11 +1,11 @@
-"""Host tier: a release's own prefix tree put together over a small pool, for its controller and its host pools.
+"""Host tier: a release's own prefix tree over a small pool, for its cache controller and its host pools.
 
-The tree is made by its own constructor, with a server's arguments, so that pools and controller are assembled as the
-release assembles them. Copies between the tiers are those of `copies`.
+The tree is made by its constructor with a server's arguments, so the release itself puts pools and controller together.
+Copies between the tiers are those of `copies`.
 
 Invariants:
-- Host memory is found by looking; each tensor is read by the sizes of its axes, whatever its layout is called.
-- What was replaced while the tree was made is put back, and the tree is not kept alive by its exit hook.
+- Host memory is found by a search for tensors. The sizes of its axes tell its layout, not the layout's name.
+- What was replaced while the tree was made is put back.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from kvcheck.core.probes.sglang.rig.prefix_tree import found_kinds, make_tree
 from kvcheck.core.probes.sglang.rig.server_args import published
 
 RATIO = 1.4
-"""Host pages to device pages: 17 to 12, a number that no other dimension has."""
+"""Host pages to device pages: 17 to 12. No other dimension is 17."""
 SCRATCH = "staging"
-"""In the name of memory on the device's side that some compiled copies go through; nothing stays in it."""
+"""In the names of staging memory, which some copies go through. Nothing stays in it."""
 HOST_POOLS = ("host.mha", "host.mla", "host.index")
 LATE = "late"
-"""The way of a copy by kernels that are compiled at run time."""
+"""Part of a subject: copies by JIT kernels."""
 BACKUP, LOAD = "BACKUP_HOST", "LOAD_BACK"
 
 
 @dataclass(frozen=True, slots=True)
 class HostBuffer:
-    """Memory of one device buffer on the host. layers: each by [units, ...], or by [pages, tokens, ...] where paged.
+    """Host memory of one device buffer. layers: each [units, ...], or [pages, tokens, ...] if paged.
 
-    paged: tokens of a page, 0 where there is no such axis.
+    paged: tokens of a page, 0 without such an axis.
     """
 
     name: str
@@ -52,11 +52,11 @@ class HostBuffer:
     paged: int = 0
 
     def rows(self, layer: int, ids: Sequence[int]) -> torch.Tensor:
-        """Bytes of these units of a layer, copied: [units, bytes]."""
+        """A copy of these units of a layer: [units, bytes]."""
         return self.layers[layer][self._at(ids)].contiguous().flatten(1).view(torch.uint8)
 
     def fill(self, layer: int, ids: Sequence[int], rows: torch.Tensor) -> None:
-        """Write bytes of these units."""
+        """Write the bytes of these units."""
         memory, at = self.layers[layer], self._at(ids)
         memory[at] = rows.contiguous().view(memory.dtype).view(memory[at].shape)
 
@@ -67,7 +67,7 @@ class HostBuffer:
 
 @dataclass(slots=True, kw_only=True)
 class HostTier:
-    """A pool with its host tier. buffers: of the host, in the order of the device buffers of their unit."""
+    """A pool with its host tier. buffers: of the host."""
 
     made: SmallPool
     tree: Any
@@ -78,12 +78,12 @@ class HostTier:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Device buffers for which there is no memory on the host."""
+        """Device buffers without memory on the host."""
         has = {each.name for each in self.buffers}
         return tuple(name for name in self.made.stamps.found.names() if name not in has)
 
     def extras(self, phase: str, names: Any, **indices: torch.Tensor | None) -> dict[str, Any]:
-        """What the tree hands the controller beside a node's own indices."""
+        """What the tree hands to the controller besides the indices of a node."""
         if hasattr(self.tree, "_get_extra_pools"):
             extra: dict[str, Any] = self.tree._get_extra_pools()
             return extra
@@ -96,12 +96,12 @@ class HostTier:
         return {}
 
     def pages(self, host: torch.Tensor) -> dict[str, list[int]]:
-        """Units on the host by what they stand for."""
+        """Units of these host slots, by kind."""
         ids = host.to(torch.int64).tolist()
         return {"token": ids, "page": [first // self.made.page_size for first in ids[:: self.made.page_size]]}
 
     def check_host(self, judge: Judge, request: int, host: torch.Tensor, when: str) -> None:
-        """Every buffer of these host pages holds the request's content."""
+        """Check that every buffer of these host pages holds the request's content."""
         right: dict[str, int] = {}
         for buffer, held in self._paired():
             ids = self.pages(host)[held.unit]
@@ -118,7 +118,7 @@ class HostTier:
             judge.find("KV304", "contract", text, buffer=name, request=request, tier="host")
 
     def write_host(self, content: Callable[[BufferView, int], torch.Tensor], host: torch.Tensor) -> None:
-        """Somebody else's bytes in these host pages. content: buffer and number of units -> rows."""
+        """Write these host pages. content: (buffer, number of units) -> rows."""
         for buffer, held in self._paired():
             ids = self.pages(host)[held.unit]
             buffer.fill(held.layer, ids, content(held, len(ids)))
@@ -131,12 +131,12 @@ class HostTier:
 
 
 def host_tier_needs(family: str) -> tuple[str, ...]:
-    """Capabilities that a tier of the family needs, whichever tree the release has."""
+    """Capabilities that a host tier of the family needs in any release."""
     return (*pool_names(family), "tree.params", "server.args", "server.publish")
 
 
 def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> HostTier:
-    """A fresh tier. Raises CannotDrive where the release cannot have one."""
+    """A fresh host tier. Raises CannotDrive if the release cannot make it."""
     late, backend = backend == LATE, "kernel" if backend == LATE else backend
     made = small_pool(rig, family)
     own = {
@@ -173,7 +173,7 @@ def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> HostTier
     others = [each for each in memories(host, rig.package) if each[2].untyped_storage().data_ptr() not in starts]
     found = [each for each in others if SCRATCH not in each[0]]
     for _, _, tensor in found:
-        tensor.zero_()  # what nobody has written is told from what somebody has
+        tensor.zero_()  # rows that were never written can be told from others
     regions = [
         (each.untyped_storage().data_ptr(), each.untyped_storage().nbytes())
         for each in (*devices, *(tensor for _, _, tensor in others))
@@ -193,7 +193,7 @@ def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> HostTier
 
 @contextmanager
 def _late(rig: Rig) -> Iterator[None]:
-    """Host pools that are made meanwhile believe that a device is there, and that its copies have been compiled."""
+    """In here host pools are made as if there were a device with compiled JIT kernels."""
     able = SimpleNamespace(capabilities=SimpleNamespace(hicache_device_kernels=True))
     own = {
         "_is_cuda": True,
@@ -209,7 +209,7 @@ def _late(rig: Rig) -> Iterator[None]:
 
 
 def _modules(host: Any, package: str) -> tuple[ModuleType, ...]:
-    """Modules of the host pools' classes, whose copies they call."""
+    """Modules of the host pools' classes, which call the copies by name."""
     pools = [host, *(entry.host_pool for entry in getattr(host, "entries", ()))]
     kinds = [kind.__module__ for pool in pools for kind in type(pool).__mro__]
     names = dict.fromkeys(name for name in kinds if name.partition(".")[0] == package)
@@ -217,7 +217,7 @@ def _modules(host: Any, package: str) -> tuple[ModuleType, ...]:
 
 
 def _buffers(made: SmallPool, found: Sequence[tuple[str, int, torch.Tensor]], tokens: int) -> Iterator[HostBuffer]:
-    """The host's memories by unit, in order, each for the device buffer of that unit that comes as far in its order."""
+    """Host memory as buffers. The n-th host memory of a unit belongs to the n-th device buffer of that unit."""
     parts: dict[str, list[tuple[str, list[torch.Tensor]]]] = {"token": [], "page": []}
     paged: dict[str, int] = {}
     for name, at, tensor in found:
@@ -238,9 +238,9 @@ def _buffers(made: SmallPool, found: Sequence[tuple[str, int, torch.Tensor]], to
 
 
 def _pieces(name: str, tensor: torch.Tensor, page_size: int, tokens: int) -> tuple[str, int, list[list[torch.Tensor]]]:
-    """Unit, tokens of a page where they have an axis, and the layers of each buffer in a tensor; units come first.
+    """Unit, tokens of a page (0 without such an axis), and the layers of each buffer in a tensor, units first.
 
-    Axes are told by their sizes.
+    The sizes of the axes tell what they are.
     """
     shape = list(tensor.shape)
     pages = [at for at, size in enumerate(shape) if size in (tokens // page_size, tokens // page_size + 1)]

@@ -1,10 +1,10 @@
-"""Compiled: the functions of `sgl_kernel.kvcacheio`, restated: what each asks to have moved.
+"""AOT kernels: the functions of `sgl_kernel.kvcacheio` in Python: which bytes each of them copies.
 
-Kernels go item by item, from the first byte and the sizes that they are given. Direct copies go by runs of rows or by
-whole pages, between slices of tensors; they take both lists of indices to the host first, wherever those lie.
+Kernels copy item by item, by the first byte and the sizes that they are given. Direct copies copy runs of rows or whole
+pages between slices of tensors. They take both index lists to the host first, wherever those lie.
 
 Invariants:
-- Names and parameters are the compiled ones; what those refuse is Refused.
+- Names and parameters are those of the compiled functions. What those refuse raises Refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def per_layer(
     block_quota: int = 0,
     num_warps_per_block: int = 0,
 ) -> Pieces:
-    """One layer to the device: from its own memory, its part of each item, or its part of each head of a page."""
+    """One layer to the device, from memory of that layer, from items with all layers, or from heads of pages."""
     _words(item_size)
     pairs, done = paired(src_indices, dst_indices), []
     for source, target in ((src_k, dst_k), (src_v, dst_v), (src, dst)):
@@ -85,7 +85,7 @@ def all_layers(
     block_quota: int = 0,
     num_warps_per_block: int = 0,
 ) -> Pieces:
-    """All layers from the device, by tables of their addresses; to tables, to items, or to heads of pages."""
+    """All layers from the device, by a table of their addresses, to such a table, to items, or to heads of pages."""
     _words(item_size)
     pairs = paired(src_indices, dst_indices)
     done: list[list[ByteCopy]] = [[] for _ in range(num_layers)]
@@ -119,7 +119,7 @@ def direct(
     dst_indices: torch.Tensor,
     page_size: int,
 ) -> Pieces:
-    """Rows of each layer; neighbours on both sides in one copy."""
+    """Rows of each layer. Rows that are neighbours on both sides go in one copy."""
     _whole_pages(src_indices, page_size)
     if len(src_layers) != len(dst_layers):
         raise Refused(f"{len(src_layers)} and {len(dst_layers)} layers")
@@ -143,7 +143,7 @@ def direct_to_layer(
     layer_id: int,
     page_size: int,
 ) -> Pieces:
-    """A layer of each page to the device: the first index of a page says which."""
+    """One layer of each page to the device. The first index of a page names the page."""
     _whole_pages(src_indices, page_size)
     each = len(dst_ptrs) // len(src_ptrs)
     pieces = []
@@ -163,7 +163,7 @@ def direct_to_pages(
     dst_indices: torch.Tensor,
     page_size: int,
 ) -> Pieces:
-    """All layers of each page from the device: the first index of a page says which."""
+    """All layers of each page from the device. The first index of a page names the page."""
     _whole_pages(src_indices, page_size)
     each = len(src_ptrs) // len(dst_ptrs)
     pieces = []

@@ -1,8 +1,8 @@
-"""Compiled late: the copies that newer releases compile at run time and prefer on a device, restated.
+"""JIT kernels: the copies that newer releases compile at run time and prefer on a device, in Python.
 
 Invariants:
-- Rows lie as far apart as their tensors say; addresses in tables have their distance beside them.
-- What is staged goes through the staging memory, as much at a time as that holds.
+- Rows are as far apart as the strides of their tensors. For addresses in tables the distance is a parameter.
+- Staged copies go through the staging memory, as much at a time as it holds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def one_layer(
     block_quota: int | None = None,
     page_size: int | None = None,
 ) -> Pieces:
-    """Rows of one layer, each tensor's as far apart as its own."""
+    """Rows of one layer, by the stride of each tensor."""
     pairs, done = paired(indices_src, indices_dst), []
     for source, target in ((k_cache_src, k_cache_dst), (v_cache_src, v_cache_dst), (cache_src, cache_dst)):
         if source is not None and target is not None:
@@ -60,7 +60,7 @@ def all_layers(
     block_quota: int | None = None,
     page_size: int | None = None,
 ) -> Pieces:
-    """Rows of all layers, by tables of their addresses on both sides."""
+    """Rows of all layers, by tables of addresses on both sides."""
     start_apart = kv_cache_src_stride_bytes or cache_src_stride_bytes
     end_apart = kv_cache_dst_stride_bytes or cache_dst_stride_bytes
     pairs = paired(indices_src, indices_dst)
@@ -91,7 +91,7 @@ def staged(
     unroll: int | None = None,
     block_quota: int | None = None,
 ) -> Pieces:
-    """Pages gathered with all their layers, then copied whole; the first index of a page says which."""
+    """Pages gathered with all their layers, then copied whole. The first index of a page names the page."""
     if src_indices.numel() % page_size:
         raise Refused(f"{src_indices.numel()} indices for pages of {page_size}")
     first = paired(src_indices, dst_indices)[::page_size]

@@ -1,12 +1,13 @@
-"""Peers: a prefill and its decode ranks, the engine's own managers made without their start-up, bytes moved in process.
+"""PD pair: a prefill and its decode ranks, from the engine's own transfer managers, in one process.
 
-The transfer worker of the one side and the receive loop of the other are the engine's own; what lies between them, the
-copy engine and the sockets, is ours, so that a schedule says when bytes and messages arrive.
+The transfer worker of the prefill and the receive loop of a decode rank are the engine's own. The managers are made
+without their start-up. The transfer engine and the sockets between them are kvcheck's, so that a schedule says when
+bytes and messages arrive.
 
 Invariants:
-- Bytes are moved only between memory that a side has registered; anything else is refused, as hardware does.
-- Late bytes land in the order in which they were sent; the message behind them does not wait for them.
-- What the engine's threads raise is judged by its cause, not by the text that they wrap it in.
+- Bytes are copied only between registered memory. Anything else is refused, as hardware refuses it.
+- Late bytes land in the order in which they were sent. The message behind them does not wait for them.
+- An exception of the engine's threads is judged by its cause, not by the exception that wraps it.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ PREFILL = "prefill"
 
 
 class Drained(BaseException):
-    """A queue of ours is empty: the engine's endless loop ends here, past its own handlers."""
+    """A queue is empty. This ends the engine's endless loop; its `except Exception` does not catch it."""
 
 
 @dataclass(slots=True)
 class Link:
-    """Copy engine and wires. late: whether a write to this address lands later than it is told done.
+    """The transfer engine and the sockets. late: whether a write to this address lands after it was reported done.
 
-    fails: whether a copy to this address fails, as over a link that broke. failed: copies that did.
+    fails: whether a copy to this address fails, as over a broken link. failed: how many copies did.
     """
 
     late: Callable[[int], bool] = lambda _: False
@@ -54,13 +55,13 @@ class Link:
     failed: int = 0
 
     def register(self, session: str, pointers: Sequence[int], lengths: Sequence[int]) -> None:
-        """Memory that may be read or written under this name."""
+        """Allow reads and writes of this memory under the session's name."""
         self.ranges[session] += list(zip(pointers, lengths, strict=True))
 
     def batch_transfer_sync(
         self, session: str, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]
     ) -> int:
-        """What the managers call. 0 is done."""
+        """What the managers call. Returns 0 for done, -1 for refused or failed."""
         for source, target, length in zip(sources, targets, lengths, strict=True):
             if not (self._holds(PREFILL, source, length) and self._holds(session, target, length)):
                 self.refused += 1
@@ -76,18 +77,18 @@ class Link:
         return 0
 
     def land(self, session: str, most: int | None = None) -> None:
-        """So many of the late writes arrive, or all."""
+        """Let so many late writes land, or all."""
         flying = self.flying[session]
         for _ in range(len(flying) if most is None else min(most, len(flying))):
             target, data = flying.popleft()
             ctypes.memmove(target, data, len(data))
 
     def wire(self, endpoint: str) -> SimpleNamespace:
-        """A socket to the port that an endpoint's last part names."""
+        """A socket to the port at the end of the endpoint."""
         return SimpleNamespace(send_multipart=lambda parts, *_, **__: self.send(endpoint, parts))
 
     def send(self, endpoint: str, parts: Sequence[bytes]) -> None:
-        """A message for whoever listens there."""
+        """Put a message in the inbox of the endpoint's port."""
         self.wires[int(endpoint.rpartition(":")[2])].append([bytes(part) for part in parts])
 
     def _holds(self, session: str, address: int, length: int) -> bool:
@@ -96,21 +97,20 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a side registers: (pointers, lengths, bytes of an item) of pages, metadata and states."""
+    """Memory that a side registers: (pointers, lengths, bytes of an item) of pages, metadata and states."""
 
     pages: tuple[list[int], list[int], list[int]]
     metadata: tuple[list[int], list[int], list[int]] = ([], [], [])
     states: tuple[list[int], list[int], list[int]] = ([], [], [])
 
     def register(self, link: Link, session: str) -> None:
-        """All of it."""
         for pointers, lengths, _ in (self.pages, self.metadata, self.states):
             link.register(session, pointers, lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request goes on one rank."""
+    """Where a request goes on one decode rank."""
 
     pages: Sequence[int]
     slot: int
@@ -129,9 +129,9 @@ class Sent:
 
 
 class PDPair:
-    """One prefill and its decode ranks. kinds: words that releases have had for the states; none for no states.
+    """One prefill and its decode ranks. kinds: names that releases had for this kind of state; empty: no states.
 
-    flat: pages are one buffer a layer, not keys and values.
+    flat: a layer has one buffer, not keys and values.
     """
 
     def __init__(
@@ -150,12 +150,12 @@ class PDPair:
         self.chunks: dict[int, Any] = {}
 
     def nested(self, values: list[int]) -> list[Any]:
-        """Values of the one kind of state, in a list of kinds where the release has several."""
+        """Values of the one kind of state, as a list of kinds in releases that have several."""
         several = self._rig.names.has("transfer.kinds")
         return ([values] if self._kind else []) if several else values
 
     def send(self, requests: Sequence[Sent]) -> Fault | None:
-        """Let the engine's worker send them, one behind the other. Returns what it died of."""
+        """Let the engine's worker send the requests in order. Returns the exception that ended it, if any."""
         waiting = deque(self._chunk(request) for request in requests)
         with self._rig.stubs.window() as called:
             died = self._run(lambda: self.sender.transfer_worker(_Queue(waiting), _AtOnce()), "transfer_worker")
@@ -163,7 +163,7 @@ class PDPair:
         return died
 
     def deliver(self, rank: int, most: int | None = None) -> Fault | None:
-        """Let the rank's own loop receive so many of the messages that are there, or all. Returns what it died of."""
+        """Let the rank's receive loop take so many messages, or all. Returns the exception that ended it, if any."""
         self._allowed[rank] = len(self.link.wires[rank + 1]) if most is None else most
         with self._rig.stubs.window() as called:
             died = self._run(self._loops[rank], "decode_thread")
@@ -171,13 +171,13 @@ class PDPair:
         return died
 
     def status(self, manager: Any, room: int) -> str:
-        """The status of a request on one side, by the engine's name."""
+        """The engine's name of a request's status on one side."""
         value = manager.request_status.get(room)
         known = self._rig.names["transfer.poll"]
         return next((name for name in STATUSES if getattr(known, name, None) == value), f"{value}")
 
     def reason(self, manager: Any, room: int) -> str:
-        """Why a side says that a request failed."""
+        """The reason that a side gives for a failed request."""
         return str(manager.failure_records.get(room, ""))
 
     # How a side is made
@@ -326,28 +326,26 @@ STATUSES = ("Failed", "Bootstrapping", "WaitingForInput", "Transferring", "Succe
 
 
 def session(rank: int) -> str:
-    """The name under which a rank's memory is registered."""
+    """The session name of a decode rank."""
     return f"decode-{rank}"
 
 
 class _Queue:
-    """The queue of a transfer worker, which ends when it is empty."""
+    """The queue of a transfer worker. It ends the worker when it is empty."""
 
     def __init__(self, waiting: deque[Any]) -> None:
         self._waiting = waiting
 
     def get(self) -> Any:
-        """The next chunk."""
         if not self._waiting:
             raise Drained
         return self._waiting.popleft()
 
 
 class _AtOnce:
-    """An executor that runs what it is given at once."""
+    """An executor that runs work at once."""
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Run it."""
         future: Future[Any] = Future()
         future.set_result(work(*arguments))
         return future
@@ -355,7 +353,7 @@ class _AtOnce:
 
 @contextmanager
 def _caught_threads(module: Any, bodies: list[Callable[[], None]]) -> Iterator[None]:
-    """While this holds, threads that the module would start are kept as their bodies."""
+    """In here the module starts no thread. The bodies of its threads are collected."""
 
     def make(target: Callable[[], None], **_: object) -> SimpleNamespace:
         bodies.append(target)

@@ -1,9 +1,9 @@
-"""Pools: SGLang's pool families made small, on the CPU, with the allocator and request table that a scheduler has.
+"""Pools: small pools of SGLang's families on the CPU, with their allocator and request table.
 
 Invariants:
-- Numbers of units differ from each other and from every other dimension, so that a tensor's first dimension says
-  what its rows stand for.
-- What belongs to a request is worked out from its token ids and the engine's own maps.
+- Numbers of units differ from each other and from every other dimension. So the first dimension of a tensor tells what
+  its rows hold.
+- Which units belong to a request follows from its slots and the engine's own maps.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ ROWS = 6
 STATES = 9
 HEADS, HEAD_DIM = 2, 8
 LATENT, ROPE = 64, 16
-"""Powers of two: Triton readers of a latent row ask for that."""
+"""Powers of two, which Triton readers of a latent row need."""
 INDEX_HEAD_DIM, SCALE_BYTES = 128, 4
 PAGE_SIZES = {"nsa": 64}
-"""Tokens of a page where it is not 16: the index buffer's layout asks for 64."""
+"""Tokens of a page if not 16. The layout of the index buffer needs 64."""
 UNPAGED = ("swa",)
-"""Families whose allocator gives whole lists of tokens out for pages of one token alone, in some releases."""
+"""Families whose allocator gives out lists of tokens only for pages of one token, in some releases."""
 
 REGISTERED = ("get_contiguous_buf_infos", "get_state_buf_infos")
-"""Calls that say which memory of a pool a transfer moves: what a request owns."""
+"""Methods that name the memory of a pool that a transfer moves: what a request owns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """Units of one kind that belong to a request, in order. tail: tokens in the last of them, 0 where it is whole."""
+    """Units of one kind that a request owns, in order. tail: tokens in the last one, 0 if it is whole."""
 
     unit: str
     ids: tuple[int, ...]
@@ -52,9 +52,9 @@ class Owned:
 
 @dataclass(slots=True, kw_only=True)
 class SmallPool:
-    """One pool with what surrounds it. request_pool: rows of token ids. stamps: over all the pool's tensors.
+    """One pool with its allocator and its request table. stamps: over all tensors of the pool.
 
-    page_size: tokens that probes take at a time; of a pool that has pages, one of them.
+    page_size: tokens that probes take at a time: a page, if the pool has pages.
     """
 
     family: str
@@ -65,7 +65,7 @@ class SmallPool:
     stamps: Stamps
 
     def owned(self, tokens: torch.Tensor, state: int | None = None) -> Iterator[Owned]:
-        """What belongs to a request of these tokens, in units that some tensor has."""
+        """The units that a request with these slots owns, kind by kind."""
         ids, size = tokens.to(torch.int64), self.page_size
         yield Owned("token", tuple(ids.tolist()))
         pages = (ids[::size] // size).tolist()
@@ -76,12 +76,12 @@ class SmallPool:
             yield Owned("state", (state,))
 
     def write(self, request: int, tokens: torch.Tensor, state: int | None = None) -> None:
-        """The request's content in everything that belongs to it."""
+        """Write the request's content to all units that it owns."""
         for owned in self.owned(tokens, state):
             self.stamps.write(request, owned.unit, owned.ids)
 
     def check(self, judge: Judge, request: int, tokens: torch.Tensor, state: int | None = None, *, when: str) -> None:
-        """Everything that belongs to the request holds its content; of a last page, as far as its tokens go."""
+        """Check that all units of the request hold its content. Of a part page, the bytes of its tokens count."""
         for owned in self.owned(tokens, state):
             whole = len(owned.ids) - (1 if owned.tail else 0)
             lost = self.stamps.check(judge, request, owned.unit, owned.ids[:whole], when=when)
@@ -101,7 +101,7 @@ class SmallPool:
 
 
 def index_bytes(row_bytes: int, page_size: int, tokens: int) -> torch.Tensor | None:
-    """Bytes of an index page that its first tokens fill: their keys, then their scales. None for other rows."""
+    """Bytes of an index page that belong to its first tokens: keys, then scales. None for other rows."""
     if row_bytes != page_size * (INDEX_HEAD_DIM + SCALE_BYTES):
         return None
     part = torch.zeros(row_bytes, dtype=torch.bool)
@@ -114,9 +114,9 @@ def index_bytes(row_bytes: int, page_size: int, tokens: int) -> torch.Tensor | N
 def small_pool(
     rig: Rig, family: str, page_size: int = 0, pages: int = PAGES, window_pages: int = PAGES - 3
 ) -> SmallPool:
-    """A fresh pool of the family. Raises CannotDrive where the release lacks it or wants what nobody has.
+    """A fresh pool of the family. Raises CannotDrive if the release lacks it, or if a tensor's rows are unknown.
 
-    page_size: of its allocator; 0: as the family's copies want it.
+    page_size: of its allocator. 0: the page size that the family's copies need.
     """
     size = page_size or PAGE_SIZES.get(family, 16)
     tokens = pages * size
@@ -161,7 +161,7 @@ def make_pools(rig: Rig, family: str, offered: Mapping[str, Any], device: str) -
 
 
 def pool_names(family: str, page_size: int = 0) -> tuple[str, str, str]:
-    """Capabilities that a bench of the family needs: its pool, its request table and its allocator."""
+    """Capabilities that a pool of the family needs: the pool, its request table and its allocator."""
     size = page_size or PAGE_SIZES.get(family, 16)
     paged = "allocator.paged" if size > 1 else "allocator.token"
     allocator = "allocator.swa" if family == "swa" else paged
@@ -169,7 +169,7 @@ def pool_names(family: str, page_size: int = 0) -> tuple[str, str, str]:
 
 
 def sizes(page: int, tokens: int, window: int, states: int = STATES) -> dict[str, Any]:
-    """Every parameter that a pool, its allocator or its request table has had in some release."""
+    """Values of every parameter that a pool, its allocator or its request table has in some release."""
     return {
         "size": tokens,
         "size_swa": window,
@@ -200,14 +200,14 @@ def sizes(page: int, tokens: int, window: int, states: int = STATES) -> dict[str
 
 
 def state_params() -> Any:
-    """Shapes of a recurrent state, as far as a pool asks for them."""
+    """Shapes and types of a recurrent state that a pool reads."""
     shape = SimpleNamespace(conv=[(6, 4)], temporal=(2, 4, 8))
     dtype = SimpleNamespace(conv=torch.bfloat16, temporal=torch.float32)
     return SimpleNamespace(shape=shape, dtype=dtype, layers=[0, 2])
 
 
 def take(made: SmallPool, pages: int) -> torch.Tensor:
-    """Token ids of so many pages, from the engine's allocator. Raises CannotDrive where it has none left."""
+    """Slots of so many pages from the engine's allocator. Raises CannotDrive if it has none left."""
     ids = made.allocator.alloc(pages * made.page_size)
     if ids is None:
         raise CannotDrive(f"the allocator has no {pages} pages left; it has {made.allocator.available_size()} tokens")
@@ -216,6 +216,6 @@ def take(made: SmallPool, pages: int) -> torch.Tensor:
 
 
 def optional(call: Callable[..., Any], **values: Any) -> dict[str, Any]:
-    """Those of the values that the call has parameters for, in this release."""
+    """Those values for which the call has parameters in this release."""
     known = inspect.signature(call).parameters
     return {name: value for name, value in values.items() if name in known}

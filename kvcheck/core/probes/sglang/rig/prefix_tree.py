@@ -1,11 +1,11 @@
-"""Trees: SGLang's prefix trees over a host tier, made by their own constructors over small pools, and read.
+"""Prefix trees: SGLang's own, made by their constructors, and those over a host tier with their lists.
 
-The device is a stand-in (`engines.device`): lists that lie on it say so and have values. Copies are not made by the
-compiled kernels, which are not there: what a host pool is told to copy is handed to the probe instead.
+The device under a tree with a host tier is a stand-in (`engines.device`): index lists that lie on it say so and have
+values. The compiled copies are not there, so what a host pool is told to copy is handed to the probe.
 
 Invariants:
-- Which tree a release has is found by name; every list that a node holds is seen, on both tiers.
-- Pools give their ids out in an order that no sort leaves alone.
+- Which trees a release has is found by name. Every list that a node holds is seen, on both tiers.
+- Pools give out their slots in a shuffled order, so that a sorted list differs from the original.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.rig.pools import make_pools, sizes
 
 TOKENS, STATES = 160, 12
-"""Slots on the device, where prefixes are short; the host has twice as many."""
+"""Slots on the device, enough for short prefixes. The host has twice as many."""
 PAGES, STATE = "pages", "states"
-"""Kinds of lists: of the tokens of a node, and of its recurrent state."""
+"""Kinds of lists: the slots of a node's tokens, and the slot of its recurrent state."""
 ALONE = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
 """A group of one rank."""
 COPIES = {
@@ -38,14 +38,14 @@ COPIES = {
     "load_to_device_per_layer": False,
     "load_to_device_per_layer_physical": False,
 }
-"""What a host pool is told to copy, and whether to the host."""
+"""Methods of a host pool that copy, and whether they copy to the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeKind:
-    """A tree. name: of its capability. also: what else it needs, to be a tree over a host tier.
+    """A tree over a host tier. name: of its capability. also: capabilities that it needs besides.
 
-    device: where its device lists lie. A compiled core takes none that stands in, and has both sides in memory.
+    device: where its device lists lie. A compiled core takes no stand-in tensors, so its lists lie in host memory.
     """
 
     name: str
@@ -68,13 +68,13 @@ KINDS = {
     "tree": (TreeKind("hicache.tree"), *_UNIFIED_KINDS),
     "mamba-tree": (TreeKind("hicache.mamba-tree"), *_UNIFIED_KINDS),
 }
-"""Trees that may hold a kind of model, in the order in which they are looked for."""
+"""Trees for a kind of model, in the order in which they are tried."""
 NEEDS = ("tree.params", "tree.key", "tree.insert", "tree.match", "tree.evict", "server.args", "server.publish")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A list that a node of a tree holds. tokens: of the node. last: of its prefix, which its state stands for."""
+    """A list that a node of a tree holds. tokens: of the node."""
 
     kind: str
     tier: str
@@ -83,7 +83,7 @@ class Listed:
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """What has to lie in the slots that it lists."""
+        """The tokens that its slots must hold. A state is known by the last token of its prefix."""
         return self.tokens if self.kind == PAGES else self.tokens[-1:]
 
 
@@ -93,9 +93,9 @@ Given = Callable[[str, bool, torch.Tensor, torch.Tensor], None]
 
 @dataclass(slots=True, kw_only=True)
 class Tree:
-    """A tree with what surrounds it. states: what gives out slots for states; None where the model has none.
+    """A tree with its pools. states: the allocator of states; None if the model has none.
 
-    device: where lists of its device lie. known: prefixes that were left to it.
+    device: where its device lists lie. known: prefixes that were inserted.
     """
 
     rig: Rig
@@ -108,28 +108,28 @@ class Tree:
     known: list[tuple[int, ...]] = field(default_factory=list)
 
     def insert(self, tokens: Sequence[int], pages: torch.Tensor, state: torch.Tensor | None) -> None:
-        """A request that is done leaves what it computed to the tree."""
+        """Insert what a finished request has computed."""
         offered = {"key": self._key(tokens), "value": pages, "mamba_value": state}
         params = fitted(self.rig.names["tree.insert"], offered)
         self.known.append(tuple(tokens))
         self.rig.measured(lambda: self.cache.insert(params), f"{self.name}: insert")
 
     def evict(self, tokens: int, states: int) -> None:
-        """Make room on the device."""
+        """Evict from the device."""
         params = fitted(self.rig.names["tree.evict"], {"num_tokens": tokens, "mamba_num": states})
         self.rig.measured(lambda: self.cache.evict(params), f"{self.name}: evict")
 
     def evict_host(self, tokens: int) -> None:
-        """Make room on the host."""
+        """Evict from the host."""
         self.rig.measured(lambda: self.cache.evict_host(tokens), f"{self.name}: evict_host")
 
     def evict_host_states(self, count: int) -> None:
-        """Make room for states on the host, where the tree does that apart."""
+        """Evict states from the host, in trees that evict them separately."""
         if hasattr(self.cache, "evict_mamba_host"):
             self.rig.measured(lambda: self.cache.evict_mamba_host(count), f"{self.name}: evict_mamba_host")
 
     def ask_load(self, tokens: Sequence[int]) -> None:
-        """A request with this prefix comes, and what the host has of it is asked for."""
+        """Match the prefix and ask to load what the host has of it."""
         names, call = self.rig.names, self.cache.init_load_back
         found = self._match(tokens)
         if names.has("tree.load"):
@@ -145,15 +145,15 @@ class Tree:
             self.rig.measured(lambda: call(found.last_host_node, found.host_hit_length), f"{self.name}: init_load_back")
 
     def start_loads(self) -> None:
-        """What was asked for is loaded."""
+        """Start the loads that were asked for."""
         self.rig.measured(self.cache.ready_to_load_host_cache, f"{self.name}: ready_to_load_host_cache")
 
     def settle(self) -> None:
-        """A step of the scheduler: what is done is noticed."""
+        """Let the tree take note of finished copies, as each step of the scheduler does."""
         self.rig.measured(self.cache.check_hicache_events, f"{self.name}: check_hicache_events")
 
     def lists(self) -> Iterator[Listed]:
-        """Every list that the tree holds; of a compiled core, which shows no nodes, those of the device by prefix."""
+        """Every list of the tree. A compiled core shows no nodes: of it, the device lists of each known prefix."""
         core, names = getattr(self.cache, "tree_core", self.cache), self.rig.names
         if names.has("tree.compiled-core") and isinstance(core, names["tree.compiled-core"]):
             yield from self._by_prefix(core)
@@ -200,7 +200,7 @@ class Tree:
 
 
 def found_kinds(rig: Rig, model: str) -> list[TreeKind]:
-    """Trees of this release that hold such a model. Raises CannotDrive, with every name, where it has none."""
+    """Trees of this release for such a model. Raises CannotDrive with every missing name if there are none."""
     names, missing = rig.names, []
     kinds = []
     for kind in KINDS[model]:
@@ -225,9 +225,9 @@ def make_tree(
     host_tier: Any = None,
     **more: Any,
 ) -> Any:
-    """A tree of the release, by its own constructor. name: its capability. more: parameters beside those that all have.
+    """A tree of the release, by its constructor. name: its capability. more: parameters that not all trees have.
 
-    host_tier: arguments of a server whose tree has a host tier; None: the tree has none.
+    host_tier: server arguments for a tree with a host tier. None: a tree without one.
     """
     names = rig.names
     offered = {
@@ -250,14 +250,14 @@ def make_tree(
     else:
         tree = names[name](params, host_tier)
     if hasattr(tree, "shutdown"):
-        atexit.unregister(tree.shutdown)  # it would live as long as this process
+        atexit.unregister(tree.shutdown)  # the exit hook would keep it alive
     return tree
 
 
 def build(rig: Rig, kind: TreeKind, model: str, arguments: Any, given: Given, tokens: int = TOKENS) -> Tree:
-    """A tree over pools of its own, with so many tokens on the device. arguments: of a server with a host tier.
+    """A tree with a host tier over pools of its own. arguments: of the server. tokens: slots on the device.
 
-    Raises ValueError, of the engine, where it refuses the way of copying that they name.
+    Raises the engine's ValueError if it refuses the io_backend and the layout of the arguments.
     """
     family = FAMILIES[model]
     _, allocator, rows = make_pools(rig, family, sizes(1, tokens, tokens, STATES), kind.device)
@@ -285,7 +285,7 @@ def build(rig: Rig, kind: TreeKind, model: str, arguments: Any, given: Given, to
 
 
 def _hosts(cache: Any) -> dict[str, Any]:
-    """Host pools by the kind of their lists: of tokens, and of states where there are any."""
+    """Host pools by the kind of their lists."""
     host = cache.cache_controller.mem_pool_host
     entries = list(getattr(host, "entries", ()))
     if not entries:
@@ -296,7 +296,7 @@ def _hosts(cache: Any) -> dict[str, Any]:
 
 
 def _stand_in(host: Any, kind: str, given: Given) -> None:
-    """Whatever the host pool is told to copy is handed on instead."""
+    """Replace the copies of a host pool by calls of `given`."""
     for name, is_backup in COPIES.items():
         if hasattr(host, name):
             setattr(host, name, _copying(inspect.signature(getattr(host, name)), kind, is_backup, given))
@@ -311,7 +311,7 @@ def _copying(signature: inspect.Signature, kind: str, is_backup: bool, given: Gi
 
 
 def _shuffle(rig: Rig, pool: Any) -> None:
-    """Give its slots back in an order of our own."""
+    """Take all slots and free them in a drawn order."""
     taken = pool.alloc(pool.available_size())
     order = list(range(len(taken)))
     mixed = [order.pop(rig.mix.below(len(order))) for _ in range(len(taken))]
@@ -319,7 +319,7 @@ def _shuffle(rig: Rig, pool: Any) -> None:
 
 
 def _request(found: Any) -> SimpleNamespace:
-    """A request, as far as a tree looks at it."""
+    """The attributes of a request that a tree reads."""
     return SimpleNamespace(
         rid="0",
         mamba_pool_idx=None,

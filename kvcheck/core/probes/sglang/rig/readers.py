@@ -1,7 +1,7 @@
-"""Readers: a pool's own getters of a layer, found by their parameters, and what they return, as rows of its buffers.
+"""Readers: a pool's getters of a layer, found by their parameters, and what they return as rows of its buffers.
 
 Invariants:
-- What a getter returned is copied when it is looked at; a getter whose answer is not understood is named, not passed.
+- What a getter returned is copied at once. A getter whose result is not understood is reported by name, not passed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvcheck.core.probes.sglang.rig.pools import INDEX_HEAD_DIM, SmallPool
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a reader returned of one buffer: rows, the bytes of a row that they are, and the units they stand for."""
+    """Rows that a reader returned of one buffer. part: their bytes of a whole row. ids: their units."""
 
     held: BufferView
     rows: torch.Tensor
@@ -32,14 +32,14 @@ class Seen:
     ids: tuple[int, ...]
 
     def whole(self) -> torch.Tensor:
-        """Rows of full size; bytes that were not returned are 0."""
+        """Rows of full size. Bytes that were not returned are 0."""
         full = torch.zeros((len(self.ids), self.held.rows.shape[1]), dtype=torch.uint8)
         full[:, self.part] = self.rows.cpu()
         return full
 
 
 def understood(rig: Rig, made: SmallPool, name: str, tokens: torch.Tensor) -> list[Seen] | str:
-    """What a getter returns of the first layer; why it cannot be judged."""
+    """What a getter returns of the first layer, or why it cannot be judged."""
     with rig.stubs.window() as called:
         got = attempt(partial(_try, made, name, tokens), rig.package)
     if called:
@@ -59,7 +59,7 @@ def _try(made: SmallPool, name: str, tokens: torch.Tensor) -> list[Seen] | str:
 
 
 def readers(pool: Any) -> list[str]:
-    """Public methods that get something of one layer."""
+    """Names of the pool's `get_` methods that take a layer."""
     names = []
     for name in dir(type(pool)):
         method = getattr(type(pool), name)
@@ -71,7 +71,7 @@ def readers(pool: Any) -> list[str]:
 
 
 def call(made: SmallPool, name: str, layer: int, tokens: torch.Tensor) -> Any:
-    """Ask a getter for these tokens of a layer."""
+    """Call a getter for these slots of a layer."""
     method: Callable[..., Any] = getattr(made.pool, name)
     size = len(tokens)
     pages = (tokens[:: made.page_size] // made.page_size).to(torch.int32)
@@ -90,7 +90,7 @@ def call(made: SmallPool, name: str, layer: int, tokens: torch.Tensor) -> Any:
 
 
 def seen(made: SmallPool, got: Any, layer: int, tokens: torch.Tensor) -> Iterator[Seen]:
-    """What the tensors that a reader returned stand for, copied now."""
+    """The returned tensors as rows of buffers, copied now."""
     behind = 0
     for tensor in got if isinstance(got, (tuple, list)) else (got,):
         if isinstance(tensor, torch.Tensor):
@@ -102,9 +102,9 @@ def seen(made: SmallPool, got: Any, layer: int, tokens: torch.Tensor) -> Iterato
 
 
 def _rows_of(made: SmallPool, held: BufferView, tensor: torch.Tensor, tokens: torch.Tensor, behind: int) -> Seen | None:
-    """A tensor as rows of a buffer: the buffer or the first part of its rows; or gathered rows, keys or scales.
+    """A tensor as rows of a buffer. It is the buffer, the first part of its rows, or gathered rows, keys or scales.
 
-    behind: bytes of the rows that tensors before this one held, where a row is returned in parts.
+    behind: bytes of the rows that the tensors before it held, if rows are returned in parts.
     """
     ids = next((owned.ids for owned in made.owned(tokens) if owned.unit == held.unit), ())
     size = held.rows.shape[1]

@@ -1,11 +1,11 @@
-"""Service: one rank of SGLang's scheduler without its processes, from the engine's own batches, adder, tree and pools.
+"""Scheduler loop: one rank of SGLang's scheduler without its processes, on the engine's own batches, tree and pools.
 
-Each step does what the scheduler does in one: stash the request that is being prefilled in chunks, merge what was
-prefilled, admit what fits, or else decode, retracting where that does not fit; then answer with one token a request.
+Each step does what a step of the scheduler does: stash the request that is prefilled in chunks, merge the prefilled
+batch, admit requests that fit or else decode, retract if decoding does not fit, then give each request one token.
 
 Invariants:
-- Only what the scheduler calls is called, in its order; every decision on room, locks and eviction is the engine's.
-- Nothing overlaps: a batch is answered before the next is made.
+- It makes the scheduler's calls in the scheduler's order. The engine decides on room, locks and eviction.
+- Batches do not overlap: one is answered before the next is made.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from kvcheck.core.probes.sglang.rig.pools import STATES, SmallPool, optional
 CHUNK = 8
 INPUT = 1 << 12
 RATIO = 0.1
-"""Share of what requests may still produce that is kept free for them: little, so that some are retracted."""
+"""new_token_ratio: the share of possible output for which room is kept. It is small, so that requests are retracted."""
 RUNNING = 5
 STATES_EACH = 3
-"""States that the engine's own sizing counts for a request that runs."""
+"""States that the engine's own sizing counts for a running request."""
 SQUEEZE = 6
-"""One decode of so many retracts somebody though there is room."""
+"""One decode in so many retracts a request although there is room."""
 SCHEDULER_NEEDS = (
     *REQUEST_NEEDS,
     "tree.params",
@@ -53,7 +53,7 @@ SCHEDULER_NEEDS = (
 
 
 class SchedulerLoop:
-    """Requests over one tree. The hooks at its end are for whoever judges."""
+    """Requests over one tree. A subclass judges them in the hooks `matched`, `computed` and `published`."""
 
     def __init__(self, rig: Rig, made: SmallPool, tree: Any, arguments: Any) -> None:
         self.rig, self.made, self.tree = rig, made, tree
@@ -67,16 +67,16 @@ class SchedulerLoop:
 
     @property
     def held(self) -> list[TrackedRequest]:
-        """Requests that hold a row now."""
+        """Requests that hold a row of token ids now."""
         return [tracked for tracked in self.unfinished.values() if row_of(tracked.request) is not None]
 
     def add(self, tracked: TrackedRequest) -> None:
-        """One more request."""
+        """Add a request to the waiting queue."""
         self.unfinished[tracked.name] = tracked
         self.waiting.append(tracked)
 
     def step(self) -> None:
-        """One round of the scheduler."""
+        """One step of the scheduler."""
         self._stash()
         self._merge()
         batch = self._prefill()
@@ -87,7 +87,7 @@ class SchedulerLoop:
             self._run(batch)
 
     def abort(self, tracked: TrackedRequest) -> None:
-        """Its client is gone: a waiting one leaves, a running one ends with its next token."""
+        """The client is gone. A waiting request leaves the queue; a running one ends with its next token."""
         self.rig.judge.count("aborts")
         if tracked not in self.waiting:
             tracked.request.to_finish = self.rig.names["batch.abort"]()
@@ -97,7 +97,7 @@ class SchedulerLoop:
             self._release(tracked.request, publish=False)
         del self.unfinished[tracked.name]
 
-    # -- what a round is made of
+    # The parts of a step
 
     def _stash(self) -> None:
         request = self.chunked
@@ -150,7 +150,7 @@ class SchedulerLoop:
         return self._batch_of(adder)
 
     def _admit(self, adder: Any, tracked: TrackedRequest) -> bool:
-        """Look its prefix up and let the adder decide; whether to go on with the next one."""
+        """Match its prefix and let the adder decide. Returns whether to go on with the next request."""
         rig, request, added = self.rig, tracked.request, self.rig.names["batch.added"]
         if len(adder.can_run_list) >= self.most_running - self.running.batch_size():
             self.running.batch_is_full = True
@@ -170,7 +170,7 @@ class SchedulerLoop:
         return False
 
     def _revert(self, request: Any) -> None:
-        """A state that was taken for a match goes back, in releases whose scheduler does so."""
+        """Free the state that a match took, in releases whose scheduler does so."""
         record, pool = record_of(request), self.made.request_pool
         states = getattr(pool, "mamba_allocator", getattr(pool, "mamba_pool", None))
         if states is None or state_of(request) is None or not self._gives_states_back():
@@ -229,7 +229,7 @@ class SchedulerLoop:
         return batch
 
     def _run(self, batch: Any) -> None:
-        """Compute, then hand each request its token."""
+        """Compute the batch, then give each request its token."""
         is_extend = bool(batch.forward_mode.is_extend())
         ends = [int(end) for end in batch.seq_lens_cpu.tolist()]
         starts = [int(at) for at in batch.prefix_lens] if is_extend else [end - 1 for end in ends]
@@ -264,7 +264,7 @@ class SchedulerLoop:
             self._publish(request, chunked=False)
 
     def _move_states(self, batch: Any) -> None:
-        """Copies and clears of states that the scheduler left to the forward."""
+        """Copy and clear the states that the scheduler leaves to the forward pass."""
         if getattr(batch, "mamba_clear_indices", None) is not None:
             self.made.request_pool.mamba_pool.clear_slots(batch.mamba_clear_indices)
         if getattr(batch, "mamba_cow_src_indices", None) is not None:
@@ -291,22 +291,22 @@ class SchedulerLoop:
         self.rig.measured(lambda: release(request, self.tree, **known), "release_kv_cache")
 
     def table(self, tracked: TrackedRequest, end: int) -> tuple[int, ...]:
-        """Token ids of its row before that position."""
+        """Slots of its row before that position."""
         row = row_of(tracked.request)
         return () if row is None else tuple(self.made.request_pool.req_to_token[row, :end].tolist())
 
-    # -- for whoever judges
+    # Hooks for a subclass that judges
 
     def matched(self, tracked: TrackedRequest, hit: int) -> None:
-        """The tree says that so many of its tokens are there."""
+        """The tree matched so many of its tokens."""
 
     def computed(
         self, served: Sequence[TrackedRequest], starts: Sequence[int], ends: Sequence[int], is_extend: bool
     ) -> None:
-        """Positions starts .. ends - 1 of these are to be computed now."""
+        """Positions starts .. ends - 1 of these requests are computed now."""
 
     def published(self, tracked: TrackedRequest, end: int) -> None:
-        """Its tokens before `end` were given to the tree; if it still holds its row, that may have changed."""
+        """Its tokens before `end` were given to the tree. Its row may have changed."""
 
 
 def _chunks(request: Any) -> int:

@@ -1,8 +1,8 @@
-"""Tree accounts: every page, window page and state is free, in the tree, or a request's, exactly once.
+"""Tree accounts: every page, window page and state is free, in the tree, or held by a request, exactly once.
 
 Invariants:
-- The tree is walked from its root; what it says of its sizes and locks is compared with that, never taken for it.
-- Requests are known by the rows that they hold, not by what the tree thinks of them.
+- The tree is walked from its root. The sizes and locks that it reports are compared with the walk.
+- Requests are known by the rows that they hold, not by the tree's locks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvcheck.core.probes.sglang.rig.pools import SmallPool
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the tree. tokens: ids of the pool; has_window: their window ids are the tree's too; state: its slot."""
+    """A node of the tree. tokens: its slots. has_window: it holds their window slots too. state: its state slots."""
 
     length: int
     tokens: tuple[int, ...]
@@ -34,7 +34,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a tree holds. nodes: None where its nodes cannot be seen. free_*: those that nobody has locked."""
+    """What a tree holds. nodes: None if its nodes cannot be read. free_*: without a lock."""
 
     nodes: tuple[Node, ...] | None
     tokens: tuple[int, ...]
@@ -46,7 +46,7 @@ class View:
 
 
 def view_of(tree: Any, kinds: Any) -> View:
-    """Everything but the root. kinds: the engine's names of components, None where nodes have values of their own."""
+    """All nodes but the root. kinds: the engine's component types, None if the tree has no components."""
     core = getattr(tree, "tree_core", None)
     if core is not None and _is_compiled(core):
         return _view_of_compiled(core, kinds)
@@ -65,7 +65,7 @@ def view_of(tree: Any, kinds: Any) -> View:
 
 
 def _is_compiled(core: Any) -> bool:
-    """Whether the nodes of a tree's core are out of sight."""
+    """Whether the core is compiled, so that its nodes cannot be read."""
     return hasattr(core, "walk_for_kv_canary") and not hasattr(core, "components_by_type")
 
 
@@ -124,7 +124,7 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 def free_pages(allocator: Any) -> list[int]:
-    """Pages that an allocator would give out, in its order."""
+    """Free pages of an allocator, in its order."""
     pages: Callable[[], torch.Tensor] | None = getattr(allocator, "get_all_free_pages", None)
     free = pages() if pages is not None else torch.cat((allocator.free_pages, allocator.release_pages))
     ids: list[int] = free.tolist()
@@ -135,7 +135,7 @@ def free_pages(allocator: Any) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One kind of unit. size: how many there are, 1 .. size. pages: of one unit id, its page."""
+    """The owners of one kind of unit. size: the units are 1 .. size."""
 
     what: str
     size: int
@@ -145,17 +145,17 @@ class Account:
 
 
 class TreeAccounts:
-    """The accounts of one tree over one pool. kinds: see nodes_of."""
+    """The accounts of one tree over one pool. kinds: see `view_of`."""
 
     def __init__(self, rig: Rig, made: SmallPool, tree: Any, kinds: Any) -> None:
         self._rig, self._made, self._tree, self._kinds = rig, made, tree, kinds
 
     def free(self) -> list[int]:
-        """Free pages of the pool that all tokens are in."""
+        """Free pages of the pool of full attention."""
         return free_pages(getattr(self._made.allocator, "full_attn_allocator", self._made.allocator))
 
     def check(self, rows: dict[str, tuple[int, ...]], states: dict[str, int], when: str) -> None:
-        """rows: request -> token ids that it holds. states: request -> its state slot."""
+        """Check all accounts. rows: request -> slots that it holds. states: request -> its state slot."""
         view = view_of(self._tree, self._kinds)
         self._rig.judge.count("orderings_checked")
         self._settle(self._pages(view, rows), when)
@@ -194,7 +194,7 @@ class TreeAccounts:
         return Account("state", int(slots.size), free, list(view.states), held)
 
     def _settle(self, account: Account, when: str) -> None:
-        """Free, in the tree or held: once."""
+        """Check that each unit has exactly one owner."""
         find, what = self._rig.judge.find, account.what
         owners: dict[int, list[str]] = {}
         for owner, units in (("free", account.free), ("the tree", account.in_tree), *account.held):
@@ -213,7 +213,7 @@ class TreeAccounts:
             find("KV401", "accounting", text, page=lost[0], lane=what)
 
     def _locks(self, view: View, rows: dict[str, tuple[int, ...]], when: str) -> None:
-        """A node is locked by as many requests as have its tokens in their rows."""
+        """Check that a node has as many locks as requests have its tokens in their rows."""
         find = self._rig.judge.find
         users = Counter(each for row in rows.values() for each in set(row))
         for token in view.tokens:
@@ -231,7 +231,7 @@ class TreeAccounts:
                 find("KV301", "accounting", f"{when}: {text}", lane="nodes")
 
     def _sizes(self, view: View, when: str) -> None:
-        """What may be evicted, and what is protected, is what walking the tree gives."""
+        """Check the reported evictable and protected sizes against the walk."""
         tree, family = self._tree, self._made.family
         prefix = "full_" if family in ("swa", "mamba") else ""
         walked = {
