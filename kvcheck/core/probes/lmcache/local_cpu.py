@@ -1,11 +1,11 @@
 """Probe local-cpu: LMCache's LocalCPUBackend over its own allocator, put, found, held, pinned, evicted and removed.
 
-Subjects are its replacement policies; which chunk they choose is theirs, that it is free to be chosen is judged.
+Subjects are its replacement policies. A policy may evict any chunk that no reader holds or has pinned.
 
 Invariants:
 - Content is written and read through the engine's own memory objects.
-- A chunk that a reader holds or has pinned keeps its bytes until it is given back, whoever asks for room meanwhile.
-- Bytes in use are those of chunks that are cached, held or pinned, counted without asking the engine.
+- A chunk that a reader holds or has pinned keeps its bytes until the reader gives it back.
+- The bytes in use are those of chunks that are cached, held or pinned. They are counted without the engine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HOLDING = 4
 
 @dataclass(slots=True)
 class Reader:
-    """Somebody who holds or has pinned a chunk. memory: the engine's object."""
+    """A reader that holds or has pinned a chunk. memory: the engine's object."""
 
     key: int
     memory: Any
@@ -45,7 +45,6 @@ class LocalCpu:
     """The backend under requests that share prefixes of chunks."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """Backend, configuration, keys and allocator."""
         return ("backend", "backend.config", "backend.key", "allocator", "allocator.format")
 
     def control(self, rig: Rig) -> None:
@@ -58,7 +57,7 @@ class LocalCpu:
             run.pin(key)
 
     def measure(self, rig: Rig) -> None:
-        """Readers that overlap with puts that need room; then everybody goes."""
+        """Readers overlap with puts that need room. At the end all chunks are given back."""
         run, mix = _BackendRun(rig), rig.mix
         for _ in range(REQUESTS):
             family, depth = mix.below(FAMILIES), 1 + mix.below(DEPTH)
@@ -73,7 +72,7 @@ class LocalCpu:
 
 @dataclass(slots=True)
 class _BackendRun:
-    """A backend, its readers, and the dictionary that it is compared with. cached: key -> the engine's object."""
+    """A backend with its readers and the expected chunks. cached: key -> the engine's object."""
 
     rig: Rig
     backend: Any = None
@@ -129,7 +128,7 @@ class _BackendRun:
         return has and key in self.cached
 
     def put(self, key: int) -> bool:
-        """Get room, write and put; whether there was room."""
+        """Allocate, write and put a chunk. Returns whether there was room."""
         shape, form = torch.Size(SHAPE), self.rig.names["allocator.format"]
         made = self.rig.measured(
             lambda: self.backend.allocate(shape, torch.float32, form, eviction=True, busy_loop=False), "allocate"
@@ -169,7 +168,7 @@ class _BackendRun:
             self._find("KV301", "contract", f"chunk {key} is cached and cannot be pinned", key)
 
     def give_back(self, number: int) -> None:
-        """A reader reads a last time and goes."""
+        """A reader reads a last time and gives its chunk back."""
         reader = self.readers.pop(number)
         self._read(reader.key, reader.memory, "before it was given back", "KV202")
         if reader.is_pin:
@@ -179,7 +178,7 @@ class _BackendRun:
         self.rig.judge.count("loads")
 
     def remove(self, key: int) -> None:
-        """Drop a chunk that nobody has pinned; readers who hold it keep it."""
+        """Remove a chunk without pins. Readers that hold it keep it."""
         if not any(reader.is_pin and reader.key == key for reader in self.readers):
             if not self.rig.measured(lambda: self.backend.remove(self._key(key)), "remove"):
                 self._find("KV301", "contract", f"chunk {key} is cached and cannot be removed", key)
@@ -187,7 +186,7 @@ class _BackendRun:
             self.rig.judge.count("aborts")
 
     def account(self, when: str) -> None:
-        """The allocator has handed out what is cached or held, each once."""
+        """Check that the allocator has handed out each cached or held chunk once."""
         self.rig.judge.count("orderings_checked")
         told, wanted = int(self.memory.pin_allocator.total_allocated_size), len(self._in_use()) * UNIT
         if told != wanted:
@@ -195,7 +194,7 @@ class _BackendRun:
             self._find(code, "accounting", f"{when}: {told} bytes are in use; cached or held are {wanted}", 0)
 
     def close(self) -> None:
-        """Everybody goes; nothing is left in use."""
+        """Give everything back and clear. Nothing may be left in use."""
         while self.readers:
             self.give_back(0)
         for key in sorted(self.cached):
@@ -205,7 +204,7 @@ class _BackendRun:
         self.account("with everything given back and cleared")
 
     def _evicted(self) -> None:
-        """Who had to go for room: by the backend's own list of keys."""
+        """Find the evicted chunks by the backend's own list of keys."""
         left = {int(key.chunk_hash) for key in self.rig.measured(self.backend.get_keys, "get_keys")}
         for key in [each for each in self.cached if each not in left]:
             users = self._users(self.cached.pop(key))
@@ -215,7 +214,7 @@ class _BackendRun:
             self.rig.judge.count("host_evictions_during_load", int(bool(self.readers)))
 
     def _users(self, memory: Any) -> int:
-        """Readers of this very object: a chunk that was removed and put again is another."""
+        """Readers of this object. A chunk that was removed and put again is a different object."""
         return sum(reader.memory is memory for reader in self.readers)
 
     def _in_use(self) -> dict[int, int]:

@@ -1,13 +1,13 @@
-"""Probe agreement: requests that are told done before their bytes are there, on ranks that see them at different times.
+"""Probe agreement: requests that are reported done before their bytes have landed, at a different time on each rank.
 
-Metadata goes by the default route, or by the intra-node NVLink route, which a variable of the engine asks for. What is
-told done lands later: the metadata alone, or every byte. Which device the metadata lies on and which way it goes is
-noted and decides nothing. In half of the schedules other requests have used every slot and page before, and what they
-left is still there.
+Metadata goes by the default route, or by the intra-node NVLink route, which a variable of the engine asks for. Either
+the metadata or every byte lands after it was reported done. The device of the metadata and its route are noted and
+decide nothing. In half of the schedules other requests have used every slot and page before, and their content is
+still there.
 
 Invariants:
 - Late writes of a rank land in the order in which they were sent, and messages arrive in theirs.
-- Judged is what the ranks did: after each poll their queues are equal, and what was committed was all there.
+- The ranks are judged by what they did: their queues are equal after each poll, and each committed request was whole.
 """
 
 from __future__ import annotations
@@ -27,29 +27,28 @@ from kvcheck.core.probes.frame.content import content
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.metadata import make
-from kvcheck.core.probes.sglang.requests import REQUEST_NEEDS, make_committed_request
 from kvcheck.core.probes.sglang.rig.fake_process_group import FakeProcessGroup, is_mismatch
 from kvcheck.core.probes.sglang.rig.pd_pair import NEEDS, Link, Memory, PDPair, Sent, Target, session
 from kvcheck.core.probes.sglang.rig.pools import pool_names, small_pool
+from kvcheck.core.probes.sglang.rig.requests import REQUEST_NEEDS, make_committed_request
 
 VARIABLE, ROUTE = "SGLANG_MOONCAKE_CUSTOM_MEM_POOL", "INTRA_NODE_NVLINK"
 RANKS, REQUESTS, PAGES = 2, 3, 2
 ROOM = "bootstrap_room"
 METADATA, EVERYTHING = "metadata", "everything"
 DEFAULT = "default-"
-"""Before a subject: no route is asked for. By the NVLink route some releases send metadata by socket, in order."""
+"""Prefix of a subject without a route. On the NVLink route some releases send metadata by socket, in order."""
 PAGES_LATE = (
     "the copy engine says that pages are there before they are, which it promises not to do; metadata alone are known "
     "to be late, on the intra-node NVLink route"
 )
-"""The assumption of `everything`: of what it finds, missing pages need it."""
+"""The condition of `everything` for findings of missing pages."""
 
 
 class Agreement:
     """pop_transferred on two ranks, behind the engine's own worker and receive loop."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """Both sides of a transfer, the queue of a decode rank, and what it commits to."""
         own = ("transfer.queue", "transfer.queued", "metadata.buffers", "metadata.slots")
         asked = () if subject.startswith(DEFAULT) else ("server.variables", "transfer.custom-pool")
         return (*NEEDS, *own, *asked, *REQUEST_NEEDS, *pool_names("mla"))
@@ -122,7 +121,7 @@ class AgreementScene:
         rig.judge.note(f"metadata asked for on {', '.join(sorted(devices)) or 'no device'}")
 
     def send(self) -> None:
-        """All requests, by the prefill's worker, to both ranks."""
+        """Send all requests by the prefill's worker to both ranks."""
         sent = []
         for at in range(REQUESTS):
             number = len(self._sent) + 1
@@ -149,25 +148,25 @@ class AgreementScene:
         self._rig.judge.count("transfers", REQUESTS * RANKS)
 
     def reuse(self) -> None:
-        """Other requests, in the slots and pages of those before, of which the decode ranks have given theirs back."""
+        """Send other requests in the slots and pages of the first ones, which have given theirs back."""
         for sent in self._sent:
             self._slots[0].free(sent.slot)
         self.send()
         self._rig.judge.count("foreign_reuses", REQUESTS)
 
     def deliver(self, rank: int, most: int | None = None) -> None:
-        """So many messages reach a rank, or all."""
+        """Let so many messages reach a rank, or all."""
         died = self.peers.deliver(rank, most)
         if died is not None:
             raise CannotDrive(f"the receive loop died: {died.text} ({died.where})")
 
     def waits(self) -> bool:
-        """Whether something is still on its way."""
+        """Whether bytes or messages are still on their way."""
         link = self.peers.link
         return any(link.wires.values()) or any(link.flying.values())
 
     def poll(self, when: str) -> None:
-        """Both ranks poll; their queues have to be equal, and what they committed complete."""
+        """Both ranks poll. Their queues must be equal, and each committed request must be whole."""
         before = [[entry.req.rid for entry in queue.queue] for queue in self._queues]
         if not any(before):
             return
@@ -197,7 +196,7 @@ class AgreementScene:
             self._rig.judge.find("KV601", "protocol", text, lane="queue")
 
     def finish(self) -> None:
-        """Everything arrives; nobody may wait any longer."""
+        """Let everything arrive. No request may wait after that."""
         if self.agreed:
             for rank in range(RANKS):
                 self.peers.link.land(session(rank))
@@ -211,7 +210,7 @@ class AgreementScene:
 
     @contextmanager
     def _released(self) -> Iterator[None]:
-        """A request that is aborted gives nothing back: nobody else is here to take it."""
+        """In here an aborted request frees nothing: the probe frees slots itself."""
         names = vars(sys.modules[type(self._queues[0]).__module__])
         kept = names["release_kv_cache"]
         names["release_kv_cache"] = lambda *_, **__: None
@@ -236,7 +235,7 @@ class AgreementScene:
             raise CannotDrive(f"pop_transferred: {fault.text} ({fault.where})")
 
     def _check(self, rank: int, request: int, when: str) -> None:
-        """A committed request's metadata as it was read, and its pages as they are."""
+        """Compare a committed request's metadata as it was read, and its pages as they are."""
         judge, target = self._rig.judge, self._sent[request - 1].targets[rank]
         what = f"{when}: rank {rank} committed request {request}"
         rows = self._snapshots[rank].get(target.slot)

@@ -1,11 +1,11 @@
 """Probe layer-wait: every reader of a pool waits for the load of its layer before it reads.
 
-The engine's own layer counter is registered with the pool. A load writes one layer after the other on a side stream:
-on a CPU one that gets on only when somebody waits, or when the seed lets it; on a device one that is held.
+The engine's own layer counter is registered with the pool. A load writes one layer after the other on a side stream. On
+a CPU the stream advances when the engine waits or the seed lets it; on a device it is held.
 
 Invariants:
-- Readers are found on the pool by their parameters, not by a list; one that cannot be driven is named.
-- Each reader reads each layer after a load of its own: what another reader waited for is no excuse.
+- Readers are found on the pool by their parameters, not by a list. One that cannot be driven is named.
+- Each reader reads each layer after a load of its own, so the wait of another reader does not count.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ PAGES_LOADED = 3
 
 
 class LayerWait:
-    """Readers against a load that completes a layer when it is waited for."""
+    """Every reader of a pool during a load."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """The pool and the counter of the host tier."""
         return (*pool_names(subject), "layers.counter")
 
     def control(self, rig: Rig) -> None:
-        """Loads that complete at once: every reader sees them."""
+        """Loads that complete at once. Every reader sees them."""
         driven, why = _driven(rig)
         seen = {each.held.name for reads in driven.values() for each in reads}
         wanted = set(_made(rig).stamps.found.names())
@@ -81,7 +80,7 @@ def _tokens(rig: Rig, made: SmallPool) -> torch.Tensor:
 
 
 def _driven(rig: Rig) -> tuple[dict[str, list[Seen]], list[str]]:
-    """Readers whose answers are understood when nothing is late, with what they returned; and why others are not."""
+    """Readers with a result that can be judged and that result; and why the other readers cannot be judged."""
     made = _made(rig)
     driven: dict[str, list[Seen]] = {}
     why = []
@@ -99,7 +98,7 @@ def _driven(rig: Rig) -> tuple[dict[str, list[Seen]], list[str]]:
 
 
 def _load(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> None:
-    """Stale rows in place; each layer's rows on their way, with the engine's own counter told of each."""
+    """Write stale rows, and start a load that reports each layer to the engine's own counter."""
     made.write(STALE, tokens)
     counter = fitted(rig.names["layers.counter"], {"num_layers": LAYERS})
     made.pool.register_layer_transfer_counter(counter)
@@ -116,7 +115,7 @@ def _load(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> None:
 
 
 def _arrivals(made: SmallPool, tokens: torch.Tensor) -> list[tuple[BufferView, torch.Tensor, torch.Tensor]]:
-    """(buffer, ids, rows) of a load, where the buffer lies: a queued copy may not wait for the host."""
+    """(buffer, ids, rows) of a load, on the side of the buffer: a queued copy may not wait for the host."""
     found = []
     for held in made.stamps.found.buffers:
         for owned in made.owned(tokens):

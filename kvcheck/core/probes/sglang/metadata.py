@@ -1,12 +1,12 @@
-"""Probe metadata: what was read from a metadata slot, while the slot becomes another request's.
+"""Probe metadata: what get_buf returned of a slot, while the slot becomes another request's.
 
-The other request's row is delivered a field at a time, in an order of the seed's, and judged in between: a slot whose
-row is there in part is read as well, and what was read stays as it was.
+The other request's row is delivered field by field in a drawn order, and the first result is judged after each field. A
+slot is also read when its row has arrived in part. What was read must not change.
 
 Invariants:
 - Rows are delivered as a transfer delivers them, byte by byte into every field of the buffers, and by set_buf.
-- Which field a returned tensor is of is found by the bytes of the first answer; later answers have the same places.
-  A tensor that is of no field ends the probe.
+- The bytes of the first result tell which field each returned tensor is of. Later results have the same order. A tensor
+  that is of no field ends the probe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import Stamps, content
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.sglang.requests import REQUEST_NEEDS, make_committed_request
+from kvcheck.core.probes.sglang.rig.requests import REQUEST_NEEDS, make_committed_request
 
 SLOTS = 5
 HIDDEN = 48
@@ -33,11 +33,10 @@ class MetadataSlots:
     """get_buf and set_buf over slots that are reused."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """Buffers and the allocator of their slots; a request, for set_buf."""
         return ("metadata.buffers", "metadata.slots", *REQUEST_NEEDS)
 
     def control(self, rig: Rig) -> None:
-        """A slot that nobody else gets is read as it was delivered."""
+        """A slot that no other request gets is read as it was delivered."""
         buffers, stamps, slots = make(rig)
         slot = slots.alloc()
         stamps.write(FIRST, "slot", (slot,))
@@ -45,7 +44,7 @@ class MetadataSlots:
         judge(rig, fields(rig, stamps, got, slot), slot, "read at once")
 
     def measure(self, rig: Rig) -> None:
-        """A slot read, freed, and delivered into for another request."""
+        """A slot is read, freed, and filled for another request."""
         buffers, stamps, slots = make(rig)
         for _ in range(rig.mix.below(SLOTS)):
             slots.free(slots.alloc())  # the queue of free slots begins somewhere
@@ -86,7 +85,7 @@ class MetadataSlots:
 def deliver_in_parts(
     rig: Rig, buffers: Any, stamps: Stamps, slot: int, held: list[tuple[BufferView, torch.Tensor]]
 ) -> None:
-    """The second request's row, field by field in a drawn order; it is read once on the way, and at the end."""
+    """Deliver the second request's row field by field. It is read once on the way, and at the end."""
     coming = list(stamps.found.buffers)
     order = [coming.pop(rig.mix.below(len(coming))) for _ in range(len(coming))]
     torn_at = rig.mix.below(len(order))
@@ -113,7 +112,7 @@ def deliver_in_parts(
 
 
 def by_place(held: list[tuple[BufferView, torch.Tensor]], got: Any) -> list[tuple[BufferView, torch.Tensor]]:
-    """A later answer, each tensor as the field that the same place had before: by its bytes a wrong one is of none."""
+    """A later result, each tensor with the field of its place. By its bytes, a wrong tensor would be of no field."""
     tensors = _tensors(got)
     if len(tensors) != len(held):
         raise CannotDrive(f"get_buf returned {len(held)} tensors of one row and {len(tensors)} of the next")
@@ -121,7 +120,7 @@ def by_place(held: list[tuple[BufferView, torch.Tensor]], got: Any) -> list[tupl
 
 
 def make(rig: Rig, size: int = SLOTS) -> tuple[Any, Stamps, Any]:
-    """Buffers of so many slots, stamps over all their fields, and the allocator of slots."""
+    """Buffers of so many slots, the writer of all their fields, and the allocator of slots."""
     offered = {
         "size": size,
         "hidden_size": HIDDEN,
@@ -138,7 +137,7 @@ def make(rig: Rig, size: int = SLOTS) -> tuple[Any, Stamps, Any]:
 
 
 def fields(rig: Rig, stamps: Stamps, got: Any, slot: int) -> list[tuple[BufferView, torch.Tensor]]:
-    """The returned tensors, each with the field that it holds a row of. Raises CannotDrive where it is of none."""
+    """The returned tensors, each with its field. Raises CannotDrive if a tensor is a row of no field."""
     pairs = []
     for tensor in _tensors(got):
         seen = _bytes(tensor)
@@ -155,14 +154,14 @@ def fields(rig: Rig, stamps: Stamps, got: Any, slot: int) -> list[tuple[BufferVi
 
 
 def judge(rig: Rig, held: list[tuple[BufferView, torch.Tensor]], slot: int, when: str, request: int = FIRST) -> None:
-    """Every tensor holds the request's row, still or at last. set_buf writes words of its own as well."""
+    """Check that every tensor holds the request's row. set_buf writes words of its own as well."""
     for field, tensor in held:
         seen = _bytes(tensor)[None]
         rig.judge.compare(field, seen, request=request, positions=(0,), ids=(slot,), when=when, has_others=True)
 
 
 def set_for(rig: Rig, buffers: Any, stamps: Stamps, slot: int) -> None:
-    """The second request's first token and draft state, by the engine's own set_buf."""
+    """Write the second request's first token and draft state by the engine's set_buf."""
     request = make_committed_request(rig, 3)
     request.metadata_buffer_index = slot
     request.bootstrap_room = 77

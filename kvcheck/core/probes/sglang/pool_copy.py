@@ -1,8 +1,7 @@
-"""Probe pool-copy: a pool's own CPU copy and restore, other pages, other owners in between.
+"""Probe pool-copy: a pool's own CPU copy and restore, into other pages, which had other owners in between.
 
 Invariants:
-- Pages that are restored into hold a third request's content before; rows of a bystander and of that third request
-  are judged as well.
+- The target pages hold a third request's content before the restore. Rows of a bystander are judged as well.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ class PoolCopy:
     """get_cpu_copy and load_cpu_copy of the pool alone."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """The pool and what surrounds it."""
         return pool_names(subject)
 
     def control(self, rig: Rig) -> None:
-        """Saved and restored at once, into the same pages: nothing can have changed."""
+        """Save and restore at once, into the same pages."""
         made, tokens = small_pool(rig, rig.subject), None
         tokens = take(made, LEAST_PAGES)
         state = 1 if rig.subject == "mamba" else None
@@ -38,7 +36,7 @@ class PoolCopy:
         made.check(rig.judge, SAVED, tokens, state, when="saved and restored at once")
 
     def measure(self, rig: Rig) -> None:
-        """Saved, all pages given to others, restored into other pages."""
+        """Save, give all pages to other requests, and restore into other pages."""
         made = small_pool(rig, rig.subject)
         size = made.page_size
         pages = shuffled(rig, take(made, PAGES - 3).view(-1, size))
@@ -66,7 +64,7 @@ class PoolCopy:
 
 
 def shuffled(rig: Rig, pages: torch.Tensor) -> torch.Tensor:
-    """The pages in an order of the seed's."""
+    """The pages in a drawn order."""
     order: list[int] = []
     for at in range(len(pages)):
         order.insert(rig.mix.below(at + 1), at)
@@ -74,7 +72,7 @@ def shuffled(rig: Rig, pages: torch.Tensor) -> torch.Tensor:
 
 
 def save(made: SmallPool, tokens: torch.Tensor, state: int | None) -> Any:
-    """The pool's own copy."""
+    """Copy to the host by the pool's own call, as from a device."""
     call = made.pool.get_cpu_copy
     with CopiesToHost():
         return call(tokens, **optional(call, mamba_indices=_one(state, tokens)))
@@ -85,7 +83,7 @@ def _one(state: int | None, tokens: torch.Tensor) -> torch.Tensor | None:
 
 
 def restore(made: SmallPool, copy: Any, tokens: torch.Tensor, state: int | None) -> None:
-    """The pool's own restore."""
+    """Restore by the pool's own call."""
     call = made.pool.load_cpu_copy
     call(
         copy,
@@ -97,7 +95,7 @@ def restore(made: SmallPool, copy: Any, tokens: torch.Tensor, state: int | None)
 def recycle(
     made: SmallPool, everything: torch.Tensor, held: torch.Tensor, states: tuple[int | None, int | None, int | None]
 ) -> None:
-    """A third request's content in all that is not the bystander's."""
+    """Write a third request's content to everything that is not the bystander's."""
     kept = set(held.tolist())
     tokens = torch.tensor([token for token in everything.tolist() if token not in kept])
     made.write(RECYCLER, tokens)

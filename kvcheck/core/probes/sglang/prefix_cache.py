@@ -1,13 +1,13 @@
-"""Probe prefixes: SGLang's prefix trees over its own allocators and pools, driven as its scheduler drives them.
+"""Probe prefixes: SGLang's prefix trees over its own allocators and pools, driven like its scheduler drives them.
 
-Requests with shared prefixes are prefilled in chunks, decode, are retracted where there is no room, resume, are aborted
-and finish, over a pool that is too small for them; then everything is flushed, and it begins again.
+Requests with shared prefixes are prefilled in chunks, decode, are retracted, resume, are aborted and finish, over a
+pool that is too small for them. Then everything is flushed, and more requests follow.
 
 Invariants:
-- Hits are compared with a dictionary of whole prefixes, bytes with what the tokens of a prefix write, in every tensor
-  that the pool holds.
-- Pages are of one token, or of four, by the schedule's number; states go with pages of one token alone. Where a tree
-  has a compiled core and one in Python, both are driven, by the schedule's number too.
+- Hits are compared with a dictionary of whole prefixes. The bytes of every tensor of the pool are compared with what
+  the tokens of a prefix write.
+- The schedule's number picks pages of one token or of four. States need pages of one token. It also picks the core of
+  the tree, compiled or in Python, in releases that have both.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from kvcheck.core.probes.frame.request_generator import (
     finish_requests,
     tokens_of,
 )
-from kvcheck.core.probes.sglang.requests import make_request, row_of, state_of
 from kvcheck.core.probes.sglang.rig.pools import pool_names, small_pool
 from kvcheck.core.probes.sglang.rig.prefix_tree import UNIFIED, make_tree
+from kvcheck.core.probes.sglang.rig.requests import make_request, row_of, state_of
 from kvcheck.core.probes.sglang.rig.scheduler_loop import SCHEDULER_NEEDS, SchedulerLoop
 from kvcheck.core.probes.sglang.rig.server_args import published
 from kvcheck.core.probes.sglang.rig.tree_accounts import TreeAccounts
@@ -47,10 +47,9 @@ FAMILIES = {"radix": "mha", "full": "mha"}
 
 
 class PrefixCache:
-    """A tree under a crowd that does not fit."""
+    """A prefix tree under requests that do not all fit."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """The tree, its pool, and what a scheduler makes batches of."""
         tree, _, of = subject.rpartition("-")
         trees = (UNIFIED, "tree.components") if tree else (f"tree.{of}",)
         family = FAMILIES.get(of, of)
@@ -58,7 +57,7 @@ class PrefixCache:
         return (*SCHEDULER_NEEDS, *trees, *sorted(pools))
 
     def control(self, rig: Rig) -> None:
-        """One request that fits is computed and read; nothing is freed, shared or counted yet."""
+        """One request that fits is computed and read. Nothing is shared or evicted."""
         with published(rig.names, page_size=_page_size(rig)) as arguments:
             run = PrefixCacheRun(rig, arguments)
             run.add(run.generator.unshared(SHORT, SHORT, 0))
@@ -66,15 +65,15 @@ class PrefixCache:
                 run.step()
 
     def measure(self, rig: Rig) -> None:
-        """A request, and one that continues all of it; then a crowd that outgrows the pool; then an empty cache."""
+        """One run of requests that outgrow the pool."""
         with published(rig.names, page_size=_page_size(rig)) as arguments:
             PrefixCacheRun(rig, arguments).run()
 
 
 class PrefixCacheRun(SchedulerLoop):
-    """A tree, its pool and its requests, and what is known of them. is_whole: hits have to be as long as can be.
+    """A tree with its pool and its requests. must_hit_longest: every hit must equal the longest cached prefix.
 
-    most: tokens of a prompt, and of an output, so that one request alone fits.
+    most, outputs: tokens of a prompt and of an output, small enough that one request fits.
     """
 
     def __init__(self, rig: Rig, arguments: Any) -> None:
@@ -125,18 +124,18 @@ class PrefixCacheRun(SchedulerLoop):
         self.reset()
 
     def work(self) -> None:
-        """Steps until everybody is served."""
+        """Step until all requests have finished."""
         finish_requests(self.rig, self.unfinished, self.judged_step, STEPS)
 
     def judged_step(self) -> None:
-        """A step, and the accounts after it. Raises Stop where anything was found."""
+        """A step, and the accounts after it. Raises Stop after a finding."""
         self.step()
         self._settle("after a step")
         if self.rig.judge.findings:
-            raise Stop  # all that came after it would be its consequence
+            raise Stop  # later findings would be consequences of the first
 
     def reset(self) -> None:
-        """Nobody is left, so everything can be flushed."""
+        """Flush the cache. All requests have finished."""
         self.step()  # drops the batch that has finished
         self._settle("with all requests finished")
         if hasattr(self.tree, "sanity_check"):
@@ -147,7 +146,7 @@ class PrefixCacheRun(SchedulerLoop):
         self._settle("with the cache flushed")
 
     def matched(self, tracked: TrackedRequest, hit: int) -> None:
-        """No longer than what was cached; where a tree keeps all or nothing of a token, no shorter either."""
+        """A hit is at most the longest cached prefix. If all layers keep all tokens, it is exactly that."""
         request, size, judge = tracked.request, self.made.page_size, self.rig.judge
         self._lose()
         tokens = list(request.origin_input_ids) + list(request.output_ids)
@@ -161,7 +160,7 @@ class PrefixCacheRun(SchedulerLoop):
     def computed(
         self, served: Sequence[TrackedRequest], starts: Sequence[int], ends: Sequence[int], is_extend: bool
     ) -> None:
-        """Write what is computed, read what it is computed from."""
+        """Write the computed positions, and read all that the requests attend to."""
         size, judge = self.made.page_size, self.rig.judge
         for tracked, start, end in zip(served, starts, ends, strict=True):
             tracked.table = self.table(tracked, end)
@@ -178,7 +177,7 @@ class PrefixCacheRun(SchedulerLoop):
             self._read(tracked, start, end, "is computed" if is_extend else "decodes")
 
     def published(self, tracked: TrackedRequest, end: int) -> None:
-        """From now on its whole pages may be hit."""
+        """Its whole pages may be hit from now on."""
         size = self.made.page_size
         self._lose()
         table = [each // size for each in tracked.table[::size]]
@@ -186,7 +185,7 @@ class PrefixCacheRun(SchedulerLoop):
         self._lose()
 
     def _lose(self) -> None:
-        """A free page stands for nothing."""
+        """Free pages hold no prefix any longer."""
         for page in self.accounts.free():
             self.rig.judge.count("device_evictions", int(self.prefixes.hand_out(page)))
 
@@ -220,7 +219,7 @@ class PrefixCacheRun(SchedulerLoop):
         return [("token", ids), ("window", tuple(mapping[torch.tensor(ids, dtype=torch.int64)].tolist()))]
 
     def _step_state(self, tracked: TrackedRequest, start: int, end: int, when: str) -> None:
-        """The state before the first position goes in, the one after the last comes out."""
+        """Read the state before the first position and write the one after the last."""
         slot = self._states().get(tracked.name)
         if slot is None:
             text = f"{when}: it holds no state"

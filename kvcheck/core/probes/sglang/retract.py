@@ -1,8 +1,8 @@
-"""Probe retract: a request saved and restored by the calls a scheduler makes, its pages another request's in between.
+"""Probe retract: a request is retracted and resumed by the scheduler's calls. Another request uses its pages between.
 
 Invariants:
 - Rows, pages and states come from the engine's own tables and allocators, and go back to them.
-- The control drives the same chain on the plainest pool: what breaks there is no bug of a family.
+- The control makes the same calls on the MHA pool. What fails there is no bug of another family.
 """
 
 from __future__ import annotations
@@ -15,26 +15,25 @@ from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.pool_copy import shuffled
-from kvcheck.core.probes.sglang.requests import REQUEST_NEEDS, make_committed_request
 from kvcheck.core.probes.sglang.rig.pools import PAGES, SmallPool, pool_names, small_pool, take
+from kvcheck.core.probes.sglang.rig.requests import REQUEST_NEEDS, make_committed_request
 
 SAVED, BYSTANDER, RECYCLER = 1, 2, 3
 PLAINEST = "mha"
 BYSTANDER_PAGES = 2
 ROOM = PAGES - 3
-"""Pages that every family has, a window pool too."""
+"""Pages that each family has, also the window pool."""
 
 
 class Retract:
     """Req.offload_kv_cache and Req.load_kv_cache."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """Both pools, and a request with the two calls."""
         chain = (*REQUEST_NEEDS, "request.save", "request.load")
         return (*chain, *dict.fromkeys((*pool_names(PLAINEST), *pool_names(subject))))
 
     def control(self, rig: Rig) -> None:
-        """The chain on the plainest pool, restored into the row and pages it was saved from."""
+        """Save and restore on the MHA pool, into the same row and pages."""
         made = small_pool(rig, PLAINEST)
         request = make_committed_request(rig, 2 * made.page_size)
         row = admit(made, request)
@@ -50,7 +49,7 @@ class Retract:
         own.check(rig.judge, BYSTANDER, plain, when="written and read")
 
     def measure(self, rig: Rig) -> None:
-        """Retracted, its pages used by another, resumed on a new row."""
+        """Retract, let another request use the pages, and resume on a new row."""
         made = small_pool(rig, rig.subject)
         size = made.page_size
         mixed(rig, made)
@@ -88,30 +87,30 @@ class Retract:
 
 
 def mixed(rig: Rig, made: SmallPool) -> None:
-    """Pages are given out in an order that no sort leaves alone."""
+    """Make the allocator give out pages in a drawn order."""
     give_back(rig, made, take(made, made_pages(made)))
 
 
 def give_back(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> None:
-    """Free them page by page, in an order of the seed's: of pages freed at once an allocator may sort the numbers."""
+    """Free the pages one by one in a drawn order. An allocator may sort pages that are freed at once."""
     for page in shuffled(rig, tokens.view(-1, made.page_size)):
         made.allocator.free(page)
 
 
 def offload(made: SmallPool, request: Any) -> None:
-    """Save what the request has, as from a device."""
+    """Save the request, as from a device."""
     with CopiesToHost():
         request.offload_kv_cache(made.request_pool, made.allocator)
 
 
 def made_pages(made: SmallPool) -> int:
-    """Pages that are free now."""
+    """The number of free pages."""
     free: int = made.allocator.available_size() // made.page_size
     return free
 
 
 def admit(made: SmallPool, request: Any) -> int:
-    """A row for the request."""
+    """Give the request a row. Returns its number."""
     rows = made.request_pool.alloc([request])
     if not rows:
         raise CannotDrive("the request table has no row left")
@@ -119,12 +118,12 @@ def admit(made: SmallPool, request: Any) -> int:
 
 
 def hold(made: SmallPool, row: int, tokens: torch.Tensor) -> None:
-    """The request's token ids, in its row."""
+    """Write the request's slots to its row."""
     made.request_pool.write((row, slice(0, len(tokens))), tokens.to(torch.int32))
 
 
 def release(made: SmallPool, request: Any, tokens: torch.Tensor | None) -> None:
-    """Give pages, state and row back."""
+    """Free the request's pages, state and row."""
     if tokens is not None:
         made.allocator.free(tokens)
     if made.family == "mamba":

@@ -5,7 +5,7 @@ that broke. Half of the schedules let the first of them through.
 
 Invariants:
 - The control sends the same request by the same calls, and no copy fails.
-- Judged is what both sides were told: a request whose states were not copied is no Success anywhere, and is concluded.
+- Both sides are judged by their status. A request without its states is Success on no side, and waits on none.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ ROWS = 3
 
 
 class StateFailure:
-    """transfer_worker with a copy engine that copies pages and metadata, and no states."""
+    """transfer_worker over a transfer engine that copies pages and metadata and fails to copy states."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """A pool with states, and what a transfer is made of."""
         return (*NEEDS, *pool_names(subject))
 
     def control(self, rig: Rig) -> None:
@@ -59,7 +58,7 @@ class StateFailure:
 
 
 def _judge(rig: Rig, transfer: StateTransfer) -> None:
-    """Both sides have to say that the request failed; rows of its pages and states may hold anything then."""
+    """Both sides must report the request as failed. Its rows may hold anything then."""
     peers = transfer.peers
     sides = {"prefill": peers.sender, "decode": peers.ranks[0]}
     states = {side: peers.status(manager, UNEQUAL) for side, manager in sides.items()}

@@ -1,14 +1,15 @@
 """Probe state-lengths: states sent with a list of rows that is longer or shorter than the receiving side's list.
 
-Two requests go through one worker, the second behind the first. The first one's lists differ in the subject's
-direction: at the end, and in a family with a window at the start too, where the sides begin theirs at other pages.
+Two requests go through one worker. The lists of the first one differ in the subject's direction: at the end, and in a
+family with a window also at the start, since windows may begin at different pages.
 
 Invariants:
 - A row of state is written by position: what lands in a row says which position it belongs to.
 - The control sends lists of equal length by the same calls.
-- Every schedule tries each place at which a list can differ in its direction, and notes what came of it.
-- Unequal lists alone are no finding: a request that succeeds with every row in its place has harmed nobody.
-- What befalls the request itself is conditional: its sides have to build unequal lists. Harm to anybody else is not.
+- Every schedule tries each place at which lists can differ, and notes the result.
+- Unequal lists alone are no finding: a request may succeed with every row in its place.
+- Findings about the request itself are conditional: its two sides must build unequal lists. Findings about other
+  requests are not.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from kvcheck.core.probes.sglang.rig.pools import PAGES, SmallPool, pool_names, s
 UNIT = {"nsa": "page", "swa": "window"}
 KINDS = {"nsa": ("nsa", "dsa"), "swa": ("swa",)}
 UNEQUAL, BEHIND, OTHER = 1, 2, 3
-"""Requests: the one whose lists differ, the one behind it, and the owner of every other row of the decode side."""
+"""Requests: the one with unequal lists, the one behind it, and the owner of all other rows of the decode side."""
 PLACES = {"nsa": ("end",), "swa": ("end", "start")}
-"""Where lists can differ: lists of all pages begin at one page on both sides, those of a window at any."""
+"""Where lists can differ. Lists of all pages begin at the same page on both sides, those of a window anywhere."""
 
 CONDITION = (
     "the two sides of a transfer build state lists of unequal length; no way is known in which peers of one release do "
@@ -44,7 +45,6 @@ class StateLengths:
     """transfer_worker with unequal state lists."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """A pool with states, and what a transfer is made of."""
         return (*NEEDS, *pool_names(parts(subject)[0]))
 
     def control(self, rig: Rig) -> None:
@@ -73,7 +73,7 @@ class StateLengths:
 
 
 def _unequal(rig: Rig, ours: range, theirs: range, rows: int, case: str) -> str:
-    """Send such lists and judge what comes of it; what that was."""
+    """Send unequal lists and judge the result. Returns it in words."""
     transfer = StateTransfer(rig)
     died = transfer.send(ours, theirs, rows)
     rig.judge.count("requests", 2)
@@ -116,7 +116,7 @@ class StateTransfer:
         self._window: dict[int, range] = {}
 
     def send(self, ours: range, theirs: range, rows: int) -> Fault | None:
-        """The unequal request and the one behind it. What the worker died of."""
+        """Send the unequal request and the one behind it. Returns the exception that ended the worker, if any."""
         total = self._rows(self._theirs)
         self._theirs.stamps.write(OTHER, self._unit, range(1, total))
         free = [*range(1, min(total, PAGES))]
@@ -141,7 +141,7 @@ class StateTransfer:
         return died
 
     def judge_unequal(self, what: str, theirs: range, case: str) -> str:
-        """Both sides fail it, or both say Success and every row of the receiving list is in place. Which it was."""
+        """Check that both sides fail it, or that both succeed with every row in place. Returns the result in words."""
         sides = {"prefill": self.peers.sender, "decode": self.peers.ranks[0]}
         states = {side: self.peers.status(manager, UNEQUAL) for side, manager in sides.items()}
         told = ", ".join(f"{side} says {status}" for side, status in states.items())
@@ -166,7 +166,7 @@ class StateTransfer:
         return f"the request alone failed ({told})"
 
     def check_success(self, request: int, theirs: range, when: str) -> None:
-        """Success on both sides, and every row in place."""
+        """Check for Success on both sides and every row in place."""
         for side, manager in (("prefill", self.peers.sender), ("decode", self.peers.ranks[0])):
             status = self.peers.status(manager, request)
             if status != "Success":
@@ -175,7 +175,7 @@ class StateTransfer:
         self.check_rows(request, theirs, when)
 
     def check_rows(self, request: int, theirs: range, when: str, condition: str | None = None) -> bool:
-        """Whether the rows of the receiving list hold the positions that they stand for, in every buffer."""
+        """Whether the rows of the receiving list hold their positions in every buffer."""
         right = True
         for held in self._held():
             ids = self._kept[request][1]
@@ -188,7 +188,7 @@ class StateTransfer:
         return right
 
     def check_lists(self, what: str) -> None:
-        """The requests' own lists are as they were handed over."""
+        """Check that the transfer did not change the requests' lists."""
         for request, lists in self._lists.items():
             for side, seen, kept in zip(("prefill", "decode"), lists, self._kept[request], strict=True):
                 if seen != kept:
@@ -196,7 +196,7 @@ class StateTransfer:
                     self._judge.find("KV303", "contract", text, lane=side, request=request)
 
     def check_others(self, when: str) -> None:
-        """No row of anybody else was written."""
+        """Check that no row of another request was written."""
         taken = {row for _, targets in self._kept.values() for row in targets}
         ids = [row for row in range(1, self._rows(self._theirs)) if row not in taken]
         for held in self._held():
@@ -207,7 +207,7 @@ class StateTransfer:
             )
 
     def _find(self, code: str, oracle: str, text: str, lane: str) -> None:
-        """What befalls the request whose lists differ."""
+        """A conditional finding about the request with unequal lists."""
         self._judge.find(code, oracle, text, lane=lane, request=UNEQUAL, condition=CONDITION)
 
     def _held(self) -> list[BufferView]:

@@ -1,12 +1,12 @@
-"""Probe token-moves: move_kv_cache of a pool, as a server calls it that keeps one branch of a tree of drafts.
+"""Probe token-moves: move_kv_cache of a pool, which a server calls to keep one branch of a tree of drafts.
 
-Tokens of two pages move to slots of two others. In half of the schedules they move up by one instead: onto slots that
-other tokens of the same call leave.
+Tokens of two pages move to slots of two other pages. In half of the schedules they move by one place instead, onto
+slots that other tokens of the same call leave.
 
 Invariants:
-- Every buffer that transfers move is judged: of a page of index keys the key and the scale of each token.
-- What was not moved to is as it was, in every buffer.
-- A release without the call, or that says itself that it does not do this, is UNKNOWN, not a finding.
+- Every buffer that transfers move is judged. Of a page of index keys, the key and the scale of each token move.
+- Rows that are no target stay as they were, in every buffer.
+- A release that lacks the call or raises NotImplementedError is UNKNOWN, not a finding.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from kvcheck.core.probes.sglang.rig.pools import (
 )
 
 OWNER, OTHER = 1, 2
-"""Requests: whose tokens move, and who has every other token."""
+"""Requests: the owner of the moved tokens, and the owner of all others."""
 PLAINEST = "mha"
 SINGLE = ("token", "window")
-"""Units of which a row is a token."""
+"""Units whose rows are tokens."""
 NATIVE = "SGLANG_NATIVE_MOVE_KV_CACHE"
-"""Variable of the engine for moves by torch, where the compiled ones would want a device."""
+"""Variable of the engine that makes torch move the tokens. The compiled kernel needs a device."""
 LATENT = ("nsa",)
 """Pools that releases serve with chains of drafts alone."""
 DRAFTS = "a server that drafts trees (--speculative-eagle-topk above 1) with this pool: no other moves its tokens"
@@ -47,7 +47,6 @@ class TokenMoves:
     """move_kv_cache of each pool."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """Both pools, and the variable by which torch moves."""
         return ("server.variables", *dict.fromkeys((*pool_names(PLAINEST), *pool_names(subject))))
 
     def control(self, rig: Rig) -> None:
@@ -58,7 +57,7 @@ class TokenMoves:
             _move(rig, made, tokens[:1], tokens[-1:], None)
 
     def measure(self, rig: Rig) -> None:
-        """Some tokens of drawn pages, to slots at drawn places."""
+        """Drawn tokens of drawn pages move to drawn slots."""
         with _native(rig):
             made = small_pool(rig, rig.subject)
             pages = shuffled(rig, take(made, PAGES - 3).view(-1, made.page_size))
@@ -71,14 +70,14 @@ class TokenMoves:
 
 
 def _drawn(rig: Rig, tokens: torch.Tensor, count: int) -> torch.Tensor:
-    """So many of the tokens, in an order of the seed's."""
+    """So many of the tokens, in a drawn order."""
     left = tokens.tolist()
     return torch.tensor([left.pop(rig.mix.below(len(left))) for _ in range(count)], dtype=torch.int64)
 
 
 @contextmanager
 def _native(rig: Rig) -> Iterator[None]:
-    """Pools that are made in here move by torch."""
+    """In here pools move tokens by torch."""
     if not hasattr(rig.names["server.variables"], NATIVE):
         raise CannotDrive(f"this release has no {NATIVE}, and its moves are compiled ones")
     override = getattr(rig.names["server.variables"], NATIVE).override(True)
@@ -115,7 +114,7 @@ def _move(rig: Rig, made: SmallPool, source: torch.Tensor, target: torch.Tensor,
 
 
 def _moved(made: SmallPool, held: BufferView, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Rows of a buffer as they have to be after the move: [rows, bytes]."""
+    """The expected rows of a buffer after the move: [rows, bytes]."""
     before, after = held.rows.clone(), held.rows.clone()
     if held.unit in SINGLE:
         after[_ids(made, held, target)] = before[_ids(made, held, source)]
@@ -136,7 +135,7 @@ def _ids(made: SmallPool, held: BufferView, tokens: torch.Tensor) -> list[int]:
 
 
 def _compare(rig: Rig, held: BufferView, wanted: torch.Tensor, what: str, condition: str | None) -> None:
-    """Every row of a buffer is what it has to be, but the first, into which padding may go."""
+    """Compare every row of a buffer but the first, which is padding."""
     judge, seen = rig.judge, held.rows
     judge.reads += 1
     judge.words[held.name] = judge.words.get(held.name, 0) + seen[1:].numel() // 8

@@ -1,10 +1,10 @@
-"""Probe blocks: vLLM's KVCacheManager and block pool, driven as its scheduler drives them, first come first served.
+"""Probe blocks: vLLM's KVCacheManager and block pool, driven like its scheduler does, first come first served.
 
 Requests with shared prefixes are admitted, prefilled in pieces, grow token by token, are preempted when blocks run out,
 resume, are aborted and finish, over a pool that is too small for them.
 
 Invariants:
-- A request that was given blocks in a step is not preempted in it: the manager's cache counts on that.
+- A request that got blocks in a step is not preempted in that step: the manager's cache relies on it.
 - Hits are compared with a dictionary of prefixes before they are used, contents after the step has computed.
 """
 
@@ -31,21 +31,20 @@ STEPS = 600
 
 
 class Blocks:
-    """The manager under a crowd that does not fit."""
+    """The manager under requests that do not all fit."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """Manager, requests and hashes."""
         return (*DEVICE_NEEDS, "request.status")
 
     def control(self, rig: Rig) -> None:
-        """One request in a pool that is large enough is computed and read; nothing is freed yet."""
+        """One request in a pool that is large enough is computed and read. Nothing is freed."""
         run = _ManagerRun(rig, LENGTH // BLOCK + 2)
         run.waiting.append(run.generator.unshared(LONGEST, OUTPUTS, 0))
         for _ in range(OUTPUTS):
             run.step()
 
     def measure(self, rig: Rig) -> None:
-        """Requests that share prefixes and outgrow the pool, then an empty pool and an empty cache."""
+        """Requests with shared prefixes outgrow the pool. Halfway and at the end the cache is emptied."""
         run = _ManagerRun(rig, POOL)
         for number in range(REQUESTS):
             run.waiting.append(run.generator.draw(LONGEST, OUTPUTS))
@@ -61,7 +60,7 @@ class Blocks:
 
 
 class _ManagerRun:
-    """A manager, its requests and what is known of them."""
+    """A manager with its requests and the expected prefixes."""
 
     def __init__(self, rig: Rig, blocks: int) -> None:
         self.rig = rig
@@ -80,7 +79,7 @@ class _ManagerRun:
         self.running: list[TrackedRequest] = []
 
     def work(self) -> None:
-        """Steps until everybody is served."""
+        """Step until all requests have finished."""
         for _ in range(STEPS):
             if not (self.waiting or self.running):
                 return
@@ -93,7 +92,7 @@ class _ManagerRun:
         self.blocks.account(self.running, "after a step")
 
     def step(self) -> None:
-        """Allocate for all, compute, and see what is there."""
+        """Allocate for all requests, compute, and read."""
         pieces: dict[int, tuple[int, int]] = {}
         is_full = False
         for tracked in list(self.running):
@@ -105,20 +104,20 @@ class _ManagerRun:
         self._compute(pieces)
 
     def reset(self) -> None:
-        """Nobody is left, so the cache can be emptied."""
+        """Empty the cache. All requests have finished."""
         self.blocks.account([], "with all requests finished")
         if not self.rig.measured(self.manager.reset_prefix_cache, "reset_prefix_cache"):
             self.rig.judge.find("KV401", "accounting", "the prefix cache cannot be reset with all requests finished")
         self.prefixes.clear()
 
     def abort(self) -> None:
-        """One of the running requests goes."""
+        """Abort one running request."""
         if self.running:
             self._free(self.running.pop(self.rig.mix.below(len(self.running))))
             self.rig.judge.count("aborts")
 
     def _admit(self, tracked: TrackedRequest, pieces: dict[int, tuple[int, int]]) -> bool:
-        """Look its prefix up and allocate; whether it fits."""
+        """Look up its prefix and allocate. Returns whether it fits."""
         rig, request = self.rig, tracked.request
         found = rig.measured(lambda: self.manager.get_computed_blocks(request), "get_computed_blocks")
         blocks, hit = found[0], int(found[1])
@@ -135,7 +134,7 @@ class _ManagerRun:
         return True
 
     def _grow(self, tracked: TrackedRequest, pieces: dict[int, tuple[int, int]]) -> bool:
-        """Allocate for its next piece; whether there was room."""
+        """Allocate for its next piece. Returns whether there was room."""
         done = int(tracked.request.num_computed_tokens)
         more = min(PIECE, tracked.request.num_tokens - done)
         if not self._allocate(tracked, done, more):
@@ -144,7 +143,7 @@ class _ManagerRun:
         return True
 
     def _allocate(self, tracked: TrackedRequest, done: int, more: int, **hits: Any) -> bool:
-        """Blocks for `more` tokens. What is handed out stands for its old prefix no longer."""
+        """Allocate blocks for `more` tokens. A block that is handed out loses its old prefix."""
         rig, request = self.rig, tracked.request
         before = (
             set(tracked.table) | {block.block_id for block in hits["new_computed_blocks"].blocks[0]}

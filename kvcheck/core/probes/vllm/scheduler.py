@@ -1,10 +1,10 @@
-"""Probe scheduler: vLLM's own scheduler decides who runs; what it counts as computed has to have been computed.
+"""Probe scheduler: vLLM's own scheduler decides what runs. What it counts as computed must have been computed.
 
-Subjects are its policies. Prompts are cut into pieces by a threshold, so that one step may take a request in, give it
-blocks, and preempt it for another. One subject has no threshold, and a draft model for which slots are kept ahead.
+Subjects are its policies. A threshold cuts prompts into pieces, so that one step may admit a request, give it blocks,
+and preempt it for another. One subject has no threshold, and a draft model with lookahead slots.
 
 Invariants:
-- Only what a step's plan says is computed; every request then reads all that the scheduler counts as computed.
+- Only what a step's plan says is computed. Each request then reads all that the scheduler counts as computed.
 """
 
 from __future__ import annotations
@@ -47,15 +47,14 @@ CONFIGS = ("config", "config.model", "config.scheduler", "config.cache", "config
 
 
 class Scheduling:
-    """The scheduler under a crowd that does not fit."""
+    """The scheduler under requests that do not all fit."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """Scheduler, configuration, requests and hashes."""
         own = ("config.speculation",) if subject == LOOKAHEAD else ()
         return (*DEVICE_NEEDS, *CONFIGS, *own, "scheduler", "scheduler.output", "scheduler.grammars")
 
     def control(self, rig: Rig) -> None:
-        """One request in a pool that is large enough is computed and read; nothing is freed yet."""
+        """One request in a pool that is large enough is computed and read. Nothing is freed."""
         run = _SchedulerRun(rig, LENGTH // BLOCK + 2)
         run.add(run.generator.unshared(LONGEST, OUTPUTS, 0))
         for _ in range(OUTPUTS):
@@ -84,7 +83,7 @@ class Scheduling:
 
 
 class _SchedulerRun:
-    """A scheduler, its requests and what is known of them."""
+    """A scheduler with its requests."""
 
     def __init__(self, rig: Rig, blocks: int) -> None:
         self.rig = rig
@@ -95,12 +94,11 @@ class _SchedulerRun:
         self.unfinished: dict[str, TrackedRequest] = {}
 
     def add(self, tracked: TrackedRequest) -> None:
-        """One more request."""
         self.unfinished[tracked.name] = tracked
         self.rig.measured(lambda: self.scheduler.add_request(tracked.request), "add_request")
 
     def work(self) -> None:
-        """Steps until everybody is served."""
+        """Step until all requests have finished."""
         finish_requests(self.rig, self.unfinished, self.judged_step, STEPS)
 
     def conversations(self) -> None:
@@ -177,7 +175,7 @@ class _SchedulerRun:
 
 
 def _is_whole(tracked: TrackedRequest) -> bool:
-    """Whether all its tokens are computed, so that it produces one."""
+    """Whether all its tokens are computed, so that it produces the next one."""
     return bool(tracked.request.num_computed_tokens >= tracked.request.num_tokens)
 
 

@@ -20,7 +20,8 @@ import torch
 from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.request_generator import TrackedRequest, token
-from kvcheck.core.probes.sglang.requests import (
+from kvcheck.core.probes.sglang.rig.pools import STATES, SmallPool, optional
+from kvcheck.core.probes.sglang.rig.requests import (
     REQUEST_NEEDS,
     VOCABULARY,
     end_of,
@@ -29,7 +30,6 @@ from kvcheck.core.probes.sglang.requests import (
     row_of,
     state_of,
 )
-from kvcheck.core.probes.sglang.rig.pools import STATES, SmallPool, optional
 
 CHUNK = 8
 INPUT = 1 << 12
