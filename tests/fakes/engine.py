@@ -10,7 +10,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
-FAKES = sorted(str(each) for each in Path(__file__).parents[1].glob("fake_*/"))
+FAKES = sorted(str(each) for each in Path(__file__).parent.glob("[!_]*/"))
 HELLO = (
     '{"hello": {"engine": "sglang", "version": "0", "python": "3", "torch": "2", "device": "cpu", '
     '"files": null, "commit": null}}'
