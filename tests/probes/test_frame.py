@@ -16,7 +16,7 @@ import torch
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.buffer_views import inventory
 from kvcheck.core.probes.frame.calls import fitted
-from kvcheck.core.probes.frame.content import Judge, Stamps
+from kvcheck.core.probes.frame.content import ContentWriter, ProbeJudge
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.names import Names
 from kvcheck.core.probes.frame.probe import Rig, run
@@ -198,27 +198,27 @@ def test_tensor_that_fits_no_unit_is_named() -> None:
 @pytest.mark.parametrize(
     ("harm", "code", "seen"),
     [
-        (lambda stamps: stamps.write(2, "token", (3, 4)), "KV102", 2),
-        (lambda stamps: stamps.write(1, "token", (3, 4), first=5), "KV301", 1),
-        (lambda stamps: stamps.found.buffers[0].rows[4].zero_(), "KV104", None),
-        (lambda stamps: stamps.found.buffers[0].rows[4].fill_(7), "KV105", None),
-        (lambda stamps: stamps.found.buffers[0].rows[4, :8].fill_(7), "KV105", None),
-        (lambda stamps: stamps.found.buffers[0].rows[4, :8].zero_(), "KV103", 1),
+        (lambda writer: writer.write(2, "token", (3, 4)), "KV102", 2),
+        (lambda writer: writer.write(1, "token", (3, 4), first=5), "KV301", 1),
+        (lambda writer: writer.found.buffers[0].rows[4].zero_(), "KV104", None),
+        (lambda writer: writer.found.buffers[0].rows[4].fill_(7), "KV105", None),
+        (lambda writer: writer.found.buffers[0].rows[4, :8].fill_(7), "KV105", None),
+        (lambda writer: writer.found.buffers[0].rows[4, :8].zero_(), "KV103", 1),
     ],
 )
 def test_wrong_row_is_named_by_what_it_holds(harm: object, code: str, seen: int | None) -> None:
-    stamps, judge = Stamps(inventory(pool(), ENGINE, UNITS)), Judge()
-    stamps.write(1, "token", (3, 4))
-    assert stamps.check(judge, 1, "token", (3, 4), when="before") == () and not judge.findings
-    harm(stamps)  # type: ignore[operator]
-    stamps.check(judge, 1, "token", (3, 4), when="after")
+    writer, judge = ContentWriter(inventory(pool(), ENGINE, UNITS)), ProbeJudge()
+    writer.write(1, "token", (3, 4))
+    assert writer.check(judge, 1, "token", (3, 4), when="before") == () and not judge.findings
+    harm(writer)  # type: ignore[operator]
+    writer.check(judge, 1, "token", (3, 4), when="after")
     assert (judge.findings[0].code, judge.findings[0].seen_request) == (code, seen)
     assert judge.words == {"k": 2 * 2 * 2 * 8} and judge.reads == 4
 
 
 def test_a_conditional_finding_stands_in_no_other_ones_way() -> None:
-    stamps, judge = Stamps(inventory(pool(), ENGINE, UNITS)), Judge()
-    held, seen = stamps.found.buffers[0], stamps.found.buffers[0].rows[[3, 4]]
+    writer, judge = ContentWriter(inventory(pool(), ENGINE, UNITS)), ProbeJudge()
+    held, seen = writer.found.buffers[0], writer.found.buffers[0].rows[[3, 4]]
     for condition in ("lists differ", "lists differ", None, None):
         judge.compare(held, seen, request=1, positions=(0, 1), ids=(3, 4), when="read", condition=condition)
     assert [each.condition for each in judge.findings] == ["lists differ", None]

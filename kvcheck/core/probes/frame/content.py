@@ -1,4 +1,4 @@
-"""Stamps: content by kvcheck's rule in an engine's own memory, and the judgement of what is found there later.
+"""Content: writes content by kvcheck's rule to an engine's own memory, and judges what is there later.
 
 Invariants:
 - Each row says whose it is, in which buffer, layer and place; what is judged is compared byte for byte.
@@ -34,7 +34,7 @@ def content(site: Site, request: int, positions: Sequence[int], size: int) -> to
 
 
 @dataclass(slots=True)
-class Judge:
+class ProbeJudge:
     """What one schedule of a probe has compared and found. counts: fields of Evidence."""
 
     words: dict[str, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Judge:
     notes: list[str] = field(default_factory=list)
 
     def count(self, name: str, more: int = 1) -> None:
-        """More of a field of Evidence."""
+        """Count more of a field of Evidence."""
         self.counts[name] = self.counts.get(name, 0) + more
 
     def note(self, text: str) -> None:
@@ -53,7 +53,7 @@ class Judge:
             self.notes.append(text)
 
     def find(self, code: str, oracle: str, message: str, **more: object) -> None:
-        """A finding; the first of a code, buffer, lane and condition is kept."""
+        """Add a finding. Only the first of each code, buffer, lane and condition is kept."""
         self._keep(Finding(code=code, oracle=oracle, message=message, **more))  # type: ignore[arg-type]
 
     def _keep(self, found: Finding) -> None:
@@ -61,7 +61,7 @@ class Judge:
         if place not in [(each.code, each.buffer, each.lane, each.condition) for each in self.findings]:
             self.findings.append(found)
 
-    def absorb(self, other: Judge, code: str | None = None, why: str = "") -> None:
+    def absorb(self, other: ProbeJudge, code: str | None = None, why: str = "") -> None:
         """What another judge has compared and found. code, why: what more is known of the rows that were not right."""
         self.reads += other.reads
         for name, words in other.words.items():
@@ -143,8 +143,8 @@ def _words(row: torch.Tensor, part: torch.Tensor | None) -> list[int | None]:
     return [word if is_read else None for word, is_read in zip(words, counts, strict=True)]
 
 
-class Stamps:
-    """Content in the buffers of one object, and its judgement."""
+class ContentWriter:
+    """Writes content to the buffers of one object, and checks it."""
 
     def __init__(self, found: Inventory) -> None:
         self.found = found
@@ -164,7 +164,7 @@ class Stamps:
 
     def check(
         self,
-        judge: Judge,
+        judge: ProbeJudge,
         request: int,
         unit: str,
         ids: Sequence[int],

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.probes.frame.content import Judge
+from kvcheck.core.probes.frame.content import ProbeJudge
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.names import Names
 from kvcheck.core.probes.frame.streams import Machine
@@ -96,7 +96,7 @@ class Rig:
     schedule: int
     mix: Rng
     device: str = "cpu"
-    judge: Judge = field(default_factory=Judge)
+    judge: ProbeJudge = field(default_factory=ProbeJudge)
 
     @property
     def stand_ins(self) -> Machine:
@@ -171,7 +171,7 @@ def _control(probe: Probe, rig: Rig) -> None:
     except Stop:
         raise CannotDrive(f"the control case failed: {judge.findings[-1].message}") from None
     finally:
-        rig.judge = Judge(notes=judge.notes)
+        rig.judge = ProbeJudge(notes=judge.notes)
     if judge.findings:
         raise CannotDrive(f"the control case failed: {judge.findings[0].code} {judge.findings[0].message}")
     if not sum(judge.words.values()):

@@ -100,7 +100,7 @@ class AgreementScene:
         with placed(rig) as devices:
             made = [make(rig, REQUESTS) for _ in range(1 + RANKS)]
         self._buffers = [buffers for buffers, _, _ in made]
-        self._stamps = [stamps for _, stamps, _ in made]
+        self._stamps = [writer for _, writer, _ in made]
         self._slots = [slots for _, _, slots in made]
         memories = [
             Memory(pages=pool.pool.get_contiguous_buf_infos(), metadata=buffers.get_buf_infos())
@@ -128,7 +128,7 @@ class AgreementScene:
             room = self._room(number)
             pages = list(range(1 + at * PAGES, 1 + (at + 1) * PAGES))
             slot = self._slot(0)
-            self._pools[0].stamps.write(number, "token", self._tokens(0, pages))
+            self._pools[0].writer.write(number, "token", self._tokens(0, pages))
             self._stamps[0].write(number, "slot", (slot,))
             targets = []
             for rank in range(RANKS):
@@ -248,7 +248,7 @@ class AgreementScene:
         pool = self._pools[1 + rank]
         ids = self._tokens(1 + rank, list(target.pages))
         late = PAGES_LATE if self._rig.subject == EVERYTHING else None
-        for held in pool.stamps.found.buffers:
+        for held in pool.writer.found.buffers:
             if held.unit == "token":
                 seen, at = held.rows[torch.as_tensor(ids)], range(len(ids))
                 judge.compare(
@@ -259,10 +259,10 @@ class AgreementScene:
         """A decode rank's queue, made without its start-up."""
         buffers = self._buffers[1 + rank]
         read = buffers.get_buf
-        stamps, snapshots = self._stamps[1 + rank], self._snapshots[rank]
+        writer, snapshots = self._stamps[1 + rank], self._snapshots[rank]
 
         def get_buf(slot: int) -> Any:
-            snapshots[slot] = [held.rows[slot].clone() for held in stamps.found.buffers]
+            snapshots[slot] = [held.rows[slot].clone() for held in writer.found.buffers]
             return read(slot)
 
         buffers.get_buf = get_buf

@@ -22,7 +22,7 @@ import torch
 
 from kvcheck.core.base.content import Site
 from kvcheck.core.probes.frame.buffer_views import BufferView
-from kvcheck.core.probes.frame.content import Judge, content
+from kvcheck.core.probes.frame.content import ProbeJudge, content
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, SideStream
@@ -202,9 +202,9 @@ class HostCopyScene:
         cached.loading = False
         self.judged(partial(self.check_device, cached, "acknowledged as loaded"))
 
-    def judged(self, look: Callable[[Judge], None]) -> None:
+    def judged(self, look: Callable[[ProbeJudge], None]) -> None:
         """Look at what has to be there; where it is not, but is once everything has run, the wait was missing."""
-        first, later = Judge(), Judge()
+        first, later = ProbeJudge(), ProbeJudge()
         look(first)
         if first.findings:
             self.rig.stand_ins.settle()
@@ -287,7 +287,7 @@ class HostCopyScene:
             got = self.rig.measured(partial(call, made, name, layer, cached.device), name)
             self.judged(partial(self.check_read, cached, layer, name, got))
 
-    def check_read(self, cached: CachedRequest, layer: int, name: str, got: Any, judge: Judge) -> None:
+    def check_read(self, cached: CachedRequest, layer: int, name: str, got: Any, judge: ProbeJudge) -> None:
         """What a getter returned of a layer."""
         assert cached.device is not None
         for each in seen(self.tier.made, got, layer, cached.device):
@@ -317,12 +317,12 @@ class HostCopyScene:
         if not self.tier.copies.moved_bytes:
             raise CannotDrive("no copy between the tiers was asked for by a name that is known here")
 
-    def check_device(self, cached: CachedRequest, when: str, judge: Judge) -> None:
+    def check_device(self, cached: CachedRequest, when: str, judge: ProbeJudge) -> None:
         """Every buffer of the pool holds the request's content."""
         if cached.device is not None:
             self.tier.made.check(judge, cached.request, cached.device, when=when)
 
-    def check_host(self, cached: CachedRequest, when: str, judge: Judge) -> None:
+    def check_host(self, cached: CachedRequest, when: str, judge: ProbeJudge) -> None:
         """Every buffer of the host holds it."""
         if cached.host is not None:
             self.tier.check_host(judge, cached.request, cached.host, when)
@@ -353,7 +353,7 @@ def _content(request: int, held: BufferView, count: int) -> torch.Tensor:
 
 def _fewest(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> tuple[str, ...]:
     """Getters that show every buffer whole, those of token rows first; the plainest are tried first."""
-    hidden = {held.name: torch.ones(held.rows.shape[1], dtype=torch.bool) for held in made.stamps.found.buffers}
+    hidden = {held.name: torch.ones(held.rows.shape[1], dtype=torch.bool) for held in made.writer.found.buffers}
     taken: list[tuple[bool, str]] = []
     for name in sorted(
         readers(made.pool), key=lambda each: len(inspect.signature(getattr(made.pool, each)).parameters)

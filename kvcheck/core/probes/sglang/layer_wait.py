@@ -38,7 +38,7 @@ class LayerWait:
         """Loads that complete at once. Every reader sees them."""
         driven, why = _driven(rig)
         seen = {each.held.name for reads in driven.values() for each in reads}
-        wanted = set(_made(rig).stamps.found.names())
+        wanted = set(_made(rig).writer.found.names())
         if seen != wanted:
             raise CannotDrive(f"no reader of {', '.join(sorted(wanted - seen))} could be driven: {'; '.join(why)}")
         rig.judge.notes += [f"not exercised: {text}" for text in why]
@@ -117,7 +117,7 @@ def _load(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> None:
 def _arrivals(made: SmallPool, tokens: torch.Tensor) -> list[tuple[BufferView, torch.Tensor, torch.Tensor]]:
     """(buffer, ids, rows) of a load, on the side of the buffer: a queued copy may not wait for the host."""
     found = []
-    for held in made.stamps.found.buffers:
+    for held in made.writer.found.buffers:
         for owned in made.owned(tokens):
             if owned.unit == held.unit:
                 site, device = Site(held.unit, held.name, "", held.layer), held.rows.device

@@ -18,7 +18,7 @@ import torch
 from kvcheck.core.base.content import Site
 from kvcheck.core.probes.frame.buffer_views import BufferView, among, inventory
 from kvcheck.core.probes.frame.calls import fitted
-from kvcheck.core.probes.frame.content import Stamps, content
+from kvcheck.core.probes.frame.content import ContentWriter, content
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.rig.requests import REQUEST_NEEDS, make_committed_request
@@ -37,21 +37,21 @@ class MetadataSlots:
 
     def control(self, rig: Rig) -> None:
         """A slot that no other request gets is read as it was delivered."""
-        buffers, stamps, slots = make(rig)
+        buffers, writer, slots = make(rig)
         slot = slots.alloc()
-        stamps.write(FIRST, "slot", (slot,))
+        writer.write(FIRST, "slot", (slot,))
         got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
-        judge(rig, fields(rig, stamps, got, slot), slot, "read at once")
+        judge(rig, fields(rig, writer, got, slot), slot, "read at once")
 
     def measure(self, rig: Rig) -> None:
         """A slot is read, freed, and filled for another request."""
-        buffers, stamps, slots = make(rig)
+        buffers, writer, slots = make(rig)
         for _ in range(rig.mix.below(SLOTS)):
             slots.free(slots.alloc())  # the queue of free slots begins somewhere
         slot = slots.alloc()
-        stamps.write(FIRST, "slot", (slot,))
+        writer.write(FIRST, "slot", (slot,))
         got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
-        held = fields(rig, stamps, got, slot)
+        held = fields(rig, writer, got, slot)
         rig.measured(lambda: slots.free(slot), "free")
         again = next((each for each in (slots.alloc() for _ in range(SLOTS)) if each == slot), None)
         if again is None:
@@ -63,9 +63,9 @@ class MetadataSlots:
                 text = f"get_buf returned {field.name} of slot {slot} as a view of the buffer, whose slot is reused"
                 rig.judge.find("KV305", "aliasing", text, buffer=field.name, row=slot, request=FIRST)
         if rig.mix.chance(1, 2):
-            deliver_in_parts(rig, buffers, stamps, slot, held)
+            deliver_in_parts(rig, buffers, writer, slot, held)
         else:
-            set_for(rig, buffers, stamps, slot)
+            set_for(rig, buffers, writer, slot)
             got = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
             for field, tensor in by_place(held, got):
                 seen = _bytes(tensor)[None]
@@ -83,10 +83,10 @@ class MetadataSlots:
 
 
 def deliver_in_parts(
-    rig: Rig, buffers: Any, stamps: Stamps, slot: int, held: list[tuple[BufferView, torch.Tensor]]
+    rig: Rig, buffers: Any, writer: ContentWriter, slot: int, held: list[tuple[BufferView, torch.Tensor]]
 ) -> None:
     """Deliver the second request's row field by field. It is read once on the way, and at the end."""
-    coming = list(stamps.found.buffers)
+    coming = list(writer.found.buffers)
     order = [coming.pop(rig.mix.below(len(coming))) for _ in range(len(coming))]
     torn_at = rig.mix.below(len(order))
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -94,7 +94,7 @@ def deliver_in_parts(
         if at == torn_at:
             torn = rig.measured(lambda: buffers.get_buf(slot), "get_buf")
             kept = [(tensor, _bytes(tensor).clone()) for tensor in _tensors(torn)]
-        stamps.write_field(field, SECOND, (slot,))
+        writer.write_field(field, SECOND, (slot,))
         judge(
             rig, held, slot, f"read, and {at + 1} of {len(order)} fields of its slot then delivered for another request"
         )
@@ -119,7 +119,7 @@ def by_place(held: list[tuple[BufferView, torch.Tensor]], got: Any) -> list[tupl
     return [(field, tensor) for (field, _), tensor in zip(held, tensors, strict=True)]
 
 
-def make(rig: Rig, size: int = SLOTS) -> tuple[Any, Stamps, Any]:
+def make(rig: Rig, size: int = SLOTS) -> tuple[Any, ContentWriter, Any]:
     """Buffers of so many slots, the writer of all their fields, and the allocator of slots."""
     offered = {
         "size": size,
@@ -133,21 +133,21 @@ def make(rig: Rig, size: int = SLOTS) -> tuple[Any, Stamps, Any]:
     found = among(inventory(buffers, rig.package, {"slot": size}), [buffers.get_buf_infos()])
     if not found.buffers or found.unknown:
         raise CannotDrive(f"metadata buffers hold {len(found.buffers)} fields; unknown: {'; '.join(found.unknown)}")
-    return buffers, Stamps(found), fitted(rig.names["metadata.slots"], {"size": size})
+    return buffers, ContentWriter(found), fitted(rig.names["metadata.slots"], {"size": size})
 
 
-def fields(rig: Rig, stamps: Stamps, got: Any, slot: int) -> list[tuple[BufferView, torch.Tensor]]:
+def fields(rig: Rig, writer: ContentWriter, got: Any, slot: int) -> list[tuple[BufferView, torch.Tensor]]:
     """The returned tensors, each with its field. Raises CannotDrive if a tensor is a row of no field."""
     pairs = []
     for tensor in _tensors(got):
         seen = _bytes(tensor)
-        field = next((each for each in stamps.found.buffers if torch.equal(each.rows[slot, : len(seen)], seen)), None)
+        field = next((each for each in writer.found.buffers if torch.equal(each.rows[slot, : len(seen)], seen)), None)
         if field is None:
             raise CannotDrive(f"get_buf returned {list(tensor.shape)} of {tensor.dtype}, which is no row of a field")
         if len(seen) < field.rows.shape[1]:
             rig.judge.note(f"get_buf returned {len(seen)} of {field.rows.shape[1]} bytes of {field.name}")
         pairs.append((field, tensor))
-    lost = {each.name for each in stamps.found.buffers} - {field.name for field, _ in pairs}
+    lost = {each.name for each in writer.found.buffers} - {field.name for field, _ in pairs}
     if lost:
         rig.judge.note(f"get_buf did not return {', '.join(sorted(lost))}")
     return pairs
@@ -160,19 +160,19 @@ def judge(rig: Rig, held: list[tuple[BufferView, torch.Tensor]], slot: int, when
         rig.judge.compare(field, seen, request=request, positions=(0,), ids=(slot,), when=when, has_others=True)
 
 
-def set_for(rig: Rig, buffers: Any, stamps: Stamps, slot: int) -> None:
+def set_for(rig: Rig, buffers: Any, writer: ContentWriter, slot: int) -> None:
     """Write the second request's first token and draft state by the engine's set_buf."""
     request = make_committed_request(rig, 3)
     request.metadata_buffer_index = slot
     request.bootstrap_room = 77
-    request.hidden_states_tensor = _of(stamps, "output_hidden_states", torch.bfloat16, HIDDEN)
+    request.hidden_states_tensor = _of(writer, "output_hidden_states", torch.bfloat16, HIDDEN)
     request.output_topk_p = torch.full((TOP_K,), 0.25)
     request.output_topk_index = torch.arange(TOP_K)
     rig.measured(lambda: buffers.set_buf(request), "set_buf")
 
 
-def _of(stamps: Stamps, name: str, dtype: torch.dtype, size: int) -> torch.Tensor:
-    field = next((each for each in stamps.found.buffers if each.name == name), None)
+def _of(writer: ContentWriter, name: str, dtype: torch.dtype, size: int) -> torch.Tensor:
+    field = next((each for each in writer.found.buffers if each.name == name), None)
     if field is None:
         raise CannotDrive(f"metadata buffers have no {name}")
     site = Site(field.unit, field.name, "", field.layer)

@@ -102,4 +102,4 @@ def recycle(
     if states[0] is not None:
         for state in range(1, STATES + 1):
             if state != states[1]:
-                made.stamps.write(RECYCLER, "state", (state,))
+                made.writer.write(RECYCLER, "state", (state,))

@@ -200,14 +200,14 @@ class PrefixCacheRun(SchedulerLoop):
     def _write(self, tracked: TrackedRequest, start: int, end: int) -> None:
         for first, stop, author in tracked.author_runs(start, end):
             for unit, ids in self._units(tracked, first, stop):
-                self.made.stamps.write(author, unit, ids, first)
+                self.made.writer.write(author, unit, ids, first)
 
     def _read(self, tracked: TrackedRequest, start: int, end: int, when: str) -> None:
         told = f"request {tracked.number} {when}"
         for first, stop, author in tracked.author_runs(0, end):
             for unit, ids in self._units(tracked, first, stop):
                 skip = max(0, min(max(0, start - WINDOW) - first, len(ids))) if unit == "window" else 0
-                self.made.stamps.check(self.rig.judge, author, unit, ids[skip:], when=told, first=first + skip)
+                self.made.writer.check(self.rig.judge, author, unit, ids[skip:], when=told, first=first + skip)
         if self.made.family == "mamba":
             self._step_state(tracked, start, end, told)
 
@@ -227,8 +227,8 @@ class PrefixCacheRun(SchedulerLoop):
             return
         if start:
             author = tracked.author_at(start - 1)
-            self.made.stamps.check(self.rig.judge, author, "state", (slot,), when=when, first=start - 1)
-        self.made.stamps.write(tracked.author_at(end - 1), "state", (slot,), end - 1)
+            self.made.writer.check(self.rig.judge, author, "state", (slot,), when=when, first=start - 1)
+        self.made.writer.write(tracked.author_at(end - 1), "state", (slot,), end - 1)
 
     def _states(self) -> dict[str, int]:
         slots = {tracked.name: state_of(tracked.request) for tracked in self.unfinished.values()}

@@ -118,14 +118,14 @@ class StateTransfer:
     def send(self, ours: range, theirs: range, rows: int) -> Fault | None:
         """Send the unequal request and the one behind it. Returns the exception that ended the worker, if any."""
         total = self._rows(self._theirs)
-        self._theirs.stamps.write(OTHER, self._unit, range(1, total))
+        self._theirs.writer.write(OTHER, self._unit, range(1, total))
         free = [*range(1, min(total, PAGES))]
         scatter = self._rig.mix.chance(1, 2)
         requests = []
         for request, (left, right) in ((UNEQUAL, (ours, theirs)), (BEHIND, (range(rows), range(rows)))):
             source = [1 + (request - 1) * 6 + at for at in range(rows)]
             target = [free.pop(self._rig.mix.below(len(free)) if scatter else 0) for _ in range(rows)]
-            self._ours.stamps.write(request, self._unit, source)
+            self._ours.writer.write(request, self._unit, source)
             lists = [source[at] for at in left], [target[at] for at in right]
             self._lists[request], self._kept[request] = lists, (list(lists[0]), list(lists[1]))
             self._window[request] = right
@@ -211,7 +211,7 @@ class StateTransfer:
         self._judge.find(code, oracle, text, lane=lane, request=UNEQUAL, condition=CONDITION)
 
     def _held(self) -> list[BufferView]:
-        return [held for held in self._theirs.stamps.found.buffers if held.unit == self._unit]
+        return [held for held in self._theirs.writer.found.buffers if held.unit == self._unit]
 
     def _rows(self, made: SmallPool) -> int:
-        return min(len(held.rows) for held in made.stamps.found.buffers if held.unit == self._unit)
+        return min(len(held.rows) for held in made.writer.found.buffers if held.unit == self._unit)

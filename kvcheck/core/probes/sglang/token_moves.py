@@ -90,13 +90,13 @@ def _native(rig: Rig) -> Iterator[None]:
 
 def _move(rig: Rig, made: SmallPool, source: torch.Tensor, target: torch.Tensor, condition: str | None) -> None:
     """Move them and compare every buffer with what it has to be."""
-    kind, held = type(made.pool).__name__, made.stamps.found.buffers
+    kind, held = type(made.pool).__name__, made.writer.found.buffers
     if not hasattr(made.pool, "move_kv_cache"):
         raise CannotDrive(f"{kind} of this release has no move_kv_cache")
     for each in held:
-        made.stamps.write_field(each, OTHER, range(len(each.rows)))
+        made.writer.write_field(each, OTHER, range(len(each.rows)))
         if each.unit in SINGLE:
-            made.stamps.write_field(each, OWNER, _ids(made, each, source))
+            made.writer.write_field(each, OWNER, _ids(made, each, source))
     wanted = [_moved(made, each, source, target) for each in held]
     with rig.stubs.window() as stubs:
         fault = attempt(lambda: made.pool.move_kv_cache(target, source), rig.package)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from kvcheck.core.probes.frame.buffer_views import BufferView, memories
-from kvcheck.core.probes.frame.content import Judge
+from kvcheck.core.probes.frame.content import ProbeJudge
 from kvcheck.core.probes.frame.device import pinning
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
@@ -80,7 +80,7 @@ class HostTier:
     def lacking(self) -> tuple[str, ...]:
         """Device buffers without memory on the host."""
         has = {each.name for each in self.buffers}
-        return tuple(name for name in self.made.stamps.found.names() if name not in has)
+        return tuple(name for name in self.made.writer.found.names() if name not in has)
 
     def extras(self, phase: str, names: Any, **indices: torch.Tensor | None) -> dict[str, Any]:
         """What the tree hands to the controller besides the indices of a node."""
@@ -100,7 +100,7 @@ class HostTier:
         ids = host.to(torch.int64).tolist()
         return {"token": ids, "page": [first // self.made.page_size for first in ids[:: self.made.page_size]]}
 
-    def check_host(self, judge: Judge, request: int, host: torch.Tensor, when: str) -> None:
+    def check_host(self, judge: ProbeJudge, request: int, host: torch.Tensor, when: str) -> None:
         """Check that every buffer of these host pages holds the request's content."""
         right: dict[str, int] = {}
         for buffer, held in self._paired():
@@ -125,7 +125,7 @@ class HostTier:
 
     def _paired(self) -> Iterator[tuple[HostBuffer, BufferView]]:
         by_name = {buffer.name: buffer for buffer in self.buffers}
-        for held in self.made.stamps.found.buffers:
+        for held in self.made.writer.found.buffers:
             if held.name in by_name:
                 yield by_name[held.name], held
 
@@ -227,7 +227,7 @@ def _buffers(made: SmallPool, found: Sequence[tuple[str, int, torch.Tensor]], to
         else:
             parts[unit] += [(name, list(layers)) for layers in pieces]
     for unit, buffers in parts.items():
-        devices = dict.fromkeys(held.name for held in made.stamps.found.buffers if held.unit == unit)
+        devices = dict.fromkeys(held.name for held in made.writer.found.buffers if held.unit == unit)
         if len(buffers) > len(devices):
             names = ", ".join(name for name, _ in buffers)
             raise CannotDrive(f"the host has {names} for {', '.join(devices) or 'nothing'}, {unit} by {unit}")

@@ -19,7 +19,7 @@ import torch
 
 from kvcheck.core.probes.frame.buffer_views import among, inventory
 from kvcheck.core.probes.frame.calls import fitted
-from kvcheck.core.probes.frame.content import Judge, Stamps
+from kvcheck.core.probes.frame.content import ContentWriter, ProbeJudge
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 
@@ -52,7 +52,7 @@ class Owned:
 
 @dataclass(slots=True, kw_only=True)
 class SmallPool:
-    """One pool with its allocator and its request table. stamps: over all tensors of the pool.
+    """One pool with its allocator and its request table. writer: over all tensors of the pool.
 
     page_size: tokens that probes take at a time: a page, if the pool has pages.
     """
@@ -62,7 +62,7 @@ class SmallPool:
     allocator: Any
     request_pool: Any
     page_size: int
-    stamps: Stamps
+    writer: ContentWriter
 
     def owned(self, tokens: torch.Tensor, state: int | None = None) -> Iterator[Owned]:
         """The units that a request with these slots owns, kind by kind."""
@@ -78,15 +78,17 @@ class SmallPool:
     def write(self, request: int, tokens: torch.Tensor, state: int | None = None) -> None:
         """Write the request's content to all units that it owns."""
         for owned in self.owned(tokens, state):
-            self.stamps.write(request, owned.unit, owned.ids)
+            self.writer.write(request, owned.unit, owned.ids)
 
-    def check(self, judge: Judge, request: int, tokens: torch.Tensor, state: int | None = None, *, when: str) -> None:
+    def check(
+        self, judge: ProbeJudge, request: int, tokens: torch.Tensor, state: int | None = None, *, when: str
+    ) -> None:
         """Check that all units of the request hold its content. Of a part page, the bytes of its tokens count."""
         for owned in self.owned(tokens, state):
             whole = len(owned.ids) - (1 if owned.tail else 0)
-            lost = self.stamps.check(judge, request, owned.unit, owned.ids[:whole], when=when)
+            lost = self.writer.check(judge, request, owned.unit, owned.ids[:whole], when=when)
             if owned.tail:
-                self.stamps.check(
+                self.writer.check(
                     judge,
                     request,
                     owned.unit,
@@ -143,7 +145,7 @@ def small_pool(
         allocator=allocator,
         request_pool=request_pool,
         page_size=size,
-        stamps=Stamps(found),
+        writer=ContentWriter(found),
     )
 
 

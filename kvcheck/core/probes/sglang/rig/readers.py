@@ -94,7 +94,7 @@ def seen(made: SmallPool, got: Any, layer: int, tokens: torch.Tensor) -> Iterato
     behind = 0
     for tensor in got if isinstance(got, (tuple, list)) else (got,):
         if isinstance(tensor, torch.Tensor):
-            for held in made.stamps.found.buffers:
+            for held in made.writer.found.buffers:
                 if held.layer == layer and (rows := _rows_of(made, held, tensor, tokens, behind)) is not None:
                     behind += int(rows.part.sum())
                     yield rows
