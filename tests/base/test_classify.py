@@ -24,7 +24,7 @@ from kvcheck.core.base.content import (
     word,
 )
 from kvcheck.core.probes.frame.buffer_views import Held
-from kvcheck.core.probes.frame.content import Judge, content
+from kvcheck.core.probes.frame.content import ProbeJudge, content
 
 SITE = Site("token", "latent", "", 3)
 STATE = Site("state", "conv", "", 1)
@@ -156,7 +156,7 @@ def test_bytes_of_an_engine_are_judged_by_the_same_words(harm: str) -> None:
     change, code, owner = HARMS[harm]
     held = Held(name="latent", layer=3, unit="token", rows=content(SITE, 2, (70, 71), 36).clone())
     change(held.rows)
-    judge = Judge()
+    judge = ProbeJudge()
     assert judge.compare(held, held.rows, request=2, positions=(70, 71), ids=(4, 5), when="read") == 0
     (finding,) = judge.findings
     assert (finding.code, finding.seen_request) == (code, owner)
@@ -166,7 +166,7 @@ def test_bytes_of_an_engine_are_judged_by_the_same_words(harm: str) -> None:
 def test_bytes_that_do_not_count_hide_no_owner() -> None:
     rows = content(SITE, 5, (70,), 36)
     held, part = Held(name="latent", layer=3, unit="token", rows=rows), torch.arange(36) < 20
-    judge = Judge()
+    judge = ProbeJudge()
     judge.compare(held, rows, request=2, positions=(70,), ids=(4,), when="read", part=part)
     judge.compare(held, rows * 0, request=2, positions=(70,), ids=(4,), when="again", part=part)
     assert [finding.code for finding in judge.findings] == ["KV102", "KV104"]
@@ -177,6 +177,6 @@ def test_bytes_that_do_not_count_hide_no_owner() -> None:
 def test_torn_row_of_a_wait_has_the_code_of_the_wait(code: str | None) -> None:
     rows = torch.cat([content(SITE, 2, (70,), 32)[:, :16], content(SITE, 5, (70,), 32)[:, 16:]], 1)
     held = Held(name="latent", layer=3, unit="token", rows=rows)
-    judge = Judge()
+    judge = ProbeJudge()
     judge.compare(held, rows, request=2, positions=(70,), ids=(4,), when="read", code=code)
     assert judge.findings[0].code == (code or "KV103")
