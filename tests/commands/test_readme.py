@@ -14,7 +14,7 @@ import pytest
 
 from kvcheck.commands.main import COMMANDS, run
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RECORDS = ROOT / "reports" / "published" / "engines" / "releases.csv"
 MOST_LINES = 150
