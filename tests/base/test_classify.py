@@ -23,7 +23,7 @@ from kvcheck.core.base.content import (
     classify,
     word,
 )
-from kvcheck.core.probes.frame.buffer_views import Held
+from kvcheck.core.probes.frame.buffer_views import BufferView
 from kvcheck.core.probes.frame.content import ProbeJudge, content
 
 SITE = Site("token", "latent", "", 3)
@@ -154,7 +154,7 @@ HARMS: dict[str, tuple[Callable[[torch.Tensor], None], str, int | None]] = {
 @pytest.mark.parametrize("harm", HARMS)
 def test_bytes_of_an_engine_are_judged_by_the_same_words(harm: str) -> None:
     change, code, owner = HARMS[harm]
-    held = Held(name="latent", layer=3, unit="token", rows=content(SITE, 2, (70, 71), 36).clone())
+    held = BufferView(name="latent", layer=3, unit="token", rows=content(SITE, 2, (70, 71), 36).clone())
     change(held.rows)
     judge = ProbeJudge()
     assert judge.compare(held, held.rows, request=2, positions=(70, 71), ids=(4, 5), when="read") == 0
@@ -165,7 +165,7 @@ def test_bytes_of_an_engine_are_judged_by_the_same_words(harm: str) -> None:
 
 def test_bytes_that_do_not_count_hide_no_owner() -> None:
     rows = content(SITE, 5, (70,), 36)
-    held, part = Held(name="latent", layer=3, unit="token", rows=rows), torch.arange(36) < 20
+    held, part = BufferView(name="latent", layer=3, unit="token", rows=rows), torch.arange(36) < 20
     judge = ProbeJudge()
     judge.compare(held, rows, request=2, positions=(70,), ids=(4,), when="read", part=part)
     judge.compare(held, rows * 0, request=2, positions=(70,), ids=(4,), when="again", part=part)
@@ -176,7 +176,7 @@ def test_bytes_that_do_not_count_hide_no_owner() -> None:
 @pytest.mark.parametrize("code", ["KV201", None])
 def test_torn_row_of_a_wait_has_the_code_of_the_wait(code: str | None) -> None:
     rows = torch.cat([content(SITE, 2, (70,), 32)[:, :16], content(SITE, 5, (70,), 32)[:, 16:]], 1)
-    held = Held(name="latent", layer=3, unit="token", rows=rows)
+    held = BufferView(name="latent", layer=3, unit="token", rows=rows)
     judge = ProbeJudge()
     judge.compare(held, rows, request=2, positions=(70,), ids=(4,), when="read", code=code)
     assert judge.findings[0].code == (code or "KV103")
