@@ -28,7 +28,7 @@ TOPS = ("*.md", "docs/**/*.md", "reports/*.md", "reports/published/**/*.md", "kv
 DOCUMENTS = sorted(
     path.relative_to(PROJECT).as_posix() for top in TOPS for path in PROJECT.glob(top) if path.name != "CHANGELOG.md"
 )
-LINES_AT_MOST = {"ARCHITECTURE.md": 120, "HACKING.md": 70}
+LINES_AT_MOST = {"README.md": 150, "ARCHITECTURE.md": 120, "HACKING.md": 70}
 
 MADE_LATER = {  # what a command makes, by its first part, or by its name: the reason
     "runs": "where kvcheck writes runs",
