@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import subprocess
 import sys
+import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,3 +190,60 @@ def test_the_page_about_children_names_what_they_inherit() -> None:
     for name in (*SEEN, *SEEN_BY_ENGINES):
         prefix = name.split("_")[0]
         assert f"`{name}`" in page or f"`{prefix}_*`" in page, name
+
+
+def shell(script: str, **streams: object) -> subprocess.Popen[str]:
+    """A process that leads a group, with pipes."""
+    keys = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **streams}
+    return subprocess.Popen(["sh", "-c", script], text=True, start_new_session=True, **keys)  # type: ignore[call-overload,no-any-return]
+
+
+def test_lines_of_a_child_end_with_none() -> None:
+    heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    process = shell("read word; echo $word; printf half")
+    child.listen(process, heard.put, 3)
+    child.tell(process, "abcde")
+    assert [heard.get(timeout=30) for _ in range(5)] == ["abc", "de\n", "hal", "f", None]
+    child.kill_group(process)
+    child.tell(process, "nobody hears it")
+    child.close_input(process)
+
+
+def test_group_of_a_stopped_child_ends_with_it(tmp_path: Path) -> None:
+    process = shell(f"sleep 60 & echo $! > {tmp_path}/pid; kill -STOP $$", stdout=subprocess.DEVNULL)
+    while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text().strip():
+        time.sleep(0.01)
+    assert not child.has_ended(process, 0.05)
+    assert child.kill_group(process) == -9 == child.kill_group(process)
+    child.close_input(process)
+    status = Path(f"/proc/{int((tmp_path / 'pid').read_text())}/stat")
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        time.sleep(0.01)
+
+
+def test_child_that_has_ended_keeps_its_status() -> None:
+    process = shell("exit 3")
+    assert child.has_ended(process, 30.0) and process.returncode is None
+    assert child.kill_group(process) == 3
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None
+        stream.close()
+
+
+def test_children_are_asked_to_end_and_then_killed() -> None:
+    polite = shell("sleep 60", stdin=subprocess.DEVNULL)
+    deaf = shell("trap '' TERM; echo up; while :; do sleep 1; done", stdin=subprocess.DEVNULL)
+    assert deaf.stdout is not None and polite.stdout is not None
+    assert deaf.stdout.readline() == "up\n"
+    child.end(polite, deaf, within_s=0.5)
+    assert (polite.returncode, deaf.returncode) == (-15, -9)
+    child.kill_group(deaf)
+    deaf.stdout.close()
+    polite.stdout.close()
+
+
+def test_tail_is_the_end_of_what_was_written() -> None:
+    with tempfile.TemporaryFile() as log:
+        log.write(b"first\nlast line\n\0")
+        log.flush()
+        assert (child.tail(log.fileno(), 100), child.tail(log.fileno(), 6)) == ("first\nlast line", "line")

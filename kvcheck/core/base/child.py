@@ -49,6 +49,7 @@ SECRET_VALUE = re.compile(r"://[^/\s]*@")
 
 GREETING_S = 120.0
 ENDING_S = 5.0
+LOOK_S = 0.005
 PACKAGE = str(Path(kvcheck.__file__).resolve().parent)
 
 
@@ -209,15 +210,76 @@ def spawn(
     return Started(program, process, hello)
 
 
-def end(process: subprocess.Popen[str], within_s: float = ENDING_S) -> None:
-    """SIGTERM, and SIGKILL where it is not gone in time, as a stopped process never is."""
-    if process.poll() is None:
-        process.terminate()
+def listen(process: subprocess.Popen[str], put: Callable[[str | None], None], longest: int = -1) -> None:
+    """Give `put` every line that the child writes, from a thread of its own, and None when its output has ended.
+
+    longest: characters after which a line is cut; -1: none is.
+    """
+    stdout = process.stdout
+    assert stdout is not None, "the child's output is a pipe"
+
+    def pump() -> None:
+        with stdout, contextlib.suppress(ValueError, OSError):
+            while line := stdout.readline(longest):
+                put(line)
+        put(None)
+
+    threading.Thread(target=pump, daemon=True).start()
+
+
+def tell(process: subprocess.Popen[str], line: str) -> None:
+    """A line for the child; lost where it is dead, and the end of its output says so."""
+    assert process.stdin is not None, "the child's input is a pipe"
+    with contextlib.suppress(OSError, ValueError):
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+
+
+def close_input(process: subprocess.Popen[str]) -> None:
+    """The end of the child's input."""
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+
+def tail(descriptor: int, most_bytes: int) -> str:
+    """The end of what a child wrote into a file."""
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, most_bytes, max(0, size - most_bytes)).decode(errors="replace").strip("\0 \n")
+
+
+def has_ended(process: subprocess.Popen[str], within_s: float | None = None) -> bool:
+    """Whether the child ends in that time, or in its own; it is left to be waited for, and keeps its number."""
+    deadline = None if within_s is None else time.monotonic() + within_s
+    while process.returncode is None:
+        if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
+            return True
+        if deadline is not None and time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_S)
+    return True
+
+
+def kill_group(process: subprocess.Popen[str]) -> int:
+    """Kill the child with all that it has started, stopped or not; returns the child's status."""
+    if process.returncode is None:  # its number is not free before it is waited for
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def end(*processes: subprocess.Popen[str], within_s: float = ENDING_S) -> None:
+    """SIGTERM to all, and SIGKILL to those that are not gone in time, as a stopped process never is."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    until = time.monotonic() + within_s
+    for process in processes:
         try:
-            process.wait(within_s)
+            process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-    process.wait()
+            process.wait()
 
 
 def import_paths(paths: list[str]) -> list[str]:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import queue
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from kvcheck.core.base.child import Streams, start
+from kvcheck.core.base.child import Streams, close_input, end, listen, start, tell
 from kvcheck.core.base.errors import InternalError, TargetError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import Evidence, to_plain, value_from
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
@@ -68,7 +67,7 @@ def run_in_workers(tasks: Sequence[CellTask], jobs: int, limit: Limit, worker: s
                 why, exit_code = f"{why} while kvcheck was loaded, before its first schedule", UnknownVerdict.exit_code
             yield from _failed(Report(error=why, exit_code=exit_code), open_cells[index])
     finally:
-        _end_all(children)
+        end(*children, within_s=ENDING_S)  # asked first, so that they take their temporary folders away
 
 
 def _failed(report: Report, open_cells: set[int]) -> Iterator[Report]:
@@ -89,36 +88,12 @@ def _patience_s(limit: Limit) -> float | None:
     return None if limit.until is None else max(0.0, limit.until + LATE_S - time.monotonic())
 
 
-def _end_all(children: Sequence[subprocess.Popen[str]]) -> None:
-    """End children: asked first, so that they take their temporary folders away, then killed."""
-    for child in children:
-        if child.poll() is None:
-            child.terminate()
-    until = time.monotonic() + ENDING_S
-    for child in children:
-        try:
-            child.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-
-
 def _start(worker: str, text: str, index: int, messages: queue.Queue[tuple[int, str | None]]) -> subprocess.Popen[str]:
     streams = Streams(stdin=subprocess.PIPE)
     child = start(worker, streams=streams, variables={"OMP_NUM_THREADS": "1"})
-    if child.stdin is None or child.stdout is None:
-        raise InternalError("a child process came without pipes")
-    child.stdin.write(text)
-    child.stdin.close()
-    stdout = child.stdout
-
-    def pump() -> None:
-        with stdout:
-            for line in stdout:
-                messages.put((index, line))
-        messages.put((index, None))
-
-    threading.Thread(target=pump, daemon=True).start()
+    tell(child, text)
+    close_input(child)
+    listen(child, lambda line: messages.put((index, line)))
     return child
 
 

@@ -7,18 +7,15 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
-import signal
 import subprocess
 import tempfile
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from kvcheck.core.base.child import Build, Streams, check, spawn
+from kvcheck.core.base.child import Build, Streams, check, close_input, has_ended, kill_group, listen, spawn, tail, tell
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.probes.frame import probe_server
 from kvcheck.core.probes.frame.wire import LONGEST_LINE, Ask, Hello, Message, Refusal, Reply, decode, encode
@@ -57,7 +54,7 @@ class EngineProcess:
             self._said.close()
             raise UnknownVerdict(f"{self._name}: cannot be started: {error}") from error
         try:
-            threading.Thread(target=self._listen, daemon=True).start()
+            listen(self._child, self._lines.put, LONGEST_LINE)
             self.hello = self._greeting()
             self._is_ready = True
         finally:
@@ -66,10 +63,7 @@ class EngineProcess:
 
     def ask(self, ask: Ask) -> Reply:
         """Run one schedule. Raises UnknownVerdict if no answer comes; the child is ended then."""
-        assert self._child.stdin is not None
-        with contextlib.suppress(OSError):  # it is dead, and its end of output says so
-            self._child.stdin.write(encode(ask) + "\n")
-            self._child.stdin.flush()
+        tell(self._child, encode(ask))
         what = f"{ask.probe} on {ask.subject}"
         answer = self._hear(self._patience.answer_s, what)
         if not isinstance(answer, Reply):
@@ -87,13 +81,9 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the child and all that it has started."""
-        with contextlib.suppress(OSError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait()
-        for stream in (self._child.stdin, self._said):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        kill_group(self._child)
+        close_input(self._child)
+        self._said.close()
 
     def _greeting(self) -> Hello:
         build = self._build()
@@ -123,10 +113,9 @@ class EngineProcess:
         except queue.Empty:
             raise self._lost(f"said nothing for {within_s:g} s: {what}") from None
         if line is None:
-            try:
-                ended = f"ended with status {self._child.wait(self._patience.end_s)}"
-            except subprocess.TimeoutExpired:
-                ended = "closed its output and did not end"
+            is_over = has_ended(self._child, self._patience.end_s)
+            status = kill_group(self._child)
+            ended = f"ended with status {status}" if is_over else "closed its output and did not end"
             raise self._lost(f"{ended}: {what}")
         try:
             return decode(line)
@@ -135,18 +124,8 @@ class EngineProcess:
 
     def _lost(self, why: str) -> UnknownVerdict:
         """End the child. Returns the error with the last line that it wrote."""
-        self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(0, self._said.tell() - TAIL))
-        told = self._said.read().decode(errors="replace").strip().splitlines()
+        told = tail(self._said.fileno(), TAIL).splitlines()
         self.close()
         last = f"its last line: {told[-1][-300:] if told else 'none'}"
         more = "" if self._is_ready else f"; next: {self._next}"
         return UnknownVerdict(f"{self._name}: the child {why}; {last}{more}")
-
-    def _listen(self) -> None:
-        stdout = self._child.stdout
-        assert stdout is not None
-        with stdout, contextlib.suppress(ValueError, OSError):
-            while line := stdout.readline(LONGEST_LINE):
-                self._lines.put(line)
-        self._lines.put(None)

@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import IO, Protocol
 
-from kvcheck.core.base.child import Streams, start
+from kvcheck.core.base.child import Streams, close_input, has_ended, kill_group, listen, start, tail, tell
 from kvcheck.core.base.scratch import ScratchFolder
 from kvcheck.core.stress.ranks.spec import RankSpec
 
-LOOK_S = 0.005
 TAIL = 600
-"""Characters of a dead rank's standard error that are shown."""
+"""Bytes of a dead rank's standard error that are shown."""
 
 Put = Callable[[str, dict[str, object] | None], None]
 """Takes what a rank says, by its name; None: it says nothing more."""
@@ -81,32 +77,19 @@ class LocalChild:
             self._said: IO[str] = on_failure.enter_context(tempfile.TemporaryFile("w+"))
             self.process = start(program, streams=Streams(stdin=subprocess.PIPE, stderr=self._said))
             on_failure.pop_all()  # `forget` closes it
-        assert self.process.stdin is not None and self.process.stdout is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.write(order.to_json() + "\n")
-            self.process.stdin.flush()
-        threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
+        tell(self.process, order.to_json())
+        listen(self.process, self._take)
 
     def tell(self, value: Mapping[str, object]) -> None:
         """A line for it; lost where it is dead."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it is dead or let go, and its end of output says so
-            self.process.stdin.write(json.dumps(value) + "\n")
-            self.process.stdin.flush()
+        tell(self.process, json.dumps(value))
 
     def reap(self, within_s: float | None = None) -> Ending:
         """How it ended, in its own time or in this; whatever it had started is ended with it, stopped or not."""
         with self._reaping:
-            if self.process.returncode is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._wait(within_s)
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.process.pid, signal.SIGKILL)  # its number is not free before it is waited for
-            code = self.process.wait()
-            if self._said.closed:
-                return Ending(code, "")
-            self._said.seek(0)
-            return Ending(code, self._said.read()[-TAIL:].strip())
+            has_ended(self.process, within_s)
+            code = kill_group(self.process)
+            return Ending(code, "" if self._said.closed else tail(self._said.fileno(), TAIL))
 
     def forget(self) -> None:
         """Close what this process holds of it."""
@@ -116,24 +99,11 @@ class LocalChild:
 
     def hush(self) -> None:
         """The end of its input."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
+        close_input(self.process)
 
-    def _listen(self, stdout: IO[str]) -> None:
-        with stdout:
-            for line in stdout:
-                with contextlib.suppress(ValueError):  # half a line of a process that was killed
-                    self._put(self.order.name, json.loads(line))
-        self._put(self.order.name, None)
-
-    def _wait(self, within_s: float | None) -> None:
-        """Wait for the end of the process and leave it to be waited for again. Raises TimeoutExpired."""
-        deadline = None if within_s is None else time.monotonic() + within_s
-        while os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-            if deadline is not None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(self.process.args, within_s or 0.0)
-            time.sleep(LOOK_S)
+    def _take(self, line: str | None) -> None:
+        with contextlib.suppress(ValueError):  # half a line of a process that was killed
+            self._put(self.order.name, None if line is None else json.loads(line))
 
 
 class LocalLauncher:

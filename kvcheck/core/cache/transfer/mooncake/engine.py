@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from kvcheck.core.base.child import Streams, start
+from kvcheck.core.base.child import Streams, start, tail
 from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
 from kvcheck.core.cache.transfer.mooncake import child
 from kvcheck.core.cache.transfer.mooncake.frames import (
@@ -333,8 +333,5 @@ class MooncakeEngine:
         """The end of what the library printed."""
         if self._log < 0:
             return ""
-        size = os.fstat(self._log).st_size
-        text = (
-            os.pread(self._log, LOG_TAIL_BYTES, max(size - LOG_TAIL_BYTES, 0)).decode(errors="replace").strip("\0 \n")
-        )
+        text = tail(self._log, LOG_TAIL_BYTES)
         return f"; it printed: {text}" if text else ""
