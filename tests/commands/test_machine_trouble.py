@@ -95,7 +95,7 @@ def test_ranks_that_cannot_meet_are_no_finding(tmp_path: Path) -> None:
 
 def test_a_rank_that_dies_before_all_have_met_is_no_finding() -> None:
     class Dying(Supervisor):
-        program = "rank_that_dies"
+        program = "rigs.rank_that_dies"
 
     plan = Plan(scenario="pd-transfer", shape="llama-3-tiny", backend="eager", transport="tcp", ranks="1x1", seed=5)
     with pytest.raises(UnknownVerdict, match=r"-0 ended with status 7: no luck; its ranks had not met"):

@@ -41,7 +41,7 @@ def place_of(store: TCPStore, rank: int, world: int) -> Address:
 def crew(world: int) -> Iterator[AgentLauncher]:
     """A supervisor's crew, with an agent in a thread for each place."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    agents = [Thread(target=serve, args=(place_of(store, rank, world), "troubled_rank")) for rank in range(world)]
+    agents = [Thread(target=serve, args=(place_of(store, rank, world), "rigs.troubled_rank")) for rank in range(world)]
     for agent in agents:
         agent.start()
     made = AgentLauncher(place_of(store, 0, world))

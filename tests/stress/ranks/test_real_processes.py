@@ -43,7 +43,7 @@ PLAN = Plan(
 class TroubledSupervisor(Supervisor):
     """Says by a file when all ranks are ready: trouble that comes before is another matter, the run ends with it."""
 
-    program = "troubled_rank"
+    program = "rigs.troubled_rank"
 
     def run(self) -> Mapping[str, RankReport]:
         with TemporaryDirectory() as folder:
