@@ -66,11 +66,6 @@ class AllEntriesGate(LayerGate):
 # Copies
 
 
-def gated(gate: type[LayerGate]) -> TargetParts:
-    """The fixed parts, with another gate."""
-    return replace(FIXED, controller=type("Gated", (TransferController,), {"gate_type": gate}))
-
-
 class OneLaneController(TransferController):
     """All loads go through one lane instead of two pairs."""
 
@@ -309,9 +304,9 @@ def write_back(tier: HostTier) -> HostTier:
 
 
 VARIATIONS: dict[str, Variation] = {
-    "waits-twice": Variation(parts=gated(WaitsTwiceGate)),
-    "whole-load": Variation(parts=gated(WholeLoadGate)),
-    "all-loads": Variation(parts=gated(AllEntriesGate)),
+    "waits-twice": Variation(parts=replace(FIXED, gate=WaitsTwiceGate)),
+    "whole-load": Variation(parts=replace(FIXED, gate=WholeLoadGate)),
+    "all-loads": Variation(parts=replace(FIXED, gate=AllEntriesGate)),
     "one-load-lane": Variation(parts=replace(FIXED, controller=OneLaneController)),
     "twice-behind-forward": Variation(parts=replace(FIXED, controller=TwiceBehindForward)),
     "other-order": Variation(parts=replace(FIXED, controller=OtherOrderController)),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from rigs.variations import TAKEN, VARIATIONS, EarlyBackupCache, ScrubbingPool, Variation, VariedTarget, gated
+from rigs.variations import TAKEN, VARIATIONS, EarlyBackupCache, ScrubbingPool, Variation, VariedTarget
 
 from kvcheck.core.cache.backend.backend import Lane, Signal
 from kvcheck.core.cache.hicache.cache import Lease
@@ -89,7 +89,7 @@ class AckedByNobody(TransferController):
 @pytest.mark.parametrize(
     ("parts", "code"),
     [
-        (gated(NobodyWaits), "KV201"),
+        (replace(FIXED, gate=NobodyWaits), "KV201"),
         (replace(FIXED, cache=EarlyBackupKeepsNothing), "KV202"),
         (replace(FIXED, pool=OtherLaneScrub), "KV202"),
         (replace(FIXED, controller=AckedByNobody), "KV201"),

@@ -39,12 +39,6 @@ class UnzeroedSet(BufferSet):
         cleared.add(unit)
 
 
-class UnzeroedPool(KVPool):
-    """A pool of such sets."""
-
-    buffer_set = UnzeroedSet
-
-
 class ForgetfulTable(IndexTable):
     """Entries are made and never taken back."""
 
@@ -129,7 +123,7 @@ class ForgetsTree(HiCache):
 
 # (part, shape, oracle, code)
 BROKEN: dict[str, tuple[TargetParts, str, str, str]] = {
-    "state not zeroed": (replace(FIXED, pool=UnzeroedPool), "qwen3-next-tiny", "content", "KV102"),
+    "state not zeroed": (replace(FIXED, buffers=UnzeroedSet), "qwen3-next-tiny", "content", "KV102"),
     "map not zeroed": (replace(FIXED, pool=ForgetfulPool), "gpt-oss-tiny", "accounting", "KV401"),
     "value released": (replace(FIXED, offload=ReleasesOnceSaved), "llama-3-tiny", "content", "KV104"),
     "value discarded": (replace(FIXED, offload=DiscardsOnceSubmitted), "llama-3-tiny", "liveness", "KV202"),

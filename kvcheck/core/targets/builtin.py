@@ -39,7 +39,7 @@ class BuiltinEngine:
     def __init__(self, parts: TargetParts, setup: Setup) -> None:
         backend, emit = setup.backend, setup.emit
         self._watch = Observer(emit)
-        self.pool = parts.pool(setup.shape, setup.sizes, backend=backend, listener=self._watch)
+        self.pool = parts.pool(setup.shape, setup.sizes, backend=backend, listener=self._watch, buffers=parts.buffers)
         self._bystander = PaddingCheck(self.pool, emit)
         lane = backend.lane("forward")
         ends = [
@@ -145,11 +145,19 @@ class BuiltinEngine:
             config = CacheConfig(
                 write_policy=tier.write_policy, order=tier.order, ack_period=tier.ack_period, ring=tier.ring
             )
-            controller = parts.controller(self.pool, self.host, setup.backend, ring=config.ring)
+            controller = parts.controller(self.pool, self.host, setup.backend, ring=config.ring, gate=parts.gate)
         window = setup.shape.window if self.pool.has_window else 0
         tree = parts.tree(self.pool.page_size, window=window, has_state=self.pool.has_state)
         residency = parts.residency(tree, self.pool, self.host, order=config.order, listener=self._watch)
-        cache = parts.cache(tree, residency, controller, setup.backend, config=config, listener=self._watch)
+        cache = parts.cache(
+            tree,
+            residency,
+            controller,
+            setup.backend,
+            config=config,
+            listener=self._watch,
+            movement=parts.movement,
+        )
         if tier is not None and tier.store is not None and self.host is not None:
             namespace = Namespace(
                 model=setup.shape.name,

@@ -74,7 +74,7 @@ def make_rank(
     watch = Observer(emit)
     setup.emit(ProcessActs(name))
     whole = setup.shape
-    pool = parts.pool(rank_shape(whole, number, ranks), sizes, backend=own, listener=watch)
+    pool = parts.pool(rank_shape(whole, number, ranks), sizes, backend=own, listener=watch, buffers=parts.buffers)
     metadata = parts.metadata(
         end,
         slots=setup.metadata_slots,
@@ -126,6 +126,7 @@ def prefill_end(
         clock=clock,
         patience=pair.patience * 3 // 2,  # the decode end knows what is missing, and says so first
         sealer=parts.sealer,
+        writer=parts.writer,
         aux_over_messages=pair.aux_over_messages,
     )
     decoder = setup.decoder(rank.pool, rank.metadata.fields, rank.first_words)
@@ -162,7 +163,9 @@ def decode_end(
         transport=None,
         decoder=WatchedDecoder(decoder, rank.metadata, rank.emit),
     )
-    return parts.decode_scheduler(engine_parts, setup.config, receiver=receiver, room_of=pair.room_of)
+    return parts.decode_scheduler(
+        engine_parts, setup.config, receiver=receiver, room_of=pair.room_of, arrivals=parts.arrivals
+    )
 
 
 def rank_counts(rank: Rank) -> list[SpaceCount]:

@@ -178,12 +178,9 @@ class OnlyForgets(Pulse):
 def silent_peer(pulse: type[Pulse] = Pulse) -> Iterator[tuple[SocketWire, socket.socket, torch.Tensor]]:
     """A wire whose one peer says a word and then nothing; the peer's socket, and memory that it may write."""
 
-    class Wire(SocketWire):
-        pulse_type = pulse
-
     ours, theirs = socket.socketpair()
     backend = RegionBackend()
-    wire = Wire(ScopedBackend(backend, "decode-0"))
+    wire = SocketWire(ScopedBackend(backend, "decode-0"), pulse=pulse)
     OnlyForgets.tell = staticmethod(wire._take)
     memory = torch.zeros(8, dtype=torch.uint8)
     wire.register("kv", memory)

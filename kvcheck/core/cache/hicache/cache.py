@@ -71,8 +71,6 @@ class Lease:
 class HiCache:
     """Device and host tier of one rank. Without a controller it is the device tier alone."""
 
-    movement_type = Movement
-
     def __init__(
         self,
         tree: PrefixTree,
@@ -83,6 +81,7 @@ class HiCache:
         config: CacheConfig,
         agree: Callable[[int], int] = int,
         listener: CacheListener | None = None,
+        movement: type[Movement] = Movement,
     ) -> None:
         self.tree = tree
         self.residency = residency
@@ -97,7 +96,7 @@ class HiCache:
         self.movement: Movement | None = None
         if controller is not None:
             residency.loads_in_flight = lambda: bool(controller.loads)
-            self.movement = self.movement_type(
+            self.movement = movement(
                 residency,
                 controller,
                 self.evict,

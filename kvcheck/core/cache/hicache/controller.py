@@ -42,9 +42,9 @@ def leading_reached(backend: Backend, queue: Iterable[Sequence[Signal]]) -> int:
 class TransferController:
     """Backups and loads of one engine."""
 
-    gate_type = LayerGate
-
-    def __init__(self, pool: KVPool, host: HostPool, backend: Backend, *, ring: int = 3) -> None:
+    def __init__(
+        self, pool: KVPool, host: HostPool, backend: Backend, *, ring: int = 3, gate: type[LayerGate] = LayerGate
+    ) -> None:
         self.pool = pool
         self.host = host
         self._backend = backend
@@ -54,7 +54,7 @@ class TransferController:
             for engine in range(LOAD_ENGINES)
         )
         self._started = 0
-        self.gate = self.gate_type(backend, lanes=2, layers=pool.shape.num_layers, entries=ring)
+        self.gate = gate(backend, lanes=2, layers=pool.shape.num_layers, entries=ring)
         pool.connect(self.gate)
         self._queued: list[Transfer] = []
         self.backups: list[Transfer] = []

@@ -94,10 +94,14 @@ class _SpaceGate:
 class KVPool:
     """One model's KV memory on one device."""
 
-    buffer_set = BufferSet
-
     def __init__(
-        self, shape: ModelShape, sizes: PoolSizes, *, backend: Backend, listener: AllocationListener | None = None
+        self,
+        shape: ModelShape,
+        sizes: PoolSizes,
+        *,
+        backend: Backend,
+        listener: AllocationListener | None = None,
+        buffers: type[BufferSet] = BufferSet,
     ) -> None:
         self.shape = shape
         self.sizes = sizes
@@ -115,7 +119,7 @@ class KVPool:
             units = {"full": sizes.pages, "window": sizes.window_pages, "state": slots}[spec.name]
             if units < 1:
                 raise LayoutMismatch(f"space {spec.name} of {shape.name} needs at least one page or slot, got {units}")
-            self.sets[spec.name] = self.buffer_set(spec, units=units, page_size=self.page_size, backend=backend)
+            self.sets[spec.name] = buffers(spec, units=units, page_size=self.page_size, backend=backend)
             self.allocators[spec.name] = (
                 SlotAllocator(spec.name, count=units, listener=listener)
                 if spec.unit is Granularity.SLOT

@@ -33,7 +33,6 @@ class Arrivals(HandOver):
 
     def __init__(self, parts: SchedulerDeps) -> None:
         super().__init__(parts)
-        self.drained: list[RunningRequest] = []
         self.failed: list[tuple[int, str]] = []
         self.statuses: dict[int, int] = {}
         self._draining: list[RunningRequest] = []
@@ -50,8 +49,8 @@ class Arrivals(HandOver):
         drained = [each for each, is_it in zip(self._draining, agreed[count:], strict=True) if is_it]
         for active in drained:
             self.receiver.forget(self.room_of(active.request))
+            self._give_back(active)
         self._draining = [each for each in self._draining if each not in drained]
-        self.drained += drained
 
     def advance(self) -> list[RunningRequest]:
         """Requests that every rank has verified; those that failed somewhere are ended here too."""
@@ -94,7 +93,7 @@ class Arrivals(HandOver):
     @property
     def is_draining(self) -> bool:
         """Memory of failed requests is not given back yet."""
-        return bool(self._draining or self.drained)
+        return bool(self._draining)
 
     @property
     def is_holding(self) -> bool:
@@ -108,6 +107,11 @@ class Arrivals(HandOver):
         self.receiver.fail(room, reason)
         self._draining.append(active)
 
+    def _give_back(self, active: RunningRequest) -> None:
+        """Nobody writes the failed request's memory any more. (mutant: pages-freed-before-drain)"""
+        self._decode.release(active.target_slot, active.request)
+        self._parts.pool.close(active.holding)
+
     def _take_row(self, active: RunningRequest) -> None:
         row = self._decode.get(active.target_slot, active.request)
         self.receiver.take(self.room_of(active.request))
@@ -119,13 +123,18 @@ class Arrivals(HandOver):
 class DecodeScheduler(Scheduler):
     """One decode rank."""
 
-    hand_over_type = Arrivals
     _handing_over: Arrivals
 
     def __init__(
-        self, parts: SchedulerDeps, config: SchedulerConfig, *, receiver: Receiver, room_of: Callable[[int], int]
+        self,
+        parts: SchedulerDeps,
+        config: SchedulerConfig,
+        *,
+        receiver: Receiver,
+        room_of: Callable[[int], int],
+        arrivals: type[Arrivals] = Arrivals,
     ) -> None:
-        super().__init__(parts, config)
+        super().__init__(parts, config, hand_over=arrivals)
         self.may_ask = True
         """Whether every rank of this end has somebody to ask; set between rounds, from what all ranks agreed on."""
         self.receiver = receiver
@@ -156,9 +165,6 @@ class DecodeScheduler(Scheduler):
     def settle(self, agreed: Sequence[int]) -> StepReport:
         """One scheduling round, with what all ranks agreed on."""
         self._handing_over.settle(agreed)
-        for active in self._handing_over.drained:
-            self._give_back(active)
-        self._handing_over.drained = []
         report = self.step()
         report.failed += self._handing_over.failed
         self._handing_over.failed = []
@@ -168,11 +174,6 @@ class DecodeScheduler(Scheduler):
         """Give everything back."""
         self.receiver.free()
         super().close()
-
-    def _give_back(self, active: RunningRequest) -> None:
-        """Nobody writes the failed request's memory any more. (mutant: pages-freed-before-drain)"""
-        self.parts.decode_metadata.release(active.target_slot, active.request)
-        self._pool.close(active.holding)
 
     def _abort(self, active: RunningRequest) -> None:
         if active in self._handing_over.actives:

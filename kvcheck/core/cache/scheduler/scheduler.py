@@ -29,15 +29,13 @@ from kvcheck.core.cache.scheduler.request import Request, RunningRequest, Schedu
 class Scheduler:
     """Drives requests through their life, one `step` at a time."""
 
-    hand_over_type: type[HandOver] = HandOver
-
-    def __init__(self, parts: SchedulerDeps, config: SchedulerConfig) -> None:
+    def __init__(self, parts: SchedulerDeps, config: SchedulerConfig, *, hand_over: type[HandOver] = HandOver) -> None:
         self.parts = parts
         self.config = config
         self._pool = parts.pool
         self._waiting: deque[Request] = deque()
         self._prefilling: list[RunningRequest] = []
-        self._handing_over = self.hand_over_type(parts)
+        self._handing_over = hand_over(parts)
         self._ready: deque[RunningRequest] = deque()
         self._running: list[RunningRequest] = []
         self._retracted: deque[RunningRequest] = deque()

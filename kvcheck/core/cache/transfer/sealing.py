@@ -44,8 +44,6 @@ class Content:
 class Sealer:
     """Reads one end's memory. Calls run inside operations of that end's backend."""
 
-    legs: tuple[str, ...] = ("kv", "state", "aux")
-
     def __init__(self, pool: KVPool, layout: EndLayout, backend: Backend) -> None:
         self._pool = pool
         self._layout = layout
@@ -55,7 +53,7 @@ class Sealer:
         """The rows of every covered buffer, [n] on the device; index tensors are made before the operation runs."""
         rows = []
         for buffer in self._layout.buffers:
-            if buffer.leg in self.legs and (buffer.space, buffer.name) in content.pieces:
+            if (buffer.space, buffer.name) in content.pieces:
                 units = content.units[buffer.leg, buffer.space]
                 size = buffer.rows.rows_per_unit
                 ids = units if size == 1 else locs_of(units, 0, len(units) * size, size)
@@ -70,7 +68,7 @@ class Sealer:
             words = self._words(buffer, content.pieces[buffer.space, buffer.name])
             parts.append(digest_rows(words, rows, key=mix64_int(key + place + 1)))
             size += words.shape[0] * len(rows) * words.shape[2] * 8
-        if content.row is not None and "aux" in self.legs:
+        if content.row is not None:
             words = content.row.contiguous().view(torch.int64)
             parts.append(digest(words, key=mix64_int(key)))
             size += words.numel() * 8

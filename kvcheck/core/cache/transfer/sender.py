@@ -70,8 +70,6 @@ class OutboundRoom:
 class Sender:
     """One prefill rank. clock: rounds, or seconds, since the start; patience: how many of them a room may take."""
 
-    writer_type = Writer
-
     def __init__(
         self,
         pool: KVPool,
@@ -84,6 +82,7 @@ class Sender:
         clock: Callable[[], int],
         patience: int,
         sealer: type[Sealer] = Sealer,
+        writer: type[Writer] = Writer,
         aux_over_messages: bool = False,
     ) -> None:
         for peer in peers:
@@ -96,7 +95,7 @@ class Sender:
         self._wire = wire
         self._backend = backend
         self._layout = layout
-        self._writer = self.writer_type(
+        self._writer = writer(
             pool,
             metadata,
             wire,

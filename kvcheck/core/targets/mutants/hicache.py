@@ -14,7 +14,6 @@ import torch
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Lane, Signal
-from kvcheck.core.cache.hicache.cache import HiCache
 from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
@@ -28,7 +27,7 @@ from kvcheck.core.targets.parts import FIXED, TargetParts
 INDEX = "index_k_with_scale"
 
 
-class _UngatedReader(BufferSet):
+class UngatedReader(BufferSet):
     """One reader of the index buffer takes the tensor without waiting for its layer."""
 
     piece = ""
@@ -40,30 +39,12 @@ class _UngatedReader(BufferSet):
         return super().read_view(name, layers, lane, piece=piece)
 
 
-class _UngatedKeyReader(_UngatedReader):
+class UngatedKeyReader(UngatedReader):
     piece = "key"
 
 
-class _UngatedScaleReader(_UngatedReader):
+class UngatedScaleReader(UngatedReader):
     piece = "scale"
-
-
-class UngatedKeyPool(KVPool):
-    """The reader of index keys does not wait."""
-
-    buffer_set = _UngatedKeyReader
-
-
-class UngatedScalePool(KVPool):
-    """The reader of index scales does not wait."""
-
-    buffer_set = _UngatedScaleReader
-
-
-class UngatedPairPool(KVPool):
-    """The fused reader of keys and scales does not wait."""
-
-    buffer_set = _UngatedReader
 
 
 class UnguardedReplayPool(KVPool):
@@ -73,58 +54,34 @@ class UnguardedReplayPool(KVPool):
         """No wait."""
 
 
-class _NeighbourGate(LayerGate):
+class NeighbourGate(LayerGate):
     """Layer l waits for layer l - 1."""
 
     def _events(self, producer: int, layer: int) -> tuple[Signal, ...]:
         return super()._events(producer, max(0, layer - 1))
 
 
-class _WrongEntryGate(LayerGate):
+class WrongEntryGate(LayerGate):
     """The consumer's id is one behind the producer's."""
 
     def _waited_for(self) -> list[int]:
         return [(producer - 1) % len(self.ring) for producer in super()._waited_for()]
 
 
-class _LoadLaneGate(LayerGate):
+class LoadLaneGate(LayerGate):
     """The lane that loads waits for itself; the reader does not wait."""
 
     def _waiting_lane(self, lane: Lane) -> Lane:
         return self._backend.lane("hicache.h2d.0")
 
 
-class _EagerRing(LayerGate):
+class EagerRing(LayerGate):
     """An entry is armed again while its last load is in flight."""
 
     @property
     def has_room(self) -> bool:
         """Always."""
         return True
-
-
-class NeighbourController(TransferController):
-    """Reads wait for the layer below."""
-
-    gate_type = _NeighbourGate
-
-
-class WrongEntryController(TransferController):
-    """Reads wait on another entry of the ring."""
-
-    gate_type = _WrongEntryGate
-
-
-class LoadLaneController(TransferController):
-    """The wait is put on the wrong lane."""
-
-    gate_type = _LoadLaneGate
-
-
-class EagerRingController(TransferController):
-    """The ring does not look whether its entry is free."""
-
-    gate_type = _EagerRing
 
 
 class UnorderedBackup(TransferController):
@@ -155,7 +112,7 @@ class InPlaceController(TransferController):
         return legs
 
 
-class _NoLoadPin(Movement):
+class NoLoadPin(Movement):
     """Nothing keeps the pages of a load."""
 
     def _pin(self, transfer: Transfer) -> None:
@@ -167,7 +124,7 @@ class _NoLoadPin(Movement):
             super()._unpin(transfer)
 
 
-class _NoBackupPin(Movement):
+class NoBackupPin(Movement):
     """Nothing keeps the pages of a backup."""
 
     def _pin(self, transfer: Transfer) -> None:
@@ -179,14 +136,14 @@ class _NoBackupPin(Movement):
             super()._unpin(transfer)
 
 
-class _KeptLock(Movement):
+class KeptLock(Movement):
     """A load that does not fit returns without undoing its locks."""
 
     def _abandon(self, transfer: Transfer) -> None:
         """Nothing is undone."""
 
 
-class _QueueView(Movement):
+class QueueView(Movement):
     """A node keeps a view of the tensor in which the next operation's ids will be put together."""
 
     _queue: IndexArray = np.zeros(0, dtype=np.int64)
@@ -205,30 +162,6 @@ class _QueueView(Movement):
             node.host.full = host
         else:
             super()._place_host(node, space, host)
-
-
-class NoLoadPinCache(HiCache):
-    """Loads are not pinned."""
-
-    movement_type = _NoLoadPin
-
-
-class NoBackupPinCache(HiCache):
-    """Backups are not pinned."""
-
-    movement_type = _NoBackupPin
-
-
-class KeptLockCache(HiCache):
-    """A failed load keeps its locks."""
-
-    movement_type = _KeptLock
-
-
-class QueueViewCache(HiCache):
-    """Nodes share the queue's memory."""
-
-    movement_type = _QueueView
 
 
 class TwiceFreedHost(Residency):
@@ -262,21 +195,21 @@ _REUSED = "The copy carries another request's bytes into the cache, where every 
 HICACHE = (
     _mutant(
         "index-key-reader-without-wait",
-        replace(FIXED, pool=UngatedKeyPool),
+        replace(FIXED, buffers=UngatedKeyReader),
         "Index keys of a layer are read before that layer has been loaded.",
         _EARLY,
         example=_READ,
     ),
     _mutant(
         "index-scale-reader-without-wait",
-        replace(FIXED, pool=UngatedScalePool),
+        replace(FIXED, buffers=UngatedScaleReader),
         "Index scales of a layer are read before that layer has been loaded.",
         _EARLY,
         example=_READ,
     ),
     _mutant(
         "index-pair-reader-without-wait",
-        replace(FIXED, pool=UngatedPairPool),
+        replace(FIXED, buffers=UngatedReader),
         "The fused reader takes keys and scales before the layer has been loaded.",
         _EARLY,
         example=_READ,
@@ -291,35 +224,35 @@ HICACHE = (
     ),
     _mutant(
         "gate-waits-neighbour-layer",
-        replace(FIXED, controller=NeighbourController),
+        replace(FIXED, gate=NeighbourGate),
         "A read of layer l waits for the load of layer l - 1.",
         _EARLY,
         shape="llama-3-tiny",
     ),
     _mutant(
         "gate-waits-wrong-entry",
-        replace(FIXED, controller=WrongEntryController),
+        replace(FIXED, gate=WrongEntryGate),
         "A read waits for another load than the one that brings its pages.",
         _EARLY,
         shape="llama-3-tiny",
     ),
     _mutant(
         "gate-waits-on-load-lane",
-        replace(FIXED, controller=LoadLaneController),
+        replace(FIXED, gate=LoadLaneGate),
         "The wait is queued on the lane that loads, so the reader goes on.",
         _EARLY,
         shape="llama-3-tiny",
     ),
     _mutant(
         "ring-rearmed-early",
-        replace(FIXED, controller=EagerRingController),
+        replace(FIXED, gate=EagerRing),
         "An entry of the ring stands for two loads; when the first ends, readers of the second stop waiting.",
         _EARLY,
         shape="deepseek-v3-tiny",
     ),
     _mutant(
         "load-without-pin",
-        replace(FIXED, cache=NoLoadPinCache),
+        replace(FIXED, movement=NoLoadPin),
         "Host pages are evicted and filled anew while a load still reads them.",
         _REUSED,
         shape="deepseek-v3-tiny",
@@ -327,7 +260,7 @@ HICACHE = (
     ),
     _mutant(
         "write-back-without-pin",
-        replace(FIXED, cache=NoBackupPinCache),
+        replace(FIXED, movement=NoBackupPin),
         "Device pages are evicted and reused while their backup still reads them.",
         _REUSED,
         shape="llama-3-tiny",
@@ -352,7 +285,7 @@ HICACHE = (
     ),
     _mutant(
         "node-keeps-queue-view",
-        replace(FIXED, cache=QueueViewCache),
+        replace(FIXED, movement=QueueView),
         "A node's host pages change when the next operation is queued.",
         "A hit loads another prefix's pages; an eviction frees them under their owner.",
         bug="d",
@@ -379,7 +312,7 @@ HICACHE = (
     ),
     _mutant(
         "partial-load-keeps-lock",
-        replace(FIXED, cache=KeptLockCache),
+        replace(FIXED, movement=KeptLock),
         "A load-back that does not fit keeps the locks it took.",
         "The prefix can never be evicted again; the pool fills up until nothing is admitted.",
         scenario="hicache-hybrid",

@@ -9,47 +9,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.scheduler.agreement import RankGroup
-from kvcheck.core.cache.scheduler.decode import Arrivals, DecodeScheduler
+from kvcheck.core.cache.scheduler.decode import Arrivals
 from kvcheck.core.cache.scheduler.request import RunningRequest
+from kvcheck.core.cache.transfer.layout import BufferLayout
 from kvcheck.core.cache.transfer.receiver import SUCCESS, InboundRoom, Receiver
-from kvcheck.core.cache.transfer.sealing import Sealer
-from kvcheck.core.cache.transfer.sender import Sender
+from kvcheck.core.cache.transfer.seal import Seal
+from kvcheck.core.cache.transfer.sealing import Content, Sealer
 from kvcheck.core.cache.transfer.writer import Writer
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED
 
 
-class OwnStrideWriter(Writer):
+class OwnStride(Writer):
     """Slots of the peer are found with this end's own stride."""
 
     def _stride(self, peer: str) -> int:
         return self._layout.row_bytes
 
 
-class OwnStride(Sender):
-    """A sender with that writer."""
-
-    writer_type = OwnStrideWriter
-
-
 class SealWithoutKV(Sealer):
     """The seal covers state and metadata."""
 
-    legs = ("state", "aux")
+    def plan(self, content: Content) -> list[tuple[BufferLayout, torch.Tensor]]:
+        """Rows of KV buffers are left out."""
+        return [row for row in super().plan(content) if row[0].leg != "kv"]
 
 
 class SealWithoutState(Sealer):
     """The seal covers KV and metadata."""
 
-    legs = ("kv", "aux")
+    def plan(self, content: Content) -> list[tuple[BufferLayout, torch.Tensor]]:
+        """Rows of state buffers are left out."""
+        return [row for row in super().plan(content) if row[0].leg != "state"]
 
 
 class SealWithoutAux(Sealer):
     """The seal covers KV and state."""
 
-    legs = ("kv", "state")
+    def seal(self, content: Content, plan: Sequence[tuple[BufferLayout, torch.Tensor]]) -> Seal:
+        """The metadata row is left out."""
+        return super().seal(replace(content, row=None), plan)
 
 
 class RoomAlone(Receiver):
@@ -116,14 +119,8 @@ class PagesAtOnce(Arrivals):
         super()._end(active, reason)
         self._parts.pool.close(active.holding)
 
-
-class PagesFreedEarly(DecodeScheduler):
-    """Only the metadata slot waits for the drain."""
-
-    hand_over_type = PagesAtOnce
-
     def _give_back(self, active: RunningRequest) -> None:
-        self.parts.decode_metadata.release(active.target_slot, active.request)
+        self._decode.release(active.target_slot, active.request)
 
 
 class DecidesAlone(RankGroup):
@@ -140,7 +137,7 @@ PD_TRANSFER: tuple[Mutant, ...] = (
     Mutant(
         name="aux-stride-of-the-sender",
         bug="e",
-        parts=replace(FIXED, sender=OwnStride),
+        parts=replace(FIXED, writer=OwnStride),
         scenario="pd-transfer",
         shape="llama-3-tiny",
         killed_by="protocol",
@@ -260,7 +257,7 @@ PD_TRANSFER: tuple[Mutant, ...] = (
     Mutant(
         name="pages-freed-before-drain",
         bug="e",
-        parts=replace(FIXED, decode_scheduler=PagesFreedEarly),
+        parts=replace(FIXED, arrivals=PagesAtOnce),
         scenario="nvlink-aux",
         shape="llama-3-tiny",
         killed_by="ordering",

@@ -12,7 +12,7 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.offload import Offload, OffloadedBuffer, OffloadedKV
 from kvcheck.core.cache.pools.buffers import BufferSet, BufferSpec, Granularity
-from kvcheck.core.cache.pools.pool import Holding, KVPool
+from kvcheck.core.cache.pools.pool import Holding
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
 from kvcheck.core.targets.mutants.mutant import Mutant
@@ -104,12 +104,6 @@ class FreeKeepsIndex(BufferSet):
         self._words.clear()
 
 
-class PoolKeepsIndex(KVPool):
-    """A pool whose buffer sets free all but the index buffer."""
-
-    buffer_set = FreeKeepsIndex
-
-
 class RefeedingScheduler(Scheduler):
     """A resumed request counts its last sampled token as committed, though no KV was written for it."""
 
@@ -159,7 +153,7 @@ RETRACT_RESUME: tuple[Mutant, ...] = (
     Mutant(
         name="free-keeps-index-buffer",
         bug="a",
-        parts=replace(FIXED, pool=PoolKeepsIndex),
+        parts=replace(FIXED, buffers=FreeKeepsIndex),
         scenario="retract-resume",
         shape="glm-5.1-tiny",
         killed_by="accounting",

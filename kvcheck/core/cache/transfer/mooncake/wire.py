@@ -37,8 +37,6 @@ SETTINGS = EngineSettings(transfer_s=5)
 class MooncakeWire(ProcessWire):
     """A ProcessWire whose memory the engine processes of its peers write."""
 
-    engine_type: type[MooncakeEngine] = MooncakeEngine
-
     def __init__(self, backend: ScopedBackend) -> None:
         super().__init__(backend)
         self.engine: MooncakeEngine | None = None
@@ -137,7 +135,7 @@ class MooncakeWire(ProcessWire):
     def _start_engine(self) -> MooncakeEngine:
         """An engine at an address that no peer can still know an older one by."""
         while True:
-            engine = self.engine_type.start(self._shared(), host=self.host, network=self.network, settings=SETTINGS)
+            engine = MooncakeEngine.start(self._shared(), host=self.host, network=self.network, settings=SETTINGS)
             if engine.session not in self._sessions:
                 self._sessions.add(engine.session)
                 return engine

@@ -34,9 +34,7 @@ BYTES_OF_A_FRAME = 1 << 20
 class ProcessWire(ABC):
     """Everything but the bytes of a write, which `_move` moves."""
 
-    pulse_type: type[Pulse] = Pulse
-
-    def __init__(self, backend: ScopedBackend) -> None:
+    def __init__(self, backend: ScopedBackend, *, pulse: type[Pulse] = Pulse) -> None:
         self.name = backend.scope
         self.backend = backend
         self.regions: dict[str, torch.Tensor] = {}
@@ -46,6 +44,7 @@ class ProcessWire(ABC):
         self._gone: list[str] = []
         self._offered: deque[Link] = deque()
         self._lease_s = LEASE_S
+        self._pulse = pulse
         self.host = LOCAL
         self.network: str | None = None
         """The address at which peers reach this machine."""
@@ -61,7 +60,7 @@ class ProcessWire(ABC):
         self.links = {link.peer: link for link in links}
         for link in links:
             link.start(self._take)
-        self.pulse_type(links, lease_s=lease_s)
+        self._pulse(links, lease_s=lease_s)
 
     # A peer that was started again
 
@@ -82,7 +81,7 @@ class ProcessWire(ABC):
         self._gone.remove(link.peer)
         self.links[link.peer] = link
         link.start(self._take)
-        self.pulse_type([link], lease_s=self._lease_s)
+        self._pulse([link], lease_s=self._lease_s)
 
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
