@@ -132,7 +132,8 @@ def list_kind(
         say(NOTES[kind])
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
-        say(f"{row['name']:<{width}}  {row['about']}".rstrip())
+        breaks = f" (breaks {', '.join(row['breaks'])})" if "breaks" in row else ""
+        say(f"{row['name']:<{width}}  {row['about']}".rstrip() + breaks)
 
 
 def explain(
@@ -186,12 +187,14 @@ def _text_of(table: Registry[object], name: str) -> str:
 
 
 def _row(name: str, thing: object) -> dict[str, str | list[str]]:
-    """What `list` says of one row: of an invariant also what checks it, of a shape where its numbers come from."""
+    """What `list` says of one row: of an invariant also what checks it, of a mutant the functions that it breaks."""
     row: dict[str, str | list[str]] = {"name": name, "about": _about(thing)}
     if isinstance(thing, Invariant):
         row |= {"oracles": list(thing.oracles), "tests": list(thing.tests)}
     if isinstance(thing, ModelShape):
         row["source"] = thing.source
+    if breaks := _breaks(thing):
+        row["breaks"] = breaks
     return row
 
 
@@ -234,8 +237,14 @@ def _card(name: str) -> dict[str, str]:
 def _prose(thing: object) -> dict[str, str]:
     if any(isinstance(getattr(thing, field, None), str) for field in CARD_FIELDS) and is_dataclass(thing):
         fields = ("bug", "scenario", "shape", "killed_by", "code", *CARD_FIELDS, "checked_by")
-        return {field: str(getattr(thing, field)) for field in fields if isinstance(getattr(thing, field, None), str)}
+        card = {field: str(getattr(thing, field)) for field in fields if isinstance(getattr(thing, field, None), str)}
+        return card | ({"breaks": "\n".join(breaks)} if (breaks := _breaks(thing)) else {})
     return {"card": str(thing)}
+
+
+def _breaks(thing: object) -> list[str]:
+    """The functions that a mutant breaks, as "file: Class.function"; nothing else breaks any."""
+    return list(getattr(thing, "breaks", ()))
 
 
 def _python() -> Check:

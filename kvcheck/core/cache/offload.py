@@ -159,7 +159,10 @@ class Offload:
             self._backend.release(kept.memory)
 
     def _table(self) -> tuple[tuple[str, BufferSpec], ...]:
-        """Every buffer of the pool. (mutant: offload-skips-index-buffer)"""
+        """Every buffer of the pool, so index_k_with_scale too. (mutant: offload-skips-index-buffer)
+
+        SGLang saved the latent rows alone (#23346).
+        """
         return self.pool.buffers()
 
     def restored_buffers(self, offloaded: OffloadedKV) -> tuple[OffloadedBuffer, ...]:

@@ -141,7 +141,11 @@ class TransferController:
             self._backend.wait(signal)
 
     def move(self, legs: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
-        """Index values as the copy wants them: runs of host pages in order for direct copies. Always new values."""
+        """Index values as the copy wants them: runs of host pages in order for direct copies. Always new values.
+
+        SGLang's move_hybrid_indices changed values that tree nodes keep (#23427, #23429).
+        (mutant: move-changes-indices)
+        """
         if self.host.method != "direct":
             return legs
         moved = []

@@ -158,6 +158,9 @@ class BufferSet:
 
         piece: the one piece of each token that the reader is after, where the buffer packs several; all by default.
         The view holds for operations submitted to `lane` after this call, until the rows are freed.
+
+        SGLang's get_index_k_continuous, get_index_k_scale_continuous and get_index_k_scale_buffer did not wait for the
+        layer (#22811). (mutants: index-key-reader-without-wait, -scale-reader-, -pair-reader-)
         """
         for layer in layers:
             self._gate.wait(layer, lane)

@@ -93,6 +93,8 @@ def pair_pages(source: PageRun, target: PageRun, *, needed: range, what: str) ->
 
     Both ends hold every needed page and none behind them. Pages ahead of `needed` are legal and are not paired: a
     window may start earlier at one end. Anything else is a disagreement about the length of `what`.
+
+    SGLang paired state_indices by place and trimmed the longer list (#18727, #23323).
     """
     assert needed.step == 1 and 0 <= needed.start <= needed.stop, f"logical pages ascend one by one, got {needed}"
     if not (_holds(source, needed) and _holds(target, needed)):

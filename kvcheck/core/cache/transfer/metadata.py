@@ -214,7 +214,10 @@ class MetadataBuffers:
         )
 
     def get(self, slot: int, request: int) -> MetadataRow:
-        """The slot's row as an owned copy; blocks until it is complete."""
+        """The slot's row as an owned copy; blocks until it is complete. (mutant: metadata-get-returns-views)
+
+        SGLang's get_buf returned views of the slot, which its next owner overwrote (#23346).
+        """
         self._slots.check_owner(slot, request)
         reading = self._readings.get(slot)
         if reading is None or reading.request != request:

@@ -61,7 +61,10 @@ class Sealer:
         return rows
 
     def seal(self, content: Content, plan: Sequence[tuple[BufferLayout, torch.Tensor]]) -> Seal:
-        """The seal of what this end's memory holds now."""
+        """The seal of what this end's memory holds now.
+
+        In SGLang nothing said that bytes over NVLink had landed when a request was reported done (#23252).
+        """
         key = self._key(content)
         parts, size = [], 0
         for place, (buffer, rows) in enumerate(plan):

@@ -363,7 +363,7 @@ class Sender:
         return pairs
 
     def _pair(self, source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
-        """The rule of row c. (mutants: align-trims-one-side, align-trims-tail, align-broadcasts)"""
+        """Pages paired by `pair_pages`. (mutants: align-trims-one-side, align-trims-tail, align-broadcasts)"""
         return pair_pages(source, target, needed=needed, what=what)
 
     def _run(self, want: Want, leg: str, space: str) -> PageRun:
