@@ -1,4 +1,4 @@
-"""The command line from outside: exit codes, one-line messages, mutants killed and replayed, interrupted runs.
+"""The command line from outside: exit codes, one-line messages, interrupted runs.
 
 Invariants:
 - Commands run through kvcheck.commands.main.run, as the installed script does; only signals and pipes need a process.
@@ -26,11 +26,7 @@ from rigs.live_processes import children_of, is_alive
 from kvcheck.commands import main as module
 from kvcheck.commands.main import run
 from kvcheck.commands.session import STOPPED
-from kvcheck.core.base.record import Verdict, to_plain
-from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
+from kvcheck.core.base.record import to_plain
 from kvcheck.core.workload.shapes import TINY_SHAPES
 
 ROOT = Path(__file__).parents[2]
@@ -206,40 +202,6 @@ def test_a_crash_of_kvcheck_exits_70(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setitem(module.COMMANDS, "doctor", ("kvcheck.commands.doctor:no_such_function", "Broken."))
     assert run(["doctor"]) == 70
     assert capsys.readouterr().err.splitlines()[-1].startswith("kvcheck: kvcheck itself failed (AttributeError")
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(name: str) -> None:
-    bug, broken = mutant(name), ScheduleRunner(mutant_target(name))
-    for number in range(16):
-        plan = Plan(scenario=bug.scenario, shape=bug.shape, mutant=name, seed=1, schedule=number)
-        outcome = broken.run(plan)
-        if outcome.findings:
-            break
-    found = [each for each in outcome.findings if (each.oracle, each.code) == (bug.killed_by, bug.code)]
-    assert found, outcome.findings
-    healthy = ScheduleRunner(BuiltinTarget()).run(replace(plan, mutant=None))
-    assert healthy.verdict is Verdict.PASS and healthy.judged[bug.killed_by], healthy.findings
-    again = ScheduleRunner(mutant_target(name)).run(parse_line(found[0].schedule))
-    assert (again.digest, again.divergence) == (outcome.digest, None), "the line is the run"
-
-
-@pytest.mark.parametrize("name", sorted({mutant(name).bug: name for name in MUTANTS}.values()))
-def test_a_mutant_is_told_of_by_its_command_and_its_line_replays(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["stress", "--mutant", name, "--seed", "1", "--schedules", "16", "--no-reports", "--jobs", "1"]
-    assert run([*command, "--out", str(tmp_path)]) == 1
-    printed = capsys.readouterr().out
-    bug = mutant(name)
-    assert printed.splitlines()[-1] == " exit 1"
-    assert bug.code in printed and f"(oracle {bug.killed_by})" in printed
-    finding = next(row for row in only_record(tmp_path)["findings"] if row["code"] == bug.code)
-    assert finding["oracle"] == bug.killed_by
-    assert f"    repro   {finding['replay']}\n" in printed
-    assert run(["replay", finding["schedule"], "--times", "3"]) == 1
-    again = capsys.readouterr().out
-    assert "STILL FAILS 3/3" in again and bug.code in again and "identical each time" in again
 
 
 @pytest.mark.parametrize("shape", TINY_SHAPES)

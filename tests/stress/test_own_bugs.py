@@ -16,7 +16,7 @@ from kvcheck.core.base.record import Verdict
 from kvcheck.core.cache.backend.backend import Backend, Lane, Signal
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
-from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.parts import FIXED, TargetParts
@@ -63,7 +63,7 @@ WITHOUT_FIX: dict[str | None, TargetParts] = {
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_schedule_that_once_failed_is_green(line: str) -> None:
-    outcome = StressEngine(BuiltinTarget()).run(parse_line(line))
+    outcome = ScheduleRunner(BuiltinTarget()).run(parse_line(line))
     assert [found.message for found in outcome.findings] == []
     assert outcome.verdict is Verdict.PASS
 
@@ -71,7 +71,7 @@ def test_a_schedule_that_once_failed_is_green(line: str) -> None:
 @pytest.mark.parametrize("line", LINES)
 def test_it_fails_again_without_the_fix(line: str) -> None:
     plan = parse_line(line)
-    outcome = StressEngine(BuiltinTarget(WITHOUT_FIX[plan.expect])).run(plan)
+    outcome = ScheduleRunner(BuiltinTarget(WITHOUT_FIX[plan.expect])).run(plan)
     assert plan.expect in {found.code for found in outcome.findings}
 
 

@@ -24,7 +24,6 @@ from kvcheck.core.cache.transfer.sender import Sender
 from kvcheck.core.stress import runner as engine_module
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.parts import FIXED, TargetParts
@@ -76,7 +75,7 @@ class Bench:
 
     def prompts(self, plan: Plan) -> dict[int, int]:
         """Prompt lengths of the last workload."""
-        load, _ = self.engine._workload(SCENARIOS.load(plan.scenario)(), plan)
+        load, _ = self.engine.workloads.of(plan)
         return {job.request: job.prompt_tokens for job in load.jobs}
 
 

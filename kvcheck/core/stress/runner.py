@@ -12,6 +12,7 @@ import dataclasses
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -115,18 +116,36 @@ class Runner(Protocol):
         """What is told of the whole cell, or None."""
 
 
+class Workloads:
+    """Workloads with their reference outputs, which depend on the plan alone. Keeps the last one."""
+
+    def __init__(self) -> None:
+        self._last: tuple[object, Load, Mapping[int, tuple[int, ...]]] | None = None
+
+    def of(self, plan: Plan) -> tuple[Load, Mapping[int, tuple[int, ...]]]:
+        """The plan's workload, and the output of each of its requests."""
+        seed = workload_seed(plan)
+        key = (plan.scenario, plan.shape, seed, plan.requests, plan.trace, plan.transport, plan.ranks)
+        if self._last is None or self._last[0] != key:
+            scenario, shape = scenario_of(plan), shape_named(plan.shape)
+            load = scenario.load(shape, seed=seed, requests=plan.requests, trace=plan.trace)
+            self._last = (key, load, MappingProxyType(dict(scenario.reference(shape, load, plan.transport))))
+        return self._last[1:]
+
+
 class ScheduleRunner:
-    """Runs plans against one target. Keeps the last workload and its reference outputs.
+    """Runs plans against one target.
 
     audit: compare on a CPU backend what operations touch with the footprints they declare; slow.
+    workloads: may be shared with runners of other targets, which then run the same workload; its own by default.
     """
 
     cpu_s = 0.0
 
-    def __init__(self, target: Target, *, audit: bool = False) -> None:
+    def __init__(self, target: Target, *, audit: bool = False, workloads: Workloads | None = None) -> None:
         self._target = target
         self._audit = audit
-        self._cached: tuple[object, Load, Mapping[int, tuple[int, ...]]] | None = None
+        self.workloads = workloads or Workloads()
         torch.set_num_threads(1)
 
     def run(self, plan: Plan, *, handlers: Iterable[tuple[type, Handler]] = ()) -> Outcome:
@@ -137,7 +156,7 @@ class ScheduleRunner:
             raise UsageError(
                 f"target {self._target.name} lacks {', '.join(sorted(missing))}, which {plan.scenario} needs"
             )
-        load, reference = self._workload(scenario, plan)
+        load, reference = self.workloads.of(plan)
         history = History()
         oracles = [ORACLES.load(name)() for name in ORACLES.names()]
         count = EvidenceCount()
@@ -194,15 +213,6 @@ class ScheduleRunner:
 
     def closing(self) -> str | None:
         return None
-
-    def _workload(self, scenario: Scenario, plan: Plan) -> tuple[Load, Mapping[int, tuple[int, ...]]]:
-        seed = workload_seed(plan)
-        key = (plan.scenario, plan.shape, seed, plan.requests, plan.trace, plan.transport)
-        if self._cached is None or self._cached[0] != key:
-            shape = shape_named(plan.shape)
-            load = scenario.load(shape, seed=seed, requests=plan.requests, trace=plan.trace)
-            self._cached = (key, load, scenario.reference(shape, load, plan.transport))
-        return self._cached[1], self._cached[2]
 
 
 def scenario_of(plan: Plan) -> Scenario:

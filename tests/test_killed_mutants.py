@@ -1,0 +1,84 @@
+"""The project's central claim: every mutant is killed by the oracle it names, on a plan that the fixed build passes.
+
+Invariants:
+- The mutant, the fixed build and the replay run one plan each, over the same workload; the replay is the mutant's run.
+- What they share is made from the plan alone, by the fixed build, and cannot be written.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcheck.commands.main import run
+from kvcheck.core.base.record import Verdict
+from kvcheck.core.stress.runner import ScheduleRunner, Workloads
+from kvcheck.core.stress.schedule import SCHEDULES_PER_WORKLOAD, Plan, parse_line
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
+
+SCHEDULES = 16
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(name: str) -> None:
+    workloads = Workloads()
+    bug, broken = mutant(name), ScheduleRunner(mutant_target(name), workloads=workloads)
+    for number in range(SCHEDULES):
+        plan = Plan(scenario=bug.scenario, shape=bug.shape, mutant=name, seed=1, schedule=number)
+        outcome = broken.run(plan)
+        if outcome.findings:
+            break
+    found = [each for each in outcome.findings if (each.oracle, each.code) == (bug.killed_by, bug.code)]
+    assert found, outcome.findings
+    healthy = ScheduleRunner(BuiltinTarget(), workloads=workloads).run(replace(plan, mutant=None))
+    assert healthy.verdict is Verdict.PASS and healthy.judged[bug.killed_by], healthy.findings
+    assert found[0].replay == f"kvcheck replay {found[0].schedule}"
+    again = ScheduleRunner(mutant_target(name), workloads=workloads).run(parse_line(found[0].schedule))
+    assert (again.digest, again.divergence) == (outcome.digest, None), "the line is the run"
+
+
+@pytest.mark.parametrize("name", sorted({mutant(name).bug: name for name in MUTANTS}.values()))
+def test_a_mutant_is_told_of_by_its_command_and_its_line_replays(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["stress", "--mutant", name, "--seed", "1", "--schedules", f"{SCHEDULES}", "--no-reports", "--jobs", "1"]
+    assert run([*command, "--out", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    bug = mutant(name)
+    assert printed.splitlines()[-1] == " exit 1"
+    assert bug.code in printed and f"(oracle {bug.killed_by})" in printed
+    (path,) = tmp_path.glob("*/run.json")
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    finding = next(row for row in record["findings"] if row["code"] == bug.code)
+    assert finding["oracle"] == bug.killed_by
+    assert f"    repro   {finding['replay']}\n" in printed
+    assert run(["replay", finding["schedule"], "--times", "3"]) == 1
+    again = capsys.readouterr().out
+    assert "STILL FAILS 3/3" in again and bug.code in again and "identical each time" in again
+
+
+def test_runs_that_share_a_workload_are_those_that_make_their_own() -> None:
+    """Whoever runs first, and whether it is broken."""
+    workloads, plan = Workloads(), Plan(scenario="pd-transfer", shape="llama-3-tiny", seed=1)
+    broken = mutant_target("failed-overwritten")
+    for target in (broken, BuiltinTarget(), broken):
+        shared, own = (ScheduleRunner(target, workloads=each).run(plan) for each in (workloads, None))
+        assert (shared.digest, shared.judged) == (own.digest, own.judged)
+
+
+def test_a_workload_is_made_once_for_its_plans_and_cannot_be_written() -> None:
+    workloads, plan = Workloads(), Plan(scenario="pd-transfer", shape="llama-3-tiny", seed=1)
+    load, reference = workloads.of(plan)
+    for same in (replace(plan, mutant="failed-overwritten"), replace(plan, schedule=1, strategy="eager")):
+        assert all(one is other for one, other in zip(workloads.of(same), (load, reference), strict=True))
+    with pytest.raises(TypeError):
+        reference[1] = ()  # type: ignore[index]
+    with pytest.raises(FrozenInstanceError):
+        load.jobs = ()  # type: ignore[misc]
+    for other in (replace(plan, schedule=SCHEDULES_PER_WORKLOAD), replace(plan, seed=2), replace(plan, requests=3)):
+        assert workloads.of(other)[0].jobs != load.jobs
