@@ -23,11 +23,16 @@ from kvcheck.core.cache.pools.buffers import BufferSet
 from kvcheck.core.cache.transfer.blocks import pair_pages
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.sealing import Sealer
+from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import MUTANTS, mutant
 from kvcheck.core.targets.mutants.mutant import overridden
 from kvcheck.core.targets.parts import FIXED, TargetParts
 
 PACKAGE = Path(kvcheck.__file__).parent
+WITH_STORE = 1
+"""A schedule of the hicache scenario whose host tier has a store behind it."""
 
 WORDS: dict[str, tuple[Callable[..., object], ...]] = {
     "get_buf": (MetadataBuffers.get,),
@@ -83,6 +88,27 @@ def test_what_a_mutant_breaks_is_one_part_whose_functions_exist(name: str, capsy
         assert "mutants" not in place
     assert run(["explain", name]) == 0
     assert set(bug.breaks) <= {line.removeprefix("breaks: ") for line in capsys.readouterr().out.splitlines()}
+
+
+def test_every_part_is_what_engines_are_made_of() -> None:
+    """A row that a constructor is not given would leave its mutants without an effect."""
+    made: set[str] = set()
+    parts = TargetParts(**{row.name: recorded(row.name, getattr(FIXED, row.name), made) for row in fields(TargetParts)})
+    engine = StressEngine(BuiltinTarget(parts))
+    for scenario, schedule in (("hicache", WITH_STORE), ("pd-transfer", 0)):
+        plan = Plan(scenario=scenario, shape="llama-3-tiny", seed=1, schedule=schedule, requests=4, strategy="eager")
+        assert engine.run(plan).findings == ()
+    assert made == {row.name for row in fields(TargetParts)}
+
+
+def recorded(row: str, part: type, made: set[str]) -> type:
+    """The part, which adds its row to `made` when one is made."""
+
+    def start(self: object, *arguments: object, **named: object) -> None:
+        made.add(row)
+        part.__init__(self, *arguments, **named)
+
+    return type(part.__name__, (part,), {"__init__": start})
 
 
 def test_the_list_of_mutants_says_what_each_breaks(capsys: pytest.CaptureFixture[str]) -> None:
