@@ -49,10 +49,8 @@ WORDS: dict[str, tuple[Callable[..., object], ...]] = {
 }
 """A word that an engineer searches for -> the fixed functions whose docstrings have it."""
 
-BROKEN_ON_PURPOSE = {"mutants"}
-ENGINES = {"probes", "engines", "sglang", "vllm", "lmcache"}
-TABLES = {"codes.py", "bugs.py"}
-"""Names of folders and files whose text is about bugs, and holds no fix."""
+ABOUT_BUGS = {"mutants", "probes", "codes.py", "bugs.py"}
+"""Folders and files whose text is about bugs, and holds no fix."""
 
 
 def leads_to(place: str, root: Path) -> bool:
@@ -73,8 +71,7 @@ def leads_to(place: str, root: Path) -> bool:
 
 def files_with(word: str, root: Path) -> set[Path]:
     """Files of the fixed code that have a word, once or more."""
-    elsewhere = BROKEN_ON_PURPOSE | ENGINES | TABLES
-    files = {path for path in root.rglob("*.py") if not elsewhere & set(path.relative_to(root).parts)}
+    files = {path for path in root.rglob("*.py") if not ABOUT_BUGS & set(path.relative_to(root).parts)}
     return {path for path in files if word in path.read_text(encoding="utf-8")}
 
 
