@@ -23,7 +23,7 @@ from kvcheck.core.cache.pools.buffers import BufferSet
 from kvcheck.core.cache.transfer.blocks import pair_pages
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.sealing import Sealer
-from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import MUTANTS, mutant
@@ -91,7 +91,7 @@ def test_every_part_is_what_engines_are_made_of() -> None:
     """A row that a constructor is not given would leave its mutants without an effect."""
     made: set[str] = set()
     parts = TargetParts(**{row.name: recorded(row.name, getattr(FIXED, row.name), made) for row in fields(TargetParts)})
-    engine = StressEngine(BuiltinTarget(parts))
+    engine = ScheduleRunner(BuiltinTarget(parts))
     for scenario, schedule in (("hicache", WITH_STORE), ("pd-transfer", 0)):
         plan = Plan(scenario=scenario, shape="llama-3-tiny", seed=1, schedule=schedule, requests=4, strategy="eager")
         assert engine.run(plan).findings == ()
