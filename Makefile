@@ -11,6 +11,10 @@ GATE_BENCH  := --rounds 20 --max-time 12 --no-reports --out $(GATE_RUNS)
 # Releases that `make engine-verdicts` judges.
 RELEASES ?= $(addprefix sglang=,0.5.9 0.5.10.post1 0.5.11 0.5.12 0.5.13.post1 0.5.14 0.5.15 0.5.16 0.5.22 0.5.23) vllm=0.33.0 lmcache=0.5.6
 
+# What Mooncake's transfer engine loads from the system, and whether it can.
+MOONCAKE_LIBRARIES := libibverbs1 libnuma1 libcurl4
+LOADS_MOONCAKE      = $(VENV)/bin/python -c 'import mooncake.engine'
+
 VENV  := .venv
 STAMP := $(VENV)/.installed
 # Written with its quotes so that a recipe can hand it to any interpreter.
@@ -21,12 +25,12 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stress bench test gate gpu engine-env engine-verdicts check format-check lint types format clean
+.PHONY: help setup stress bench test mooncake-libraries gate gpu engine-env engine-verdicts check format-check lint types format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
 
-setup: $(STAMP) ## make .venv and install kvcheck with its tools into it
+setup: $(STAMP) ## make .venv and install kvcheck with its tools and Mooncake's transfer engine into it
 
 stress: $(STAMP) ## the main job: every scenario over every pool family, results under reports/runs
 	@$(VENV)/bin/kvcheck stress --out reports/runs
@@ -93,4 +97,19 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing kvcheck and its tools into $(VENV) (torch is large: the first time takes minutes)"
 	@$(VENV)/bin/python -m pip install --quiet --quiet -c constraints.txt -e '.[dev]'
+	@$(VENV)/bin/python -m pip install --quiet --quiet -c constraints.txt -e '.[mooncake]' || \
+	  echo "Mooncake's transfer engine has no build for this machine: its tests and its cell of kvcheck stress are left out"
+	@$(MAKE) --no-print-directory mooncake-libraries
 	@touch $(STAMP)
+
+# Libraries that Mooncake's engine loads. Without them its tests and its cell of kvcheck stress are left out, and say so.
+mooncake-libraries:
+	@$(VENV)/bin/python -c 'import mooncake' 2>/dev/null || exit 0; \
+	  $(LOADS_MOONCAKE) 2>/dev/null && exit 0; \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Mooncake's transfer engine needs $(MOONCAKE_LIBRARIES): installing them with apt-get"; \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(MOONCAKE_LIBRARIES); } >/dev/null; \
+	  fi; \
+	  $(LOADS_MOONCAKE) 2>/dev/null || { \
+	    echo "Mooncake's transfer engine cannot be loaded: $$($(LOADS_MOONCAKE) 2>&1 | tail -n 1)"; \
+	    echo "Its tests and its cell of kvcheck stress are left out. On Debian, Ubuntu: apt-get install -y $(MOONCAKE_LIBRARIES)"; }

@@ -31,6 +31,7 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.base.scratch import sweep
 from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.transfer.mooncake.library import LIBRARIES, why_unusable
 from kvcheck.core.report.store import write_text
 from kvcheck.core.stress.invariants import Invariant
 
@@ -48,11 +49,12 @@ REQUIRED = {
     "matplotlib": "HTML reports",
     "jinja2": "HTML reports",
 }
+ENGINE = "mooncake-transfer-engine"
 # Distribution: the command that installs it, and what it is for.
 OPTIONAL = {
     "triton": ("pip install triton", "CUDA kernels"),
     "numba": ("pip install 'kvcheck[fast]'", "digests and compares large host memory as fast as one core reads it"),
-    "mooncake-transfer-engine": ("pip install 'kvcheck[mooncake]'", "the mooncake transport"),
+    ENGINE: ("pip install 'kvcheck[mooncake]'", "the mooncake transport"),
 }
 
 # Kind of `kvcheck list`: the tables that hold it, as "module:attribute".
@@ -264,6 +266,8 @@ def _library(name: str, *, fix: str, use: str, needed: bool) -> Check:
     version = _version(name, variants=not needed)
     if version is None:
         return Check(name=name, state="missing", detail=f"for {use}", fix=fix, needed=needed)
+    if name == ENGINE and (why := why_unusable()) is not None:
+        return Check(name=name, state="missing", detail=f"{version}, for {use}: {why}", fix=LIBRARIES, needed=needed)
     return Check(name=name, state="ok", detail=version, needed=needed)
 
 

@@ -53,6 +53,22 @@ def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mooncake's engine, where it is installed, can be loaded; asking takes a process."""
+    monkeypatch.setattr(module, "why_unusable", lambda: None)
+
+
+def test_doctor_does_not_call_an_engine_there_that_cannot_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_version", lambda name, variants: "0.3.13.post1")
+    monkeypatch.setattr(module, "why_unusable", lambda: "libibverbs.so.1: cannot open shared object file")
+    code, output, _ = run("doctor", "--out", str(tmp_path))
+    assert code == 0
+    assert re.search(r"missing +mooncake-transfer-engine +0\.3\.13.*: libibverbs.* fix: apt-get install -y lib", output)
+
+
 def test_doctor_has_a_line_for_each_component_and_exits_0(tmp_path: Path) -> None:
     code, output, error = run("doctor", "--out", str(tmp_path))
     assert code == 0, error

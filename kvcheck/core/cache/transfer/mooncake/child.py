@@ -19,6 +19,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -34,7 +35,7 @@ from kvcheck.core.cache.transfer.mooncake.frames import (
     unpack_call,
     unpack_json,
 )
-from kvcheck.core.cache.transfer.mooncake.library import INSTALL
+from kvcheck.core.cache.transfer.mooncake.library import INSTALL, LOAD_ONLY
 from kvcheck.core.cache.transfer.mooncake.private_network import enter
 
 NOT_TRIED = -100_001
@@ -185,5 +186,17 @@ def call(library: Library, frame: Frame) -> int:
     return library.batch_transfer_sync_write(*unpack_call(frame.payload))
 
 
+def load_only() -> None:
+    """End with 0 where the library loads, and otherwise say why not."""
+    try:
+        load("")
+    except Unusable as error:
+        sys.stdout.write(f"{error}\n")
+        sys.exit(1)
+    os._exit(0)  # the library takes a second to end by itself
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == [LOAD_ONLY]:
+        load_only()
     main(serve)

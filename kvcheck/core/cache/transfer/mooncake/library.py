@@ -3,7 +3,8 @@
 Invariants:
 - Exactly one build is installed, and none older than OLDEST: builds overwrite each other's files without a word, and
   older ones mean something else by the same return code.
-- The library is not imported here: what it does on bad input, it does to the process.
+- The library is not imported here: what it does on bad input, it does to the process. Whether it loads is asked of a
+  process of its own.
 - A protocol is what was asked for, never proof of what is used: the library takes any name and may fall back to TCP.
   Where it has a switch that forbids the fall-back, the switch is set.
 """
@@ -12,15 +13,21 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import subprocess
 from dataclasses import dataclass
 
+from kvcheck.core.base.child import Streams, end, start
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 
 BUILDS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
 OLDEST = "0.3.13.post1"
-INSTALL = (
-    f"pip install '{BUILDS[0]}>={OLDEST}'; on Debian and Ubuntu also apt-get install -y libibverbs1 libnuma1 libcurl4"
-)
+LIBRARIES = "apt-get install -y libibverbs1 libnuma1 libcurl4"
+"""How Debian and Ubuntu install what the library loads."""
+INSTALL = f"pip install '{BUILDS[0]}>={OLDEST}'; on Debian and Ubuntu also {LIBRARIES}"
+ENGINE_PROCESS = "kvcheck.core.cache.transfer.mooncake.child"
+LOAD_ONLY = "load-only"
+"""Argument of the engine's process: load the library, say what stands in the way, and end."""
+LOAD_S = 60.0
 VERSION = re.compile(r"(\d+(?:\.\d+)*)(?:(a|b|rc|\.dev)(\d+))?(?:\.post(\d+))?(?:\+[\w.]+)?")
 SHORTEST_TRANSFER_S = 5  # the library reads anything below as this
 
@@ -108,6 +115,24 @@ def require_library() -> str:
             f"newer; next: pip install '{build}>={OLDEST}'"
         )
     return version
+
+
+def why_unusable() -> str | None:
+    """Why the library cannot be used on this machine, or None."""
+    try:
+        require_library()
+        process = start(ENGINE_PROCESS, LOAD_ONLY, streams=Streams(stderr=subprocess.DEVNULL))
+    except UnknownVerdict as error:
+        return str(error)
+    try:
+        said = process.communicate(timeout=LOAD_S)[0].strip()
+    except subprocess.TimeoutExpired:
+        return f"the library was not loaded within {LOAD_S:g} s"
+    finally:
+        end(process)
+    if process.returncode == 0:
+        return None
+    return said or f"the process that was to load the library ended with {process.returncode}"
 
 
 def is_new_enough(version: str) -> bool:
