@@ -25,7 +25,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stress bench test mooncake-libraries gate gpu engine-env engine-verdicts check format-check lint types format clean
+.PHONY: help setup stress bench test quick mooncake-libraries gate gpu engine-env engine-verdicts check format-check lint types format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,9 @@ stress: $(STAMP) ## the main job: every scenario over every pool family, results
 
 bench: $(STAMP) ## every arm of the price list, timed alone with pytest-benchmark; prices come from kvcheck bench
 	@$(VENV)/bin/python -m pytest benchmarks --benchmark-enable --benchmark-max-time=0.2 --benchmark-columns=median,iqr,rounds
+
+quick: $(STAMP) ## tests without a process, a compiler or a whole schedule, and one mutant a bug: a minute of one core
+	@$(VENV)/bin/python -m pytest -m "(not schedules and not processes and not compiled) or quick"
 
 test: $(STAMP) ## all tests that this machine can run
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal

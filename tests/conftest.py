@@ -2,6 +2,7 @@
 
 Invariants:
 - `torch.empty` and its kin never return zeros by luck: floats are NaN, all other bytes are 0xA5.
+- A test that starts a process or runs a whole schedule without the marker for it fails.
 - A test marked gpu or mooncake is skipped with the reason, never passed, where the thing is missing.
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # One thread a worker: the workers already fill the cores, and sums do not depend on a split. Set before torch loads.
@@ -22,6 +24,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import pytest
 import torch
+from rigs.forked import ForkingPopen
+from rigs.guards import COMPILED, HELD, PROCESSES, SCHEDULES, Unmarked, mark_one_a_bug
 
 if importlib.util.find_spec("hypothesis") is not None:  # `make gpu` runs what it can on a machine without
     import hypothesis
@@ -79,6 +83,28 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture(autouse=True)
+def marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Processes are forked where a test may have some; what it does without the marker for it fails the test."""
+    unmarked = Unmarked()
+    HELD.clear()
+    HELD.update(mark.name for mark in request.node.iter_markers())
+    if PROCESSES in HELD and not any(mark.kwargs.get("starts") for mark in request.node.iter_markers(PROCESSES)):
+        monkeypatch.setattr(subprocess, "Popen", ForkingPopen)
+    if not HELD & {PROCESSES, COMPILED}:
+        unmarked.forbid_processes(monkeypatch)
+    if SCHEDULES not in HELD:
+        unmarked.forbid_schedules(monkeypatch)
+    yield
+    if unmarked.done:
+        pytest.fail(f"this test needs the marker {'; '.join(unmarked.done)}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which whole schedules are part of `make quick`."""
+    mark_one_a_bug(items)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

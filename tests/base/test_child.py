@@ -72,6 +72,7 @@ def kvcheck(folder: Path, *arguments: str, **variables: str) -> subprocess.Compl
     )
 
 
+@pytest.mark.processes
 def test_workers_judge_the_kvcheck_that_was_started(hostile: Path) -> None:
     options = ["--schedules", "1", "--seed", "1", "--jobs", "2", "--no-reports", "--out", "../runs"]
     shapes = ["--shape", "glm-5.1-tiny", "--shape", "deepseek-v3.2-tiny"]
@@ -80,6 +81,7 @@ def test_workers_judge_the_kvcheck_that_was_started(hostile: Path) -> None:
     assert not (hostile / "foreign-code-ran").exists()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", ["tcp", pytest.param("mooncake", marks=pytest.mark.mooncake)])
 def test_ranks_and_their_engines_are_the_kvcheck_that_was_started(transport: str, hostile: Path) -> None:
     options = ["--ranks", "1x1", "--shape", "llama-3-tiny", "--seed", "5", "--requests", "6", "--out", "../runs"]
@@ -88,13 +90,14 @@ def test_ranks_and_their_engines_are_the_kvcheck_that_was_started(transport: str
     assert not (hostile / "foreign-code-ran").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_trials_of_the_gate_are_the_kvcheck_that_was_started(hostile: Path) -> None:
     done = kvcheck(hostile, "selftest", "--aa", "11", "--seed", "1", "--format", "json")
     assert done.returncode in (0, 4) and len(json.loads(done.stdout)["trials"]) == 11, done.stdout + done.stderr
     assert not (hostile / "foreign-code-ran").exists()
 
 
+@pytest.mark.processes
 def test_an_installed_engine_is_driven_by_the_kvcheck_that_was_started(hostile: Path, tmp_path: Path) -> None:
     env = environment(tmp_path / "env", "")
     options = ["--shape", "pool-copy.mha", "--schedules", "12", "--seed", "1", "--no-reports", "--out", "../runs"]
@@ -103,7 +106,7 @@ def test_an_installed_engine_is_driven_by_the_kvcheck_that_was_started(hostile: 
     assert not (hostile / "foreign-code-ran").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_page_is_drawn_without_the_settings_of_the_current_folder(tmp_path: Path) -> None:
     plain, odd = tmp_path / "plain", tmp_path / "odd"
     options = ["--schedules", "3", "--seed", "1", "--jobs", "1", "--no-reports", "--out", str(tmp_path / "runs")]
@@ -120,12 +123,14 @@ def test_a_page_is_drawn_without_the_settings_of_the_current_folder(tmp_path: Pa
     assert pages[0] == pages[1]
 
 
+@pytest.mark.processes
 def test_a_child_says_which_kvcheck_it_is() -> None:
     program = "kvcheck"
     process = start(program, "--version", streams=Streams())
     assert process.communicate()[0] == f"kvcheck {OWN.version}\n"
 
 
+@pytest.mark.processes
 def test_another_kvcheck_in_a_child_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "kvcheck"
     package.mkdir()
@@ -142,6 +147,7 @@ def test_another_kvcheck_in_a_child_is_refused(monkeypatch: pytest.MonkeyPatch, 
         start("kvcheck", "--version", streams=Streams())
 
 
+@pytest.mark.processes
 def test_a_child_that_says_nothing_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     silent = interpreter(tmp_path / "silent", "exit 3", greeting="") / "bin" / "python"
     monkeypatch.setattr(sys, "executable", str(silent))
@@ -152,6 +158,7 @@ def test_a_child_that_says_nothing_is_no_verdict(monkeypatch: pytest.MonkeyPatch
         start("kvcheck", streams=Streams())
 
 
+@pytest.mark.processes
 def test_an_engine_that_greets_as_another_kvcheck_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +175,7 @@ def test_children_inherit_what_is_stated_and_no_secret() -> None:
     assert not any(SECRET.fullmatch(name) for name in ("TOKENIZERS_PARALLELISM", "MC_KEYBOARD", "VLLM_MAX_TOKENS"))
 
 
+@pytest.mark.processes
 def test_an_engine_does_not_see_the_callers_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = interpreter(tmp_path / "env", f"env > {tmp_path}/seen; exit 3")
     for name, value in (SECRETS | SEEN_BY_ENGINES).items():

@@ -71,6 +71,7 @@ def test_short_cuts_digests_and_nothing_else() -> None:
     assert (short(None), short("deadbeef")) == ("n/a", "deadbeef")
 
 
+@pytest.mark.processes
 def test_a_commit_is_that_of_the_tree_that_tracks_the_folder(tmp_path: Path) -> None:
     package = written(tmp_path / "tree" / "package", a="1")
     assert commit_of(package) is None
@@ -84,6 +85,7 @@ def test_a_commit_is_that_of_the_tree_that_tracks_the_folder(tmp_path: Path) -> 
     assert commit_of(package) == f"{commit} and changes"
 
 
+@pytest.mark.processes
 def test_a_variable_of_a_git_hook_names_no_other_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = written(tmp_path / "tree" / "package", a="1")
     for folder in (tmp_path / "tree", tmp_path):
@@ -96,6 +98,7 @@ def test_a_variable_of_a_git_hook_names_no_other_tree(tmp_path: Path, monkeypatc
     assert commit == git(tmp_path / "tree", "rev-parse", "HEAD").strip()
 
 
+@pytest.mark.schedules
 def test_a_record_says_its_code_and_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "a.jsonl"
     trace_of(trace, 4)
@@ -105,6 +108,7 @@ def test_a_record_says_its_code_and_trace(tmp_path: Path, capsys: pytest.Capture
     assert identity == {"code": code_digest(), "trace": file_digest(trace), "target": None}
 
 
+@pytest.mark.processes
 def test_a_record_says_which_files_of_an_engine_it_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake = environment(tmp_path / "env", "good")
     command = ["stress", "--target", f"sglang:{fake}", "--shape", "retract.nsa", "--seed", "1", "--schedules", "1"]
@@ -125,6 +129,7 @@ def interrupted(folder: Path) -> str:
     return str(raw["run_id"])
 
 
+@pytest.mark.schedules
 def test_a_run_is_not_resumed_over_another_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "a.jsonl"
     trace_of(trace, 5)
@@ -142,6 +147,7 @@ def test_a_run_is_not_resumed_over_another_trace(tmp_path: Path, capsys: pytest.
     assert json.loads(newest.read_text(encoding="utf-8"))["evidence"]["requests"] == 4
 
 
+@pytest.mark.schedules
 def test_a_run_of_other_code_is_not_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -165,6 +165,7 @@ def test_help_of_each_command_exits_0(command: str, capsys: pytest.CaptureFixtur
     assert "Example" in capsys.readouterr().out
 
 
+@pytest.mark.schedules
 def test_a_pass_exits_0_and_stdout_is_the_record_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--format", "json", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr()
@@ -175,6 +176,7 @@ def test_a_pass_exits_0_and_stdout_is_the_record_alone(tmp_path: Path, capsys: p
     assert record["argv"][: len(SMALL)] == SMALL
 
 
+@pytest.mark.schedules
 def test_the_packaged_trace_is_named_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--schedules", "1", "--trace", "sample", "--requests", "100", "--out", str(tmp_path)]) == 0
     capsys.readouterr()
@@ -191,6 +193,7 @@ def test_cuda_without_a_device_exits_4(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.schedules
 def test_a_run_too_short_to_judge_exits_4_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--requests", "1", "--out", str(tmp_path)]) == 4
     assert "KV990" in capsys.readouterr().out
@@ -204,6 +207,7 @@ def test_a_crash_of_kvcheck_exits_70(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert capsys.readouterr().err.splitlines()[-1].startswith("kvcheck: kvcheck itself failed (AttributeError")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("shape", TINY_SHAPES)
 def test_the_fixed_build_has_no_finding(shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["stress", "--shape", shape, "--seed", "1", "--schedules", "3", "--no-reports"]
@@ -216,6 +220,7 @@ def test_the_fixed_build_has_no_finding(shape: str, tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out.endswith(" exit 0\n")
 
 
+@pytest.mark.schedules
 def test_selftest_of_one_mutant_exits_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "offload-skips-index-buffer"
     assert run(["selftest", name, "--seed", "1", "--no-reports", "--out", str(tmp_path)]) == 0
@@ -225,6 +230,7 @@ def test_selftest_of_one_mutant_exits_0(tmp_path: Path, capsys: pytest.CaptureFi
     assert name in told and f" PASS  1 passed   {row['schedules']} schedule" in told
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)], ids=str)
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_an_interrupt_exits_130_with_what_was_judged(
@@ -259,6 +265,7 @@ def test_an_interrupt_exits_130_with_what_was_judged(
     assert not [pid for pid in before if is_alive(pid)]
 
 
+@pytest.mark.schedules
 def test_a_begun_cell_is_resumed_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [*SMALL, "--out", str(tmp_path), "--format", "json"]
     assert run(command) == 0
@@ -278,6 +285,7 @@ def test_a_begun_cell_is_resumed_where_it_was(tmp_path: Path, capsys: pytest.Cap
     assert "3/3 schedules" in told and "tried eager, lazy, 1 of 9 delays" in told
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("fault", ["renamed", "extra finding", "stray finding", "another sum"])
 def test_a_run_that_contradicts_itself_is_not_resumed(
     fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -302,6 +310,7 @@ def test_a_run_that_contradicts_itself_is_not_resumed(
     assert "resuming nothing: all cells start anew" in told.out and "3/3 schedules" in told.out
 
 
+@pytest.mark.schedules
 def test_a_pass_below_the_floor_is_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [*SMALL, "--out", str(tmp_path)]
     assert run(command) == 0
@@ -315,6 +324,7 @@ def test_a_pass_below_the_floor_is_gone_on_with(tmp_path: Path, capsys: pytest.C
     assert "0 of 1 cells are done, 1 begun" in told and "3/3 schedules" in told
 
 
+@pytest.mark.processes
 def test_a_reader_that_left_is_not_a_finding() -> None:
     read, write = os.pipe()
     os.close(read)

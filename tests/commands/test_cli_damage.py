@@ -85,6 +85,7 @@ def test_a_stored_record_does_not_steer_the_terminal_or_the_page(
     assert "\\x1b[31m\\x9b31m\\rfake" in page
 
 
+@pytest.mark.schedules
 def test_json_on_stdout_is_plain_and_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd = str(tmp_path / "é\udcff\x9b")
     assert run([*SMALL, "--format", "json", "--out", odd]) == 0
@@ -111,6 +112,7 @@ def shell(line: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full on this machine")
 @pytest.mark.parametrize("command", ["list shapes", "--help", "--version", "list --help", " ".join(SMALL)])
 def test_a_full_disk_behind_stdout_is_no_crash(command: str, tmp_path: Path) -> None:
@@ -119,6 +121,7 @@ def test_a_full_disk_behind_stdout_is_no_crash(command: str, tmp_path: Path) -> 
     assert ended.stderr.startswith("kvcheck: cannot write to stdout: ") and ended.stderr.count("\n") == 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("line", "code"),
     [
@@ -221,6 +224,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_run(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
+@pytest.mark.schedules
 def test_a_report_that_fails_after_the_run_leaves_the_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,6 +245,7 @@ def test_a_report_that_fails_after_the_run_leaves_the_finding(
     assert (record["complete"], record["exit_code"], len(record["warnings"])) == (True, 1, 1)
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("library", ["jinja2", "pandas", "matplotlib"])
 def test_a_missing_library_keeps_the_verdict(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -285,6 +290,7 @@ def test_a_report_does_not_replace_its_record(tmp_path: Path, capsys: pytest.Cap
     assert path.read_text(encoding="utf-8") == FAILED.to_json()
 
 
+@pytest.mark.schedules
 def test_resume_skips_damaged_runs_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -237,6 +237,7 @@ def test_help_has_an_example(command: str) -> None:
     assert status == 0 and f"kvcheck {command}" in output
 
 
+@pytest.mark.processes
 def test_an_explanation_is_there_where_docstrings_are_removed() -> None:
     command = [sys.executable, "-OO", "-m", "kvcheck", "explain", "ordering"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)

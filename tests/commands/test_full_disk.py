@@ -45,6 +45,7 @@ def limited(blocks: int, arguments: list[str], folder: Path) -> subprocess.Compl
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_finding_is_told_where_no_record_can_be_saved(jobs: str, tmp_path: Path) -> None:
     ended = limited(1, [*BROKEN, *TWO_CELLS, "--jobs", jobs, "--out", "runs"], tmp_path)
@@ -55,6 +56,7 @@ def test_a_finding_is_told_where_no_record_can_be_saved(jobs: str, tmp_path: Pat
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("command", [SMALL, ["selftest", "offload-skips-index-buffer", "--seed", "1"]])
 def test_a_pass_without_a_record_is_no_pass(command: list[str], tmp_path: Path) -> None:
     ended = limited(1, [*command, "--out", "runs", "--format", "json"], tmp_path)
@@ -79,6 +81,7 @@ def broken_writer(*_: object) -> None:
     raise ZeroDivisionError("a writer of ours is wrong")
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize(("command", "code"), [(SMALL, 0), (BROKEN, 1)])
 def test_reports_that_break_change_no_verdict(
     command: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -95,6 +98,7 @@ def test_reports_that_break_change_no_verdict(
     assert (path.parent / "report.html").is_file()
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize(("command", "code"), [(SMALL, 0), (BROKEN, 1)])
 def test_a_saved_record_keeps_its_code_where_the_warnings_cannot_be_added(
     command: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -110,6 +114,7 @@ def test_a_saved_record_keeps_its_code_where_the_warnings_cannot_be_added(
     assert (record["exit_code"], record["complete"], record["warnings"]) == (code, True, [])
 
 
+@pytest.mark.schedules
 def test_a_save_that_fails_once_is_named_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing_saves(monkeypatch, lambda record: not record.complete)
     assert run([*SMALL, "--no-reports", "--out", str(tmp_path)]) == 0

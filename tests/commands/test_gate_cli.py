@@ -340,6 +340,7 @@ def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys, "executable", str(program))
 
 
+@pytest.mark.processes
 def test_an_interruption_is_told_once_and_not_by_the_trials_process_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -356,6 +357,7 @@ def test_an_interruption_is_told_once_and_not_by_the_trials_process_too(
     assert output.endswith(" exit 130\n") and errors == ""
 
 
+@pytest.mark.processes
 def test_what_a_failed_process_of_trials_said_is_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -365,7 +367,7 @@ def test_what_a_failed_process_of_trials_said_is_shown(
     assert "the disk is gone" in errors and "trials 1 and on: their process ended with status 3" in errors
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_real_trials_run_in_processes_of_their_own_and_end_with_their_parent() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "kvcheck", "selftest", "--aa", "11", "--seed", "1"],

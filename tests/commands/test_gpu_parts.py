@@ -86,6 +86,7 @@ def test_command_lines_are_whole() -> None:
         assert not any("{" in word for word in command_of(part, [], python="python", out="there", tool=None))
 
 
+@pytest.mark.processes
 def test_the_options_of_every_part_exist(tmp_path: Path) -> None:
     """A word that a command does not know is exit 2; --help stops before anything else is looked at."""
     for part in PARTS:
@@ -201,6 +202,7 @@ def test_time_that_is_over_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "of all parts were over" in (tmp_path / "summary.txt").read_text()
 
 
+@pytest.mark.processes
 def test_a_process_is_run_and_ended_when_its_time_is_over(tmp_path: Path) -> None:
     log = tmp_path / "log"
     says = "import os; print(os.environ['MORE'], os.environ['PYTHONPATH'].split(os.pathsep)[0])"

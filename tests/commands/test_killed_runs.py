@@ -94,6 +94,8 @@ def killed(tmp_path: Path) -> Iterator[Callable[[list[str], int, bool], float]]:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.processes
+@pytest.mark.schedules
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
 @pytest.mark.parametrize("kind", ["workers", "ranks", pytest.param("engines", marks=pytest.mark.mooncake)])
 def test_processes_end_with_a_killed_kvcheck(
@@ -108,6 +110,7 @@ def test_processes_end_with_a_killed_kvcheck(
     assert not [path for path in temporary.iterdir() if path.name.startswith("kvcheck-")]
 
 
+@pytest.mark.processes(starts=True)
 def test_a_child_outlives_the_thread_that_started_it() -> None:
     started: list[subprocess.Popen[str]] = []
     streams = Streams(stdin=subprocess.PIPE)

@@ -84,6 +84,7 @@ def test_other_errors_are_what_they_are(error: Exception) -> None:
     assert machine_trouble(error) is None
 
 
+@pytest.mark.processes
 def test_ranks_that_cannot_meet_are_no_finding(tmp_path: Path) -> None:
     options = ["--shape", "llama-3-tiny", "--transport", "tcp", "--ranks", "2x2", "--out", str(tmp_path), "--seed", "1"]
     code, said = kvcheck(
@@ -93,6 +94,7 @@ def test_ranks_that_cannot_meet_are_no_finding(tmp_path: Path) -> None:
     assert "KV90" not in said.replace("KV990", "") and ("short of" in said or "met" in said), said
 
 
+@pytest.mark.processes
 def test_a_rank_that_dies_before_all_have_met_is_no_finding() -> None:
     class Dying(Supervisor):
         program = "rigs.rank_that_dies"
@@ -102,6 +104,7 @@ def test_a_rank_that_dies_before_all_have_met_is_no_finding() -> None:
         Dying(plan, silence_s=60).run()
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_full_folder_for_temporary_files_is_unknown_with_any_number_of_jobs(jobs: str, tmp_path: Path) -> None:
@@ -140,6 +143,7 @@ BROKEN_WORKERS = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", BROKEN_WORKERS)
 def test_what_breaks_a_worker_decides_the_exit_code(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

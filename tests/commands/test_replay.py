@@ -31,6 +31,7 @@ class Quitter(Scheduler):
         sys.exit(0)
 
 
+@pytest.mark.schedules
 def test_a_target_that_exits_has_crashed() -> None:
     outcome = ScheduleRunner(BuiltinTarget(TargetParts(scheduler=Quitter))).run(PLAN)
     assert [(finding.code, finding.oracle) for finding in outcome.findings] == [("KV902", "liveness")]
@@ -52,11 +53,13 @@ def replayed(plan: Plan, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     return code, capsys.readouterr().out
 
 
+@pytest.mark.schedules
 def test_the_recorded_path_without_a_finding_is_fixed(recorded: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     code, printed = replayed(recorded, capsys)
     assert (code, printed) == (0, " FIXED  retract-resume/glm-5.1-tiny: 1 of 1 runs are clean\n exit 0\n")
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("change", ["cut", "longer", "bent"])
 def test_off_the_recorded_path_nothing_is_fixed(
     change: str, recorded: Plan, capsys: pytest.CaptureFixture[str]
@@ -84,6 +87,7 @@ def test_a_replay_counts_where_its_choices_did_not_fit() -> None:
     assert bends.divergence() == "of 1 recorded choices: 1 of them did not fit what was offered"
 
 
+@pytest.mark.schedules
 def test_a_replay_without_evidence_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
     code, printed = replayed(dataclasses.replace(PLAN, requests=1), capsys)
     assert code == 4

@@ -141,6 +141,7 @@ def test_a_form_keeps_to_the_reference(check: str, suffix: str) -> None:
     assert run(suffix, "cpu") == cases
 
 
+@pytest.mark.compiled
 @needs_triton
 def test_the_triton_kernels_keep_to_the_reference() -> None:
     said = interpreted_check(

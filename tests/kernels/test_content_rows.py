@@ -23,7 +23,7 @@ from kvcheck.kernels.digest import digest_int
 FORMS = [
     pytest.param((fill_torch, verify_torch, False), id="torch"),
     pytest.param((fill, verify, False), id="blocks"),
-    pytest.param((fill, verify, True), id="numba", marks=needs_numba),
+    pytest.param((fill, verify, True), id="numba", marks=[needs_numba, pytest.mark.compiled]),
 ]
 SHAPES = ((0, 3), (3, 0), (1, 1), (5, 3), (7, 82), (130, 17))
 KEY, FIRST = 0xFEEDFACE12345678, 1 << 33
@@ -141,6 +141,7 @@ def test_rows_are_filled_verified_and_digested_word_by_word(forms: Forms) -> Non
     assert check_rows(forms[:2], device="cpu") == COMPARED
 
 
+@pytest.mark.compiled
 @needs_triton
 def test_the_triton_kernel_means_what_the_torch_forms_mean() -> None:
     said = interpreted_check(

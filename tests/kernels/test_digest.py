@@ -154,6 +154,7 @@ def check_digest(form: Digest, *, device: str) -> int:
     return compared
 
 
+@pytest.mark.compiled
 @needs_triton
 def test_the_triton_kernel_means_the_formula() -> None:
     said = interpreted_check(
@@ -173,7 +174,9 @@ def test_the_triton_kernel_means_the_formula() -> None:
 
 
 @pytest.mark.parametrize("block_words", [64, 32768])
-@pytest.mark.parametrize("form", [digest_torch, digest_blocks, pytest.param(by_numba, marks=needs_numba)])
+@pytest.mark.parametrize(
+    "form", [digest_torch, digest_blocks, pytest.param(by_numba, marks=[needs_numba, pytest.mark.compiled])]
+)
 def test_the_forms_of_the_host_agree_round_their_blocks(
     form: Digest, block_words: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

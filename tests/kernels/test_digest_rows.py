@@ -44,11 +44,14 @@ def check_digest_rows(form: Form, *, device: str) -> int:
     return compared
 
 
-@pytest.mark.parametrize("form", [digest_rows_torch, digest_rows, pytest.param(by_numba, marks=needs_numba)])
+@pytest.mark.parametrize(
+    "form", [digest_rows_torch, digest_rows, pytest.param(by_numba, marks=[needs_numba, pytest.mark.compiled])]
+)
 def test_the_forms_of_the_host_mean_the_digest_of_gathered_rows(form: Form) -> None:
     assert check_digest_rows(form, device="cpu") == 60
 
 
+@pytest.mark.compiled
 @needs_triton
 def test_the_triton_kernel_means_the_digest_of_gathered_rows() -> None:
     said = interpreted_check(
@@ -67,6 +70,7 @@ def test_the_triton_kernel_means_the_digest_of_gathered_rows() -> None:
     assert said == ["60"]
 
 
+@pytest.mark.compiled
 @needs_numba
 def test_much_memory_is_digested_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     from kvcheck.kernels import digest_numba

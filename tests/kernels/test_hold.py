@@ -43,6 +43,7 @@ def test_a_hold_ends_by_the_flag_or_by_the_watchdog(form: Any) -> None:
     assert check_holds(form, "cpu") == len(CASES)
 
 
+@pytest.mark.compiled
 @needs_triton
 def test_the_triton_kernel_means_what_the_torch_form_means() -> None:
     said = interpreted_check(

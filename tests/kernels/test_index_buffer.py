@@ -100,6 +100,7 @@ def test_tokens_are_read_as_they_were_written(suffix: str, ids: torch.dtype, gap
     assert check_index(suffix, device="cpu", ids=ids, gap=gap) == CASES
 
 
+@pytest.mark.compiled
 @needs_triton
 def test_the_triton_kernels_mean_what_the_torch_forms_mean() -> None:
     said = interpreted_check(

@@ -39,6 +39,7 @@ def test_every_module_of_triton_kernels_has_a_form_in_the_table() -> None:
         assert f"kvcheck.kernels.{path.stem.removesuffix('_triton')}" in named
 
 
+@pytest.mark.processes
 def test_the_package_loads_no_compiler() -> None:
     modules = sorted(path.stem for path in KERNEL_FOLDER.glob("*.py") if not path.stem.endswith(("_triton", "_numba")))
     script = f"import sys; from kvcheck.kernels import {', '.join(modules[1:])}"

@@ -52,6 +52,7 @@ def test_every_field_gets_its_bytes(suffix: str) -> None:
     assert check_split(suffix, "cpu") == COMPARED
 
 
+@pytest.mark.compiled
 @needs_triton
 def test_the_triton_kernel_means_what_the_torch_form_means() -> None:
     said = interpreted_check(

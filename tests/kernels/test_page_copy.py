@@ -70,6 +70,7 @@ def test_named_rows_are_copied_on_every_layer_and_nothing_else_is(
     check_row_copy(copy, shape, (target_order, source_order), devices=("cpu", "cpu"))
 
 
+@pytest.mark.compiled
 @needs_triton
 def test_the_triton_kernel_means_what_the_torch_form_means() -> None:
     said = interpreted_check(

@@ -104,6 +104,7 @@ def test_overlapping_lists_move_as_if_all_were_read_first(suffix: str) -> None:
     assert check_moves(suffix, "cpu") == MOVE_CASES
 
 
+@pytest.mark.compiled
 @needs_triton
 def test_the_triton_kernels_mean_what_the_torch_forms_mean() -> None:
     said = interpreted_check(

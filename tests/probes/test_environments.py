@@ -91,6 +91,7 @@ def test_stand_in_has_a_version_that_can_be_compared() -> None:
     assert made.__version__ == "0"
 
 
+@pytest.mark.processes
 def test_environment_is_refused_where_a_main_module_breaks(tmp_path: Path) -> None:
     def told(fault: str) -> tuple[int, str]:
         env = environment(tmp_path / f"env{fault}", fault)
@@ -105,6 +106,7 @@ def test_environment_is_refused_where_a_main_module_breaks(tmp_path: Path) -> No
     assert line.startswith("make_env: sglang unknown: cannot be imported: InvalidVersion: 'N/A': request,")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("had", "status", "installed"),
     [

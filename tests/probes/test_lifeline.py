@@ -25,7 +25,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
 def test_killed_kvcheck_leaves_no_child_that_imports(is_stopped: bool, tmp_path: Path) -> None:
     env, told = environment(tmp_path / "env", None), tmp_path / "ids"

@@ -28,6 +28,7 @@ from kvcheck.core.probes.installed import parse_target
 ENVIRONMENTS = [Path(text) for text in os.environ.get("KVCHECK_SGLANG", "").split(":") if text]
 pytestmark = [
     pytest.mark.sglang,
+    pytest.mark.processes,
     pytest.mark.skipif(not ENVIRONMENTS, reason="KVCHECK_SGLANG names no environment; see tests/engines/make_env.sh"),
 ]
 SCHEDULES = 6

@@ -223,6 +223,7 @@ def test_every_byte_is_judged_when_a_rank_commits(child: EngineProcess, fake: Pa
     assert {finding.buffer for finding in bad.findings} & {"output_ids", "output_hidden_states"}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", BROKEN)
 def test_child_that_breaks_is_unknown_with_its_last_line(name: str, tmp_path: Path) -> None:
     script, why, last = BROKEN[name]
@@ -238,6 +239,7 @@ def test_child_that_breaks_is_unknown_with_its_last_line(name: str, tmp_path: Pa
     assert is_ready == str(told.value).endswith(last)
 
 
+@pytest.mark.processes
 def test_child_ends_where_getting_ready_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env, file = interpreter(tmp_path / "env", f"echo $$ > {tmp_path}/id; echo; sleep 60"), tmp_path / "id"
 
@@ -252,6 +254,7 @@ def test_child_ends_where_getting_ready_is_interrupted(tmp_path: Path, monkeypat
         os.kill(int(file.read_text()), 0)
 
 
+@pytest.mark.processes
 def test_lost_child_makes_one_schedule_unknown(tmp_path: Path) -> None:
     env = interpreter(tmp_path / "env", f"echo '{HELLO}'; read ask; exit 5")
     runner = ProbeRunner(f"sglang:{env}", Patience(start_s=5, answer_s=5))
@@ -261,6 +264,7 @@ def test_lost_child_makes_one_schedule_unknown(tmp_path: Path) -> None:
     assert all("ended with status 5" in (reply.unknown or "") for reply in replies)
 
 
+@pytest.mark.processes
 def test_stress_passes_fails_and_replays(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put_fault(fake, "index-lost")
     base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
@@ -282,6 +286,7 @@ def test_stress_passes_fails_and_replays(tmp_path: Path, fake: Path, capsys: pyt
     assert "says itself where it runs; leave --device out" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_resumed_run_is_of_the_same_engine_and_keeps_its_notes(
     tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,6 +310,7 @@ def test_resumed_run_is_of_the_same_engine_and_keeps_its_notes(
     assert record["run_id"] not in json.loads(printed.out)["run_id"] and note not in printed.out
 
 
+@pytest.mark.processes
 def test_stress_of_good_engine_passes_where_it_has_all(
     tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -314,6 +320,7 @@ def test_stress_of_good_engine_passes_where_it_has_all(
     assert "2 passed" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_cell_of_an_engine_below_its_floor_is_unknown(
     tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -323,6 +330,7 @@ def test_cell_of_an_engine_below_its_floor_is_unknown(
     assert "KV990: 2 of 2 schedules ran, and a pass takes 12" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_release_with_other_names_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     env = environment(tmp_path / "env", "renamed")
     base = ["stress", "--target", f"sglang:{env}", "--schedules", "1", "--out", str(tmp_path), "--no-reports"]
@@ -331,6 +339,7 @@ def test_release_with_other_names_is_unknown(tmp_path: Path, capsys: pytest.Capt
     assert "KV990: cannot drive: this release has no pool.nsa (tried sglang.srt.mem_cache.memory_pool:NSATokenT" in out
 
 
+@pytest.mark.processes
 def test_environment_without_engine_is_one_line_and_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     env = environment(tmp_path / "env", None)
     assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
@@ -340,12 +349,14 @@ def test_environment_without_engine_is_one_line_and_4(tmp_path: Path, capsys: py
     assert not told.out and not list(tmp_path.glob("runs/*"))
 
 
+@pytest.mark.processes
 def test_engine_that_breaks_is_4_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     env = interpreter(tmp_path / "env", "echo Segmentation fault >&2; exit 139")
     assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
     assert "ended with status 139: getting ready; its last line: Segmentation fault" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_device_that_the_engines_torch_does_not_see_is_4(
     tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -390,6 +401,7 @@ def test_interpreter_itself_may_be_named(tmp_path: Path) -> None:
         parse_target("sglang:")
 
 
+@pytest.mark.processes
 def test_help_imports_no_engine_and_no_target() -> None:
     program = (
         "import sys, kvcheck, kvcheck.commands.main as m; m.run(['--help']); m.run(['stress', '--help']); "

@@ -26,6 +26,7 @@ def said(folder: Path, *arguments: str) -> str:
     return text.getvalue()
 
 
+@pytest.mark.processes
 def test_each_line_is_replayed_and_another_verdict_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,5 +50,6 @@ def test_each_line_is_replayed_and_another_verdict_is_told(
     assert [(row["verdict"], row["replayed"], row["same"]) for row in rows] == [("unknown", "pass", False)] * 4
 
 
+@pytest.mark.processes
 def test_environment_that_cannot_be_made_is_exit_2(tmp_path: Path) -> None:
     assert verdicts.main([str(tmp_path), "nothing=1"]) == 2

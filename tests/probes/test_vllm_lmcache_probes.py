@@ -100,6 +100,7 @@ def test_equal_asks_have_equal_answers(children: dict[str, EngineProcess], fake:
     assert replies[0].findings and replies == [replies[0]] * 5
 
 
+@pytest.mark.processes
 def test_scenarios_of_an_engine_are_run_and_replayed(
     fake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,7 +175,6 @@ print("\\nTOLD " + json.dumps(told))
 
 
 @pytest.mark.skipif(INSTALLED is None, reason="KVCHECK_VLLM names no environment with vLLM")
-@pytest.mark.slow
 def test_faults_put_into_an_installed_vllm_are_found() -> None:
     faults = json.dumps({name: row[:3] for name, row in REAL_FAULTS.items()})
     script = DRIVER.format(root=str(Path(kvcheck.__file__).parent.parent), faults=faults)

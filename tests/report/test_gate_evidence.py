@@ -196,6 +196,7 @@ def test_gate_refuses_the_run_of_another_build_and_says_what_to_run(
     assert "it is of another build of kvcheck: its code is 3f2c1ab03f2c" in printed and PASSED.repro in printed
 
 
+@pytest.mark.schedules
 def test_a_run_of_a_mutant_that_shows_nothing_is_no_pass_of_the_gate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

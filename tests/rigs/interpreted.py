@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from rigs.guards import COMPILED, HELD
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton: pip install 'kvcheck[triton]'"
@@ -52,6 +53,7 @@ for line in sys.stdin:
 
 def interpreted_check(script: str) -> list[str]:
     """What `script` printed, in words; an exception in it fails the test."""
+    assert COMPILED in HELD, f"a test of interpreted kernels needs the marker {COMPILED}"
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     server.stdin.write(json.dumps(textwrap.dedent(script)) + "\n")

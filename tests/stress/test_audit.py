@@ -34,6 +34,7 @@ def audited(shape: str, parts: TargetParts = FIXED) -> Outcome:
     return ScheduleRunner(BuiltinTarget(parts), audit=True).run(plan)
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("shape", TINY_SHAPES)
 def test_every_operation_of_the_product_declares_what_it_touches(shape: str) -> None:
     outcome = audited(shape)
@@ -41,6 +42,7 @@ def test_every_operation_of_the_product_declares_what_it_touches(shape: str) -> 
     assert outcome.evidence.retractions and outcome.judged["audit"] > 1000
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("schedule", [0, 1])
 @pytest.mark.parametrize(
     ("scenario", "shape"),
@@ -77,6 +79,7 @@ class SaveDeclaresOneRowLess(Offload):
         return declared
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize(
     ("parts", "shape", "operation", "buffer"),
     [

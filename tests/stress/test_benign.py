@@ -44,6 +44,7 @@ def outcomes(name: str, variation: Variation) -> Iterable[Outcome]:
                 yield ENGINES[shape].run(plan)
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_a_legal_variation_gives_no_finding(name: str) -> None:
     taken = loads = 0
@@ -86,6 +87,7 @@ class AckedByNobody(TransferController):
         return ()
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize(
     ("parts", "code"),
     [

@@ -135,6 +135,7 @@ def test_limit_of_wall_time_ends_a_cell_below_its_floor(clock: Clock) -> None:
     assert runner.ran == [0, 1] and reports[-1].evidence is None
 
 
+@pytest.mark.schedules
 def test_limit_of_wall_time_cuts_a_schedule_and_names_its_cost() -> None:
     plan = Plan(scenario="retract-resume", shape="llama-3-8b", requests=100_000)
     began = time.monotonic()
@@ -184,6 +185,7 @@ def test_cell_without_evidence_begins_further_workloads(
     assert runner.ran == ran and reports[-1].reason == "nothing was retracted"
 
 
+@pytest.mark.schedules
 def test_tasks_survive_the_pipe() -> None:
     plan = parse_line("retract-resume:shape=llama-3-tiny,seed=3")
     task = CellTask(plan=plan, schedules=2, floor=1, before=Evidence(schedules=1, retractions=5))

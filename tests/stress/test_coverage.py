@@ -111,6 +111,7 @@ def test_coverage_in_words() -> None:
 SMALL = ["stress", "pd-transfer", "--shape", "llama-3-tiny", "--seed", "11", "--no-reports"]
 
 
+@pytest.mark.schedules
 def test_pass_below_the_floor_is_unknown_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--schedules", "2", "--out", str(tmp_path)]) == 4
     told = capsys.readouterr().out
@@ -121,6 +122,7 @@ def test_pass_below_the_floor_is_unknown_and_says_so(tmp_path: Path, capsys: pyt
     assert (row.coverage.wanted, row.coverage.floor) == (2, 3) and "random" in row.coverage.not_tried
 
 
+@pytest.mark.schedules
 def test_pass_says_how_much_it_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--schedules", "3", "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().out
@@ -132,12 +134,14 @@ def test_user_raises_the_floor(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--min-schedules 4: expected at most --schedules, which is 3" in capsys.readouterr().err
 
 
+@pytest.mark.schedules
 def test_mutant_whose_time_is_up_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     what = [*SMALL, "--mutant", "abort-said-once", "--max-time", "1", "--out", str(tmp_path)]
     assert run(what) == 4
     assert "of 24 schedules ran, and a pass takes 24: " in capsys.readouterr().out
 
 
+@pytest.mark.schedules
 def test_mutant_that_cannot_show_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     what = ["stress", "retract-resume", "--mutant", "offload-skips-index-buffer", "--shape", "llama-3-tiny"]
     assert run([*what, "--seed", "1", "--schedules", "3", "--no-reports", "--out", str(tmp_path)]) == 0

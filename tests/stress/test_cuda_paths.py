@@ -156,6 +156,7 @@ def test_a_graph_is_refused_where_it_would_mean_something_else(make: Callable[[]
             backend.replay(foreign)
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("name", ["replay-without-whole-wait", "gate-waits-on-load-lane"])
 def test_what_the_cpu_finds_unordered_serves_wrong_bytes_under_its_delay(name: str) -> None:
     engine = ScheduleRunner(mutant_target(name))
@@ -172,6 +173,7 @@ def test_what_the_cpu_finds_unordered_serves_wrong_bytes_under_its_delay(name: s
     assert outcomes[1].delays is not None and outcomes[1].verdict is Verdict.PASS
 
 
+@pytest.mark.schedules
 def test_a_fixed_build_is_clean_with_every_lane_delayed_and_nothing_delayed_is_unknown() -> None:
     engine = ScheduleRunner(BuiltinTarget())
     with installed(4):
@@ -185,6 +187,7 @@ def test_a_fixed_build_is_clean_with_every_lane_delayed_and_nothing_delayed_is_u
     assert rates.gap == none.delays.gap
 
 
+@pytest.mark.schedules
 def test_an_operation_that_the_schedule_has_not_is_refused_in_one_line() -> None:
     engine = ScheduleRunner(BuiltinTarget())
     check_operations(engine, dataclasses.replace(HELD, choices="1.hicache.load"))
@@ -193,11 +196,13 @@ def test_an_operation_that_the_schedule_has_not_is_refused_in_one_line() -> None
             check_operations(engine, dataclasses.replace(HELD, choices=choices))
 
 
+@pytest.mark.schedules
 def test_a_build_without_an_unordered_pair_has_nothing_to_delay() -> None:
     assert device_plans(ScheduleRunner(BuiltinTarget()), PLAN, "cuda") == ()
     assert why_not([]).startswith("no operation is known that could be delayed")
 
 
+@pytest.mark.schedules
 def test_commands_impose_delays_and_say_the_rates(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     line = dataclasses.replace(PLAN, mutant="replay-without-whole-wait").line()
     with installed(1):
@@ -216,6 +221,7 @@ def test_commands_impose_delays_and_say_the_rates(tmp_path, capsys: pytest.Captu
     assert "hicache/llama-3-tiny: wrong bytes in 0 of 3 runs without delays, 0 of 3 with" in stressed
 
 
+@pytest.mark.schedules
 def test_a_message_is_taken_when_its_turn_has_come_not_when_it_lies_in_the_inbox() -> None:
     """It was taken as soon as it was there: on a device, before what its sender waited for."""
     plan = Plan(scenario="nvlink-aux", shape="llama-3-fp8-tiny", seed=1, schedule=6, backend="cuda", device="cuda")
@@ -250,7 +256,6 @@ def test_a_graph_of_a_device_reads_what_lies_there_when_it_is_replayed() -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
 def test_a_device_serves_wrong_bytes_under_the_delay_that_the_cpu_found() -> None:
     name = "gate-waits-on-load-lane"
     engine = ScheduleRunner(mutant_target(name))

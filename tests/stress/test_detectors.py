@@ -143,6 +143,7 @@ def outcomes(parts: TargetParts, name: str, schedules: int = 8) -> Iterator[Outc
         yield engine.run(Plan(scenario="retract-resume", shape=name, seed=1, schedule=schedule, requests=16))
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_target_that_is_broken_in_one_place_is_found(what: str) -> None:
     parts, name, oracle, code = BROKEN[what]
@@ -154,6 +155,7 @@ def test_a_target_that_is_broken_in_one_place_is_found(what: str) -> None:
     pytest.fail(f"expected {oracle} {code}, found {sorted(found)}")
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("name", sorted({name for _, name, _, _ in BROKEN.values()}))
 def test_the_unbroken_target_passes_the_same_plans(name: str) -> None:
     for outcome in outcomes(FIXED, name, schedules=2):

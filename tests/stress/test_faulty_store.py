@@ -48,6 +48,7 @@ def test_damage_is_refused_also_where_the_object_was_damaged_before(kind: str) -
         assert store.get(KEYS[0], len(PAYLOAD)) == PAYLOAD
 
 
+@pytest.mark.schedules
 def test_without_a_folder_for_temporary_files_a_schedule_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +57,7 @@ def test_without_a_folder_for_temporary_files_a_schedule_is_refused(
         ScheduleRunner(BuiltinTarget()).run(WITH_FILES)
 
 
+@pytest.mark.schedules
 def test_a_full_disk_stops_a_schedule_instead_of_changing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(number: int, data: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -67,6 +69,7 @@ def test_a_full_disk_stops_a_schedule_instead_of_changing_it(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.processes
 def test_a_process_that_is_told_to_end_takes_its_folder_along(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "kvcheck.commands.worker"],

@@ -162,6 +162,7 @@ def flipped(engine: ScheduleRunner, name: str) -> tuple[Finding, Outcome] | None
     return None
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("name", [name for name in RACES if name not in SEEN_AT_ONCE])
 def test_a_race_serves_wrong_bytes_in_the_other_order_and_the_fixed_build_does_not(name: str) -> None:
     found = flipped(ScheduleRunner(mutant_target(name)), name)
@@ -177,6 +178,7 @@ def test_a_race_serves_wrong_bytes_in_the_other_order_and_the_fixed_build_does_n
     assert (clean.divergence is not None) == (name in DECIDE_OTHERWISE), clean.divergence
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("name", sorted(SEEN_AT_ONCE))
 def test_a_race_that_an_eager_run_shows_needs_no_flip(name: str) -> None:
     engine = ScheduleRunner(mutant_target(name))
@@ -192,6 +194,7 @@ def test_the_races_are_all_there() -> None:
 # Any pair of the product
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize(
     ("scenario", "shape", "operations", "pairs"),
     [
@@ -245,6 +248,7 @@ def test_one_finding_tells_its_confirmation_and_nothing_else_changes(
     assert json.loads(json.dumps(after.minimal)) == after.minimal
 
 
+@pytest.mark.schedules
 def test_the_line_of_a_confirmation_fails_each_time_and_is_fixed_without_the_bug(
     lazy: tuple[Outcome, tuple[Finding, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,6 +264,7 @@ def test_the_line_of_a_confirmation_fails_each_time_and_is_fixed_without_the_bug
     assert capsys.readouterr().out.startswith(" FIXED  hicache/llama-3-tiny: ")
 
 
+@pytest.mark.schedules
 def test_a_flip_whose_pair_is_not_in_the_run_is_not_fixed(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan(scenario="retract-resume", shape="llama-3-tiny", strategy="flip", choices="3.no.such~9.name")
     assert run(["replay", plan.line()]) == 4
@@ -330,6 +335,7 @@ def test_a_run_that_was_another_one_confirms_nothing() -> None:
     assert pair_of(unordered(1)) == parse_pair("1.earlier~99.later")
 
 
+@pytest.mark.schedules
 def test_stress_prints_the_proof_and_its_line(
     tmp_path: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +347,7 @@ def test_stress_prints_the_proof_and_its_line(
     assert "--strategy flip: use kvcheck replay with the line" in capsys.readouterr().err
 
 
+@pytest.mark.schedules
 def test_a_child_process_confirms_when_its_task_says_so() -> None:
     for confirms in (True, False):
         task = CellTask(plan=cell(RACE, 1), schedules=1, confirms=confirms)

@@ -18,6 +18,7 @@ from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import FIXED, BuiltinTarget
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize(("name", "space"), [("gpt-oss-tiny", "window"), ("qwen3-next-tiny", "state")])
 def test_both_tiers_give_up_companions_and_keep_the_pages(name: str, space: str) -> None:
     given_up: Counter[tuple[str, str]] = Counter()

@@ -136,6 +136,7 @@ def check_ends(bench: Bench) -> Counter[str]:
     return ends
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("name", TINY_SHAPES)
 @pytest.mark.parametrize("scenario", SCENARIO_NAMES)
 def test_the_fixed_build_is_green_and_every_byte_that_has_to_arrive_is_verified(
@@ -160,6 +161,7 @@ def test_the_fixed_build_is_green_and_every_byte_that_has_to_arrive_is_verified(
         assert check_ends(bench)["finished"] > 0
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("name", ["llama-3-tiny", "gpt-oss-tiny"])
 def test_the_same_plan_is_the_same_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[tuple[Outcome, list[Event]]] = []
@@ -172,6 +174,7 @@ def test_the_same_plan_is_the_same_run(name: str, monkeypatch: pytest.MonkeyPatc
     assert other.digest != runs[0][0].digest
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("name", ["llama-3-tiny", "gpt-oss-tiny"])
 def test_faults_aborts_and_all_ways_of_the_row_end_as_they_must(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, ends, ways = Bench(monkeypatch), Counter[str](), Counter[str]()
@@ -294,6 +297,7 @@ VARIATIONS: dict[str, Callable[[], BuiltinTarget]] = {
 }
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_a_legal_variation_gives_no_finding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for model, schedules in (("llama-3-tiny", (15, 17, 18)), ("gpt-oss-tiny", (16,))):
@@ -313,6 +317,7 @@ class Deaf(OtherWire):
         return [each for each in self._wire.receive() if not isinstance(each[1], Want) or each[1].request != 3]
 
 
+@pytest.mark.schedules
 def test_the_same_harness_finds_a_wire_that_loses_messages() -> None:
     plan = Plan(scenario="pd-transfer", shape="llama-3-tiny", seed=5, schedule=9, requests=3, strategy="eager")
     outcome = ScheduleRunner(BuiltinTarget(over(Deaf))).run(plan)

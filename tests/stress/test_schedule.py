@@ -116,6 +116,7 @@ def test_an_ordinary_line_needs_no_quotes() -> None:
     assert shlex.split(f"kvcheck replay {plan.line()}") == ["kvcheck", "replay", plan.line()]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("trace", ODD_TRACES)
 def test_a_real_shell_passes_a_line_on_unchanged(shell: str, trace: str) -> None:
@@ -125,6 +126,7 @@ def test_a_real_shell_passes_a_line_on_unchanged(shell: str, trace: str) -> None
     assert parse_line(done.stdout).trace == trace
 
 
+@pytest.mark.processes
 @given(PLANS)
 @settings(max_examples=20)
 @pytest.mark.skipif("bash" not in SHELLS, reason="there is no bash on this machine")

@@ -91,6 +91,7 @@ def test_equal_bytes_are_not_written_again(store: FileStore) -> None:
     assert store.get(KEYS[0], 3000) == payload_of(1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("capacity", [None, 4 * object_bytes(KEYS[0], 9000)])
 def test_killed_at_every_system_call(quick_folder: Path, capacity: int | None) -> None:
     result = result_of(started("every_step", quick_folder, *([] if capacity is None else [capacity])))
@@ -98,12 +99,14 @@ def test_killed_at_every_system_call(quick_folder: Path, capacity: int | None) -
     assert int(str(result["steps"])) > 60
 
 
+@pytest.mark.processes
 def test_killed_at_any_moment(quick_folder: Path) -> None:
     result = result_of(started("any_moment", quick_folder / "store", 60))
     assert result["wrong"] == []
     assert int(str(result["puts"])) >= 60
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("capacity", [None, 6 * object_bytes(KEYS[0], 9000)])
 def test_two_processes_share_a_folder(quick_folder: Path, capacity: int | None) -> None:
     folder = quick_folder / "store"
@@ -247,6 +250,7 @@ def test_a_disk_that_says_no(store: FileStore, monkeypatch: pytest.MonkeyPatch, 
     assert store.get(KEYS[1], 3000) == payload_of(1)
 
 
+@pytest.mark.processes
 def test_a_small_disk_fills_up(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -283,6 +287,7 @@ def fill(store: FileStore) -> list[str]:
     return written
 
 
+@pytest.mark.processes
 def test_a_limit_on_file_sizes(tmp_path: Path) -> None:
     result = result_of(started("limited", tmp_path / "store"))
     assert "File too large" in str(result["message"])

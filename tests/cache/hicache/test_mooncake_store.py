@@ -188,6 +188,7 @@ def test_contract(store: MooncakeStore, promise: Callable[[PageStore], None]) ->
 
 
 @pytest.mark.mooncake
+@pytest.mark.processes
 @pytest.mark.parametrize("promise", CONTRACT)
 def test_contract_of_the_real_one(real: MooncakeStore, promise: Callable[[PageStore], None]) -> None:
     promise(real)
@@ -245,21 +246,25 @@ def test_full(store: MooncakeStore) -> None:
 
 
 @pytest.mark.mooncake
+@pytest.mark.processes
 def test_limits_of_the_real_one(real: MooncakeStore) -> None:
     check_limits(real)
 
 
 @pytest.mark.mooncake
+@pytest.mark.processes
 def test_damage_of_the_real_one(real: MooncakeStore) -> None:
     check_damage(real)
 
 
 @pytest.mark.mooncake
+@pytest.mark.processes
 def test_full_of_the_real_one(real: MooncakeStore) -> None:
     check_full(real, 1_000_000)
 
 
 @pytest.mark.mooncake
+@pytest.mark.processes
 def test_two_clients_see_one_store(real: MooncakeStore, master: Master) -> None:
     other = MooncakeStore(master.address, buffer_bytes=BUFFER_BYTES)
     other.put(KEYS[0], payload_of(0))
@@ -271,7 +276,7 @@ def test_two_clients_see_one_store(real: MooncakeStore, master: Master) -> None:
 
 
 @pytest.mark.mooncake
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.usefixtures("master")  # its skip where the library cannot be loaded
 def test_a_master_that_dies_is_told(tmp_path: Path) -> None:
     """In a process of its own: the library takes seconds to let go of a dead master."""

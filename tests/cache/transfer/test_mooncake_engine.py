@@ -35,7 +35,7 @@ from kvcheck.core.cache.transfer.mooncake.plan import Batch
 from kvcheck.core.cache.transfer.mooncake.shared_memory import RegionHandle, SharedRegion
 from kvcheck.core.workload.shapes import shape as shape_named
 
-pytestmark = pytest.mark.mooncake
+pytestmark = [pytest.mark.mooncake, pytest.mark.processes]
 
 PROJECT = Path(__file__).parents[3]
 KV_BYTES, STATE_BYTES = 8 << 20, 1 << 20
@@ -243,7 +243,6 @@ def test_an_engine_killed_in_the_middle(make: Callable[..., Side]) -> None:
     assert prefill.start().write(decode.start().info, [batch]) == check_arrived(prefill, decode, [batch])
 
 
-@pytest.mark.slow
 def test_after_the_fence_no_later_byte_arrives(make: Callable[..., Side]) -> None:
     """The library fails the call to a frozen peer and goes on reading the source: until its process is gone."""
     size = 64 << 20

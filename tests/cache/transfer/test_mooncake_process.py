@@ -142,12 +142,14 @@ def test_more_memory_than_there_can_be_is_told() -> None:
         SharedRegion("kv", 1 << 60)
 
 
+@pytest.mark.processes
 def test_an_engine_tells_where_it_is(engine: MooncakeEngine, region: SharedRegion) -> None:
     assert engine.session == "127.0.0.1:15000" and engine.version == OLDEST
     assert {name: size for name, (_, size) in engine.info.regions.items()} == {"kv": SMALL}
     assert not engine.is_poisoned and not engine.is_fenced
 
 
+@pytest.mark.processes
 def test_calls_are_cut_and_in_order(engine: MooncakeEngine, tmp_path: Path) -> None:
     assert engine.write(peer("ok"), [scattered(3000)]) == 24000
     assert engine.write(peer("two"), [scattered(0)]) == 0
@@ -157,6 +159,7 @@ def test_calls_are_cut_and_in_order(engine: MooncakeEngine, tmp_path: Path) -> N
     assert (tmp_path / "calls").read_text().splitlines() == expected
 
 
+@pytest.mark.processes
 def test_writes_can_be_submitted_ahead(engine: MooncakeEngine, tmp_path: Path) -> None:
     tickets = [engine.submit(peer("ok"), [scattered(number + 1)]) for number in range(CALLS_AHEAD * 3)]
     assert engine.wait(tickets[-1]) == CALLS_AHEAD * 3 * 8
@@ -167,6 +170,7 @@ def test_writes_can_be_submitted_ahead(engine: MooncakeEngine, tmp_path: Path) -
     assert poll(lambda: engine.is_done(late))
 
 
+@pytest.mark.processes
 def test_blocks_out_of_place_never_reach_the_engine(engine: MooncakeEngine, tmp_path: Path) -> None:
     outside = Batch("kv", "kv", np.array([[SMALL - 4, 0, 8]], dtype=np.int64))
     with pytest.raises(TransferError, match="not inside local region kv"):
@@ -175,6 +179,7 @@ def test_blocks_out_of_place_never_reach_the_engine(engine: MooncakeEngine, tmp_
     assert engine.write(peer("ok"), [scattered(2)]) == 16
 
 
+@pytest.mark.processes
 def test_a_failed_call_poisons_until_the_fence(
     engine: MooncakeEngine, region: SharedRegion, settings: EngineSettings, tmp_path: Path
 ) -> None:
@@ -199,12 +204,14 @@ def test_a_failed_call_poisons_until_the_fence(
         assert after.write(peer("ok"), [scattered(1)]) == 8
 
 
+@pytest.mark.processes
 def test_a_crash_is_told_with_its_signal_and_words(engine: MooncakeEngine) -> None:
     with pytest.raises(TransferError, match=r"(?s)ended by signal SIGABRT in write 1;.*it printed: .*Fatal Python"):
         engine.write(peer("crash"), [scattered(1)])
     assert engine.is_poisoned and engine.is_fenced  # its process is gone
 
 
+@pytest.mark.processes
 def test_silence_ends_with_the_watchdog(region: SharedRegion, settings: EngineSettings) -> None:
     with MooncakeEngine.start({"kv": region}, settings=replace(settings, call_s=0.3)) as engine:
         start = time.monotonic()
@@ -221,6 +228,7 @@ def test_silence_ends_with_the_watchdog(region: SharedRegion, settings: EngineSe
         other.fence()
 
 
+@pytest.mark.processes
 def test_a_fence_ends_the_wait_of_another_thread(engine: MooncakeEngine) -> None:
     ticket = engine.submit(peer("hang"), [scattered(1)])
     told: list[str] = []
@@ -238,6 +246,7 @@ def test_a_fence_ends_the_wait_of_another_thread(engine: MooncakeEngine) -> None
     assert len(told) == 1 and ("SIGKILL" in told[0] or "fenced" in told[0])
 
 
+@pytest.mark.processes
 def test_an_engine_that_does_not_come_up(region: SharedRegion, settings: EngineSettings, tmp_path: Path) -> None:
     with pytest.raises(TransferError, match="initialize for protocol tcp at refuse returned -7"):
         MooncakeEngine.start({"kv": region}, host="refuse", settings=settings)
@@ -258,6 +267,7 @@ def test_an_engine_that_does_not_come_up(region: SharedRegion, settings: EngineS
         MooncakeEngine.start({"kv": region}, settings=replace(settings, start_s=0.5))
 
 
+@pytest.mark.processes(starts=True)
 def test_an_engine_outlives_the_thread_that_started_it(region: SharedRegion, settings: EngineSettings) -> None:
     started: list[MooncakeEngine] = []
     thread = threading.Thread(target=lambda: started.append(MooncakeEngine.start({"kv": region}, settings=settings)))
@@ -267,6 +277,7 @@ def test_an_engine_outlives_the_thread_that_started_it(region: SharedRegion, set
         assert engine.write(peer("ok"), [scattered(1)]) == 8
 
 
+@pytest.mark.processes(starts=True)
 @pytest.mark.parametrize("what", ["ok", "hang"])
 @pytest.mark.usefixtures("settings")
 def test_an_engine_dies_with_its_worker(what: str, tmp_path: Path) -> None:
@@ -304,6 +315,7 @@ def test_without_the_library_nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) 
         child.load("")
 
 
+@pytest.mark.processes(starts=True)
 def test_the_engine_process_loads_no_tensor_library() -> None:
     script = (
         "import sys, kvcheck.core.cache.transfer.mooncake.child; print('torch' in sys.modules, 'numpy' in sys.modules)"

@@ -44,6 +44,7 @@ def network() -> Iterator[PrivateNetwork]:
         yield made
 
 
+@pytest.mark.processes
 def test_what_listens_on_all_interfaces_is_reached_from_within_alone(network: PrivateNetwork) -> None:
     path = str(network.path)
     with subprocess.Popen(
@@ -60,6 +61,7 @@ def test_what_listens_on_all_interfaces_is_reached_from_within_alone(network: Pr
         listening.stdin.write("\n")
 
 
+@pytest.mark.processes(starts=True)
 def test_it_ends_with_its_holder(network: PrivateNetwork) -> None:
     holder = network._holder
     assert holder is not None
@@ -79,6 +81,7 @@ def test_a_system_that_makes_none_is_a_warning(monkeypatch: pytest.MonkeyPatch) 
     assert "listens on all interfaces" in text and "no process here" in text
 
 
+@pytest.mark.processes
 def test_where_there_is_one_nothing_is_warned_of(network: PrivateNetwork) -> None:
     assert exposure(PLAN, None) == []
 

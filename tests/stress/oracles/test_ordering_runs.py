@@ -28,6 +28,7 @@ def run(shape: str, parts: TargetParts = FIXED, strategy: str = "eager") -> Outc
     return ScheduleRunner(BuiltinTarget(parts)).run(plan)
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("strategy", ["eager", "lazy"])
 @pytest.mark.parametrize("shape", TINY_SHAPES)
 def test_the_fixed_build_is_ordered_and_was_judged(shape: str, strategy: str) -> None:
@@ -134,6 +135,7 @@ MISSING: tuple[tuple[TargetParts, str, str, str, str], ...] = (
 )
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize(
     ("parts", "shape", "code", "buffer", "edge"), MISSING, ids=lambda value: value if isinstance(value, str) else ""
 )
@@ -144,6 +146,7 @@ def test_a_wait_that_is_taken_out_is_missed(parts: TargetParts, shape: str, code
     assert edge in said[0]
 
 
+@pytest.mark.schedules
 def test_both_requests_and_the_host_tier_are_named() -> None:
     found = run("llama-3-tiny", replace(FIXED, offload=SaveTellsNobody)).findings
     reuse = next(each for each in found if each.oracle == "ordering" and each.code == "KV202")

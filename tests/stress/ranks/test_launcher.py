@@ -54,6 +54,7 @@ def crew(world: int) -> Iterator[AgentLauncher]:
     assert not any(agent.is_alive() for agent in agents)
 
 
+@pytest.mark.processes
 def test_a_rank_that_dies_under_an_agent_is_told_of_and_started_again() -> None:
     plan = replace(PLAN, ranks="1x1")
     with crew(2) as launcher:
@@ -70,6 +71,7 @@ def test_a_rank_that_dies_under_an_agent_is_told_of_and_started_again() -> None:
         assert supervisor.stories["prefill-0"].rejoined == ["decode-0.2"]
 
 
+@pytest.mark.processes
 def test_torchrun_starts_a_rank_each_and_the_first_one_judges(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "kvcheck", "stress", "pd-transfer", "--transport", "tcp", "--ranks", "1x1", "--seed", "5"]

@@ -80,6 +80,7 @@ def outcome(supervisor: Supervisor, plan: Plan, *, troubled: frozenset[str], has
     return judge(stories, shape, load, reference, silence=supervisor.silence, troubled=troubled)
 
 
+@pytest.mark.processes(starts=True)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     ("shape", "ranks", "scenario"), [("llama-3-tiny", "2x2", "pd-transfer"), ("gpt-oss-tiny", "1x2", "nvlink-aux")]
@@ -111,6 +112,7 @@ def check_what_was_done(supervisor: Supervisor) -> None:
         assert {5, 10} <= story.failed.keys() <= {5, 10} | aborted
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     ("leg", "shape", "late_s"),
@@ -134,6 +136,7 @@ def test_an_engine_that_says_done_too_early_turns_the_run_red(
     assert {2, 6, 7} <= story.finished.keys()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_bytes_that_come_after_the_engine_said_so_are_waited_for(transport: str) -> None:
     lie: dict[str, object] = {"lie": {"requests": [3, 6], "leg": "kv", "late_s": 1.0}}
@@ -166,14 +169,14 @@ POINTS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(("rank", "at", "number"), POINTS)
 def test_a_killed_rank_leaves_the_other_clean(transport: str, rank: str, at: str, number: int) -> None:
     check_survivors(replace(PLAN, transport=transport), rank, at, number)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     ("rank", "at", "number"),
@@ -209,6 +212,7 @@ def test_the_bytes_of_a_prompt_are_those_of_a_sheet_of_paper() -> None:
     assert bytes_for(paper, 1, 4) == 3 * 4 * (8 + 8) * 2 + row  # two ranks keep each head
 
 
+@pytest.mark.processes
 def test_one_command_prints_both_counts_and_its_line_runs_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +232,7 @@ def plain(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.processes
 @pytest.mark.mooncake
 @pytest.mark.parametrize("ranks", ["1x1", "2x2"])
 def test_an_engine_that_dies_costs_its_room_and_no_other(ranks: str) -> None:
@@ -251,6 +256,7 @@ def test_without_the_library_nothing_is_judged(
     assert "pip install 'mooncake-transfer-engine-non-cuda" in capsys.readouterr().err
 
 
+@pytest.mark.processes(starts=True)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
     command = [
@@ -298,6 +304,7 @@ def test_a_stranger_is_not_listened_to() -> None:
     found[0].free()
 
 
+@pytest.mark.processes
 def test_a_rank_that_dies_unasked_is_a_finding() -> None:
     extra: dict[str, dict[str, object]] = {"prefill-0": {"die": {"at": "wrote", "number": 2}}}
     _, judged = run(PLAN, extra)

@@ -35,6 +35,7 @@ from kvcheck.core.stress.ranks.rank import RankRun
 __all__ = ["importable"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("transport", "rank", "at", "number", "ranks"),
     [

@@ -105,6 +105,7 @@ def is_alone(name: str) -> Callable[[Stories], bool]:
     return lambda stories: bool(stories[name].lost)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("transport", "rank", "point", "who"),
     [
@@ -125,6 +126,7 @@ def test_a_peer_that_is_frozen_for_longer_than_a_room_may_take_costs_its_rooms(
     assert story.finished.keys() | story.failed.keys() | story.aborted == set(range(1, 11))
 
 
+@pytest.mark.processes
 def test_memory_that_a_frozen_peer_may_write_is_not_given_back() -> None:
     """The mutant gives it back at once: seen by the quarantine, whatever the late bytes then hit."""
     mutant = "slot-freed-before-drain"

@@ -1,0 +1,166 @@
+"""The process that tests fork kvcheck's processes from: it has loaded torch and its like, and nothing of kvcheck.
+
+    python -I fork_server.py SOCKET CLIENT
+
+One message a process: JSON {"argv", "variables", "folder", "leads_group", "numbers"}, with the descriptors that are to
+have these numbers. The answer is its process id.
+
+Invariants:
+- A forked process is a child of the client, not of this one: its parent here ends, and the client adopts it.
+- It runs what its command line names, from the first line on: kvcheck's own start of children, or `-m kvcheck`.
+- There is one thread when it is forked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import gc
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+
+import numpy
+import torch
+import torch.distributed
+import typer
+
+LOADED = (numpy, torch, torch.distributed, typer)
+MESSAGE_BYTES = 1 << 20
+MOST_DESCRIPTORS = 16
+BEYOND = 256
+"""Received descriptors are moved up here before they are put where the process expects them."""
+ADOPTION_S = 10.0
+FLUSH_FAILED = 120
+"""How Python ends where standard output cannot be written."""
+
+
+def serve(server: socket.socket, client: int) -> dict[str, object]:
+    """Fork until the client is gone. Returns in the forked process, with what it has to run."""
+    while True:
+        text, received, _, _ = socket.recv_fds(server, MESSAGE_BYTES, MOST_DESCRIPTORS)
+        if not text:
+            os._exit(0)
+        assert os.listdir("/proc/self/task") == [str(os.getpid())], "a thread would not be in the forked process"
+        between = os.fork()
+        if between:
+            os.waitpid(between, 0)
+            for descriptor in received:
+                os.close(descriptor)
+            continue
+        if os.fork():
+            os._exit(0)
+        order: dict[str, object] = json.loads(text)
+        _become(order, received, server, client)
+        return order
+
+
+def _become(order: dict[str, object], received: list[int], server: socket.socket, client: int) -> None:
+    """Make this process what a started one would be: its parent, group, folder, variables and descriptors."""
+    deadline = time.monotonic() + ADOPTION_S
+    while os.getppid() != client:
+        assert time.monotonic() < deadline, "the client has not adopted this process"
+        time.sleep(0.0002)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if order["leads_group"]:
+        os.setsid()
+    os.chdir(str(order["folder"]))
+    os.environ.clear()
+    os.environ.update(order["variables"])  # type: ignore[call-overload]
+    server.send(str(os.getpid()).encode())
+    server.close()
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, BEYOND) for descriptor in received]
+    for descriptor in received:
+        os.close(descriptor)
+    for descriptor, number in zip(high, order["numbers"], strict=True):  # type: ignore[call-overload]
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def open_streams(*, is_unbuffered: bool) -> None:
+    """Standard streams over the descriptors that the process has now."""
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8")  # noqa: SIM115
+    for name, number, errors in (("stdout", 1, "strict"), ("stderr", 2, "backslashreplace")):
+        raw = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115
+        stream = io.TextIOWrapper(
+            raw if is_unbuffered else io.BufferedWriter(raw),  # type: ignore[arg-type]
+            encoding="utf-8",
+            errors=errors,
+            write_through=is_unbuffered,
+            line_buffering=not is_unbuffered and (name == "stderr" or os.isatty(number)),
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def main() -> None:
+    """Serve, and in a forked process run what it was forked for."""
+    number, client = map(int, sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the client, and this process with it
+    gc.collect()
+    gc.freeze()
+    server = socket.socket(fileno=number)
+    server.send(b"ready")
+    order = serve(server, client)
+    try:
+        run(list(map(str, order["argv"])), str(order["folder"]))  # type: ignore[call-overload]
+        code: object = None
+    except SystemExit as error:
+        code = error.code
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())
+        _finish()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    is_written = _finish()
+    os._exit((code or 0) & 0xFF if is_written else FLUSH_FAILED)
+
+
+def _finish() -> bool:
+    """What Python does at its end, but take modules apart, which would copy all that they share with the server.
+
+    Returns whether standard output could be written.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        return False
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+    return True
+
+
+def run(argv: list[str], folder: str) -> None:
+    """argv: as of `python -I ... -u FILE ARGUMENTS...`, or of `python -m kvcheck ARGUMENTS...`."""
+    if argv[:2] == ["-m", "kvcheck"]:
+        open_streams(is_unbuffered=bool(os.environ.get("PYTHONUNBUFFERED")))
+        sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+        searched = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:0] = [folder, *filter(None, searched)]
+        sys.argv[:] = ["kvcheck", *argv[2:]]
+        runpy.run_module("kvcheck", run_name="__main__", alter_sys=True)
+        return
+    open_streams(is_unbuffered=True)
+    sys.dont_write_bytecode = "-B" in argv[: argv.index("-u")]
+    sys.argv[:] = argv[argv.index("-u") + 1 :]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

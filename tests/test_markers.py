@@ -1,0 +1,89 @@
+"""Markers of tests: what is refused without them, and what a forked process is.
+
+Invariants:
+- Each guard is shown to refuse what it is for, and nothing is started by it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rigs.guards import MUTANTS_TEST, ONE_A_BUG, QUICK, Unmarked, mark_one_a_bug
+
+from kvcheck.core.base.child import Streams, start
+from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.mutants import MUTANTS, mutant
+
+STARTERS: dict[str, Callable[[], object]] = {
+    "a command": lambda: subprocess.run([sys.executable, "-V"], check=False),
+    "a line for the shell": lambda: subprocess.Popen("true", shell=True),
+    "a fork": lambda: os.fork(),  # by the name that is refused
+    "the system's shell": lambda: os.system("true"),
+}
+WHO_AM_I = """
+import json, os, sys
+descriptors = sorted(map(int, os.listdir("/proc/self/fd")))
+print(json.dumps([os.getppid(), os.getpgid(0), sorted(os.environ), os.getcwd(), descriptors, "torch" in sys.modules,
+                  sys.argv, sys.stdin.read()]))
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("name", STARTERS)
+def test_a_process_without_the_marker_is_refused_and_noted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    unmarked = Unmarked()
+    unmarked.forbid_processes(monkeypatch)
+    with pytest.raises(OSError, match="marker"):
+        STARTERS[name]()
+    assert len(unmarked.done) == 1 and unmarked.done[0].startswith("processes: ")
+
+
+def test_git_is_not_there_and_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    unmarked = Unmarked()
+    unmarked.forbid_processes(monkeypatch)
+    with pytest.raises(FileNotFoundError):
+        subprocess.run(["/usr/bin/git", "status"], check=False)
+    assert unmarked.done == []
+
+
+def test_a_whole_schedule_without_the_marker_is_refused_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    unmarked = Unmarked()
+    unmarked.forbid_schedules(monkeypatch)
+    with pytest.raises(OSError, match="marker"):
+        StressEngine(BuiltinTarget()).run(Plan(scenario="retract-resume", shape="llama-3-tiny"))
+    assert unmarked.done == ["schedules: it runs a whole schedule"]
+
+
+def test_one_mutant_of_each_bug_is_quick(request: pytest.FixtureRequest) -> None:
+    assert sorted(mutant(name).bug for name in ONE_A_BUG) == sorted({mutant(name).bug for name in MUTANTS})
+    test = pytest.Function.from_parent(
+        request.node.parent, name=f"{MUTANTS_TEST}[{ONE_A_BUG[0]}]", callobj=lambda: None
+    )
+    mark_one_a_bug([test])
+    assert test.get_closest_marker(QUICK) is not None
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.processes(starts=True))])
+def test_a_forked_process_is_what_a_started_one_is(
+    is_forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "who_am_i.py").write_text(WHO_AM_I)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    process = start("who_am_i", "a", "b", streams=Streams(stdin=subprocess.PIPE))
+    output, _ = process.communicate("from the parent")
+    parent, group, variables, here, descriptors, has_torch, argv, said = json.loads(output)
+    assert (parent, group, here) == (os.getpid(), process.pid, os.getcwd())
+    assert "HF_TOKEN" not in variables and "PATH" in variables
+    assert descriptors[:3] == [0, 1, 2] and len(descriptors) == 4, "and the folder that is read"
+    assert (argv[1:], said, process.returncode) == (["a", "b"], "from the parent", 7)
+    assert has_torch == is_forked
