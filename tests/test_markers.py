@@ -17,7 +17,7 @@ import pytest
 from rigs.guards import MUTANTS_TEST, ONE_A_BUG, QUICK, Unmarked, mark_one_a_bug
 
 from kvcheck.core.base.child import Streams, start
-from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import MUTANTS, mutant
@@ -58,7 +58,7 @@ def test_a_whole_schedule_without_the_marker_is_refused_and_noted(monkeypatch: p
     unmarked = Unmarked()
     unmarked.forbid_schedules(monkeypatch)
     with pytest.raises(OSError, match="marker"):
-        StressEngine(BuiltinTarget()).run(Plan(scenario="retract-resume", shape="llama-3-tiny"))
+        ScheduleRunner(BuiltinTarget()).run(Plan(scenario="retract-resume", shape="llama-3-tiny"))
     assert unmarked.done == ["schedules: it runs a whole schedule"]
 
 

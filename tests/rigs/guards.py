@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kvcheck.core.stress.runner import StressEngine
+from kvcheck.core.stress.runner import ScheduleRunner
 
 PROCESSES, SCHEDULES, COMPILED = "processes", "schedules", "compiled"
 QUICK = "quick"
@@ -67,7 +67,7 @@ class Unmarked:
 
     def forbid_schedules(self, patch: pytest.MonkeyPatch) -> None:
         """No whole schedule runs from now on."""
-        patch.setattr(StressEngine, "run", self._refusing(f"{SCHEDULES}: it runs a whole schedule"))
+        patch.setattr(ScheduleRunner, "run", self._refusing(f"{SCHEDULES}: it runs a whole schedule"))
 
     def _refusing(self, what: str) -> Callable[..., None]:
         def refuse(*_: object, **__: object) -> None:

@@ -135,6 +135,7 @@ def test_memory_that_a_frozen_peer_may_write_is_not_given_back() -> None:
     assert found and all("while prefill-0 may still write it" in each.message for each in found)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("transport", "rank", "point", "is_enough", "ranks"),
     [
