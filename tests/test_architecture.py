@@ -125,13 +125,15 @@ ADAPTERS = {  # optional or slow library: the only modules that import it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ban:
-    """What modules under `where`, except those under `but`, may not name, call, or call as a method of anything."""
+    """What modules under `where`, except those under `but`, may not name, call, call as a method, or set."""
 
     where: tuple[str, ...]
     but: tuple[str, ...] = ()
     names: frozenset[str] = frozenset()
     calls: frozenset[str] = frozenset()
     methods: frozenset[str] = frozenset()
+    attributes: frozenset[str] = frozenset()
+    """Set on any object."""
     why: str
 
 
@@ -153,6 +155,12 @@ BANS = (
         ),
         methods=frozenset({"copy_", "to", "cpu", "cuda", "synchronize", "wait_event", "wait_stream"}),
         why="product code moves bytes through a backend and the kernels only",
+    ),
+    Ban(
+        where=EVERYWHERE,
+        but=("core.cache.pools.pool",),
+        attributes=frozenset({"committed"}),
+        why="KVPool.commit is its one writer",
     ),
     Ban(
         where=EVERYWHERE,
@@ -268,6 +276,9 @@ def check_bans(module: str, tree: ast.Module) -> Iterator[str]:
                 found.add((node.lineno, f"{node.func.id}()"))
             elif isinstance(node.func, ast.Attribute) and node.func.attr in ban.methods:
                 found.add((node.lineno, f".{node.func.attr}()"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in ban.attributes:
+                found.add((node.lineno, f".{node.attr} ="))
         yield from (f"line {line}: {name} is banned here: {ban.why}" for line, name in sorted(found))
     for library, adapters in ADAPTERS.items():
         for line, name in imported(tree):

@@ -339,6 +339,23 @@ def test_only_an_empty_holding_adopts_and_only_pages_that_somebody_owns() -> Non
     assert (holding.shared, holding.committed, len(holding.pages)) == (0, 0, 1)
 
 
+@pytest.mark.parametrize("name", TINY_SHAPES)
+@pytest.mark.parametrize("beyond", [-1, 1])
+def test_a_commit_stays_within_the_pages_of_an_open_holding(name: str, beyond: int) -> None:
+    pool, _, _ = pool_of(name)
+    holding, most = opened(pool, 1), 2 * pool.page_size
+    assert pool.grow(holding, most, query=0)
+    for tokens in (most, 0, 3):  # a resumed or refused request may hold less than before
+        pool.commit(holding, tokens)
+        assert holding.committed == tokens
+    with pytest.raises(LengthMismatch, match=f"expected 0 to {most} committed tokens in 2 pages"):
+        pool.commit(holding, -1 if beyond < 0 else most + 1)
+    assert holding.committed == 3
+    pool.close(holding)
+    with pytest.raises(ForeignAccess, match="expected an open holding"):
+        pool.commit(holding, 1)
+
+
 def test_cached_prefixes_may_take_a_state_slot_only_where_every_request_still_finds_one() -> None:
     backend = EagerBackend()
     sizes = PoolSizes(pages=PAGES, requests=2, max_tokens=8, state_slots=3)

@@ -59,7 +59,7 @@ def holding_of(pool: KVPool, request: int, pages: int = 2) -> Holding:
     holding = pool.open(request)
     assert holding is not None
     assert pool.grow(holding, pages * pool.page_size, query=0)
-    holding.committed = pages * pool.page_size
+    pool.commit(holding, pages * pool.page_size)
     return holding
 
 

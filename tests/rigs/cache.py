@@ -116,7 +116,7 @@ class Rig:
                 self.cache.start_loads()  # what is queued holds pages until it has been acknowledged
                 assert self.cache.wait_oldest(), f"no room for {text}"
         self._submit(holding, chain, holding.shared, len(chain), reading=False)
-        holding.committed = tokens
+        self.pool.commit(holding, tokens)
         if keep:
             self.cache.keep(lease, self.tokens(text))
         self.pool.evict_window(holding, tokens)

@@ -215,7 +215,7 @@ def held(pool: KVPool, request: int, tokens: int, *, query: int) -> Holding:
     holding = pool.open(request)
     assert holding is not None
     assert pool.grow(holding, tokens, query=query)
-    holding.committed = tokens
+    pool.commit(holding, tokens)
     return holding
 
 

@@ -67,7 +67,7 @@ class DecodeStep:
         for request in range(1, REQUESTS + 1):
             holding = self.pool.open(request)
             assert holding is not None and self.pool.grow(holding, CONTEXT + 1, query=0), "the pool holds them all"
-            holding.committed = CONTEXT
+            self.pool.commit(holding, CONTEXT)
             self._holdings.append(holding)
         self._layers = self._attending(memory)
         self._context = {name: self._locs(name, 0, CONTEXT) for name in self.pool.paged}

@@ -77,5 +77,5 @@ class TwoHoldings:
     def _opened(self) -> Holding:
         holding = self.pool.open(REQUEST)
         assert holding is not None and self.pool.grow(holding, self.tokens, query=0), "the pool holds it twice"
-        holding.committed = self.tokens
+        self.pool.commit(holding, self.tokens)
         return holding

@@ -117,7 +117,10 @@ class Offload:
         return replace(value, buffers=tuple(buffers))
 
     def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
-        """Copy a saved request into the rows of its new holding; readers wait for the returned signal."""
+        """Copy a saved request into the rows of its new holding; readers wait for the returned signal.
+
+        The caller commits the tokens: it knows what waits for that signal.
+        """
         self._check(offloaded, holding)
         behind = self._mark_forward()
         for kept in self.restored_buffers(offloaded):
@@ -140,7 +143,6 @@ class Offload:
         if (kept_value := self._kept.get(offloaded.number)) is not None:
             kept_value.copies.append(done)
             self._hold(kept_value, holding, offloaded.tokens, done)
-        holding.committed = offloaded.tokens
         return done
 
     def discard(self, offloaded: OffloadedKV) -> None:

@@ -9,6 +9,7 @@ Invariants:
 - A holding's host lists and the device tables name the same pages in the same order.
 - `close` frees what the request owns, in every space, exactly once; shared pages stay the tree's.
 - A closed holding is refused by everything: its ids may be somebody else's by now.
+- `commit` is the only writer of `committed`, and commits no token beyond the holding's pages.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def _no_pages() -> IndexArray:
 class Holding:
     """What one request holds of a pool. pages, window_pages: by logical page; a window page of 0 is gone.
 
-    shared: leading logical pages that the prefix tree owns. committed: tokens whose KV is written.
-    is_open: until the pool closes it.
+    shared: leading logical pages that the prefix tree owns. committed: tokens whose KV is written, or whose write has
+    been queued on the forward lane; see KVPool.commit. is_open: until the pool closes it.
     """
 
     request: int
@@ -213,7 +214,7 @@ class KVPool:
         holding.pages = pages.copy()
         holding.window_pages = window_pages.copy()
         holding.shared = len(pages)
-        holding.committed = len(pages) * self.page_size
+        self.commit(holding, len(pages) * self.page_size)
         self._write_locs(holding, 0, holding.committed)
 
     def pages_short(self, holding: Holding, tokens: int, *, query: int) -> dict[str, int]:
@@ -246,6 +247,19 @@ class KVPool:
         if len(holding.pages) > first:
             self._write_locs(holding, first * self.page_size, len(holding.pages) * self.page_size)
         return True
+
+    def commit(self, holding: Holding, tokens: int) -> None:
+        """The KV of the first `tokens` tokens is written, as far as later work on the forward lane can see.
+
+        Called by whoever queued the write or saw it arrive. Raises LengthMismatch beyond the holding's pages.
+        """
+        self.check_open(holding)
+        if not 0 <= tokens <= len(holding.pages) * self.page_size:
+            raise LengthMismatch(
+                f"request {holding.request}: expected 0 to {len(holding.pages) * self.page_size} committed tokens in "
+                f"{len(holding.pages)} pages, got {tokens}"
+            )
+        holding.committed = tokens
 
     def evict_window(self, holding: Holding, tokens: int) -> None:
         """Free window pages that no token at or after position `tokens` can see."""

@@ -115,6 +115,7 @@ class Arrivals(HandOver):
     def _take_row(self, active: RunningRequest) -> None:
         row = self._decode.get(active.target_slot, active.request)
         self.receiver.take(self.room_of(active.request))
+        self._parts.pool.commit(active.holding, active.prompt_length)
         active.metadata = row
         active.output.append(int(row.field("output_ids")[0]))
         self._decode.release(active.target_slot, active.request)
@@ -195,7 +196,6 @@ class DecodeScheduler(Scheduler):
                 self._pool.close(holding)
                 self.parts.decode_metadata.release(slot, generation.request)
                 break
-            holding.committed = prompt
             active = RunningRequest(generation=generation, holding=holding, lease=None, target_slot=slot)
             self._waiting.popleft()
             self._handing_over.begin(active)

@@ -205,7 +205,7 @@ class PrefillScheduler:
             return
         done = self._decoder.forward(chunks)
         for chunk, prompt in zip(chunks, prompts, strict=True):
-            chunk.holding.committed = chunk.stop
+            self._pool.commit(chunk.holding, chunk.stop)
             self.sender.send_pages(self._room(prompt), chunk.stop, done)
         self._backend.wait(done)
         for chunk in chunks:

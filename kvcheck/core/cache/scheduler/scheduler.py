@@ -241,7 +241,7 @@ class Scheduler:
             self.parts.cache.prepare(active.lease for active in actives if active.lease is not None)
         done = self.parts.decoder.forward(chunks)
         for chunk in chunks:
-            chunk.holding.committed = chunk.stop
+            self._pool.commit(chunk.holding, chunk.stop)
         for active in actives if keep else ():
             self._cache_prompt(active)
         self.parts.backend.wait(done)
@@ -330,7 +330,7 @@ class Scheduler:
             if active.lease is not None:
                 active.lease.holding = holding
             restored = self.parts.offload.restore(offloaded, holding)
-            holding.committed = tokens
+            self._pool.commit(holding, tokens)
             self.parts.backend.wait(restored, lane=self._pool.forward)
             self._restoring.append((restored, offloaded))
             active.offloaded = None
