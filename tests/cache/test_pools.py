@@ -339,6 +339,20 @@ def test_only_an_empty_holding_adopts_and_only_pages_that_somebody_owns() -> Non
     assert (holding.shared, holding.committed, len(holding.pages)) == (0, 0, 1)
 
 
+def test_an_extent_leaves_out_pages_that_the_window_has_passed() -> None:
+    pool, _, _ = pool_of("gpt-oss-tiny")  # pages of 4 tokens, a window of 10
+    holding = opened(pool, 1)
+    assert pool.grow(holding, 16, query=0)
+    pool.evict_window(holding, 14)  # the first window page is gone
+    extent = pool.extent(holding, 14)
+    assert {space: ids.tolist() for space, ids in extent.units.items()} == {"full": [1, 2, 3, 4], "window": [2, 3, 4]}
+    rows = {space: extent.rows(space, pool.sets[space].buffer("k")).tolist() for space in extent.units}
+    assert rows == {"full": list(range(4, 18)), "window": list(range(8, 18))}
+    pool.close(holding)
+    with pytest.raises(ForeignAccess, match="expected an open holding"):
+        pool.extent(holding, 14)
+
+
 @pytest.mark.parametrize("name", TINY_SHAPES)
 @pytest.mark.parametrize("beyond", [-1, 1])
 def test_a_commit_stays_within_the_pages_of_an_open_holding(name: str, beyond: int) -> None:
@@ -372,7 +386,7 @@ def test_a_pinned_page_or_slot_cannot_be_freed_by_closing(name: str, space: str)
     pool, ledger, _ = pool_of(name)
     holding = opened(pool, 1)
     assert pool.grow(holding, 2 * pool.page_size, query=0)
-    ids = pool.unit_ids(holding, space, 2 * pool.page_size)[-1:]
+    ids = pool.extent(holding, 2 * pool.page_size).units[space][-1:]
     pool.allocators[space].pin(ids)
     with pytest.raises(FreeInFlight, match=rf"{space}: freed .* while pinned: \[{ids[0]}\]"):
         pool.close(holding)

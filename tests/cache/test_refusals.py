@@ -236,7 +236,8 @@ def test_bytes_of_a_dropped_value_read_as_never_written() -> None:
     restored = offload.restore(value, holding)
     backend.release(value.buffers[0].memory)  # too early, and behind the offload's back
     backend.wait(restored)
-    rows = torch.from_numpy(pool.row_ids(holding, "full", pool.sets["full"].buffer("k"), holding.committed))
+    extent = pool.extent(holding, holding.committed)
+    rows = torch.from_numpy(extent.rows("full", pool.sets["full"].buffer("k")))
     assert bool((words[:, rows].view(torch.uint8) == POISON_BYTE).all())
 
 

@@ -17,7 +17,7 @@ from kvcheck.core.cache.backend.backend import Footprint, Operation, Place
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.offload import Offload
 from kvcheck.core.cache.pools.buffers import BufferSpec
-from kvcheck.core.cache.pools.pool import Holding
+from kvcheck.core.cache.pools.pool import Extent
 from kvcheck.core.cache.pools.request_table import IndexTable
 from kvcheck.core.stress.audit import AuditBackend, Memory
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
@@ -58,10 +58,8 @@ def test_every_operation_of_the_prefix_cache_declares_what_it_touches(scenario: 
 class SaveDeclaresOnePageLess(Offload):
     """The footprint of a copy leaves out the last page."""
 
-    def _footprint(
-        self, holding: Holding, space: str, buffer: BufferSpec, tokens: int, *, whole: bool = False
-    ) -> Footprint:
-        declared = super()._footprint(holding, space, buffer, tokens, whole=whole)
+    def _footprint(self, extent: Extent, space: str, buffer: BufferSpec, *, whole: bool = False) -> Footprint:
+        declared = super()._footprint(extent, space, buffer, whole=whole)
         spans = None if declared.spans is None else declared.spans[:-1]
         assert declared.owners is not None
         return replace(declared, rows=declared.rows[:-1], spans=spans, owners=declared.owners[:-1])
@@ -70,10 +68,8 @@ class SaveDeclaresOnePageLess(Offload):
 class SaveDeclaresOneRowLess(Offload):
     """The last page is declared one token too short."""
 
-    def _footprint(
-        self, holding: Holding, space: str, buffer: BufferSpec, tokens: int, *, whole: bool = False
-    ) -> Footprint:
-        declared = super()._footprint(holding, space, buffer, tokens, whole=whole)
+    def _footprint(self, extent: Extent, space: str, buffer: BufferSpec, *, whole: bool = False) -> Footprint:
+        declared = super()._footprint(extent, space, buffer, whole=whole)
         if declared.spans is not None:
             declared.spans[-1, 1] -= 1
         return declared

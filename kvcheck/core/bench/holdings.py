@@ -52,11 +52,11 @@ class TwoHoldings:
 
     def rows(self, holding: Holding, space: str, buffer: BufferSpec) -> torch.Tensor:
         """The holding's rows of a buffer."""
-        return self.backend.index(self.pool.row_ids(holding, space, buffer, self.tokens))
+        return self.backend.index(self.pool.extent(holding, self.tokens).rows(space, buffer))
 
     def whole_rows(self, holding: Holding, space: str, buffer: BufferSpec) -> torch.Tensor:
         """The rows of all its pages, to the end of the last."""
-        units = self.pool.unit_ids(holding, space, self.tokens)
+        units = self.pool.extent(holding, self.tokens).units[space]
         if buffer.rows is not Granularity.TOKEN:
             return self.backend.index(units)
         size = self.pool.page_size

@@ -22,7 +22,7 @@ from kvcheck.core.base.paging import IndexArray, pages_for
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Place, Signal
 from kvcheck.core.cache.pools.allocator import Use
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, SpaceSpec
-from kvcheck.core.cache.pools.pool import Holding, KVPool
+from kvcheck.core.cache.pools.pool import Extent, Holding, KVPool
 from kvcheck.kernels.page_copy import gather_rows, scatter_rows
 
 CHUNK_ROWS = 8192
@@ -81,6 +81,7 @@ class Offload:
         """Copy all rows of a request to pinned host memory, behind everything the forward lane has been given."""
         tokens = holding.committed
         self._check_saved(holding, tokens)
+        extent = self.pool.extent(holding, tokens)
         number = self._next_number()
         behind = self._mark_forward()
         value = OffloadedKV(
@@ -96,7 +97,7 @@ class Offload:
         )
         buffers: list[OffloadedBuffer] = []
         for space, buffer in self._table():
-            rows = self._saved_rows(holding, space, buffer, tokens)
+            rows = self._saved_rows(extent, space, buffer)
             source = self.pool.sets[space].read_view(buffer.name, range(self._layers(space)), self._d2h)
             memory = f"offload.{number}.{space}.{buffer.name}"
             target = self._backend.empty(
@@ -106,14 +107,14 @@ class Offload:
             self._backend.submit(
                 Operation("offload.save", parts, holding.request),
                 lane=self._d2h,
-                reads=(self._footprint(holding, space, buffer, tokens),),
+                reads=(self._footprint(extent, space, buffer),),
                 writes=(self._value_footprint(number, space, buffer.name),),
                 after=(behind,),
             )
             buffers.append(OffloadedBuffer(space=space, name=buffer.name, words=target, memory=memory))
         self._backend.record(value.saved, lane=self._d2h)
         self._kept[number] = _Kept(copies=[value.saved])
-        self._hold(self._kept[number], holding, tokens, value.saved)
+        self._hold(self._kept[number], extent, value.saved)
         return replace(value, buffers=tuple(buffers))
 
     def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
@@ -121,28 +122,28 @@ class Offload:
 
         The caller commits the tokens: it knows what waits for that signal.
         """
-        self._check(offloaded, holding)
+        extent = self._checked(offloaded, holding)
         behind = self._mark_forward()
         for kept in self.restored_buffers(offloaded):
-            rows = self._restored_rows(holding, kept, offloaded.tokens)
+            buffer = self.pool.sets[kept.space].buffer(kept.name)
+            rows = extent.rows(kept.space, buffer)
             target = self.pool.sets[kept.space].write_view(kept.name)
             parts = tuple(
                 partial(scatter_rows, target, kept.words[:, a:b], index) for a, b, index in self._chunks(rows)
             )
-            buffer = self.pool.sets[kept.space].buffer(kept.name)
             whole = buffer.rows is Granularity.PAGE  # a page row is written to its end, beyond the last token
             self._backend.submit(
                 Operation("offload.restore", parts, holding.request),
                 lane=self._h2d,
                 reads=(self._value_footprint(offloaded.number, kept.space, kept.name),),
-                writes=(self._footprint(holding, kept.space, buffer, offloaded.tokens, whole=whole),),
+                writes=(self._footprint(extent, kept.space, buffer, whole=whole),),
                 after=(offloaded.saved, behind),
             )
         done = self._backend.signal()
         self._backend.record(done, lane=self._h2d)
         if (kept_value := self._kept.get(offloaded.number)) is not None:
             kept_value.copies.append(done)
-            self._hold(kept_value, holding, offloaded.tokens, done)
+            self._hold(kept_value, extent, done)
         return done
 
     def discard(self, offloaded: OffloadedKV) -> None:
@@ -171,13 +172,9 @@ class Offload:
         """The buffers of a value that a restore writes: every one. (mutant: restore-skips-index-buffer)"""
         return offloaded.buffers
 
-    def _saved_rows(self, holding: Holding, space: str, buffer: BufferSpec, tokens: int) -> IndexArray:
+    def _saved_rows(self, extent: Extent, space: str, buffer: BufferSpec) -> IndexArray:
         """The request's own rows. (mutant: offload-saves-wrong-pages)"""
-        return self.pool.row_ids(holding, space, buffer, tokens)
-
-    def _restored_rows(self, holding: Holding, kept: OffloadedBuffer, tokens: int) -> IndexArray:
-        buffer = self.pool.sets[kept.space].buffer(kept.name)
-        return self.pool.row_ids(holding, kept.space, buffer, tokens)
+        return extent.rows(space, buffer)
 
     def _window_start(self, holding: Holding) -> int:
         """Logical window pages that are gone; only leading ones may be, or a count would not say which are live."""
@@ -197,11 +194,10 @@ class Offload:
             self._count += 1
         return self._count
 
-    def _hold(self, kept: _Kept, holding: Holding, tokens: int, done: Signal) -> None:
+    def _hold(self, kept: _Kept, extent: Extent, done: Signal) -> None:
         """Pin what a copy touches until it is done; freeing it earlier is FreeInFlight."""
-        for spec in self.pool.specs:
-            ids = self.pool.unit_ids(holding, spec.name, tokens)
-            kept.uses.append((spec.name, self.pool.allocators[spec.name].hold(ids, partial(self._backend.query, done))))
+        for space, ids in extent.units.items():
+            kept.uses.append((space, self.pool.allocators[space].hold(ids, partial(self._backend.query, done))))
 
     def _check_saved(self, holding: Holding, tokens: int) -> None:
         """The holding is open and holds the tokens that it says are committed."""
@@ -213,9 +209,9 @@ class Offload:
                 f"tokens in {min(pages)} pages, got {tokens}"
             )
 
-    def _check_owner(self, offloaded: OffloadedKV, holding: Holding) -> None:
-        """The value is still kept, and every row that a restore writes belongs to the request it was saved from."""
-        self.pool.check_open(holding)
+    def _owned_extent(self, offloaded: OffloadedKV, holding: Holding) -> Extent:
+        """Where a restore writes: the value is still kept, and every row belongs to the request it was saved from."""
+        extent = self.pool.extent(holding, offloaded.tokens)
         if any(kept.memory for kept in offloaded.buffers) and offloaded.number not in self._kept:
             raise ForeignAccess(
                 f"restore of request {offloaded.request}: value {offloaded.number} was discarded, or saved elsewhere"
@@ -225,11 +221,12 @@ class Offload:
                 f"restore of request {offloaded.request}: expected a holding of its own without shared pages, "
                 f"got one of request {holding.request} with {holding.shared}"
             )
-        for spec in self.pool.specs:
-            ids = self.pool.unit_ids(holding, spec.name, offloaded.tokens)
-            self.pool.allocators[spec.name].check_owned(ids, offloaded.request)
+        for space, ids in extent.units.items():
+            self.pool.allocators[space].check_owned(ids, offloaded.request)
+        return extent
 
-    def _check(self, offloaded: OffloadedKV, holding: Holding) -> None:
+    def _checked(self, offloaded: OffloadedKV, holding: Holding) -> Extent:
+        """Where a restore writes, once the value is known to fit the pool and the holding."""
         expected = [(space, buffer.name) for space, buffer in self._table()]
         got = [(kept.space, kept.name) for kept in offloaded.buffers]
         if got != expected or offloaded.shape_name != self.pool.shape.name:
@@ -252,14 +249,15 @@ class Offload:
                 f"restore of request {offloaded.request}: its window was live from page {offloaded.window_start}, "
                 f"that of the new holding is from page {self._window_start(holding)}"
             )
-        self._check_owner(offloaded, holding)
+        extent = self._owned_extent(offloaded, holding)
         for kept in offloaded.buffers:
-            rows = self._restored_rows(holding, kept, offloaded.tokens)
+            rows = extent.rows(kept.space, self.pool.sets[kept.space].buffer(kept.name))
             if len(rows) != kept.words.shape[1]:
                 raise LengthMismatch(
                     f"restore {kept.space}.{kept.name} of request {offloaded.request}: "
                     f"{kept.words.shape[1]} saved rows for {len(rows)} rows of the new holding"
                 )
+        return extent
 
     def _chunks(self, rows: IndexArray) -> Iterator[tuple[int, int, torch.Tensor]]:
         for start in range(0, len(rows), CHUNK_ROWS):
@@ -269,17 +267,15 @@ class Offload:
     def _layers(self, space: str) -> int:
         return len(self.pool.sets[space].spec.layers)
 
-    def _footprint(
-        self, holding: Holding, space: str, buffer: BufferSpec, tokens: int, *, whole: bool = False
-    ) -> Footprint:
+    def _footprint(self, extent: Extent, space: str, buffer: BufferSpec, *, whole: bool = False) -> Footprint:
         """The request's units in the pool, the last page only as far as it has tokens, unless `whole`."""
-        units = self.pool.unit_ids(holding, space, tokens)
+        units, tokens = extent.units[space], extent.tokens
         spans = None
         if not whole and buffer.rows is not Granularity.SLOT and len(units):
             size = self.pool.page_size
             spans = np.tile(np.array([0, size]), (len(units), 1))
             spans[-1, 1] = tokens - (pages_for(tokens, size) - 1) * size
-        owners = np.full(len(units), holding.request, dtype=np.int64)
+        owners = np.full(len(units), extent.request, dtype=np.int64)
         return Footprint(space, (buffer.name,), (0, self._layers(space)), units, spans, owners)
 
     def _value_footprint(self, number: int, space: str, buffer: str) -> Footprint:

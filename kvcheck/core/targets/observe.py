@@ -172,7 +172,7 @@ class WatchedOffload(Offload):
         written = tuple(f"{kept.space}.{kept.name}" for kept in self._inner.restored_buffers(offloaded))
         signal = self._inner.restore(offloaded, holding)
         self._emit(Descriptor(holding.request, "offload.restore", unchanged=before == digest(holding)))
-        pages = tuple(self.pool.unit_ids(holding, "full", offloaded.tokens).tolist())
+        pages = tuple(self.pool.extent(holding, offloaded.tokens).units["full"].tolist())
         self._emit(Restored(holding.request, offloaded.tokens, pages, written, self._table_names()))
         return signal
 
@@ -184,10 +184,11 @@ class WatchedOffload(Offload):
         return tuple(f"{space}.{buffer.name}" for space, buffer in self.pool.buffers())
 
     def _report_storage(self, value: OffloadedKV, holding: Holding) -> None:
+        units = self.pool.extent(holding, value.tokens).units
         for kept in value.buffers:
             first, last = self.pool.sets[kept.space].storage_ranges()[kept.name]
             if kept.words.numel() and first <= kept.words.untyped_storage().data_ptr() < last:
-                pages = self.pool.unit_ids(holding, kept.space, value.tokens)
+                pages = units[kept.space]
                 page = int(pages[0]) if len(pages) else None
                 self._emit(Aliased(holding.request, "offloaded KV", kept.name, page))
             else:

@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -76,6 +77,27 @@ class Given:
     def nothing(pages: int) -> Given:
         """Of `pages` logical pages, none."""
         return Given(np.zeros(pages, dtype=bool), np.zeros(pages, dtype=bool))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """Where the first `tokens` tokens of a request lie.
+
+    units: by space, pages or slots in logical order; window pages that are gone are left out.
+    """
+
+    request: int
+    tokens: int
+    page_size: int
+    units: Mapping[str, IndexArray]
+
+    def rows(self, space: str, buffer: BufferSpec) -> IndexArray:
+        """Rows of a buffer that hold the tokens, in logical order."""
+        units = self.units[space]
+        if buffer.rows is not Granularity.TOKEN or not len(units):
+            return units
+        skipped = pages_for(self.tokens, self.page_size) - len(units)
+        return locs_of(units, 0, self.tokens - skipped * self.page_size, self.page_size)
 
 
 class _SpaceGate:
@@ -320,23 +342,17 @@ class KVPool:
         """The first logical page that window layers see from position `query`."""
         return first_seen_page(query, self.shape.window, self.page_size)
 
-    def unit_ids(self, holding: Holding, space: str, tokens: int) -> IndexArray:
-        """Pages or slots of a space that hold the request's first `tokens` tokens; gone window pages left out."""
-        if space == "state":
-            return np.array([holding.state_slot], dtype=np.int64)
+    def extent(self, holding: Holding, tokens: int) -> Extent:
+        """Where the request's first `tokens` tokens lie, in every space."""
+        self.check_open(holding)
         count = pages_for(tokens, self.page_size)
-        if space == "window":
-            pages = holding.window_pages[:count]
-            return pages[pages > 0]
-        return holding.pages[:count]
-
-    def row_ids(self, holding: Holding, space: str, buffer: BufferSpec, tokens: int) -> IndexArray:
-        """Rows of a buffer that hold the request's first `tokens` tokens, in logical order."""
-        units = self.unit_ids(holding, space, tokens)
-        if buffer.rows is not Granularity.TOKEN or not len(units):
-            return units
-        skipped = pages_for(tokens, self.page_size) - len(units)
-        return locs_of(units, 0, tokens - skipped * self.page_size, self.page_size)
+        units = {"full": holding.pages[:count]}
+        if self.has_window:
+            window = holding.window_pages[:count]
+            units["window"] = window[window > 0]
+        if self.has_state:
+            units["state"] = np.array([holding.state_slot], dtype=np.int64)
+        return Extent(request=holding.request, tokens=tokens, page_size=self.page_size, units=units)
 
     def free(self) -> None:
         """Give all memory back, table and buffers alike."""

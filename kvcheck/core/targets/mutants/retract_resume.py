@@ -12,7 +12,7 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.offload import Offload, OffloadedBuffer, OffloadedKV
 from kvcheck.core.cache.pools.buffers import BufferSet, BufferSpec, Granularity
-from kvcheck.core.cache.pools.pool import Holding
+from kvcheck.core.cache.pools.pool import Extent, Holding
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
 from kvcheck.core.targets.mutants.mutant import Mutant
@@ -56,8 +56,8 @@ class RestoreSkipsIndex(Offload):
 class SaveTakesNextPages(Offload):
     """Index pages are computed one too high, as a ceiling instead of a floor would."""
 
-    def _saved_rows(self, holding: Holding, space: str, buffer: BufferSpec, tokens: int) -> IndexArray:
-        rows = super()._saved_rows(holding, space, buffer, tokens)
+    def _saved_rows(self, extent: Extent, space: str, buffer: BufferSpec) -> IndexArray:
+        rows = super()._saved_rows(extent, space, buffer)
         if buffer.rows is not Granularity.PAGE:
             return rows
         shifted: IndexArray = rows % self.pool.sizes.pages + 1
@@ -73,8 +73,9 @@ class AliasingOffload(Offload):
         self._backend.wait(value.saved)
         self.discard(value)
         kept = []
+        extent = self.pool.extent(holding, value.tokens)
         for space, buffer in self.pool.buffers():
-            rows = self.pool.row_ids(holding, space, buffer, value.tokens)
+            rows = extent.rows(space, buffer)
             source = self.pool.sets[space].write_view(buffer.name)
             start, stop = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
             view = source[:, start:stop] if stop - start == len(rows) else source[:, : len(rows)]
