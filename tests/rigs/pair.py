@@ -22,7 +22,7 @@ from kvcheck.core.cache.transfer.layout import EndLayout, end_layout
 from kvcheck.core.cache.transfer.loopback_wire import LoopbackFabric, LoopbackWire
 from kvcheck.core.cache.transfer.messages import Message
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
-from kvcheck.core.cache.transfer.receiver import Receiver
+from kvcheck.core.cache.transfer.receiver import InboundRoom, Receiver
 from kvcheck.core.cache.transfer.sender import Sender
 from kvcheck.core.cache.transfer.wire import Ticket
 from kvcheck.core.workload.shapes import shape
@@ -61,6 +61,8 @@ class Rig:
         self.shape = shape(name)
         self.now = 0
         self.told = Inbox()
+        self.rooms: dict[int, InboundRoom] = {}
+        """By number: what was asked for last."""
         self.backend = backend or EagerBackend()
         self.fabric = LoopbackFabric(
             paths=paths, refuses=refuses or (lambda *_: False), tamper=tamper or (lambda message: message)
@@ -119,7 +121,7 @@ class Rig:
         holding = held(self.decode.pool, request, tokens + 1, query=tokens)
         slot = self.decode.metadata.lease(request) if slot is None else slot
         assert slot is not None
-        self.receiver.expect(room, holding, tokens, slot)
+        self.rooms[room] = self.receiver.expect(room, holding, tokens, slot)
         return Room(room, request, tokens, holding, slot)
 
     def poll(self, rounds: int = 1) -> None:

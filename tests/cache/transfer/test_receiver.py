@@ -42,14 +42,14 @@ def test_a_room_arrives_whole_whatever_its_number(name: str, room: int) -> None:
     rig = Rig(name)
     tokens = 2 * rig.shape.page_size + 1
     got = rig.expect(room, tokens)
-    assert rig.receiver.status(room) == TRANSFERRING
+    assert rig.rooms[room].status == TRANSFERRING
     sent = rig.prefill_room(room, tokens, chunk=rig.shape.page_size)
     assert rig.sender.state(room) == PENDING, "nobody has verified it yet"
     assert len(rig.differs(sent, got)) == 0
     rig.poll()
-    assert rig.receiver.status(room) == SUCCESS
+    assert rig.rooms[room].status == SUCCESS
     assert rig.told.rooms == [("decode-0", room, 1, TRANSFERRING, SUCCESS, "")]
-    rig.receiver.take(room)
+    rig.receiver.take(rig.rooms[room])
     assert rig.sender.state(room) == PENDING
     rig.sender.poll()
     assert rig.sender.state(room) == DONE
@@ -74,7 +74,7 @@ def test_windows_that_start_on_different_pages_are_paired_by_page(tokens: int) -
         rig.sender.send_pages(ROOM, tokens, rig.done())
         rig.finish(sent)
         rig.poll()
-        assert rig.receiver.status(ROOM) == SUCCESS, rig.receiver.reason(ROOM)
+        assert rig.rooms[ROOM].status == SUCCESS, rig.rooms[ROOM].reason
         assert rig.differs(sent, got) == []
     first = int((got.holding.window_pages > 0).argmax())
     assert first == max(0, tokens + 1 - 10) // 4, "the target keeps what its next token sees"
@@ -88,8 +88,8 @@ def test_a_window_that_begins_too_late_at_the_source_fails_with_both_lengths() -
     rig.sender.send_pages(ROOM, 13, rig.done())
     rig.finish(sent)
     rig.poll()
-    assert rig.receiver.status(ROOM) == FAILED
-    reason = rig.receiver.reason(ROOM)
+    assert rig.rooms[ROOM].status == FAILED
+    reason = rig.rooms[ROOM].reason
     assert reason == rig.sender.reason(ROOM)
     assert "source has 1 pages from logical page 3, target has 3 pages from logical page 1" in reason
 
@@ -105,14 +105,14 @@ def test_success_never_comes_before_the_bytes(legs: dict[str, str], over_message
         rig.backend.idle()
     sent = rig.prefill_room(ROOM, 9)
     looks = 0
-    while rig.receiver.status(ROOM) == TRANSFERRING:
+    while rig.rooms[ROOM].status == TRANSFERRING:
         assert rig.now < PATIENCE
         rig.receiver.poll()
-        if rig.receiver.status(ROOM) == TRANSFERRING:
+        if rig.rooms[ROOM].status == TRANSFERRING:
             rig.backend.idle()
             looks += 1
     assert looks > 1, "the wire has to take its time for this to mean anything"
-    assert rig.receiver.status(ROOM) == SUCCESS
+    assert rig.rooms[ROOM].status == SUCCESS
     assert rig.differs(sent, got) == []
 
 
@@ -135,12 +135,12 @@ def test_one_wrong_byte_anywhere_is_no_success_and_fails_at_the_deadline(name: s
             rows_per_unit = words.shape[1] // (rig.decode.pool.sets[space].units + 1)
             words[-1, unit * rows_per_unit + rows_per_unit // 2, -1] ^= 1 << 40  # the last layer, inside the prompt
         rig.poll(PATIENCE - 1)
-        assert rig.receiver.status(ROOM) == TRANSFERRING, f"{space}.{buffer}"
+        assert rig.rooms[ROOM].status == TRANSFERRING, f"{space}.{buffer}"
         assert rig.told.sizes == []
         rig.poll()
-        assert rig.receiver.status(ROOM) == FAILED
-        assert f"nothing complete from prefill-0 in {PATIENCE} rounds or seconds" in rig.receiver.reason(ROOM)
-        assert sent_to(rig) == [Abort(room=ROOM, attempt=0, generation=1, reason=rig.receiver.reason(ROOM))]
+        assert rig.rooms[ROOM].status == FAILED
+        assert f"nothing complete from prefill-0 in {PATIENCE} rounds or seconds" in rig.rooms[ROOM].reason
+        assert sent_to(rig) == [Abort(room=ROOM, attempt=0, generation=1, reason=rig.rooms[ROOM].reason)]
 
 
 def test_bytes_that_become_right_later_are_success_then() -> None:
@@ -150,10 +150,10 @@ def test_bytes_that_become_right_later_are_success_then() -> None:
     row = rig.decode.metadata.row_view(got.slot)
     row[0] ^= 1
     rig.poll(3)
-    assert rig.receiver.status(ROOM) == TRANSFERRING
+    assert rig.rooms[ROOM].status == TRANSFERRING
     row[0] ^= 1
     rig.poll()
-    assert rig.receiver.status(ROOM) == SUCCESS
+    assert rig.rooms[ROOM].status == SUCCESS
 
 
 def test_a_seal_alone_is_not_looked_at_before_the_status() -> None:
@@ -162,10 +162,10 @@ def test_a_seal_alone_is_not_looked_at_before_the_status() -> None:
     rig.prefill_room(ROOM, 9)
     held_back, rig.decode.wire.inbox[:] = list(rig.decode.wire.inbox), []
     rig.poll(3)
-    assert rig.receiver.status(ROOM) == TRANSFERRING
+    assert rig.rooms[ROOM].status == TRANSFERRING
     rig.decode.wire.inbox[:] = held_back
     rig.poll()
-    assert rig.receiver.status(ROOM) == SUCCESS
+    assert rig.rooms[ROOM].status == SUCCESS
 
 
 def test_a_status_that_lies_is_no_success() -> None:
@@ -173,7 +173,18 @@ def test_a_status_that_lies_is_no_success() -> None:
     rig.expect(ROOM, 9)
     inbox(rig, Status(room=ROOM, generation=1, is_ok=True))
     rig.poll(3)
-    assert rig.receiver.status(ROOM) == TRANSFERRING
+    assert rig.rooms[ROOM].status == TRANSFERRING
+
+
+def test_a_room_that_is_taken_gives_its_row_and_its_slot_back() -> None:
+    rig = Rig()
+    got = rig.expect(ROOM, 9)
+    rig.prefill_room(ROOM, 9)
+    rig.poll()
+    row = rig.receiver.take(rig.rooms[ROOM])
+    assert row.field("output_ids")[:5].tolist() == [1, 2, 3, 4, 5]
+    assert not rig.decode.metadata.row_view(got.slot).any(), "cleared before anybody leases it"
+    assert rig.decode.metadata.slots.available == rig.decode.metadata.slots.count
 
 
 def test_the_seal_of_the_slots_last_room_is_none_for_the_next() -> None:
@@ -182,13 +193,15 @@ def test_the_seal_of_the_slots_last_room_is_none_for_the_next() -> None:
     rig.prefill_room(ROOM, 9)
     rig.poll()
     seal = rig.receiver._seals.clone()
-    rig.receiver.take(ROOM)
+    rig.receiver.take(rig.rooms[ROOM])
     assert not rig.receiver._seals.any(), "gone with its room"
-    rig.receiver.expect(ROOM, got.holding, 9, got.slot)  # the same room, pages, bytes and slot once more
+    while rig.decode.metadata.lease(1) != got.slot:  # the same room, pages, bytes and slot once more
+        assert rig.decode.metadata.slots.available, "the slot was given back"
+    rig.rooms[ROOM] = rig.receiver.expect(ROOM, got.holding, 9, got.slot)
     rig.receiver._seals.copy_(seal)
     inbox(rig, Status(room=ROOM, generation=2, is_ok=True))
     rig.poll(2)
-    assert rig.receiver.status(ROOM) == TRANSFERRING
+    assert rig.rooms[ROOM].status == TRANSFERRING
 
 
 def test_attempts_have_numbers_of_their_own_whatever_slot_they_use() -> None:
@@ -208,7 +221,7 @@ def test_messages_of_another_generation_change_nothing(generation: int) -> None:
     rig = Rig()
     first = rig.expect(ROOM, 9)
     rig.receiver._rooms.pop(ROOM)
-    rig.receiver.expect(ROOM, first.holding, 9, first.slot)
+    rig.rooms[ROOM] = rig.receiver.expect(ROOM, first.holding, 9, first.slot)
     before = rig.decode.metadata.row_view(first.slot).clone()
     for message in (
         Drained(room=ROOM, generation=generation),
@@ -235,8 +248,8 @@ def test_messages_from_others_and_about_unknown_rooms_change_nothing() -> None:
     )
     inbox(rig, Drained(room=6, generation=1), Status(room=0, generation=1, is_ok=True))
     rig.poll()
-    assert rig.receiver.status(ROOM) == TRANSFERRING
-    assert not rig.receiver.is_drained(ROOM)
+    assert rig.rooms[ROOM].status == TRANSFERRING
+    assert not rig.receiver.is_drained(rig.rooms[ROOM])
 
 
 def test_repeated_messages_are_as_one() -> None:
@@ -248,19 +261,19 @@ def test_repeated_messages_are_as_one() -> None:
     got = rig.expect(ROOM, 9)
     sent = rig.prefill_room(ROOM, 9)
     rig.poll()
-    assert rig.receiver.status(ROOM) == SUCCESS
+    assert rig.rooms[ROOM].status == SUCCESS
     assert rig.differs(sent, got) == []
     assert len(rig.told.rooms) == len(rig.told.sizes) == 1
-    rig.receiver.take(ROOM)
+    rig.receiver.take(rig.rooms[ROOM])
     rig.sender.poll()
     assert rig.sender.state(ROOM) == DONE
     failing = rig.expect(6, 9, request=2)
     rig.begin(6, 9, request=2)
     rig.sender.fail(6, "broken")
     rig.poll(2)
-    assert rig.receiver.status(6) == FAILED and rig.receiver.is_drained(6)
+    assert rig.rooms[6].status == FAILED and rig.receiver.is_drained(rig.rooms[6])
     assert [each[3:] for each in rig.told.rooms[1:]] == [(TRANSFERRING, FAILED, "broken")]
-    rig.receiver.forget(6)
+    rig.receiver.forget(rig.rooms[6])
     assert failing.holding.is_open
 
 
@@ -279,11 +292,11 @@ def test_what_a_room_became_stays(status: int) -> None:
     ):
         inbox(rig, message)
         rig.receiver.poll()
-    rig.receiver.fail(ROOM, "third")
+    rig.receiver.fail(rig.rooms[ROOM], "third")
     rig.now += 2 * PATIENCE
     rig.receiver.poll()
-    assert rig.receiver.status(ROOM) == status
-    assert rig.receiver.reason(ROOM) == ("" if status == SUCCESS else "first")
+    assert rig.rooms[ROOM].status == status
+    assert rig.rooms[ROOM].reason == ("" if status == SUCCESS else "first")
     assert len(rig.told.rooms) == 1
 
 
@@ -295,23 +308,25 @@ def test_aux_data_for_another_slot_or_of_another_length_fails_the_room_and_write
     before = rig.decode.metadata.memory().clone()
     inbox(rig, AuxData(room=ROOM, generation=1, slot=slot, row="ab" * size))
     rig.receiver.poll()
-    assert rig.receiver.status(ROOM) == FAILED
+    assert rig.rooms[ROOM].status == FAILED
     expected = f"aux data of {size} bytes for slot {slot}; expected 1600 bytes for slot 0"
-    assert expected in rig.receiver.reason(ROOM)
+    assert expected in rig.rooms[ROOM].reason
     assert torch.equal(rig.decode.metadata.memory(), before)
 
 
-def test_a_failed_room_is_not_forgotten_while_somebody_may_write_it() -> None:
+def test_a_failed_room_keeps_its_slot_until_nobody_may_write_it() -> None:
     rig = Rig()
-    rig.expect(ROOM, 9)
-    rig.receiver.fail(ROOM, "aborted")
-    assert not rig.receiver.is_drained(ROOM)
+    got = rig.expect(ROOM, 9)
+    rig.receiver.fail(rig.rooms[ROOM], "aborted")
+    assert not rig.receiver.is_drained(rig.rooms[ROOM])
     with pytest.raises(ForeignAccess, match="prefill-0 may still write"):
-        rig.receiver.forget(ROOM)
-    assert rig.receiver.status(ROOM) == FAILED, "a refusal changes nothing"
+        rig.receiver.forget(rig.rooms[ROOM])
+    assert rig.rooms[ROOM].status == FAILED, "a refusal changes nothing"
     rig.poll(2)
-    assert rig.receiver.is_drained(ROOM)
-    rig.receiver.forget(ROOM)
+    assert rig.receiver.is_drained(rig.rooms[ROOM])
+    assert rig.decode.metadata.slots.owner_of(got.slot) == 1
+    rig.receiver.forget(rig.rooms[ROOM])
+    assert rig.decode.metadata.slots.available == rig.decode.metadata.slots.count
 
 
 def test_drained_is_said_behind_everything_that_was_written() -> None:
@@ -323,8 +338,8 @@ def test_drained_is_said_behind_everything_that_was_written() -> None:
     rig.prefill_room(ROOM, 9)
     landings = [signal for signals in rig.decode.wire.landing.values() for signal in signals]
     assert len(landings) == 3 and not any(rig.backend.query(each) for each in landings)
-    rig.receiver.fail(ROOM, "aborted")
-    while not rig.receiver.is_drained(ROOM):
+    rig.receiver.fail(rig.rooms[ROOM], "aborted")
+    while not rig.receiver.is_drained(rig.rooms[ROOM]):
         rig.sender.poll()
         rig.receiver.poll()
         rig.backend.idle()
@@ -338,11 +353,11 @@ def test_a_fence_frees_what_only_that_peer_could_write_and_fails_what_waited_for
     sent = rig.prefill_room(6, 9, request=2)
     rig.receiver.poll()
     rig.receiver.fence("prefill-0")
-    assert rig.receiver.status(ROOM) == FAILED and rig.receiver.reason(ROOM) == "prefill-0 is gone"
-    assert rig.receiver.is_drained(ROOM)
-    assert rig.receiver.status(6) == SUCCESS, "its bytes are here, and verified"
+    assert rig.rooms[ROOM].status == FAILED and rig.rooms[ROOM].reason == "prefill-0 is gone"
+    assert rig.receiver.is_drained(rig.rooms[ROOM])
+    assert rig.rooms[6].status == SUCCESS, "its bytes are here, and verified"
     assert rig.differs(sent, arrived) == []
-    rig.receiver.forget(ROOM)
+    rig.receiver.forget(rig.rooms[ROOM])
     assert waiting.holding.is_open
 
 
@@ -350,13 +365,13 @@ def test_a_room_that_is_asked_of_a_gone_peer_fails_at_once_and_nobody_has_to_dra
     rig = Rig()
     rig.receiver.fence("prefill-0")
     rig.expect(ROOM, 9)
-    assert (rig.receiver.status(ROOM), rig.receiver.reason(ROOM)) == (FAILED, "prefill-0 is gone")
-    assert rig.receiver.is_drained(ROOM)
+    assert (rig.rooms[ROOM].status, rig.rooms[ROOM].reason) == (FAILED, "prefill-0 is gone")
+    assert rig.receiver.is_drained(rig.rooms[ROOM])
     assert sent_to(rig) == [], "it is asked for nothing"
     inbox(rig, Status(room=ROOM, generation=1, is_ok=True))
     rig.receiver.poll()
-    rig.receiver.fail(ROOM, "x")
-    rig.receiver.forget(ROOM)
+    rig.receiver.fail(rig.rooms[ROOM], "x")
+    rig.receiver.forget(rig.rooms[ROOM])
 
 
 def test_a_want_is_sent_behind_the_clearing_of_the_state_slot() -> None:

@@ -190,7 +190,7 @@ def test_a_want_that_does_not_fit_fails_its_room_alone_and_says_why(name: str, c
     got = rig.expect(6, 9, request=2)
     sent = rig.prefill_room(6, 9, request=2)
     rig.poll()
-    assert rig.receiver.status(6) == SUCCESS and rig.differs(sent, got) == []
+    assert rig.rooms[6].status == SUCCESS and rig.differs(sent, got) == []
 
 
 @pytest.mark.parametrize("leg", ["kv", "state", "aux", "seal"])
@@ -199,11 +199,11 @@ def test_a_leg_that_the_engine_refuses_fails_the_room_on_both_sides(leg: str) ->
     rig.expect(ROOM, 70)
     rig.prefill_room(ROOM, 70)
     rig.poll(2)
-    assert rig.receiver.status(ROOM) == FAILED and rig.receiver.is_drained(ROOM)
-    assert rig.receiver.reason(ROOM) == rig.sender.reason(ROOM)
-    assert f"refused to write {leg} for room {ROOM}" in rig.receiver.reason(ROOM)
+    assert rig.rooms[ROOM].status == FAILED and rig.receiver.is_drained(rig.rooms[ROOM])
+    assert rig.rooms[ROOM].reason == rig.sender.reason(ROOM)
+    assert f"refused to write {leg} for room {ROOM}" in rig.rooms[ROOM].reason
     assert rig.sender.state(ROOM) == SENDER_FAILED
     got = rig.expect(6, 70, request=2)
     sent = rig.prefill_room(6, 70, request=2)
     rig.poll()
-    assert rig.receiver.status(6) == SUCCESS and rig.differs(sent, got) == []
+    assert rig.rooms[6].status == SUCCESS and rig.differs(sent, got) == []

@@ -211,8 +211,8 @@ def test_a_process_with_another_layout_is_refused_by_both_ends(change: dict[str,
             end.rejoin(replace(layout, **change))  # type: ignore[arg-type]
     holding = rig.decode.pool.open(1)
     assert holding is not None and rig.decode.pool.grow(holding, 8, query=0)
-    rig.receiver.expect(ROOM, holding, 7, 0)
-    assert rig.receiver.status(ROOM) == FAILED, "it is still gone"
+    rig.rooms[ROOM] = rig.receiver.expect(ROOM, holding, 7, 0)
+    assert rig.rooms[ROOM].status == FAILED, "it is still gone"
 
 
 def test_a_source_that_came_back_is_asked_under_a_number_that_nobody_used() -> None:
@@ -222,8 +222,8 @@ def test_a_source_that_came_back_is_asked_under_a_number_that_nobody_used() -> N
     rig.receiver.rejoin(rig.prefill.layout)
     holding = rig.decode.pool.open(1)
     assert holding is not None and rig.decode.pool.grow(holding, 8, query=0)
-    rig.receiver.expect(ROOM, holding, 7, 0)
-    assert rig.receiver.status(ROOM) == TRANSFERRING
+    rig.rooms[ROOM] = rig.receiver.expect(ROOM, holding, 7, 0)
+    assert rig.rooms[ROOM].status == TRANSFERRING
     (asked,) = [message for _, message, _ in rig.prefill.wire.inbox]
     assert isinstance(asked, Want) and asked.generation == (3 << 32) + 1
 

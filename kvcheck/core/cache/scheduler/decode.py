@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 from kvcheck.core.cache.scheduler.handover import HandOver
 from kvcheck.core.cache.scheduler.parts import SchedulerDeps, take_slot_and_row
-from kvcheck.core.cache.scheduler.request import Request, RunningRequest, SchedulerConfig, StepReport
+from kvcheck.core.cache.scheduler.request import RunningRequest, SchedulerConfig, StepReport
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
-from kvcheck.core.cache.transfer.receiver import FAILED, SUCCESS, TRANSFERRING, Receiver
+from kvcheck.core.cache.transfer.receiver import FAILED, SUCCESS, TRANSFERRING, InboundRoom, Receiver
 
 ANOTHER_RANK = "another rank failed"
 """The reason of a rank that knows of a failure by agreement alone."""
@@ -29,7 +29,6 @@ class Arrivals(HandOver):
     """Requests whose prompts are on their way, and those that failed and are not drained yet."""
 
     receiver: Receiver
-    room_of: Callable[[int], int]
 
     def __init__(self, parts: SchedulerDeps) -> None:
         super().__init__(parts)
@@ -39,8 +38,8 @@ class Arrivals(HandOver):
 
     def values(self) -> list[int]:
         """What this rank knows, request by request: statuses, then whether memory is drained."""
-        statuses = [self.receiver.status(self.room_of(active.request)) for active in self.actives]
-        return statuses + [int(self.receiver.is_drained(self.room_of(each.request))) for each in self._draining]
+        statuses = [_room(active).status for active in self.actives]
+        return statuses + [int(self.receiver.is_drained(_room(each))) for each in self._draining]
 
     def settle(self, agreed: Sequence[int]) -> None:
         """What all ranks know of the same requests."""
@@ -48,7 +47,7 @@ class Arrivals(HandOver):
         self.statuses = {active.request: status for active, status in zip(self.actives, agreed, strict=False)}
         drained = [each for each, is_it in zip(self._draining, agreed[count:], strict=True) if is_it]
         for active in drained:
-            self.receiver.forget(self.room_of(active.request))
+            self.receiver.forget(_room(active))
             self._give_back(active)
         self._draining = [each for each in self._draining if each not in drained]
 
@@ -65,17 +64,6 @@ class Arrivals(HandOver):
                 self._end(active, ANOTHER_RANK)
         return arrived
 
-    def begin(self, active: RunningRequest) -> None:
-        """Ask for a request's prompt."""
-        super().begin(active)
-        self.receiver.expect(
-            self.room_of(active.request),
-            active.holding,
-            active.prompt_length,
-            active.target_slot,
-            attempt=active.generation.attempt,
-        )
-
     def wait(self) -> bool:
         """Messages are polled for, never waited for."""
         return bool(self.actives or self._draining)
@@ -83,12 +71,8 @@ class Arrivals(HandOver):
     def abort(self, active: RunningRequest) -> None:
         """End a request on this rank; its memory stays until it is drained."""
         self.actives.remove(active)
-        self.receiver.fail(self.room_of(active.request), ABORTED)
+        self.receiver.fail(_room(active), ABORTED)
         self._draining.append(active)
-
-    def is_open(self, generation: Request) -> bool:
-        """An earlier attempt of the request still has memory here."""
-        return self.receiver.is_open(self.room_of(generation.request))
 
     @property
     def is_draining(self) -> bool:
@@ -101,24 +85,26 @@ class Arrivals(HandOver):
         return bool(self.actives) or self.is_draining
 
     def _end(self, active: RunningRequest, reason: str) -> None:
-        room = self.room_of(active.request)
-        self.failed.append((active.request, self.receiver.reason(room) or reason))
+        room = _room(active)
+        self.failed.append((active.request, room.reason or reason))
         self.actives.remove(active)
         self.receiver.fail(room, reason)
         self._draining.append(active)
 
     def _give_back(self, active: RunningRequest) -> None:
-        """Nobody writes the failed request's memory any more. (mutant: pages-freed-before-drain)"""
-        self._decode.release(active.target_slot, active.request)
+        """Nobody writes the failed request's pages any more. (mutant: pages-freed-before-drain)"""
         self._parts.pool.close(active.holding)
 
     def _take_row(self, active: RunningRequest) -> None:
-        row = self._decode.get(active.target_slot, active.request)
-        self.receiver.take(self.room_of(active.request))
+        row = active.metadata = self.receiver.take(_room(active))
         self._parts.pool.commit(active.holding, active.prompt_length)
-        active.metadata = row
         active.output.append(int(row.field("output_ids")[0]))
-        self._decode.release(active.target_slot, active.request)
+
+
+def _room(active: RunningRequest) -> InboundRoom:
+    """The room in which a request's prompt arrives."""
+    assert active.room is not None, "every request of a decode rank has one"
+    return active.room
 
 
 class DecodeScheduler(Scheduler):
@@ -140,7 +126,7 @@ class DecodeScheduler(Scheduler):
         """Whether every rank of this end has somebody to ask; set between rounds, from what all ranks agreed on."""
         self.receiver = receiver
         self._handing_over.receiver = receiver
-        self._handing_over.room_of = room_of
+        self._room_of = room_of
 
     @property
     def is_idle(self) -> bool:
@@ -185,18 +171,17 @@ class DecodeScheduler(Scheduler):
     def _admit(self) -> None:
         while self._waiting and self.may_ask and not self._resume_is_due():
             generation = self._waiting[0]
-            if len(self._handing_over.actives) >= self.config.max_prefilling or self._handing_over.is_open(generation):
+            room, prompt = self._room_of(generation.request), len(generation.prompt)
+            if len(self._handing_over.actives) >= self.config.max_prefilling or self.receiver.is_open(room):
                 break
-            taken = take_slot_and_row(self.parts.decode_metadata, self._pool, generation.request)
+            taken = take_slot_and_row(
+                self.parts.decode_metadata, self._pool, generation.request, tokens=prompt + 1, query=prompt
+            )
             if taken is None:
                 break
             slot, holding = taken
-            prompt = len(generation.prompt)
-            if not self._pool.grow(holding, prompt + 1, query=prompt):
-                self._pool.close(holding)
-                self.parts.decode_metadata.release(slot, generation.request)
-                break
-            active = RunningRequest(generation=generation, holding=holding, lease=None, target_slot=slot)
+            active = RunningRequest(generation=generation, holding=holding, lease=None)
+            active.room = self.receiver.expect(room, holding, prompt, slot, attempt=generation.attempt)
             self._waiting.popleft()
             self._handing_over.begin(active)
             self._report.admitted.append(generation.request)

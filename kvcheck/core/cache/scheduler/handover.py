@@ -62,7 +62,7 @@ class HandOver:
         prefill, transport = self._parts.prefill_metadata, self._parts.transport
         assert prefill is not None and transport is not None
         slot = prefill.lease(active.request)
-        if slot is None:
+        if slot is None or active.target_slot is None:
             return
         values = self._parts.decoder.metadata(active.request)
         written = prefill.set(slot, active.request, values)
@@ -73,6 +73,7 @@ class HandOver:
 
     def _take(self, active: RunningRequest) -> None:
         assert active.delivery is not None
+        assert active.target_slot is not None
         row = self._decode.get(active.target_slot, active.request)
         room = int(row.field("bootstrap_room")[0])
         if room != active.request:

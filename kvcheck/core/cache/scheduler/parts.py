@@ -31,13 +31,20 @@ class SchedulerDeps:
     decoder: Decoder
 
 
-def take_slot_and_row(metadata: MetadataBuffers, pool: KVPool, request: int) -> tuple[int, Holding] | None:
-    """A metadata slot and an empty holding for a request; None, and nothing taken, where one of them is missing."""
+def take_slot_and_row(
+    metadata: MetadataBuffers, pool: KVPool, request: int, *, tokens: int = 0, query: int = 0
+) -> tuple[int, Holding] | None:
+    """A metadata slot and a holding with room for `tokens` tokens; None, and nothing taken, where something is missing.
+
+    query: as in KVPool.grow.
+    """
     slot = metadata.lease(request)
     if slot is None:
         return None
     holding = pool.open(request)
-    if holding is None:
-        metadata.release(slot, request)
-        return None
-    return slot, holding
+    if holding is not None and pool.grow(holding, tokens, query=query):
+        return slot, holding
+    if holding is not None:
+        pool.close(holding)
+    metadata.release(slot, request)
+    return None

@@ -16,6 +16,7 @@ from kvcheck.core.cache.hicache.cache import Lease
 from kvcheck.core.cache.offload import OffloadedKV
 from kvcheck.core.cache.pools.pool import Holding
 from kvcheck.core.cache.transfer.metadata import MetadataRow
+from kvcheck.core.cache.transfer.receiver import InboundRoom
 from kvcheck.core.cache.transfer.transport import Delivery
 
 Tokens = npt.NDArray[np.int64]
@@ -38,14 +39,18 @@ class Request:
 
 @dataclass(slots=True, kw_only=True)
 class RunningRequest:
-    """A request inside the scheduler. starts_at: the round of its first pass, one after its load started."""
+    """A request inside the scheduler. starts_at: the round of its first pass, one after its load started.
+
+    room: on a decode rank, what its prompt arrives in; its metadata slot is the room's.
+    """
 
     generation: Request
     holding: Holding
     lease: Lease | None
-    target_slot: int
     output: list[int] = field(default_factory=list)
+    room: InboundRoom | None = None
     source_slot: int | None = None
+    target_slot: int | None = None
     delivery: Delivery | None = None
     metadata: MetadataRow | None = None
     offloaded: OffloadedKV | None = None

@@ -93,7 +93,7 @@ class Scheduler:
     def _abort(self, active: RunningRequest) -> None:
         if active in self._handing_over.actives:
             self._handing_over.abort(active)
-        if active.metadata is None:
+        if active.metadata is None and active.target_slot is not None:
             self.parts.decode_metadata.release(active.target_slot, active.request)
         for queue in (self._prefilling, self._ready, self._running, self._retracted):
             if active in queue:

@@ -7,6 +7,7 @@ Invariants:
 - Success follows from bytes that this rank has read and whose seal it has checked; a message only says when to look.
 - SUCCESS and FAILED are final. (mutant: failed-overwritten)
 - Pages and slots that a source may still write stay the room's until it said Drained, or was fenced.
+- A metadata slot that `expect` was given is the room's: only `take` and `forget` give it back.
 - A message of an older generation changes nothing.
 """
 
@@ -25,7 +26,7 @@ from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Pl
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts, check_rejoin, routes, sources_of
 from kvcheck.core.cache.transfer.messages import Abort, AuxData, Done, Drained, Message, Status, Want
-from kvcheck.core.cache.transfer.metadata import MetadataBuffers
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
 from kvcheck.core.cache.transfer.room_memory import Units, held_run, register_memory, room_footprints, room_units
 from kvcheck.core.cache.transfer.seal import SEAL_BYTES, Seal, parse
 from kvcheck.core.cache.transfer.sealing import Content, Sealer, piece_of
@@ -42,8 +43,9 @@ MARK = 0x6D61726B65642121
 
 @dataclass(slots=True, kw_only=True)
 class InboundRoom:
-    """An attempt that is being received. waits: peers that have not reported. writers: peers that may still write.
+    """An attempt that is being received: the handle of whoever asked for it.
 
+    waits: peers that have not reported. writers: peers that may still write.
     reason: why it failed here. ended: why it was ended here; it may have arrived, and failed elsewhere.
     verified: peers whose seal fits; size: bytes of what they wrote.
     """
@@ -121,16 +123,16 @@ class Receiver:
 
     # A room's life
 
-    def expect(self, room: int, holding: Holding, tokens: int, slot: int, *, attempt: int = 0) -> None:
+    def expect(self, room: int, holding: Holding, tokens: int, slot: int, *, attempt: int = 0) -> InboundRoom:
         """Ask every source for a room: its prompt of `tokens` tokens goes into this holding and slot.
 
-        Raises ForeignAccess while an earlier attempt holds memory.
+        The slot is the room's from now on. Raises ForeignAccess while an earlier attempt holds memory.
         """
         if room in self._rooms:
             raise ForeignAccess(f"room {room}: an earlier attempt is not over, got attempt {attempt}")
         ticket = Ticket(room, self._next_generation(room), holding.request, attempt)
         names = set(self.sources)
-        self._rooms[room] = InboundRoom(
+        receiving = self._rooms[room] = InboundRoom(
             ticket=ticket,
             holding=holding,
             tokens=tokens,
@@ -140,8 +142,8 @@ class Receiver:
             writers=names - self._gone,
         )
         if gone := names & self._gone:
-            self._set(self._rooms[room], FAILED, _gone(gone))
-            return
+            self._set(receiving, FAILED, _gone(gone))
+            return receiving
         want = Want(
             room=room,
             attempt=attempt,
@@ -152,50 +154,46 @@ class Receiver:
             state_slot=holding.state_slot,
             runs=self._runs(holding, tokens),
         )
-        self._mark(self._rooms[room])
+        self._mark(receiving)
         ready = self._backend.signal()
         self._backend.record(ready, lane=self._pool.forward)
         for peer in self.sources:
             self._wire.send(peer, want, after=(ready,))
+        return receiving
 
     def is_open(self, room: int) -> bool:
         """An attempt of the room is under way, or waits for its memory."""
         return room in self._rooms
 
-    def status(self, room: int) -> int:
-        """What this rank knows of a room."""
-        return self._rooms[room].status
-
-    def reason(self, room: int) -> str:
-        """Why a room failed."""
-        return self._rooms[room].reason
-
-    def take(self, room: int) -> None:
-        """Every rank has verified the room: its memory is the request's alone from now on."""
-        receiving = self._rooms.pop(room)
+    def take(self, receiving: InboundRoom) -> MetadataRow:
+        """Every rank has verified the room: its pages are the request's alone from now on. Returns its metadata."""
+        ticket = receiving.ticket
+        row = self._metadata.get(receiving.slot, ticket.request)
+        del self._rooms[ticket.room]
         for peer in self.sources:
-            ticket = receiving.ticket
-            self._wire.send(peer, Done(room=room, generation=ticket.generation, is_ok=True))
+            self._wire.send(peer, Done(room=ticket.room, generation=ticket.generation, is_ok=True))
         self._clear_seals(self._seal_rows(receiving))
+        self._metadata.release(receiving.slot, ticket.request)
+        return row
 
-    def fail(self, room: int, reason: str) -> None:
+    def fail(self, receiving: InboundRoom, reason: str) -> None:
         """End a room on this rank: sources are asked to stop, and its memory waits for their answer."""
-        receiving = self._rooms[room]
         self._set(receiving, FAILED, reason)
         receiving.ended = reason
         self._ask_to_stop(receiving)
 
-    def is_drained(self, room: int) -> bool:
+    def is_drained(self, receiving: InboundRoom) -> bool:
         """Nobody can write the room's memory any more. (mutants: pages-freed-before-drain, slot-freed-before-drain)"""
-        return not self._rooms[room].writers
+        return not receiving.writers
 
-    def forget(self, room: int) -> None:
-        """A failed room's memory is given back."""
-        receiving = self._rooms[room]
+    def forget(self, receiving: InboundRoom) -> None:
+        """A failed room is over: its slot is given back, and its next attempt may begin."""
+        room = receiving.ticket.room
         if receiving.writers:
             raise ForeignAccess(f"room {room}: {', '.join(sorted(receiving.writers))} may still write its memory")
         del self._rooms[room]
         self._clear_seals(self._seal_rows(receiving))
+        self._metadata.release(receiving.slot, receiving.ticket.request)
 
     def fence(self, peer: str) -> None:
         """The peer is gone and its engine with it: it writes nothing any more, and is asked for nothing."""
@@ -235,7 +233,8 @@ class Receiver:
             if self._is_open(receiving) and self._clock() >= receiving.deadline:
                 late = sorted(receiving.waits) or sorted(self.sources.keys() - receiving.verified)
                 self.fail(
-                    room, f"room {room}: nothing complete from {', '.join(late)} in {self._patience} rounds or seconds"
+                    receiving,
+                    f"room {room}: nothing complete from {', '.join(late)} in {self._patience} rounds or seconds",
                 )
 
     def _ask_again(self, receiving: InboundRoom) -> None:

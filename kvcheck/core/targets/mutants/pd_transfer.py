@@ -101,9 +101,9 @@ class AbortSaidOnce(Receiver):
 class DrainedAtOnce(Receiver):
     """Memory of a failed room is given back without waiting for who may still write it."""
 
-    def is_drained(self, room: int) -> bool:
+    def is_drained(self, receiving: InboundRoom) -> bool:
         """Nobody is asked."""
-        self._rooms[room].writers.clear()
+        receiving.writers.clear()
         return True
 
 
@@ -120,7 +120,7 @@ class PagesAtOnce(Arrivals):
         self._parts.pool.close(active.holding)
 
     def _give_back(self, active: RunningRequest) -> None:
-        self._decode.release(active.target_slot, active.request)
+        return
 
 
 class DecidesAlone(RankGroup):
