@@ -70,7 +70,10 @@ def state(pid: int) -> str:
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Iterator[Callable[[list[str], int, bool], float]]:
-    """Start kvcheck, wait until `count` processes have begun, stop them if asked, kill it: seconds until all of them were gone."""
+    """Start kvcheck, wait until `count` processes have begun, stop them if asked, and kill it.
+
+    Gives the seconds until all of them were gone.
+    """
     seen: list[int] = []
 
     def kill(arguments: list[str], count: int, is_stopped: bool) -> float:
