@@ -33,6 +33,7 @@ if importlib.util.find_spec("hypothesis") is not None:  # `make gpu` runs what i
     hypothesis.settings.register_profile("kvcheck", derandomize=True, deadline=None, max_examples=50)
     hypothesis.settings.load_profile("kvcheck")
 
+UNMARKED = pytest.StashKey[Unmarked]()
 ALLOCATORS = ("empty", "empty_like", "empty_strided")
 POISON_BYTE = 0xA5
 PLAIN_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -86,20 +87,27 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Processes are forked where a test may have some; what it does without the marker for it fails the test."""
-    unmarked = Unmarked()
-    HELD.clear()
-    HELD.update(mark.name for mark in request.node.iter_markers())
-    if PROCESSES in HELD and not any(mark.kwargs.get("starts") for mark in request.node.iter_markers(PROCESSES)):
-        monkeypatch.setattr(subprocess, "Popen", ForkingPopen)
-    if not HELD & {PROCESSES, COMPILED}:
-        unmarked.forbid_processes(monkeypatch)
-    if SCHEDULES not in HELD:
-        unmarked.forbid_schedules(monkeypatch)
+def marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test does without the marker for it, in its fixtures too, fails it."""
     yield
-    if unmarked.done:
-        pytest.fail(f"this test needs the marker {'; '.join(unmarked.done)}")
+    if done := request.node.stash[UNMARKED].done:
+        pytest.fail(f"this test needs the marker {'; '.join(done)}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """From the first fixture on, processes are forked where a test may have some, and refused where it may not."""
+    unmarked = item.stash[UNMARKED] = Unmarked()
+    HELD.clear()
+    HELD.update(mark.name for mark in item.iter_markers())
+    with pytest.MonkeyPatch.context() as patch:
+        if PROCESSES in HELD and not any(mark.kwargs.get("starts") for mark in item.iter_markers(PROCESSES)):
+            patch.setattr(subprocess, "Popen", ForkingPopen)
+        if not HELD & {PROCESSES, COMPILED}:
+            unmarked.forbid_processes(patch)
+        if SCHEDULES not in HELD:
+            unmarked.forbid_schedules(patch)
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -182,6 +182,18 @@ BANS = (
 )
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """A file's text, parsed once for all rules."""
+    return ast.parse(source)
+
+
+@cache
+def nodes_of(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a tree, walked once for all rules."""
+    return tuple(ast.walk(tree))
+
+
 def is_under(name: str, package: str) -> bool:
     """Whether `name` is `package` or lies in it; everything lies in ""."""
     return not package or name == package or name.startswith(package + ".")
@@ -200,7 +212,7 @@ def dotted(path: Path) -> str:
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, full dotted name) of every absolute import, TYPE_CHECKING blocks included."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -209,7 +221,7 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def table_rows(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
     """(line, module, attribute) of every string that names an object of the package; `module` without "kvcheck."."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Constant) and (match := re.fullmatch(r"kvcheck\.([\w.]+):(\w+)", str(node.value))):
             yield node.lineno, match[1], match[2]
 
@@ -226,11 +238,11 @@ def names_used(tree: ast.AST) -> Iterator[tuple[int, str]]:
     yield from imported(tree)
     full = {
         alias.asname or alias.name: alias.name
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.Import)
         for alias in node.names
     }
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         chain: list[str] = []
         at: ast.AST = node
         while isinstance(at, ast.Attribute):
@@ -249,7 +261,7 @@ def check_imports(module: str, tree: ast.Module) -> Iterator[str]:
     if row is None:
         yield f"{module} has no row in MAY_IMPORT; add one where it belongs in the order"
         return
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
             yield f"line {node.lineno}: relative import; write the absolute name"
     allowed = {row, *MAY_IMPORT[row][0]} | (BASE if row != "kernels" else set())
@@ -266,7 +278,7 @@ def check_imports(module: str, tree: ast.Module) -> Iterator[str]:
 
 def check_bans(module: str, tree: ast.Module) -> Iterator[str]:
     """Names, calls and methods that this module may not use."""
-    used, calls = [*names_used(tree)], [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    used, calls = [*names_used(tree)], [node for node in nodes_of(tree) if isinstance(node, ast.Call)]
     for ban in BANS:
         if not any(is_under(module, place) for place in ban.where) or any(is_under(module, ok) for ok in ban.but):
             continue
@@ -290,7 +302,7 @@ def check_handlers(module: str, tree: ast.Module) -> Iterator[str]:
     """Nobody swallows what he does not know."""
     if module in MAY_CATCH_ALL:
         return
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.ExceptHandler):
             caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
             if any(c is None or (isinstance(c, ast.Name) and c.id in ("Exception", "BaseException")) for c in caught):
@@ -326,7 +338,7 @@ def check_docstring(module: str, tree: ast.Module) -> Iterator[str]:
 
 def check_size(module: str, tree: ast.Module) -> Iterator[str]:
     """A function fits a screen."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             length = node.end_lineno - node.lineno + 1
             if (length > LINES_OF_A_FUNCTION) != (f"{module}:{node.name}" in LONG_FUNCTIONS):
@@ -345,7 +357,7 @@ CHECKS: tuple[Callable[[str, ast.Module], Iterator[str]], ...] = (
 
 def violations(module: str, source: str) -> list[str]:
     """Everything wrong with one module, from its text alone."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     found = [message for check in CHECKS for message in check(module, tree)]
     return [*found, *filter(None, [_length(module, source)])]
 
@@ -361,10 +373,9 @@ def _length(module: str, source: str, where: str = "") -> str:
     return "" if is_as_stated else f"{where}{lines} lines; at most {LINES_OF_A_FILE} (LONG_FILES)"
 
 
-@cache
 def tree_of(path: Path) -> ast.Module:
     """The file, parsed once for all rules."""
-    return ast.parse(path.read_text())
+    return parsed(path.read_text())
 
 
 def defined(tree: ast.Module) -> set[str]:
@@ -384,7 +395,7 @@ def defined(tree: ast.Module) -> set[str]:
 
 def loose_ends(sources: dict[str, str], packages: set[str], entry_points: set[str]) -> list[str]:
     """Modules that nothing reaches, and table rows that reach nothing."""
-    trees = {module: ast.parse(source) for module, source in sources.items()}
+    trees = {module: parsed(source) for module, source in sources.items()}
     # stress starts workers with python -m, and `make gpu` starts that
     reached = {"__main__", "commands.worker", "commands.gpu", *entry_points, *packages}
     found: list[str] = []
@@ -442,7 +453,7 @@ def import_graph(sources: dict[str, str]) -> dict[str, set[str]]:
     """Module -> modules that it imports, late imports and TYPE_CHECKING blocks included."""
     graph: dict[str, set[str]] = {}
     for module, source in sources.items():
-        names = {name for _, name in within_package(ast.parse(source))}
+        names = {name for _, name in within_package(parsed(source))}
         graph[module] = {n if n in sources else n.rpartition(".")[0] for n in names} & set(sources) - {module}
     return graph
 

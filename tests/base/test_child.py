@@ -206,6 +206,7 @@ def shell(script: str, **streams: object) -> subprocess.Popen[str]:
     return subprocess.Popen(["sh", "-c", script], text=True, start_new_session=True, **keys)  # type: ignore[call-overload,no-any-return]
 
 
+@pytest.mark.processes
 def test_lines_of_a_child_end_with_none() -> None:
     heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     process = shell("read word; echo $word; printf half")
@@ -217,6 +218,7 @@ def test_lines_of_a_child_end_with_none() -> None:
     child.close_input(process)
 
 
+@pytest.mark.processes
 def test_group_of_a_stopped_child_ends_with_it(tmp_path: Path) -> None:
     process = shell(f"sleep 60 & echo $! > {tmp_path}/pid; kill -STOP $$", stdout=subprocess.DEVNULL)
     while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text().strip():
@@ -229,6 +231,7 @@ def test_group_of_a_stopped_child_ends_with_it(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.processes
 def test_child_that_has_ended_keeps_its_status() -> None:
     process = shell("exit 3")
     assert child.has_ended(process, 30.0) and process.returncode is None
@@ -238,6 +241,7 @@ def test_child_that_has_ended_keeps_its_status() -> None:
         stream.close()
 
 
+@pytest.mark.processes
 def test_children_are_asked_to_end_and_then_killed() -> None:
     polite = shell("sleep 60", stdin=subprocess.DEVNULL)
     deaf = shell("trap '' TERM; echo up; while :; do sleep 1; done", stdin=subprocess.DEVNULL)

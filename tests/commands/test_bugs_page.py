@@ -118,6 +118,7 @@ def test_its_mutants_and_scripts_exist(letter: str) -> None:
     assert ("findings/" in SECTIONS[letter]) != (letter == "d"), "no release has bug d"
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("letter", LETTERS)
 def test_red_command_exits_1_with_the_code_that_the_page_names(letter: str, tmp_path: Path) -> None:
     words, told = command(letter, "red")
@@ -127,6 +128,7 @@ def test_red_command_exits_1_with_the_code_that_the_page_names(letter: str, tmp_
     assert code in {each["code"] for each in json.loads(record.read_text())["findings"]}
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("letter", LETTERS)
 def test_green_command_is_the_red_one_without_its_mutant_and_exits_0(letter: str, tmp_path: Path) -> None:
     words, _ = command(letter, "green")

@@ -106,6 +106,7 @@ def test_every_command_has_its_row() -> None:
     assert listed == set(COMMANDS)
 
 
+@pytest.mark.schedules
 def test_the_first_red_prints_the_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (typed,) = re.findall(r"^kvcheck (stress --mutant \S+ --seed 1)$", README, re.MULTILINE)
     assert run([*typed.split(), "--no-reports", "--out", str(tmp_path)]) == 1

@@ -37,6 +37,7 @@ def child(fake: Path) -> Iterator[EngineProcess]:
     started.close()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("fault", "shape", "sure", "conditional"), CONDITIONS)
 def test_what_needs_an_assumption_says_which(
     child: EngineProcess, fake: Path, fault: str, shape: str, sure: set[str], conditional: set[str]
@@ -47,6 +48,7 @@ def test_what_needs_an_assumption_says_which(
     assert {each.code for each in found if each.condition is not None} == conditional
 
 
+@pytest.mark.processes
 def test_lists_on_the_device_harm_no_direct_copy(child: EngineProcess, fake: Path) -> None:
     put_fault(fake, "lists-on-device")
     for shape in ("index-moves.hybrid-direct", "index-moves.tree-direct", "index-moves.mamba-tree-direct"):

@@ -118,6 +118,7 @@ def child(fake: Path) -> Iterator[EngineProcess]:
     started.close()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("fault", "shape", "codes"), FAULTS)
 def test_fault_is_found_and_its_absence_passes(
     child: EngineProcess, fake: Path, fault: str, shape: str, codes: set[str]
@@ -131,6 +132,7 @@ def test_fault_is_found_and_its_absence_passes(
     assert {finding.code for finding in bad.findings} == codes, bad
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("fault", PREFIX_FAULTS)
 def test_faults_of_a_prefix_tree_are_found(child: EngineProcess, fake: Path, fault: str) -> None:
     put_fault(fake, fault)
@@ -138,6 +140,7 @@ def test_faults_of_a_prefix_tree_are_found(child: EngineProcess, fake: Path, fau
     assert PREFIX_FAULTS[fault] in {finding.code for reply in replies for finding in reply.findings}, replies
 
 
+@pytest.mark.processes
 def test_prefix_tree_passes_with_all_that_is_wanted(child: EngineProcess, fake: Path) -> None:
     put_fault(fake, GOOD)
     replies = [child.ask(ask_of("prefixes.radix", number)) for number in range(2)]
@@ -147,6 +150,7 @@ def test_prefix_tree_passes_with_all_that_is_wanted(child: EngineProcess, fake: 
         assert reply.unknown is None and all(getattr(reply.evidence, name) for name in row.wants), reply
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("fault", "shape", "why"), NO_EVIDENCE)
 def test_what_is_no_evidence_is_unknown_and_says_why(
     child: EngineProcess, fake: Path, fault: str, shape: str, why: str
@@ -156,6 +160,7 @@ def test_what_is_no_evidence_is_unknown_and_says_why(
     assert not reply.findings and reply.unknown is not None and why in reply.unknown
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("shape", ["index-moves.tree-kernel", "index-moves.mamba-tree-direct"])
 def test_prefixes_are_as_long_as_the_tree_loads(child: EngineProcess, fake: Path, shape: str) -> None:
     put_fault(fake, "loads-long-alone")
@@ -164,12 +169,14 @@ def test_prefixes_are_as_long_as_the_tree_loads(child: EngineProcess, fake: Path
     assert any("loads 256 tokens or more" in note for note in reply.notes)
 
 
+@pytest.mark.processes
 def test_move_of_tokens_that_servers_seldom_ask_for_is_conditional(child: EngineProcess, fake: Path) -> None:
     put_fault(fake, "pages-by-tokens")
     assert {"topk" in (finding.condition or "") for finding in first_bad(child, "token-moves.nsa").findings} == {True}
     assert not first_bad(child, "token-moves.mla").findings
 
 
+@pytest.mark.processes
 def test_finding_names_the_owner_and_the_place(child: EngineProcess, fake: Path) -> None:
     put_fault(fake, "index-lost")
     finding = child.ask(ask_of("retract.nsa")).findings[0]
@@ -177,6 +184,7 @@ def test_finding_names_the_owner_and_the_place(child: EngineProcess, fake: Path)
     assert (finding.request, finding.seen_request) == (1, 3)
 
 
+@pytest.mark.processes
 def test_equal_asks_have_equal_answers(child: EngineProcess, fake: Path) -> None:
     put_fault(fake, "no-wait")
     replies = [child.ask(ask_of("layer-wait.nsa", 1)) for _ in range(20)]
@@ -184,6 +192,7 @@ def test_equal_asks_have_equal_answers(child: EngineProcess, fake: Path) -> None
     assert child.ask(ask_of("layer-wait.nsa", 2)) != replies[0]
 
 
+@pytest.mark.processes
 def test_every_reader_of_a_layer_is_tried(child: EngineProcess, fake: Path) -> None:
     put_fault(fake, "no-wait")
     reply = child.ask(ask_of("layer-wait.nsa"))
@@ -191,6 +200,7 @@ def test_every_reader_of_a_layer_is_tried(child: EngineProcess, fake: Path) -> N
     assert reply.evidence.orderings_checked == 2 * 3  # two readers, three layers
 
 
+@pytest.mark.processes
 def test_each_direction_says_what_came_of_it(child: EngineProcess, fake: Path) -> None:
     told = {}
     for fault in (GOOD, "state-trims"):
@@ -212,6 +222,7 @@ def test_each_direction_says_what_came_of_it(child: EngineProcess, fake: Path) -
     }
 
 
+@pytest.mark.processes
 def test_every_byte_is_judged_when_a_rank_commits(child: EngineProcess, fake: Path) -> None:
     put_fault(fake, GOOD)
     words = child.ask(ask_of("agreement.everything", 1)).evidence.words_verified

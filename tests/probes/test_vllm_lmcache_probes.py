@@ -74,6 +74,7 @@ def children(fake: Path) -> Iterator[dict[str, EngineProcess]]:
         child.close()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("engine", "shape", "fault", "codes"), FAULTS)
 def test_fault_is_found(
     children: dict[str, EngineProcess], fake: Path, engine: str, shape: str, fault: str, codes: set[str]
@@ -83,6 +84,7 @@ def test_fault_is_found(
     assert codes <= {finding.code for finding in bad.findings}, bad
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("engine", "shape"), sorted({row[:2] for row in FAULTS}))
 def test_without_a_fault_all_that_is_wanted_was_counted(
     children: dict[str, EngineProcess], fake: Path, engine: str, shape: str
@@ -94,6 +96,7 @@ def test_without_a_fault_all_that_is_wanted_was_counted(
     assert row is not None and row.wants and all(getattr(good.evidence, name) for name in row.wants)
 
 
+@pytest.mark.processes
 def test_equal_asks_have_equal_answers(children: dict[str, EngineProcess], fake: Path) -> None:
     put_fault(fake, "stale-hash")
     replies = [first_bad(children["vllm"], "blocks.full") for _ in range(5)]

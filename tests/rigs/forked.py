@@ -27,6 +27,7 @@ from typing import Any
 
 from kvcheck.core.base import child_start
 
+PYTHON = sys.executable
 SERVER = Path(__file__).with_name("fork_server.py")
 PR_SET_CHILD_SUBREAPER = 36
 LOADED_S = 120.0
@@ -62,7 +63,7 @@ class ForkingPopen(subprocess.Popen[Any]):
 
 def can_fork(arguments: Any, variables: dict[str, str]) -> bool:
     """Whether a fork of the server would be what this command starts."""
-    if isinstance(arguments, str | bytes | os.PathLike) or arguments[0] != sys.executable:
+    if isinstance(arguments, str | bytes | os.PathLike) or arguments[0] != PYTHON:
         return False
     if arguments[1:3] == ["-m", "kvcheck"]:
         if any(map(READ_BY_PYTHON.fullmatch, variables)):
@@ -86,7 +87,7 @@ class _Server:
         self._turn = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-I", str(SERVER), str(theirs.fileno()), str(os.getpid())]
+            command = [PYTHON, "-I", str(SERVER), str(theirs.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._socket.settimeout(LOADED_S)
         assert self._socket.recv(16) == b"ready", "the process that forks has not loaded"

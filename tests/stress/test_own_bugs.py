@@ -61,6 +61,7 @@ WITHOUT_FIX: dict[str | None, TargetParts] = {
 }
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("line", LINES)
 def test_a_schedule_that_once_failed_is_green(line: str) -> None:
     outcome = ScheduleRunner(BuiltinTarget()).run(parse_line(line))
@@ -68,6 +69,7 @@ def test_a_schedule_that_once_failed_is_green(line: str) -> None:
     assert outcome.verdict is Verdict.PASS
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("line", LINES)
 def test_it_fails_again_without_the_fix(line: str) -> None:
     plan = parse_line(line)
