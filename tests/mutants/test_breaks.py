@@ -87,6 +87,7 @@ def test_what_a_mutant_breaks_is_one_part_whose_functions_exist(name: str, capsy
     assert set(bug.breaks) <= {line.removeprefix("breaks: ") for line in capsys.readouterr().out.splitlines()}
 
 
+@pytest.mark.schedules
 def test_every_part_is_what_engines_are_made_of() -> None:
     """A row that a constructor is not given would leave its mutants without an effect."""
     made: set[str] = set()

@@ -39,6 +39,7 @@ def fixed(workloads: Workloads) -> Callable[[Plan], Outcome]:
     return cache(ScheduleRunner(BuiltinTarget(), workloads=workloads).run)
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(
     name: str, workloads: Workloads, fixed: Callable[[Plan], Outcome]
@@ -58,6 +59,7 @@ def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(
     assert (again.digest, again.divergence) == (outcome.digest, None), "the line is the run"
 
 
+@pytest.mark.schedules
 @pytest.mark.parametrize("name", sorted({mutant(name).bug: name for name in MUTANTS}.values()))
 def test_a_mutant_is_told_of_by_its_command_and_its_line_replays(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -78,6 +80,7 @@ def test_a_mutant_is_told_of_by_its_command_and_its_line_replays(
     assert "STILL FAILS 3/3" in again and bug.code in again and "identical each time" in again
 
 
+@pytest.mark.schedules
 def test_runs_that_share_a_workload_are_those_that_make_their_own() -> None:
     """Whoever runs first, and whether it is broken."""
     workloads, plan = Workloads(), Plan(scenario="pd-transfer", shape="llama-3-tiny", seed=1)

@@ -233,6 +233,7 @@ def lazy() -> tuple[Outcome, tuple[Finding, ...]]:
     return outcome, confirmed(engine, outcome)
 
 
+@pytest.mark.schedules
 def test_one_finding_tells_its_confirmation_and_nothing_else_changes(
     lazy: tuple[Outcome, tuple[Finding, ...]],
 ) -> None:
