@@ -39,7 +39,7 @@ bench: $(STAMP) ## every arm of the price list, timed alone with pytest-benchmar
 	@$(VENV)/bin/python -m pytest benchmarks --benchmark-enable --benchmark-max-time=0.2 --benchmark-columns=median,iqr,rounds
 
 quick: $(STAMP) ## tests without a process, a compiler or a whole schedule, and one mutant a bug: a minute of one core
-	@$(VENV)/bin/python -m pytest -m "(not schedules and not processes and not compiled) or quick"
+	@$(VENV)/bin/python -m pytest --hypothesis-profile=quick -m "(not schedules and not processes and not compiled) or quick"
 
 test: $(STAMP) ## all tests that this machine can run
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal

@@ -31,6 +31,7 @@ if importlib.util.find_spec("hypothesis") is not None:  # `make gpu` runs what i
     import hypothesis
 
     hypothesis.settings.register_profile("kvcheck", derandomize=True, deadline=None, max_examples=50)
+    hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("kvcheck"), max_examples=10)
     hypothesis.settings.load_profile("kvcheck")
 
 UNMARKED = pytest.StashKey[Unmarked]()
