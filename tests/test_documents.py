@@ -37,7 +37,6 @@ MADE_LATER = {  # what a command makes, by its first part, or by its name: the r
     "reports/runs": "where make stress writes runs",
     **dict.fromkeys(("run.json", "report.html"), "a file of a run"),
     **dict.fromkeys(("findings.csv", "scenarios.csv", "words.csv", "mutants.csv", "bench.csv"), "a table of a run"),
-    "h200": "a folder for published records of such a device",
     "budgets.toml": "what the reader writes",
     "conversation_trace.jsonl": "what the reader downloads",
 }
