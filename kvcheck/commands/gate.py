@@ -15,14 +15,23 @@ from typing import Annotated
 
 import typer
 
-from kvcheck.commands.fresh_rounds import FreshRounds
 from kvcheck.commands.gate_lines import result_lines
-from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, check_choice, check_positive, draw_seed, tool
+from kvcheck.commands.options import (
+    DEFAULT_OUT,
+    FORMATS,
+    Format,
+    check_choice,
+    check_positive,
+    draw_seed,
+    environment,
+    tool,
+)
 from kvcheck.commands.report import loaded, report_problem
 from kvcheck.commands.terminal import say, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest
-from kvcheck.core.base.record import read_record
+from kvcheck.core.base.record import RunRecord, read_record
+from kvcheck.core.bench.fresh_rounds import FreshRounds
 from kvcheck.core.report import GATE_WRITERS
 from kvcheck.core.report.gate.budgets import read_budgets
 from kvcheck.core.report.gate.judge import Rules, decide
@@ -84,7 +93,7 @@ def gate(
     records = [read_record(path) for path in dict.fromkeys(find_run(name, out) for name in runs)]
     gated, missing, warnings = gated_rows(records, budgets)
     is_quiet = format_name == "json"
-    fresh = FreshRounds(records, seed=draw_seed() if seed is None else seed, max_time_s=max_time, is_quiet=is_quiet)
+    fresh = _fresh_rounds(records, draw_seed() if seed is None else seed, max_time, is_quiet=is_quiet)
     rows, is_complete = decide(gated, rules, fresh)
     failures = integrity_problems(records, fail_on_conditional=fail_on_conditional)
     gaps = evidence_problems(records, code=code_digest(), min_schedules=min_schedules)
@@ -110,6 +119,22 @@ def gate(
     )
     _tell(result, targets, is_quiet=is_quiet)
     return result.exit_code
+
+
+def _fresh_rounds(records: list[RunRecord], seed: int, max_time_s: float, *, is_quiet: bool) -> FreshRounds:
+    """The gate's own rounds; the terminal is told what is measured, and each round where it is watched."""
+    return FreshRounds(
+        records,
+        seed=seed,
+        max_time_s=max_time_s,
+        build={**environment(), **tool()},
+        say=None if is_quiet else lambda text: typer.echo(f" {text}", err=True),
+        progress=_show_progress if sys.stderr.isatty() and not is_quiet else None,
+    )
+
+
+def _show_progress(text: str) -> None:
+    typer.echo(f"\r\x1b[K {text[:100]}\r", err=True, nl=False)
 
 
 def _targets(output: list[str]) -> list[tuple[str, Path]]:

@@ -1,12 +1,12 @@
 """`make gpu`: everything that needs a GPU, by the interpreter at hand, in under eight minutes, as files.
 
 It imports no library but torch, installs nothing and reaches for nothing outside the machine. Results lie under $OUT,
-or build/gpu: a log a part, the records of runs, summary.json and summary.txt.
+or build/gpu: a log a job, the records of runs, summary.json and summary.txt.
 
 Invariants:
-- Both summaries are replaced whole after every part: what was done is kept, whatever ends the run.
-- Exit 0 when every part passed, 1 when one failed, 4 when one says nothing or there is no GPU, 130 when interrupted.
-- Each part is a process group of its own, which is ended when its time is over.
+- Both summaries are replaced whole after every job: what was done is kept, whatever ends the run.
+- Exit 0 when every job passed, 1 when one failed, 4 when one says nothing or there is no GPU, 130 when interrupted.
+- Each job is a process group of its own, which is ended when its time is over.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import kvcheck
-from kvcheck.commands.gpu_parts import (
-    PARTS,
-    SANITIZER,
-    TOTAL_S,
-    Part,
-    PartResult,
-    chosen_tests,
-    command_of,
-    judged,
-    missing,
-    told,
-)
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict, to_plain
+from kvcheck.core.bench.gpu_jobs import (
+    JOBS,
+    SANITIZER,
+    TOTAL_S,
+    GpuJob,
+    GpuJobResult,
+    chosen_tests,
+    command_of,
+    judge_end,
+    missing,
+    summary_lines,
+)
 from kvcheck.core.report.store import make_folder, write_text
 
 ROOT = Path(kvcheck.__file__).parents[1]
 GRACE_S = 8
-"""Seconds between asking a part to end, when it saves what it has, and ending it."""
+"""Seconds between asking a job to end, when it saves what it has, and ending it."""
 
 INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run every part; the exit code."""
+    """Run every job; the exit code."""
     device = _device()
     if isinstance(device, str):
         sys.stderr.write(f"kvcheck gpu: {device}; nothing was run (exit 4)\n")
@@ -57,7 +57,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _end)
     try:
         make_folder(out)
-        return run_parts(PARTS, out, facts=device, run=run_process)
+        return run_jobs(JOBS, out, facts=device, run=run_process)
     except UsageError as error:
         sys.stderr.write(f"kvcheck gpu: {error}\n")
         return error.exit_code
@@ -67,21 +67,21 @@ Run = Callable[[Sequence[str], Path, Mapping[str, str], float], int | None]
 """Runs a command line, its output into a file, with variables, for so many seconds: its exit code, None if longer."""
 
 
-def run_parts(parts: Sequence[Part], out: Path, *, facts: Mapping[str, object], run: Run) -> int:
-    """Run the parts in turn and keep both summaries current."""
+def run_jobs(jobs: Sequence[GpuJob], out: Path, *, facts: Mapping[str, object], run: Run) -> int:
+    """Run the jobs in turn and keep both summaries current."""
     began = time.monotonic()
-    results: list[PartResult] = []
+    results: list[GpuJobResult] = []
     tool, tests = _sanitizer(), _test_sources()
     _save(out, facts, results, complete=False)
     try:
-        for part in parts:
+        for job in jobs:
             left = TOTAL_S - (time.monotonic() - began)
-            results.append(_run_part(part, out, tool=tool, tests=tests, left_s=left, run=run))
+            results.append(_run_job(job, out, tool=tool, tests=tests, left_s=left, run=run))
             sys.stdout.write(_line(results[-1]) + "\n")
             sys.stdout.flush()
             _save(out, facts, results, complete=False)
     except KeyboardInterrupt:
-        sys.stderr.write(f"kvcheck gpu: interrupted after {len(results)} of {len(parts)} parts; see {out}\n")
+        sys.stderr.write(f"kvcheck gpu: interrupted after {len(results)} of {len(jobs)} jobs; see {out}\n")
         return INTERRUPTED
     _save(out, facts, results, complete=True)
     verdict = Verdict.worst(result.verdict for result in results)
@@ -89,35 +89,35 @@ def run_parts(parts: Sequence[Part], out: Path, *, facts: Mapping[str, object], 
     return verdict.exit_code
 
 
-def _run_part(
-    part: Part, out: Path, *, tool: str | None, tests: Mapping[str, str], left_s: float, run: Run
-) -> PartResult:
-    files, note = chosen_tests(part, tests, _has)
-    reason = missing(part, _has, tool)
-    if reason is None and part.tests is not None and not files:
+def _run_job(
+    job: GpuJob, out: Path, *, tool: str | None, tests: Mapping[str, str], left_s: float, run: Run
+) -> GpuJobResult:
+    files, note = chosen_tests(job, tests, _has)
+    reason = missing(job, _has, tool)
+    if reason is None and job.tests is not None and not files:
         reason = "not run: no test files are there"
     if reason is None and left_s < GRACE_S:
-        reason = f"not run: the {TOTAL_S} s of all parts were over"
+        reason = f"not run: the {TOTAL_S} s of all jobs were over"
     if reason is not None:
-        return PartResult(name=part.name, verdict=Verdict.UNKNOWN, reason=reason, budget_s=part.budget_s)
-    command = command_of(part, files, python=sys.executable, out=str(out), tool=tool)
+        return GpuJobResult(name=job.name, verdict=Verdict.UNKNOWN, reason=reason, budget_s=job.budget_s)
+    command = command_of(job, files, python=sys.executable, out=str(out), tool=tool)
     started = time.monotonic()
-    code = run(command, out / f"{part.name}.log", part.variables, min(part.budget_s, left_s))
-    verdict, reason = judged(part, code, out)
-    return PartResult(
-        name=part.name,
+    code = run(command, out / f"{job.name}.log", job.variables, min(job.budget_s, left_s))
+    verdict, reason = judge_end(job, code, out)
+    return GpuJobResult(
+        name=job.name,
         verdict=verdict,
         reason=reason,
         exit_code=code,
         duration_s=round(time.monotonic() - started, 1),
-        budget_s=part.budget_s,
+        budget_s=job.budget_s,
         command=command,
-        told=(*((note,) if note else ()), *told(out, part)),
+        lines=(*((note,) if note else ()), *summary_lines(out, job)),
     )
 
 
 def run_process(command: Sequence[str], log: Path, variables: Mapping[str, str], seconds: float) -> int | None:
-    """Run a part as a process group; asked to end when its time is over, and ended if it does not."""
+    """Run a job as a process group; asked to end when its time is over, and ended if it does not."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
     with log.open("wb") as stream:
@@ -133,7 +133,7 @@ def run_process(command: Sequence[str], log: Path, variables: Mapping[str, str],
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """End what is left of a part, its own children too."""
+    """End what is left of a job, its own children too."""
     for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
         try:
             os.killpg(child.pid, number)
@@ -145,23 +145,23 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def _save(out: Path, facts: Mapping[str, object], results: Sequence[PartResult], *, complete: bool) -> None:
+def _save(out: Path, facts: Mapping[str, object], results: Sequence[GpuJobResult], *, complete: bool) -> None:
     verdict = Verdict.worst(result.verdict for result in results) if complete else Verdict.UNKNOWN
     values = {
         "complete": complete,
         "verdict": verdict.value,
         "environment": dict(facts),
-        "parts": [to_plain(result) for result in results],
+        "jobs": [to_plain(result) for result in results],
     }
     write_text(out / "summary.json", json.dumps(values, indent=1) + "\n")
     lines = [*(f"{name}: {value}" for name, value in facts.items()), ""]
     for result in results:
-        lines += [_line(result), *(f"    {line}" for line in result.told)]
+        lines += [_line(result), *(f"    {line}" for line in result.lines)]
     lines += ["", f"verdict: {verdict.value}" if complete else "not complete"]
     write_text(out / "summary.txt", "\n".join(lines) + "\n")
 
 
-def _line(result: PartResult) -> str:
+def _line(result: GpuJobResult) -> str:
     text = f"{result.verdict.value:<8} {result.name:<10} {result.duration_s:6.1f} s of {result.budget_s}"
     return f"{text}  {result.reason}" if result.reason else text
 

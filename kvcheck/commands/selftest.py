@@ -1,8 +1,8 @@
-"""`kvcheck selftest`: the table of mutants and oracles, clean run first.
+"""`kvcheck selftest`: every mutant is judged beside the fixed build; with --aa, the gate is tried instead.
 
 Invariants:
-- The fixed build must pass the very plan a mutant is judged by, or the mutant is not judged.
-- A mutant is killed only by the oracle and with the code its card names; any other end is not a pass.
+- Everything the user named is checked before anything runs.
+- A row is printed and saved as soon as its mutant is judged.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import Annotated
 
 import typer
 
 from kvcheck.commands.closing import close
-from kvcheck.commands.device_trials import judge_on_device, not_begun, timed_mutants
 from kvcheck.commands.gate_trials import try_gate
 from kvcheck.commands.options import (
     DEFAULT_OUT,
@@ -26,6 +26,7 @@ from kvcheck.commands.options import (
     Reports,
     Seed,
     check_choice,
+    check_plan,
     check_positive,
     draw_seed,
 )
@@ -34,12 +35,9 @@ from kvcheck.commands.session import Session
 from kvcheck.commands.targets import target_of
 from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import Evidence, Finding, MutantResult, Verdict
-from kvcheck.core.stress.cell_task import CellTask
+from kvcheck.core.base.record import MutantResult, Verdict
+from kvcheck.core.stress.mutant_trials import judge, not_begun, timed_mutants
 from kvcheck.core.stress.schedule import Plan
-
-if TYPE_CHECKING:
-    from kvcheck.core.targets.mutants.mutant import Mutant
 
 
 def selftest(
@@ -66,11 +64,7 @@ def selftest(
     """Check that every mutant is killed, the fixed build first."""
     check_choice("--format", format_name, FORMATS)
     if aa is not None or planted:
-        if mutants:
-            raise UsageError(f"--aa tries the gate and no mutants; expected no {mutants[0]!r} beside it")
-        for name, is_given in (("--device", device != "cpu"), ("--max-time", max_time is not None), ("-o", output)):
-            if is_given:
-                raise UsageError(f"{name}: --aa tries the gate on the CPU, N times, and writes no run; leave it out")
+        _refuse_beside_trials(mutants, {"--device": device != "cpu", "--max-time": max_time is not None, "-o": output})
         return try_gate(aa, planted, seed=seed, is_quiet=format_name == "json")
     from kvcheck.core.targets.mutants import MUTANTS, mutant
 
@@ -80,6 +74,8 @@ def selftest(
     chosen = [mutant(name) for name in mutants or MUTANTS]
     if device != "cpu":
         chosen = timed_mutants(chosen, device)
+        first = Plan(scenario=chosen[0].scenario, shape=chosen[0].shape)
+        check_plan(dataclasses.replace(first, backend="cuda", device=device, strategy="delay"))
     check_targets(targets)
     drawn = draw_seed() if seed is None else seed
     session = Session(
@@ -100,7 +96,7 @@ def selftest(
             session.progress(f"{each.name}: fixed build first")
             try:
                 with time_limit(until):
-                    result = _result(plan, each, device, schedules)
+                    result = judge(plan, each, schedules, target_of, device=device)
             except TimeUp:
                 result = not_begun(each, device, max_time or 0.0)
             session.mutants.append(result)
@@ -112,55 +108,13 @@ def selftest(
     return close(session, targets, reports=reports, interrupted=interrupted)
 
 
-def _result(plan: Plan, mutant: Mutant, device: str, schedules: int) -> MutantResult:
-    if device != "cpu":
-        return judge_on_device(plan, mutant, device, schedules)
-    return _judge(plan, mutant.name, mutant.bug, mutant.killed_by, mutant.code, schedules)
-
-
-def _judge(plan: Plan, name: str, bug: str, killer: str, code: str, schedules: int) -> MutantResult:
-    """Run mutant and fixed build on the same schedules until one of them fails."""
-    broken = dataclasses.replace(plan, mutant=name)
-    findings, used, _ = _run(broken, schedules)
-    clean, _, gap = _run(plan, used)
-    row = MutantResult(name=name, bug=bug, killer=killer, outcome="", schedules=used, verdict=Verdict.UNKNOWN)
-    if clean:
-        text = f"the fixed build fails too: {clean[0].code} {clean[0].message}"
-        return dataclasses.replace(row, outcome="clean-run-failed", message=text, verdict=Verdict.FAIL)
-    named = [finding for finding in findings if finding.oracle == killer and finding.code == code]
-    if named:
-        return dataclasses.replace(
-            row,
-            outcome="killed",
-            killed_by=f"{killer} {code}",
-            message=named[0].message,
-            replay=named[0].replay,
-            verdict=Verdict.PASS,
-        )
-    if findings:
-        other = f"{findings[0].oracle} {findings[0].code}"
-        return dataclasses.replace(
-            row, outcome="killed-by-other", killed_by=other, message=findings[0].message, verdict=Verdict.FAIL
-        )
-    if gap:
-        return dataclasses.replace(row, outcome="not-exercised", message=gap)
-    return dataclasses.replace(row, outcome="survived", verdict=Verdict.FAIL)
-
-
-def _run(plan: Plan, schedules: int) -> tuple[tuple[Finding, ...], int, str | None]:
-    """Findings of the first failing schedule, schedules used, and what was not exercised."""
-    from kvcheck.core.stress.turns import run_cell
-
-    total = Evidence(schedules=0)
-    gap = None
-    for report in run_cell(0, CellTask(plan=plan, schedules=schedules), target_of):
-        if report.evidence is None:
-            gap = report.reason
-            continue
-        total = total.plus(report.evidence)
-        if report.findings:
-            return report.findings, total.schedules, None
-    return (), total.schedules, gap
+def _refuse_beside_trials(mutants: list[str] | None, given: Mapping[str, object]) -> None:
+    """Raise UsageError for what --aa does not read."""
+    if mutants:
+        raise UsageError(f"--aa tries the gate and no mutants; expected no {mutants[0]!r} beside it")
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"{name}: --aa tries the gate on the CPU, N times, and writes no run; leave it out")
 
 
 def _row(result: MutantResult) -> list[str]:

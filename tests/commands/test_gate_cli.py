@@ -21,11 +21,11 @@ from rigs.gate import bench_row, bench_run, of_this_build
 from rigs.literal_record import FAILED, PASSED, UNJUDGED
 from rigs.live_processes import children_of, is_alive
 
-from kvcheck.commands.gate_trials import PARTS
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UsageError, WrongOutput
 from kvcheck.core.base.record import BenchRow, RunRecord
 from kvcheck.core.bench.arms import Arm, Comparison, Point
+from kvcheck.core.bench.gate_trials import ARMS
 from kvcheck.core.bench.parts import AGAIN, beside_itself, key, only, slowed
 from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.report.store import RunStore
@@ -293,7 +293,7 @@ def test_a_trial_goes_the_way_of_the_gate(monkeypatch: pytest.MonkeyPatch, capsy
     answer = json.loads(capsys.readouterr().out)
     assert [trial["verdict"] for trial in answer["trials"]] == ["ok", "inconclusive", "slower"]
     assert len({plan.seed for plan in plans}) == len(plans)
-    assert [plan.cases for plan in plans[:2]] == [(case,) for case, _, _ in PARTS]
+    assert [plan.cases for plan in plans[:2]] == [(case,) for case, _, _ in ARMS]
 
 
 @pytest.mark.parametrize(

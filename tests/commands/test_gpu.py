@@ -1,7 +1,7 @@
 """`make gpu`: what runs, what is left out and why, what an end means, what an interruption leaves. Without a GPU.
 
 Invariants:
-- Parts are made up or run nothing, but for the two processes that show how a part is ended.
+- Jobs are made up or run nothing, but for the two processes that show how a job is ended.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import torch
 from rigs.literal_record import FAILED
 
 from kvcheck.commands import gpu
-from kvcheck.commands.gpu_parts import (
-    PARTS,
+from kvcheck.core.base.record import MutantResult, Verdict
+from kvcheck.core.bench.gpu_jobs import (
+    JOBS,
     SANITIZED,
     SANITIZER_FOUND,
     TOTAL_S,
-    Part,
+    GpuJob,
     chosen_tests,
     command_of,
-    judged,
+    judge_end,
     missing,
-    told,
+    summary_lines,
 )
-from kvcheck.core.base.record import MutantResult, Verdict
 from kvcheck.core.report.store import write_run
 
 TESTS = Path(__file__).parents[1]
-BY_NAME = {part.name: part for part in PARTS}
+BY_NAME = {job.name: job for job in JOBS}
 FACTS = {"device": "none, this is a test"}
-PLAIN = Part(name="plain", budget_s=9, arguments=("-c", "pass"), needs=())
+PLAIN = GpuJob(name="plain", budget_s=9, arguments=("-c", "pass"), needs=())
 XML = '<testsuites><testsuite tests="{}" skipped="{}" failures="0"/></testsuites>'
 
 
@@ -46,12 +46,12 @@ def has(*lacking: str) -> object:
 
 
 def test_all_budgets_fit_and_names_are_told_apart() -> None:
-    assert sum(part.budget_s for part in PARTS) <= TOTAL_S < 8 * 60 + 1
-    assert len(BY_NAME) == len(PARTS)
+    assert sum(job.budget_s for job in JOBS) <= TOTAL_S < 8 * 60 + 1
+    assert len(BY_NAME) == len(JOBS)
 
 
 def test_sanitized_tests_are_there_and_are_marked() -> None:
-    assert all("mark.gpu" in (TESTS / name).read_text() for name in SANITIZED)
+    assert all("mark.gpu" in (TESTS / "kernels" / name).read_text() for name in SANITIZED)
     assert "test_hold.py" not in SANITIZED
 
 
@@ -73,7 +73,7 @@ def test_files_of_a_part_are_those_with_marks_that_can_be_imported() -> None:
     }
     assert chosen_tests(BY_NAME["kernels"], sources, has()) == (["tests/test_a.py", "tests/test_b.py"], None)
     kept, note = chosen_tests(BY_NAME["kernels"], sources, has("hypothesis"))
-    assert kept == ["tests/test_a.py"] and note == "left out, for hypothesis is missing: test_b.py"
+    assert kept == ["tests/test_a.py"] and note == "left out because hypothesis is missing: test_b.py"
     assert chosen_tests(BY_NAME["litmus"], sources, has()) == (["tests/litmus/test_d.py"], None)
     assert chosen_tests(BY_NAME["bench"], sources, has()) == ([], None)
 
@@ -82,17 +82,17 @@ def test_command_lines_are_whole() -> None:
     line = command_of(BY_NAME["memcheck"], ["tests/test_a.py"], python="python", out="there", tool="sanitizer")
     assert line[:6] == ("sanitizer", "--tool", "memcheck", "--error-exitcode", str(SANITIZER_FOUND), "python")
     assert line[-1] == "tests/test_a.py" and "--junitxml=there/memcheck.xml" in line
-    for part in PARTS:
-        assert not any("{" in word for word in command_of(part, [], python="python", out="there", tool=None))
+    for job in JOBS:
+        assert not any("{" in word for word in command_of(job, [], python="python", out="there", tool=None))
 
 
 @pytest.mark.processes
 def test_the_options_of_every_part_exist(tmp_path: Path) -> None:
     """A word that a command does not know is exit 2; --help stops before anything else is looked at."""
-    for part in PARTS:
-        if part.tests is None:
-            command = command_of(part, [], python=sys.executable, out=str(tmp_path), tool=None)
-            assert subprocess.run([*command, "--help"], capture_output=True, timeout=60).returncode == 0, part.name
+    for job in JOBS:
+        if job.tests is None:
+            command = command_of(job, [], python=sys.executable, out=str(tmp_path), tool=None)
+            assert subprocess.run([*command, "--help"], capture_output=True, timeout=60).returncode == 0, job.name
     command = command_of(
         BY_NAME["initcheck"], ["tests/kernels/test_hold.py"], python=sys.executable, out=str(tmp_path), tool=None
     )
@@ -121,13 +121,13 @@ def test_what_an_end_means(
 ) -> None:
     if report is not None:
         (tmp_path / f"{name}.xml").write_text(XML.format(*report))
-    assert judged(BY_NAME[name], code, tmp_path) == expected
+    assert judge_end(BY_NAME[name], code, tmp_path) == expected
 
 
 def test_a_report_that_is_not_there_is_no_pass(tmp_path: Path) -> None:
-    assert judged(BY_NAME["litmus"], 0, tmp_path)[0] is Verdict.UNKNOWN
+    assert judge_end(BY_NAME["litmus"], 0, tmp_path)[0] is Verdict.UNKNOWN
     (tmp_path / "litmus.xml").write_text("<half")
-    assert judged(BY_NAME["litmus"], 0, tmp_path)[0] is Verdict.UNKNOWN
+    assert judge_end(BY_NAME["litmus"], 0, tmp_path)[0] is Verdict.UNKNOWN
 
 
 def test_mutants_findings_and_rates_of_a_record_are_told(tmp_path: Path) -> None:
@@ -141,13 +141,13 @@ def test_mutants_findings_and_rates_of_a_record_are_told(tmp_path: Path) -> None
         message="why",
     )
     write_run(replace(FAILED, mutants=(row,), warnings=("rates",)), tmp_path / "runs" / "mutants" / "one")
-    lines = told(tmp_path, BY_NAME["mutants"])
+    lines = summary_lines(tmp_path, BY_NAME["mutants"])
     assert lines[0] == "a-mutant: not-reproduced, why" and lines[-1] == "rates"
     assert any(line.startswith(FAILED.findings[0].code) for line in lines)
 
 
 class Runner:
-    """Gives back codes, one a part; KeyboardInterrupt for one that is "interrupt"."""
+    """Gives back codes, one a job; KeyboardInterrupt for one that is "interrupt"."""
 
     def __init__(self, *codes: object) -> None:
         self.codes = list(codes)
@@ -170,36 +170,36 @@ def summary(out: Path) -> dict[str, object]:
     ("codes", "expected"), [((0, 0), 0), ((0, 1), 1), ((1, 4), 1), ((0, 4), 4), ((0, None), 4), ((70, 0), 4)]
 )
 def test_the_worst_part_decides(codes: tuple[int | None, ...], expected: int, tmp_path: Path) -> None:
-    parts = (PLAIN, replace(PLAIN, name="second"))
-    assert gpu.run_parts(parts, tmp_path, facts=FACTS, run=Runner(*codes)) == expected
+    jobs = (PLAIN, replace(PLAIN, name="second"))
+    assert gpu.run_jobs(jobs, tmp_path, facts=FACTS, run=Runner(*codes)) == expected
     value = summary(tmp_path)
-    assert value["complete"] is True and len(value["parts"]) == 2  # type: ignore[arg-type]
+    assert value["complete"] is True and len(value["jobs"]) == 2  # type: ignore[arg-type]
     assert value["environment"] == FACTS
     assert f"verdict: {value['verdict']}" in (tmp_path / "summary.txt").read_text()
 
 
 def test_an_interruption_keeps_what_was_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parts = tuple(replace(PLAIN, name=name) for name in ("one", "two", "three"))
-    assert gpu.run_parts(parts, tmp_path, facts=FACTS, run=Runner(0, "interrupt")) == 130
+    jobs = tuple(replace(PLAIN, name=name) for name in ("one", "two", "three"))
+    assert gpu.run_jobs(jobs, tmp_path, facts=FACTS, run=Runner(0, "interrupt")) == 130
     value = summary(tmp_path)
     assert value["complete"] is False and value["verdict"] == "unknown"
-    assert [row["name"] for row in value["parts"]] == ["one"]  # type: ignore[union-attr,index]
+    assert [row["name"] for row in value["jobs"]] == ["one"]  # type: ignore[union-attr,index]
     assert "not complete" in (tmp_path / "summary.txt").read_text()
-    assert "after 1 of 3 parts" in capsys.readouterr().err
+    assert "after 1 of 3 jobs" in capsys.readouterr().err
 
 
 def test_a_part_that_cannot_run_is_unknown_and_starts_nothing(tmp_path: Path) -> None:
     runner = Runner()
     lacking = replace(PLAIN, needs=("no_such_module",))
-    assert gpu.run_parts((lacking,), tmp_path, facts=FACTS, run=runner) == 4
+    assert gpu.run_jobs((lacking,), tmp_path, facts=FACTS, run=runner) == 4
     assert not runner.seen
     assert "not run: no_such_module is missing" in (tmp_path / "summary.txt").read_text()
 
 
 def test_time_that_is_over_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "TOTAL_S", gpu.GRACE_S - 1)
-    assert gpu.run_parts((PLAIN,), tmp_path, facts=FACTS, run=Runner()) == 4
-    assert "of all parts were over" in (tmp_path / "summary.txt").read_text()
+    assert gpu.run_jobs((PLAIN,), tmp_path, facts=FACTS, run=Runner()) == 4
+    assert "of all jobs were over" in (tmp_path / "summary.txt").read_text()
 
 
 @pytest.mark.processes

@@ -1,22 +1,19 @@
-"""Rounds that the gate measures itself: of the rows it is not sure of, in the build and on the machine they are from.
+"""Fresh rounds: the gate measures rows again that it is not sure of, with the build and on the machine they are from.
 
 Invariants:
-- More rounds than a benchmark needs at least, with a seed of their own: nothing of the recorded rounds is used again.
+- More rounds than a benchmark needs at least, with a seed of their own: no recorded round is used again.
 - A row that cannot be measured here says why; a wrong output is kept as an integrity problem.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import typer
-
-from kvcheck.commands.options import environment, tool
 from kvcheck.core.base.errors import UnknownVerdict, UsageError, WrongOutput
 from kvcheck.core.base.record import BenchRow, RunRecord
+from kvcheck.core.bench.noise import machine
 from kvcheck.core.report.gate.judge import MEASURED_AGAIN, Recorded
 
 if TYPE_CHECKING:  # torch is imported when something is measured
@@ -29,7 +26,9 @@ PRECISION = 0.03
 class FreshRounds:
     """Measures recorded rows again; at most MEASURED_AGAIN times within max_time_s together.
 
-    choose: what of the cases' points to measure; without it, the rows that are asked for.
+    build: name and version of kvcheck here, and its environment, under the keys of a record. choose: what of the
+    cases' points to measure; without it, the rows that are asked for. say: is told what is measured. progress: is
+    told each round.
     """
 
     def __init__(
@@ -38,13 +37,15 @@ class FreshRounds:
         *,
         seed: int,
         max_time_s: float,
-        is_quiet: bool,
+        build: Mapping[str, object],
         choose: Choose | None = None,
+        say: Callable[[str], None] | None = None,
+        progress: Callable[[str], None] | None = None,
     ) -> None:
         self.wrong_outputs: list[str] = []
-        self._choose = choose
         self._records = {record.run_id: record for record in records}
-        self._seed, self._is_quiet = seed, is_quiet
+        self._seed, self._build, self._choose = seed, build, choose
+        self._say, self._progress = say, progress
         self._left_s, self._calls = max_time_s, 0
 
     def __call__(self, wanted: Sequence[Recorded]) -> list[BenchRow | str]:
@@ -52,15 +53,17 @@ class FreshRounds:
         started = time.monotonic()
         limit_s = self._left_s / max(1, MEASURED_AGAIN - self._calls)
         self._calls += 1
-        rows = f"{len(wanted)} row{'' if len(wanted) == 1 else 's'}"
-        self._say(f"measuring {rows} again, for {limit_s:.0f} s or less")
+        if self._say is not None:
+            rows = f"{len(wanted)} row{'' if len(wanted) == 1 else 's'}"
+            self._say(f"measuring {rows} again, for {limit_s:.0f} s or less")
         answers: dict[int, BenchRow | str] = {}
         groups: dict[tuple[str, str], list[int]] = {}
         for at, each in enumerate(wanted):
-            if reason := _elsewhere(self._records[each.run_id]):
+            record = self._records[each.run_id]
+            if reason := _elsewhere(record, self._build):
                 answers[at] = reason
             else:
-                groups.setdefault((_shape(self._records[each.run_id], each.row), each.row.device), []).append(at)
+                groups.setdefault((_shape(record, each.row), each.row.device), []).append(at)
         for (shape, device), members in groups.items():
             found = self._measured(shape, device, [wanted[at].row for at in members], limit_s / len(groups))
             answers.update(zip(members, found, strict=True))
@@ -87,7 +90,11 @@ class FreshRounds:
                 rounds_max=ROUNDS_MAX,
             )
             fresh = run_bench(
-                plan, _nothing, late=lambda case, sizes: late.append(case), choose=choose, progress=self._progress()
+                plan,
+                lambda row: None,
+                late=lambda case, sizes: late.append(case),
+                choose=choose,
+                progress=self._progress,
             )
         except WrongOutput as error:
             self.wrong_outputs.append(f"measured again: {error}")
@@ -100,20 +107,6 @@ class FreshRounds:
             missing = f"its time, {limit_s:.3g} s, was up before a round; use a larger --max-time"
         return [found.get(each, missing) for each in keys]
 
-    def _progress(self) -> Callable[[str], None] | None:
-        return self._show if sys.stderr.isatty() and not self._is_quiet else None
-
-    def _show(self, text: str) -> None:
-        typer.echo(f"\r\x1b[K {text[:100]}\r", err=True, nl=False)
-
-    def _say(self, text: str) -> None:
-        if not self._is_quiet:
-            typer.echo(f" {text}", err=True)
-
-
-def _nothing(row: BenchRow) -> None:
-    """Nobody is told of single rows."""
-
 
 def _shape(record: RunRecord, row: BenchRow) -> str:
     """The shape the run was asked for, which rows without one do not name."""
@@ -121,11 +114,9 @@ def _shape(record: RunRecord, row: BenchRow) -> str:
     return asked if isinstance(asked, str) else row.shape or ""
 
 
-def _elsewhere(record: RunRecord) -> str | None:
+def _elsewhere(record: RunRecord, build: Mapping[str, object]) -> str | None:
     """Why fresh rounds here would say nothing about that run; None if they do."""
-    from kvcheck.core.bench.noise import machine
-
-    here: dict[str, object] = {**environment(), **tool(), "hardware": machine()}
+    here: dict[str, object] = {**build, "hardware": machine()}
     there: dict[str, object] = {**record.environment, **record.tool}
     for name, value in here.items():
         if there.get(name) != value:

@@ -1,8 +1,8 @@
-"""What `make gpu` runs, part by part: a table, what each part needs, and what its end means.
+"""What `make gpu` runs: a table of jobs, what each job needs, and what its exit code means.
 
 Invariants:
-- The budgets of all parts together are under eight minutes; the most telling parts come first.
-- A part that did not run, ran out of time, or ran no test is UNKNOWN with the reason, never a pass.
+- The budgets of all jobs together are under eight minutes; the most telling jobs come first.
+- A job that did not run, ran out of time, or ran no test is UNKNOWN with the reason, never a pass.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SANITIZED = (
     "test_metadata_row.py",
     "test_attention.py",
 )
-"""Tests of kernels that end by themselves: a hold spins, and a sanitizer makes it spin for ever so long."""
+"""Tests of kernels that end by themselves. Not test_hold.py: a hold spins, under a sanitizer for minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class GpuJob:
     """One process. arguments: behind the interpreter; "{out}" is the folder of all results, "{tests}" the test files.
 
     needs: modules it cannot run without. tests: picks files of the folder of tests. tool: the sanitizer's, if any.
@@ -68,8 +68,8 @@ _KVCHECK = ("-m", "kvcheck")
 _RUN = ("--seed", "1", "--no-reports", "--out", "{out}/runs/{name}")
 
 
-def _sanitizer(tool: str, budget_s: int) -> Part:
-    return Part(
+def _sanitizer(tool: str, budget_s: int) -> GpuJob:
+    return GpuJob(
         name=tool,
         budget_s=budget_s,
         arguments=(*_PYTEST, *_STRICT, "-m", "gpu", "--no-poison", "{tests}"),
@@ -80,29 +80,29 @@ def _sanitizer(tool: str, budget_s: int) -> Part:
     )
 
 
-PARTS: tuple[Part, ...] = (
-    Part(name="doctor", budget_s=15, arguments=(*_KVCHECK, "doctor", "--out", "{out}/runs"), needs=("typer",)),
-    Part(
+JOBS: tuple[GpuJob, ...] = (
+    GpuJob(name="doctor", budget_s=15, arguments=(*_KVCHECK, "doctor", "--out", "{out}/runs"), needs=("typer",)),
+    GpuJob(
         name="litmus",
         budget_s=45,
         arguments=(*_PYTEST, *_STRICT, "{tests}"),
         needs=("pytest",),
         tests=_is_litmus,
     ),
-    Part(
+    GpuJob(
         name="kernels",
         budget_s=65,
         arguments=(*_PYTEST, *_STRICT, "-m", "gpu", "{tests}"),
         needs=("pytest",),
         tests=_is_kernel_test,
     ),
-    Part(
+    GpuJob(
         name="reference",
         budget_s=25,
         arguments=(*_KVCHECK, "stress", "--backend", "eager", "--schedules", "4", "--max-time", "14", *_RUN),
         needs=("typer",),
     ),
-    Part(
+    GpuJob(
         name="stress",
         budget_s=90,
         arguments=(
@@ -111,13 +111,13 @@ PARTS: tuple[Part, ...] = (
         ),
         needs=("typer", "triton"),
     ),
-    Part(
+    GpuJob(
         name="mutants",
         budget_s=65,
         arguments=(*_KVCHECK, "selftest", "--device", "cuda", "--max-time", "48", *_RUN),
         needs=("typer", "triton"),
     ),
-    Part(
+    GpuJob(
         name="bench",
         budget_s=45,
         arguments=(*_KVCHECK, "bench", "--device", "cuda", "--max-time", "30", *_RUN),
@@ -129,8 +129,8 @@ PARTS: tuple[Part, ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartResult:
-    """What became of a part. exit_code: of its process, None where there was none. told: lines for the summary."""
+class GpuJobResult:
+    """What became of a job. exit_code: of its process, None where there was none. lines: for the summary."""
 
     name: str
     verdict: Verdict
@@ -139,58 +139,58 @@ class PartResult:
     duration_s: float = 0.0
     budget_s: int = 0
     command: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
 
 
-def missing(part: Part, has: Callable[[str], bool], tool: str | None) -> str | None:
-    """Why a part cannot run here, or None. tool: where the sanitizer is."""
-    lacking = [name for name in part.needs if not has(name)]
+def missing(job: GpuJob, has: Callable[[str], bool], tool: str | None) -> str | None:
+    """Why a job cannot run here, or None. tool: where the sanitizer is."""
+    lacking = [name for name in job.needs if not has(name)]
     if lacking:
         return f"not run: {', '.join(lacking)} is missing"
-    if part.tool is not None and tool is None:
+    if job.tool is not None and tool is None:
         return f"not run: {SANITIZER} is neither on PATH nor in a CUDA toolkit"
     return None
 
 
-def chosen_tests(part: Part, sources: Mapping[str, str], has: Callable[[str], bool]) -> tuple[list[str], str | None]:
-    """The files of a part of tests, and which were left out. sources: text of every test file, by path.
+def chosen_tests(job: GpuJob, sources: Mapping[str, str], has: Callable[[str], bool]) -> tuple[list[str], str | None]:
+    """The test files of a job, and which were left out. sources: text of every test file, by path.
 
     Of marked tests, only files that have some; none that imports what is missing.
     """
-    if part.tests is None:
+    if job.tests is None:
         return [], None
-    wanted = [path for path in sorted(sources) if Path(path).name.startswith("test_") and part.tests(path)]
-    if "gpu" in part.arguments:
+    wanted = [path for path in sorted(sources) if Path(path).name.startswith("test_") and job.tests(path)]
+    if "gpu" in job.arguments:
         wanted = [path for path in wanted if "mark.gpu" in sources[path]]
     left = [path for path in wanted if not has("hypothesis") and "hypothesis" in sources[path]]
-    note = f"left out, for hypothesis is missing: {', '.join(Path(path).name for path in left)}" if left else None
+    note = f"left out because hypothesis is missing: {', '.join(Path(path).name for path in left)}" if left else None
     return [path for path in wanted if path not in left], note
 
 
-def command_of(part: Part, tests: Sequence[str], *, python: str, out: str, tool: str | None) -> tuple[str, ...]:
-    """The command line of a part."""
+def command_of(job: GpuJob, tests: Sequence[str], *, python: str, out: str, tool: str | None) -> tuple[str, ...]:
+    """The command line of a job."""
     line: list[str] = [python]
-    if part.tool is not None and tool is not None:
-        line = [tool, "--tool", part.tool, "--error-exitcode", str(SANITIZER_FOUND), python]
-    for argument in part.arguments:
+    if job.tool is not None and tool is not None:
+        line = [tool, "--tool", job.tool, "--error-exitcode", str(SANITIZER_FOUND), python]
+    for argument in job.arguments:
         if argument == "{tests}":
             line += tests
         else:
-            line.append(argument.replace("{out}", out).replace("{name}", part.name))
+            line.append(argument.replace("{out}", out).replace("{name}", job.name))
     return tuple(line)
 
 
-def judged(part: Part, exit_code: int | None, out: Path) -> tuple[Verdict, str | None]:
-    """What the end of a part means. exit_code: None where its time was over."""
+def judge_end(job: GpuJob, exit_code: int | None, out: Path) -> tuple[Verdict, str | None]:
+    """What the end of a job means. exit_code: None where its time was over."""
     if exit_code is None:
-        return Verdict.UNKNOWN, f"its {part.budget_s} s were over; what it had written is there"
-    if part.tool is not None and exit_code == SANITIZER_FOUND:
-        return Verdict.FAIL, f"{part.tool} found errors; see the log"
-    if part.tests is None:
+        return Verdict.UNKNOWN, f"its {job.budget_s} s were over; what it had written is there"
+    if job.tool is not None and exit_code == SANITIZER_FOUND:
+        return Verdict.FAIL, f"{job.tool} found errors; see the log"
+    if job.tests is None:
         if exit_code in (0, 1):
             return (Verdict.PASS, None) if not exit_code else (Verdict.FAIL, "exit 1; see the log")
         return Verdict.UNKNOWN, f"exit {exit_code}; see the log"
-    return _tests_judged(exit_code, out / f"{part.name}.xml")
+    return _tests_judged(exit_code, out / f"{job.name}.xml")
 
 
 def _tests_judged(exit_code: int, report: Path) -> tuple[Verdict, str | None]:
@@ -209,10 +209,10 @@ def _tests_judged(exit_code: int, report: Path) -> tuple[Verdict, str | None]:
     return Verdict.PASS, f"{tests - skipped} tests passed, {skipped} were skipped"
 
 
-def told(out: Path, part: Part) -> tuple[str, ...]:
-    """What a part's record adds to the summary: each mutant, and the warnings, which hold the rates."""
+def summary_lines(out: Path, job: GpuJob) -> tuple[str, ...]:
+    """What a job's record adds to the summary: each mutant, and the warnings, which hold the rates."""
     lines: list[str] = []
-    for path in sorted((out / "runs" / part.name).glob(f"*/{RUN_FILE}")):
+    for path in sorted((out / "runs" / job.name).glob(f"*/{RUN_FILE}")):
         try:
             record = read_record(path)
         except UsageError as error:

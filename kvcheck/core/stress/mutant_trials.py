@@ -1,0 +1,157 @@
+"""Trials of mutants: each is run beside the fixed build, on the CPU or under delays on a device.
+
+On a device, what the CPU finds unordered is delayed, until wrong bytes are served or there are no more plans.
+
+Invariants:
+- The fixed build must pass the very plan a mutant is judged by, or the mutant is not judged.
+- On the CPU a mutant is killed only by the oracle and with the code its card names; any other end is not a pass.
+- On a device it is judged by the bytes that it serves under delays; a missing wait alone is not enough.
+- What does not reproduce is UNKNOWN, with the reason, never a pass and never a failure of the fixed build.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Evidence, Finding, MutantResult, Verdict
+from kvcheck.core.stress.cell_task import CellTask
+from kvcheck.core.stress.schedule import Plan
+
+if TYPE_CHECKING:  # torch is imported when something runs
+    from kvcheck.core.stress.delayed import Try
+    from kvcheck.core.stress.runner_rows import TargetOf
+    from kvcheck.core.targets.mutants.mutant import Mutant
+
+BY_DELAYS = "delays on a device"
+"""What has to find a mutant there, in the place of the oracle that its card names."""
+
+JUDGE = "ordering"
+"""The oracle that names the two operations to run in the other order: the mutants it kills lack one wait each."""
+
+
+def timed_mutants(mutants: Sequence[Mutant], device: str) -> list[Mutant]:
+    """Those that a delay can show. Raises UsageError where none is."""
+    timed = [each for each in mutants if each.killed_by == JUDGE]
+    if not timed:
+        names = ", ".join(each.name for each in mutants)
+        raise UsageError(f"--device {device}: no delay shows {names}; expected a mutant that {JUDGE} kills")
+    return timed
+
+
+def not_begun(mutant: Mutant, device: str, max_time_s: float) -> MutantResult:
+    """The row of a mutant that the time was too short for, also one that was under way."""
+    row = _row(mutant, mutant.killed_by if device == "cpu" else BY_DELAYS)
+    return dataclasses.replace(
+        row, outcome="not-begun", message=f"--max-time {max_time_s:g} was over before it was judged"
+    )
+
+
+def judge(plan: Plan, mutant: Mutant, schedules: int, target_of: TargetOf, *, device: str) -> MutantResult:
+    """Run the mutant, then the fixed build on the same schedules. plan: of the fixed build, on the CPU."""
+    if device != "cpu":
+        return _judge_on_device(plan, mutant, schedules, target_of, device=device)
+    findings, used, _ = _run(dataclasses.replace(plan, mutant=mutant.name), schedules, target_of)
+    clean, _, gap = _run(plan, used, target_of)
+    row = dataclasses.replace(_row(mutant, mutant.killed_by), schedules=used)
+    if clean:
+        return _not_clean(row, clean[0])
+    named = [finding for finding in findings if finding.oracle == mutant.killed_by and finding.code == mutant.code]
+    if named:
+        return dataclasses.replace(
+            row,
+            outcome="killed",
+            killed_by=f"{mutant.killed_by} {mutant.code}",
+            message=named[0].message,
+            replay=named[0].replay,
+            verdict=Verdict.PASS,
+        )
+    if findings:
+        other = f"{findings[0].oracle} {findings[0].code}"
+        return dataclasses.replace(
+            row, outcome="killed-by-other", killed_by=other, message=findings[0].message, verdict=Verdict.FAIL
+        )
+    if gap:
+        return dataclasses.replace(row, outcome="not-exercised", message=gap)
+    return dataclasses.replace(row, outcome="survived", verdict=Verdict.FAIL)
+
+
+def _run(plan: Plan, schedules: int, target_of: TargetOf) -> tuple[tuple[Finding, ...], int, str | None]:
+    """Findings of the first failing schedule, schedules used, and what was not exercised."""
+    from kvcheck.core.stress.turns import run_cell
+
+    total = Evidence(schedules=0)
+    gap = None
+    for report in run_cell(0, CellTask(plan=plan, schedules=schedules), target_of):
+        if report.evidence is None:
+            gap = report.reason
+            continue
+        total = total.plus(report.evidence)
+        if report.findings:
+            return report.findings, total.schedules, None
+    return (), total.schedules, gap
+
+
+def _judge_on_device(plan: Plan, mutant: Mutant, schedules: int, target_of: TargetOf, *, device: str) -> MutantResult:
+    """Find the mutant's missing wait on the CPU, then serve wrong bytes on the device."""
+    from kvcheck.core.stress.delayed import device_plans, tries, why_not
+    from kvcheck.core.stress.runner import ScheduleRunner
+
+    broken, row = dataclasses.replace(plan, mutant=mutant.name), _row(mutant, BY_DELAYS)
+    runner = ScheduleRunner(target_of(broken))
+    plans: tuple[Plan, ...] = ()
+    used = 0
+    while not plans and used < schedules:
+        plans = device_plans(runner, dataclasses.replace(broken, schedule=used), device)
+        used += 1
+    made = list(tries(runner, plans))
+    row = dataclasses.replace(row, schedules=used)
+    if not made or not made[-1].shown or made[-1].rates.gap:  # wrong bytes while nothing was held are no delay's doing
+        rates = f"; {made[-1].rates.text()}" if made else ""
+        return dataclasses.replace(
+            row, outcome="not-reproduced", message=((made and made[-1].rates.gap) or why_not(made)) + rates
+        )
+    return _with_fixed_build(row, made, target_of)
+
+
+def _with_fixed_build(row: MutantResult, made: Sequence[Try], target_of: TargetOf) -> MutantResult:
+    """The row of a mutant that was shown, once the fixed build has run under the same delays."""
+    from kvcheck.core.stress.delayed import run_both
+    from kvcheck.core.stress.runner import ScheduleRunner
+
+    shown = made[-1]
+    fixed = dataclasses.replace(shown.plan, mutant=None)
+    for outcome in run_both(ScheduleRunner(target_of(fixed)), fixed):
+        if outcome.findings:
+            return _not_clean(row, outcome.findings[0])
+    if outcome.verdict is not Verdict.PASS:  # of the run under delays, the last of both
+        gap = None if outcome.delays is None else outcome.delays.gap
+        why = gap or f"an oracle broke: {', '.join(outcome.broken_oracles)}"
+        return dataclasses.replace(row, outcome="clean-run-unknown", message=f"the fixed build was not judged: {why}")
+    return dataclasses.replace(
+        row,
+        outcome="reproduced",
+        killed_by=f"{shown.plan.choices}, try {len(made)}",
+        message=f"{shown.rates.text()}: {shown.message}",
+        replay=f"kvcheck replay {shown.plan.line()}",
+        verdict=Verdict.PASS,
+    )
+
+
+def _not_clean(row: MutantResult, finding: Finding) -> MutantResult:
+    """The row of a mutant whose plan the fixed build fails too."""
+    text = f"the fixed build fails too: {finding.code} {finding.message}"
+    return dataclasses.replace(row, outcome="clean-run-failed", message=text, verdict=Verdict.FAIL)
+
+
+def _row(mutant: Mutant, killer: str) -> MutantResult:
+    return MutantResult(
+        name=mutant.name,
+        bug=mutant.bug,
+        killer=killer,
+        outcome="",
+        schedules=0,
+        verdict=Verdict.UNKNOWN,
+    )
