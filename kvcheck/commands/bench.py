@@ -28,7 +28,7 @@ from kvcheck.commands.options import (
     draw_seed,
 )
 from kvcheck.commands.price_lines import case_heading, price_line
-from kvcheck.commands.report import check_targets, report_targets
+from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Session
 from kvcheck.core.base.errors import UsageError, WrongOutput
 from kvcheck.core.base.record import BenchRow, Finding, ScenarioResult, Verdict
@@ -60,8 +60,8 @@ def bench(
     check_choice("--format", format_name, FORMATS)
     check_positive("--max-time", max_time)
     check_positive("--rounds", rounds)
-    targets = report_targets(output)
-    check_targets(targets)
+    outputs = parse_outputs(output)
+    check_outputs(outputs)
     drawn = draw_seed() if seed is None else seed
 
     from kvcheck.core.bench import CASES, applies
@@ -91,7 +91,7 @@ def bench(
     )
     session.say(f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {len(plan.cases)} cases on {device}")
     interrupted = _measure(session, plan)
-    return close(session, targets, reports=reports, interrupted=interrupted)
+    return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
 def _measure(session: Session, plan: object) -> bool:

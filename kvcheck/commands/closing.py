@@ -18,7 +18,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict
 
 
-def close(session: Session, targets: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
+def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
     """Save, print and report what a session found; its exit code."""
     session.clear_progress()
     code = 130 if interrupted else None
@@ -32,7 +32,7 @@ def close(session: Session, targets: list[tuple[str, Path]], *, reports: bool, i
         session.say(line)
     if interrupted and session.resumes:
         session.say(f" next   {session.repro} --resume")
-    page, problems = write_reports(record, session.folder, targets, beside=reports)
+    page, problems = write_reports(record, session.folder, outputs, beside=reports)
     for problem in problems:
         warn(problem)
     if problems:

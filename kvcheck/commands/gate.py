@@ -88,7 +88,7 @@ def gate(
     if seed is not None and seed < 0:
         raise UsageError(f"--seed: expected an integer of at least 0, got {seed}")
     rules = Rules(tol=tol, fail_over=fail_over)
-    targets = _targets(output or [])
+    outputs = _outputs(output or [])
     budgets = () if budget is None else read_budgets(budget)
     records = [read_record(path) for path in dict.fromkeys(find_run(name, out) for name in runs)]
     gated, missing, warnings = gated_rows(records, budgets)
@@ -117,7 +117,7 @@ def gate(
         complete=is_complete,
         duration_s=round(time.monotonic() - started, 3),
     )
-    _tell(result, targets, is_quiet=is_quiet)
+    _tell(result, outputs, is_quiet=is_quiet)
     return result.exit_code
 
 
@@ -137,24 +137,24 @@ def _show_progress(text: str) -> None:
     typer.echo(f"\r\x1b[K {text[:100]}\r", err=True, nl=False)
 
 
-def _targets(output: list[str]) -> list[tuple[str, Path]]:
+def _outputs(output: list[str]) -> list[tuple[str, Path]]:
     """The -o options. Raises UsageError for one that cannot be done as asked."""
-    targets: list[tuple[str, Path]] = []
+    outputs: list[tuple[str, Path]] = []
     for text in output:
         format_name, equals, path = text.partition("=")
         if not equals or not path:
             raise UsageError(f"-o {text!r}: expected FORMAT=PATH, for example -o md=gate.md")
         loaded(GATE_WRITERS, format_name)
-        if Path(path).resolve() in (other.resolve() for _, other in targets):
+        if Path(path).resolve() in (other.resolve() for _, other in outputs):
             raise UsageError(f"two reports would be written to {path}; expected a path for each")
         check_writable(Path(path))
-        targets.append((format_name, Path(path)))
-    return targets
+        outputs.append((format_name, Path(path)))
+    return outputs
 
 
-def _tell(result: GateResult, targets: list[tuple[str, Path]], *, is_quiet: bool) -> None:
+def _tell(result: GateResult, outputs: list[tuple[str, Path]], *, is_quiet: bool) -> None:
     lines = result_lines(result)
-    for format_name, path in targets:
+    for format_name, path in outputs:
         problem = report_problem(GATE_WRITERS, format_name, result, path)
         if problem is None:
             lines.append(f" report {path}")

@@ -65,22 +65,22 @@ def _plan(count: int | None, planted: float, seed: int | None) -> TrialPlan:
 
 
 def _trial_text(trial: Trial) -> str:
-    looks = "; ".join(
-        f"{look.rounds} rounds {look.measured.est:.3f} ({look.measured.lo or 0:.3f} to {look.measured.hi or 0:.3f})"
-        f" floor {look.floor:.1%}"
-        for look in trial.looks
+    measurements = "; ".join(
+        f"{each.rounds} rounds {each.measured.est:.3f} ({each.measured.lo or 0:.3f} to {each.measured.hi or 0:.3f})"
+        f" floor {each.floor:.1%}"
+        for each in trial.measurements
     )
-    return f"{trial.case} {trial.arm}   {looks}"
+    return f"{trial.case} {trial.arm}   {measurements}"
 
 
 def _summary(trials: list[Trial], planted: float) -> list[str]:
     if not trials:
         return ["", " no trial came to its end"]
     count = len(trials)
-    said = {verdict: sum(trial.verdict is verdict for trial in trials) for verdict in Overhead}
-    at_first = sum(trial.looks[0].verdict is Overhead.SLOWER for trial in trials)
-    again = sum(len(trial.looks) > 1 for trial in trials)
-    slower = said[Overhead.SLOWER]
+    counts = {verdict: sum(trial.verdict is verdict for trial in trials) for verdict in Overhead}
+    at_first = sum(trial.measurements[0].verdict is Overhead.SLOWER for trial in trials)
+    again = sum(len(trial.measurements) > 1 for trial in trials)
+    slower = counts[Overhead.SLOWER]
     if planted:
         limit = f"at least {share_below(slower, count):.1%}"
         line = f" caught        {slower} of {count} slow-downs of {planted:g} %: {slower / count:.1%}, {limit} (95 %)"
@@ -89,7 +89,7 @@ def _summary(trials: list[Trial], planted: float) -> list[str]:
         line = f" false SLOWER  {slower} of {count}: {slower / count:.1%}, {limit} (95 %)"
     return [
         "",
-        f" OK {said[Overhead.OK]}, INCONCLUSIVE {said[Overhead.INCONCLUSIVE]}, SLOWER {slower}; "
+        f" OK {counts[Overhead.OK]}, INCONCLUSIVE {counts[Overhead.INCONCLUSIVE]}, SLOWER {slower}; "
         f"SLOWER before it was confirmed {at_first}; measured again {again}",
         line,
     ]

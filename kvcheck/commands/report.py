@@ -61,13 +61,13 @@ def report(
 
       kvcheck report runs/a runs/b -o html=releases.html -o md=releases.md
     """
-    targets = [_target(text, (WRITERS, COMPARISON_WRITERS)) for text in output or ()]
+    outputs = [_output(text, (WRITERS, COMPARISON_WRITERS)) for text in output or ()]
     named = [find_run(name, out) for name in runs]
     found = [*{path.resolve(): path for path in named}.values()]
     records = [(path, read_record(path)) for path in found]
-    joint = [target for target in targets if _is_joint(*target, len(records))]
-    apart = [target for target in targets if target not in joint]
-    jobs = _jobs(records, apart) if targets else _beside(records)
+    joint = [each for each in outputs if _is_joint(*each, len(records))]
+    apart = [each for each in outputs if each not in joint]
+    jobs = _jobs(records, apart) if outputs else _beside(records)
     for folder in {path for _, path in apart} if len(records) > 1 else ():
         make_folder(folder)
     check_jobs([(job.format_name, job.path) for job in jobs] + joint, sources=found)
@@ -78,9 +78,9 @@ def report(
         say(str(job.path))
 
 
-def report_targets(output: list[str] | None) -> list[tuple[str, Path]]:
+def parse_outputs(output: list[str] | None) -> list[tuple[str, Path]]:
     """The -o options of a command. Raises UsageError for a bad one."""
-    return [_target(text) for text in output or ()]
+    return [_output(text) for text in output or ()]
 
 
 def _is_joint(format_name: str, path: Path, runs: int) -> bool:
@@ -91,19 +91,19 @@ def _is_joint(format_name: str, path: Path, runs: int) -> bool:
     )
 
 
-def _compare(records: list[tuple[Path, RunRecord]], targets: list[tuple[str, Path]]) -> None:
+def _compare(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Path]]) -> None:
     from kvcheck.core.report.comparison.compare import compare
 
     comparison = compare([record for _, record in records])
-    for format_name, path in targets:
+    for format_name, path in outputs:
         loaded(COMPARISON_WRITERS, format_name)(comparison, path)
         say(str(path))
 
 
-def check_targets(targets: list[tuple[str, Path]]) -> None:
+def check_outputs(outputs: list[tuple[str, Path]]) -> None:
     """Before a run: all that -o asks for can be written, UsageError if not; UnknownVerdict if a library is missing."""
-    _refuse_collisions(targets)
-    for format_name, path in targets:
+    _refuse_collisions(outputs)
+    for format_name, path in outputs:
         writers: Registry[Any] = WRITERS if format_name in WRITERS.names() else COMPARISON_WRITERS
         loaded(writers, format_name)
         for file in destinations(format_name, path):
@@ -111,14 +111,14 @@ def check_targets(targets: list[tuple[str, Path]]) -> None:
 
 
 def write_reports(
-    record: RunRecord, folder: Path, targets: list[tuple[str, Path]], *, beside: bool
+    record: RunRecord, folder: Path, outputs: list[tuple[str, Path]], *, beside: bool
 ) -> tuple[str | None, tuple[str, ...]]:
     """Write what -o asks for, and the default reports beside run.json.
 
     Returns the page's path, if one was written, and what could not be written and why: a report that fails leaves the
     others and the verdict as they are.
     """
-    jobs = [Job(record, format_name, path) for format_name, path in targets]
+    jobs = [Job(record, format_name, path) for format_name, path in outputs]
     if beside:
         jobs += _beside([(folder / "run.json", record)])
     page = None
@@ -157,7 +157,7 @@ def loaded(writers: Registry[T], format_name: str) -> T:
         raise UnknownVerdict(f"format {format_name} is not usable here: {error}; next: {fix}") from error
 
 
-def _target(text: str, known: tuple[Registry[Any], ...] = (WRITERS,)) -> tuple[str, Path]:
+def _output(text: str, known: tuple[Registry[Any], ...] = (WRITERS,)) -> tuple[str, Path]:
     """The two halves of FORMAT=PATH. Raises UsageError for anything else."""
     format_name, equals, path = text.partition("=")
     if not equals or not path:
@@ -175,10 +175,10 @@ def _beside(records: list[tuple[Path, RunRecord]]) -> list[Job]:
     return jobs
 
 
-def _jobs(records: list[tuple[Path, RunRecord]], targets: list[tuple[str, Path]]) -> list[Job]:
+def _jobs(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Path]]) -> list[Job]:
     if len(records) == 1:
-        return [Job(records[0][1], format_name, path) for format_name, path in targets]
-    for format_name, path in targets:
+        return [Job(records[0][1], format_name, path) for format_name, path in outputs]
+    for format_name, path in outputs:
         if path.is_file() or path.suffix.lower() == f".{format_name}":
             raise UsageError(
                 f"-o {format_name}={path}: {len(records)} runs need a folder, one file per run, and got a file; "
@@ -187,24 +187,24 @@ def _jobs(records: list[tuple[Path, RunRecord]], targets: list[tuple[str, Path]]
     return [
         Job(record, format_name, path / f"{record.run_id}.{format_name}")
         for _, record in records
-        for format_name, path in targets
+        for format_name, path in outputs
     ]
 
 
-def check_jobs(targets: list[tuple[str, Path]], *, sources: list[Path]) -> None:
+def check_jobs(outputs: list[tuple[str, Path]], *, sources: list[Path]) -> None:
     """Raise UsageError or UnknownVerdict unless each report can be made and written, and no record is overwritten."""
     records = {path.resolve() for path in sources}
-    for format_name, path in targets:
+    for format_name, path in outputs:
         for file in destinations(format_name, path):
             if file.resolve() in records:
                 raise UsageError(f"-o {format_name}={path}: expected another file than the record it is made from")
-    check_targets(targets)
+    check_outputs(outputs)
 
 
-def _refuse_collisions(targets: list[tuple[str, Path]]) -> None:
+def _refuse_collisions(outputs: list[tuple[str, Path]]) -> None:
     """Two reports in one file would silently become the last one; nor can one file be the folder of another."""
     taken: set[Path] = set()
-    for format_name, path in targets:
+    for format_name, path in outputs:
         files = {file.resolve() for file in destinations(format_name, path)}
         above = {parent for file in taken for parent in file.parents}
         if files & (taken | above) or any(parent in taken for file in files for parent in file.parents):

@@ -30,7 +30,7 @@ from kvcheck.commands.options import (
     check_positive,
     draw_seed,
 )
-from kvcheck.commands.report import check_targets, report_targets
+from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Session
 from kvcheck.commands.targets import target_of
 from kvcheck.core.base.deadline import TimeUp, time_limit
@@ -70,13 +70,13 @@ def selftest(
 
     check_positive("--schedules", schedules)
     check_positive("--max-time", max_time)
-    targets = report_targets(output)
+    outputs = parse_outputs(output)
     chosen = [mutant(name) for name in mutants or MUTANTS]
     if device != "cpu":
         chosen = timed_mutants(chosen, device)
         first = Plan(scenario=chosen[0].scenario, shape=chosen[0].shape)
         check_plan(dataclasses.replace(first, backend="cuda", device=device, strategy="delay"))
-    check_targets(targets)
+    check_outputs(outputs)
     drawn = draw_seed() if seed is None else seed
     session = Session(
         argv=[*ctx.obj],
@@ -105,7 +105,7 @@ def selftest(
                 session.say(line)
     except KeyboardInterrupt:
         interrupted = True
-    return close(session, targets, reports=reports, interrupted=interrupted)
+    return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
 def _refuse_beside_trials(mutants: list[str] | None, given: Mapping[str, object]) -> None:

@@ -32,7 +32,7 @@ from kvcheck.commands.options import (
     identity,
 )
 from kvcheck.commands.probes import check_jobs, engine_facts, installed_engine, plan_facts
-from kvcheck.commands.report import check_targets, report_targets
+from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import cell_lines, complain, warn
@@ -125,7 +125,7 @@ def stress(
     limits = {"--schedules": schedules, "--max-time": max_time, "--requests": requests, "--jobs": jobs}
     for name, limit_given in {**limits, "--min-schedules": min_schedules}.items():
         check_positive(name, limit_given)
-    targets = report_targets(output)
+    outputs = parse_outputs(output)
     drawn = draw_seed() if seed is None else seed
     base, row = _base_plan(device, backend, strategy, drawn, trace, requests, mutant, transport, ranks, target)
     plans = row.cells(base, *_names(base, scenarios or [], shape or []))
@@ -133,7 +133,7 @@ def stress(
     once = trace is not None or row.is_once
     wanted = _wanted(schedules, min_schedules, usual=1 if once else DEFAULT_SCHEDULES)
     bounded = schedules is None and not once and max_time is None
-    check_targets(targets)
+    check_outputs(outputs)
     place = find_place(base, bind)
     if place is not None and place.rank:
         return serve_place(place)
@@ -160,7 +160,7 @@ def stress(
             session.say(line)
         interrupted = _collect(session, tasks, workers, limit, engine or crew)
         session.warnings += unfound_mutant(session, mutant)
-    return close(session, targets, reports=reports, interrupted=interrupted)
+    return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
 def _wanted(schedules: int | None, least: int | None, *, usual: int) -> int:

@@ -26,8 +26,8 @@ from kvcheck.core.base.errors import UsageError, WrongOutput
 from kvcheck.core.base.record import BenchRow, RunRecord
 from kvcheck.core.bench.arms import Arm, Comparison, Point
 from kvcheck.core.bench.gate_trials import ARMS
-from kvcheck.core.bench.parts import AGAIN, beside_itself, key, only, slowed
 from kvcheck.core.bench.plan import BenchPlan
+from kvcheck.core.bench.selection import AGAIN, beside_itself, key, only, slowed
 from kvcheck.core.report.store import RunStore
 
 ROOT = Path(__file__).parents[2]
@@ -255,7 +255,7 @@ def slowed_waits(
     def work() -> None:
         now[0] += call_ns
 
-    monkeypatch.setattr("kvcheck.core.bench.parts.time.perf_counter_ns", reading)
+    monkeypatch.setattr("kvcheck.core.bench.selection.time.perf_counter_ns", reading)
     call = slowed(lambda memory: Arm(call=work, check=lambda: None), percent)(None).call  # type: ignore[arg-type]
     waits = []
     for _ in range(calls):

@@ -15,7 +15,7 @@ from rigs.gate import STEPS, bench_row, gated, judged, noisy_row
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import BenchRow, Interval
-from kvcheck.core.report.gate.judge import Overhead, Recorded, Rules, decide, fault
+from kvcheck.core.report.gate.judge import Overhead, Rules, StoredRow, decide, fault
 
 OK, INCONCLUSIVE, SLOWER = Overhead.OK, Overhead.INCONCLUSIVE, Overhead.SLOWER
 SLOW, FAST = bench_row(1.2), bench_row(0.9)
@@ -68,7 +68,7 @@ def test_one_measurement_is_judged_by_interval_tolerance_and_floor(
     row: BenchRow, rules: Rules, verdict: Overhead
 ) -> None:
     found, _ = decide([gated(row)], rules, lambda rows: ["not measured" for _ in rows])
-    assert found[0].looks[0].verdict is verdict
+    assert found[0].measurements[0].verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_share_of_a_limit_is_judged_by_its_interval(share: float, verdict: Ove
     row = bench_row(limit="memcpy", limit_ratio=Interval(share, share * 0.98, share * 1.02))
     found, _ = decide([gated(row, 0.8, "min_limit_ratio")], Rules(), lambda rows: [each.row for each in rows])
     assert found[0].verdict is verdict
-    assert found[0].looks[0].p is None
+    assert found[0].measurements[0].p is None
 
 
 def test_what_is_ok_is_not_measured_again_and_the_rest_at_most_twice() -> None:
@@ -125,7 +125,7 @@ def test_notes_say_how_a_verdict_came_about() -> None:
     assert notes(SLOW, FAST) == "measured 2 times: SLOWER, OK"
     assert "not measured again: gone" in notes(SLOW, "gone")
     assert "5 rounds: an interval needs 6" in notes(bench_row(1.0, rounds=STEPS[:5]), bench_row(rounds=STEPS[:5]))
-    assert "noise floor 11.0%: smaller differences say nothing" in notes(bench_row(floor=0.11), bench_row(floor=0.11))
+    assert "noise floor 11.0%: smaller differences cannot be measured" in notes(bench_row(floor=0.11), bench_row(floor=0.11))
     assert notes(bench_row(0.5, floor=0.09)) == ""
     assert notes(FAST) == ""
 
@@ -185,8 +185,8 @@ def rates(ratio: float | None, *, sd: float, kind: str, runs: int = 200, rows: i
         planted = ratio
         if planted is None:
             (row,), _ = decide([gated(noisy_row(random, 0.5, rounds=15, sd=sd, kind=kind))], Rules(), _refuse)
-            assert row.sees is not None
-            planted = row.sees
+            assert row.slower_from is not None
+            planted = row.slower_from
         recorded = [noisy_row(random, planted if at == 0 else 0.9, rounds=15, sd=sd, kind=kind) for at in range(rows)]
 
         def measure(wanted: object, planted: float = planted) -> list[BenchRow]:
@@ -234,16 +234,16 @@ def test_what_the_gate_says_it_sees_it_sees(kind: str, sd: float) -> None:
 
 def test_sees_is_in_the_units_of_the_bound() -> None:
     (row,), _ = decide([gated(bench_row(0.25), 0.5)], Rules(), _refuse)
-    assert row.sees == pytest.approx(0.55, rel=0.02)
-    assert row.sees_change == pytest.approx(1.2, rel=0.02)
+    assert row.slower_from == pytest.approx(0.55, rel=0.02)
+    assert row.slower_from_change == pytest.approx(1.2, rel=0.02)
     share = bench_row(limit_ratio=Interval(0.9, 0.89, 0.91))
     (row,), _ = decide([gated(share, 0.8, "min_limit_ratio")], Rules(), _refuse)
-    assert row.sees == pytest.approx(0.8 / 1.1, rel=0.02)
-    assert row.sees_change == pytest.approx(0.9 / 0.8 * 1.1 - 1, rel=0.1)
+    assert row.slower_from == pytest.approx(0.8 / 1.1, rel=0.02)
+    assert row.slower_from_change == pytest.approx(0.9 / 0.8 * 1.1 - 1, rel=0.1)
 
 
 def test_rows_are_found_again_by_their_place() -> None:
-    seen: list[Recorded] = []
+    seen: list[StoredRow] = []
 
     def measure(rows: object) -> list[BenchRow]:
         assert isinstance(rows, list)

@@ -273,4 +273,4 @@ def test_two_bounds_of_one_row_are_two_gated_rows() -> None:
     row = bench_row(0.9, limit_ratio=bench_row().ratio)
     rows = gated_rows([bench_run(row)], [replace(BUDGET, min_limit_ratio=0.5)])[0]
     assert [each.bound for each in rows] == ["max_ratio", "min_limit_ratio"]
-    assert rows[0].recorded.row == gated(row).recorded.row
+    assert rows[0].stored.row == gated(row).stored.row

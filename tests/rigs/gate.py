@@ -18,7 +18,7 @@ from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import BenchRow, Evidence, Identity, Interval, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.rounds import floor_of, ratio_interval
 from kvcheck.core.bench.noise import machine
-from kvcheck.core.report.gate.judge import Gated, Look, Overhead, Recorded, Rules, decide
+from kvcheck.core.report.gate.judge import BudgetedRow, Measurement, Overhead, Rules, StoredRow, decide
 
 ONE = Interval(1.0, 1.0, 1.0)
 STEPS = tuple(step / 1000 for step in range(-7, 8))
@@ -44,19 +44,21 @@ def bench_row(ratio: float = 1.0, *, rounds: Sequence[float] = STEPS, **changed:
     return replace(row, **changed)
 
 
-def gated(row: BenchRow, budget: float = 1.0, bound: str = "max_ratio") -> Gated:
+def gated(row: BenchRow, budget: float = 1.0, bound: str = "max_ratio") -> BudgetedRow:
     """The row with one bound."""
-    return Gated(Recorded("run", row), bound, budget)
+    return BudgetedRow(StoredRow("run", row), bound, budget)
 
 
-def judged(*looks: BenchRow | str, rules: Rules | None = None, bound: str = "max_ratio") -> tuple[Overhead, list[Look]]:
+def judged(
+    *looks: BenchRow | str, rules: Rules | None = None, bound: str = "max_ratio"
+) -> tuple[Overhead, list[Measurement]]:
     """The verdict on one row against a budget of 1, when measuring again finds the other rows in their order."""
     answers = list(looks[1:])
     first = looks[0]
     assert isinstance(first, BenchRow)
     ((row,), is_complete) = decide([gated(first, bound=bound)], rules or Rules(), lambda rows: [answers.pop(0)])
     assert is_complete and not answers, "each measurement was asked for"
-    return row.verdict, list(row.looks)
+    return row.verdict, list(row.measurements)
 
 
 def noisy_row(random: np.random.Generator, ratio: float, *, rounds: int, sd: float, kind: str) -> BenchRow:

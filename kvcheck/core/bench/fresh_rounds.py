@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kvcheck.core.base.errors import UnknownVerdict, UsageError, WrongOutput
 from kvcheck.core.base.record import BenchRow, RunRecord
 from kvcheck.core.bench.noise import machine
-from kvcheck.core.report.gate.judge import MEASURED_AGAIN, Recorded
+from kvcheck.core.report.gate.judge import MEASURED_AGAIN, StoredRow
 
 if TYPE_CHECKING:  # torch is imported when something is measured
     from kvcheck.core.bench.run import Choose
@@ -48,7 +48,7 @@ class FreshRounds:
         self._say, self._progress = say, progress
         self._left_s, self._calls = max_time_s, 0
 
-    def __call__(self, wanted: Sequence[Recorded]) -> list[BenchRow | str]:
+    def __call__(self, wanted: Sequence[StoredRow]) -> list[BenchRow | str]:
         """A fresh row for each, or why there is none."""
         started = time.monotonic()
         limit_s = self._left_s / max(1, MEASURED_AGAIN - self._calls)
@@ -71,9 +71,9 @@ class FreshRounds:
         return [answers[at] for at in range(len(wanted))]
 
     def _measured(self, shape: str, device: str, rows: list[BenchRow], limit_s: float) -> list[BenchRow | str]:
-        from kvcheck.core.bench.parts import key, only
         from kvcheck.core.bench.plan import BenchPlan
         from kvcheck.core.bench.run import run_bench
+        from kvcheck.core.bench.selection import key, only
 
         keys = [key(row) for row in rows]
         choose = self._choose or (lambda points: only(points, keys))

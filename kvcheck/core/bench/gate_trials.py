@@ -23,7 +23,7 @@ from kvcheck.core.base.record import Evidence, RunRecord, Verdict, value_from
 from kvcheck.core.bench.fresh_rounds import PRECISION, ROUNDS_MAX, FreshRounds
 from kvcheck.core.bench.noise import machine
 from kvcheck.core.report.gate.budgets import Budget
-from kvcheck.core.report.gate.judge import Look, Overhead, Rules, decide
+from kvcheck.core.report.gate.judge import Measurement, Overhead, Rules, decide
 from kvcheck.core.report.gate.result import gated_rows
 
 TRIALS = 10
@@ -59,7 +59,7 @@ class Trial:
     arm: str
     seed: int
     verdict: Overhead
-    looks: tuple[Look, ...]
+    measurements: tuple[Measurement, ...]
 
 
 def run_trials(plan: TrialPlan, command: Callable[[int, int], Sequence[str]]) -> Iterator[Trial]:
@@ -94,9 +94,9 @@ def _in_process(command: Sequence[str], first: int) -> Iterator[Trial]:
 
 
 def _trial(plan: TrialPlan, case: str, arm: str, shape: str, *, seed: int) -> Trial:
-    from kvcheck.core.bench.parts import beside_itself
     from kvcheck.core.bench.plan import BenchPlan
     from kvcheck.core.bench.run import run_bench
+    from kvcheck.core.bench.selection import beside_itself
 
     bench = BenchPlan(
         cases=(case,),
@@ -138,4 +138,4 @@ def _trial(plan: TrialPlan, case: str, arm: str, shape: str, *, seed: int) -> Tr
     ((row,), is_complete) = decide(gated, Rules(), fresh)
     if not is_complete:
         raise KeyboardInterrupt
-    return Trial(case=case, arm=arm, seed=seed, verdict=row.verdict, looks=row.looks)
+    return Trial(case=case, arm=arm, seed=seed, verdict=row.verdict, measurements=row.measurements)

@@ -29,11 +29,11 @@ from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import (
     MARKS,
     WORST_FIRST,
+    asset,
     clip,
     counted,
     coverage_text,
     evidence_text,
-    part,
     plural,
     visible,
     why_text,
@@ -79,7 +79,7 @@ def render(record: RunRecord) -> str:
     maps = _maps(record.findings)
     encoding, embedded = _embed(record.to_json())
     words = sorted(record.evidence.words_verified.items(), key=lambda item: (-item[1], item[0]))
-    template, style, script = (part(name) for name in ("page.html.j2", "page.css", "page.js"))
+    template, style, script = (asset(name) for name in ("page.html.j2", "page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, finalize=visible)
     return environment.from_string(template).render(

@@ -85,7 +85,7 @@ def plural(number: int, noun: str) -> str:
     return noun if number == 1 else f"{noun}s"
 
 
-def part(name: str) -> str:
+def asset(name: str) -> str:
     """One of the source files of pages, which lie beside this module."""
     return files("kvcheck.core.report").joinpath(name).read_text(encoding="utf-8")
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.comparison.compare import Column, Comparison, Entry, Group, counts, summary
 from kvcheck.core.report.store import write_text
-from kvcheck.core.report.wording import MARKS, clip, part, visible
+from kvcheck.core.report.wording import MARKS, asset, clip, visible
 
 MESSAGE_CHARS = 600
 
@@ -27,7 +27,7 @@ def write(comparison: Comparison, path: Path) -> None:
 
 def render(comparison: Comparison) -> str:
     """The text of the page."""
-    template, style = part("comparison.html.j2"), part("page.css")
+    template, style = asset("comparison.html.j2"), asset("page.css")
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=visible)
     return environment.from_string(template).render(
         verdict=comparison.verdict.value,

@@ -19,10 +19,10 @@ from kvcheck.core.base.record import BenchRow, Evidence, Identity, RunRecord, Sc
 from kvcheck.core.report.gate.budgets import BOUNDS, Budget
 from kvcheck.core.report.gate.builds import build_problems
 from kvcheck.core.report.gate.contradictions import contradictions
-from kvcheck.core.report.gate.judge import ADVISED_ROWS, Gated, GatedRow, Overhead, Recorded, fault
+from kvcheck.core.report.gate.judge import ADVISED_ROWS, BudgetedRow, GatedRow, Overhead, StoredRow, fault
 from kvcheck.core.report.store import write_text
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 ON_INCONCLUSIVE = ("pass", "warn", "fail")
 INTERRUPTED = 130
 NAMED_ROWS = 6
@@ -98,10 +98,10 @@ class GateResult:
             return INTERRUPTED
         if self.integrity:
             return 1
-        said = {row.verdict for row in self.rows}
-        if Overhead.SLOWER in said:
+        verdicts = {row.verdict for row in self.rows}
+        if Overhead.SLOWER in verdicts:
             return 3
-        if self.evidence or (Overhead.INCONCLUSIVE in said and self.on_inconclusive == "fail"):
+        if self.evidence or (Overhead.INCONCLUSIVE in verdicts and self.on_inconclusive == "fail"):
             return 4
         return 0
 
@@ -169,10 +169,10 @@ def tally(records: Sequence[RunRecord]) -> Tally:
 
 def gated_rows(
     records: Sequence[RunRecord], budgets: Sequence[Budget]
-) -> tuple[tuple[Gated, ...], tuple[Problem, ...], tuple[str, ...]]:
+) -> tuple[tuple[BudgetedRow, ...], tuple[Problem, ...], tuple[str, ...]]:
     """Rows with a bound they have to keep; budgets and rows that cannot be judged, and why; and warnings."""
-    rows = [Recorded(record.run_id, row) for record in records for row in record.bench]
-    gated: list[Gated] = []
+    rows = [StoredRow(record.run_id, row) for record in records for row in record.bench]
+    gated: list[BudgetedRow] = []
     problems: list[Problem] = []
     for budget in budgets:
         covered = [each for each in rows if budget.covers(each.row)]
@@ -185,7 +185,7 @@ def gated_rows(
                 if reason := fault(each.row, bound):
                     problems.append(Problem(each.run_id, f"{each.row.id}, {bound}: {reason}"))
                 else:
-                    gated.append(Gated(each, bound, value))
+                    gated.append(BudgetedRow(each, bound, value))
     if rows and not budgets and not tally(records).verdicts:
         problems.append(
             Problem(None, "nothing was judged: expected a run of kvcheck stress, or --budget FILE for these")
@@ -272,7 +272,7 @@ def _has_judged(evidence: Evidence) -> bool:
     return evidence.schedules > 0 and (any(evidence.words_verified.values()) or bool(evidence.orderings_checked))
 
 
-def _nearest(budget: Budget, rows: Sequence[Recorded]) -> str:
+def _nearest(budget: Budget, rows: Sequence[StoredRow]) -> str:
     """What the runs hold that is most like what the budget asks for, and the command that measures it."""
     measured = [each.row for each in rows]
     like = [row for row in measured if row.case == budget.case] or measured

@@ -28,8 +28,8 @@ def cells(row: GatedRow) -> tuple[str, ...]:
         f"{sign} {row.budget:.3g}{unit}",
         interval_text(row.last.measured),
         f"{row.last.floor:.1%}",
-        sees_text(row),
-        "+".join(str(look.rounds) for look in row.looks),
+        slower_from_text(row),
+        "+".join(str(each.rounds) for each in row.measurements),
     )
 
 
@@ -40,12 +40,12 @@ def interval_text(interval: Interval) -> str:
     return f"{interval.est:.3g} ({interval.lo:.3g} to {interval.hi:.3g})"
 
 
-def sees_text(row: GatedRow) -> str:
+def slower_from_text(row: GatedRow) -> str:
     """From where on it would have been called slower, and how much more time that is than was measured."""
-    if row.sees is None or row.sees_change is None:
+    if row.slower_from is None or row.slower_from_change is None:
         return "n/a (rounds<6)"
-    change = f", {row.sees_change:+.0%} time" if row.sees_change > 0 else ""
-    return f"{row.sees:.3g}{change}"
+    change = f", {row.slower_from_change:+.0%} time" if row.slower_from_change > 0 else ""
+    return f"{row.slower_from:.3g}{change}"
 
 
 def sections(result: GateResult) -> tuple[tuple[str, str, tuple[str, ...]], ...]:

@@ -17,7 +17,7 @@ from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.gate.text import HEADINGS, cells, sections, summary_text
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import write_text
-from kvcheck.core.report.wording import part
+from kvcheck.core.report.wording import asset
 
 COLOURS = {"PASS": ("pass", "✔"), "UNKNOWN": ("unknown", "?")}
 BADGES = {"OK": "pass", "INCONCLUSIVE": "unknown", "SLOWER": "fail"}
@@ -30,7 +30,7 @@ def write(result: GateResult, path: Path) -> None:
 
 def render(result: GateResult) -> str:
     """The text of the page."""
-    template, style = part("gate.html.j2"), part("page.css")
+    template, style = asset("gate.html.j2"), asset("page.css")
     colour, mark = COLOURS.get(result.verdict, ("fail", "✘"))
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_visible)
     return environment.from_string(template).render(
