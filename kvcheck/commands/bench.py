@@ -44,11 +44,15 @@ ROUNDS_LEAST = 15
 
 def bench(
     ctx: typer.Context,
-    cases: Annotated[list[str] | None, typer.Argument(help="Cases; all that the shape has when none is named.")] = None,
-    shape: Annotated[str, typer.Option(help="Shape preset; see kvcheck list shapes.")] = DEFAULT_SHAPE,
+    cases: Annotated[
+        list[str] | None, typer.Argument(help="See kvcheck list cases. Default: all that apply to the shape.")
+    ] = None,
+    shape: Annotated[str, typer.Option(help="See kvcheck list shapes.")] = DEFAULT_SHAPE,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     seed: Seed = None,
-    precision: Annotated[float, typer.Option(help="Half width of a ratio's interval that is close enough.")] = 0.03,
+    precision: Annotated[
+        float, typer.Option(help="Stop a size when half its ratio's interval is at most this wide.")
+    ] = 0.03,
     max_time: Annotated[float, typer.Option(help="Seconds for the whole run.")] = DEFAULT_MAX_TIME_S,
     rounds: Annotated[int, typer.Option(help="Most rounds of each size.")] = DEFAULT_ROUNDS,
     out: Out = DEFAULT_OUT,
@@ -56,7 +60,7 @@ def bench(
     format_name: Format = "text",
     reports: Reports = True,
 ) -> int:
-    """Price clones, waits, checks and seals on this device."""
+    """Measure the cases that were named."""
     check_choice("--format", format_name, FORMATS)
     check_positive("--max-time", max_time)
     check_positive("--rounds", rounds)

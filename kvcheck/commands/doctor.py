@@ -94,15 +94,11 @@ class Check:
 
 
 def doctor(
-    out: Annotated[Path, typer.Option(help="Folder that runs are to be written to.")] = RUNS_FOLDER,
+    out: Annotated[Path, typer.Option(help="Folder where runs will be stored.")] = RUNS_FOLDER,
 ) -> None:
     """Say what this machine has for kvcheck, and how to get what is missing.
 
     Exits 0 if a stress run on the CPU has all it needs, 4 if not.
-
-    Example:
-
-      kvcheck doctor --out /tmp/runs
     """
     checks = [_python(), *_libraries(), *_torch_checks(), _pressure(), _leftovers(), _writable(out)]
     width = max(len(check.name) for check in checks)
@@ -120,12 +116,7 @@ def list_kind(
     kind: Annotated[str, typer.Argument(help=", ".join(KINDS))],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """List what kvcheck has of one kind: scenarios, shapes, oracles, codes and so on.
-
-    Example:
-
-      kvcheck list oracles --json
-    """
+    """List what kvcheck has of one kind: scenarios, shapes, oracles, codes and so on."""
     rows = [_row(name, thing) for name, thing in things(kind).items()]
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
@@ -140,16 +131,12 @@ def list_kind(
 
 def explain(
     code: Annotated[
-        str, typer.Argument(help="Finding code (KV102), or name of an oracle, mutant, scenario or invariant.")
+        str,
+        typer.Argument(help="A finding code such as KV102, or the name of an oracle, mutant, scenario or invariant."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
-    """Say what a finding code means, what an oracle, mutant or scenario is for, or what checks an invariant.
-
-    Example:
-
-      kvcheck explain kv102
-    """
+    """Say what a finding code means, what an oracle, mutant or scenario is for, or what checks an invariant."""
     card = _card(code)
     if as_json:
         typer.echo(json.dumps(card, indent=1))

@@ -1,4 +1,4 @@
-"""`kvcheck gate`: may this be merged? Integrity, evidence and overhead of stored runs, as one exit code.
+"""`kvcheck gate`: integrity, evidence and overhead of stored runs, as one exit code.
 
 Invariants:
 - Exit 0 pass, 1 integrity, 2 usage, 3 slower and confirmed, 4 no evidence or inconclusive, 130 interrupted.
@@ -53,33 +53,36 @@ DEFAULT_MAX_TIME_S = 60.0
 
 def gate(
     ctx: typer.Context,
-    runs: Annotated[list[str], typer.Argument(help="Run id, unique start of one, folder, or run.json; repeatable.")],
+    runs: Annotated[list[str], typer.Argument(help="Run id or its unique start, folder, or run.json; repeatable.")],
     budget: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TOML file of [[budget]] tables. None: overhead is not judged.")
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file of [[budget]] tables. Default: overhead is not judged."),
     ] = None,
-    tol: Annotated[float, typer.Option(help="Share above a budget that is never called slower.")] = 0.03,
-    fail_over: Annotated[float, typer.Option(help="Share above a budget from which on a row fails.")] = 0.10,
+    tol: Annotated[float, typer.Option(help="Share above a budget that is never called SLOWER.")] = 0.03,
+    fail_over: Annotated[
+        float, typer.Option(help="Share above a budget from which a row is SLOWER, once confirmed.")
+    ] = 0.10,
     on_inconclusive: Annotated[
-        str, typer.Option(help="pass, warn or fail (exit 4), where noise hides the answer.")
+        str, typer.Option(help="Where noise hides the answer: pass, warn or fail (exit 4).")
     ] = "fail",
-    max_time: Annotated[float, typer.Option(help="Seconds for rounds that the gate measures.")] = DEFAULT_MAX_TIME_S,
+    max_time: Annotated[
+        float, typer.Option(help="Seconds for the rounds that the gate measures itself.")
+    ] = DEFAULT_MAX_TIME_S,
     min_schedules: Annotated[
-        int | None, typer.Option(help="Schedules that each cell has to have run, beside its own floor.")
+        int | None, typer.Option(help="Schedules that a cell needs for a pass; its own minimum holds as well.")
     ] = None,
-    fail_on_conditional: Annotated[
-        bool, typer.Option(help="Findings under an assumption that the engine does not promise fail too.")
-    ] = False,
-    seed: Annotated[int | None, typer.Option(help="Integer, of the gate's own rounds; drawn when absent.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = DEFAULT_OUT,
+    fail_on_conditional: Annotated[bool, typer.Option(help="Fail on findings under an assumption too.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="Integer seed of the gate's own rounds. Default: one is drawn.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder where runs are stored.")] = DEFAULT_OUT,
     output: Annotated[
-        list[str] | None, typer.Option("--output", "-o", metavar="FORMAT=PATH", help="json, md or html; repeatable.")
+        list[str] | None,
+        typer.Option("--output", "-o", metavar="FORMAT=PATH", help="A report: json, md or html; repeatable."),
     ] = None,
     format_name: Format = "text",
 ) -> int:
-    """Judge integrity, evidence and overhead of runs.
-
-    A slow-down is confirmed with fresh rounds before the gate says SLOWER.
-    """
+    """Judge integrity, evidence and overhead of the runs that were named."""
     started = time.monotonic()
     check_choice("--format", format_name, FORMATS)
     check_choice("--on-inconclusive", on_inconclusive, ON_INCONCLUSIVE)

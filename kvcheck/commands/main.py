@@ -28,15 +28,15 @@ from kvcheck.core.base.deadline import LOOK_AGAIN_S, is_importing
 from kvcheck.core.base.errors import KvcheckError, UnknownVerdict, machine_trouble
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "stress": ("kvcheck.commands.stress:stress", "Stress the KV cache and judge every word it serves."),
-    "replay": ("kvcheck.commands.replay:replay", "Run a printed schedule, or the findings of a run, again."),
-    "selftest": ("kvcheck.commands.selftest:selftest", "Check that every mutant is killed, the fixed build first."),
-    "bench": ("kvcheck.commands.bench:bench", "Price clones, waits, checks and seals on this device."),
-    "gate": ("kvcheck.commands.gate:gate", "Judge integrity, evidence and overhead of runs, for a merge gate."),
-    "report": ("kvcheck.commands.report:report", "Make HTML, CSV and JSON from a run."),
+    "stress": ("kvcheck.commands.stress:stress", "Run schedules over a KV cache; check every word it serves."),
+    "replay": ("kvcheck.commands.replay:replay", "Run a printed schedule again, or the findings of a run."),
+    "selftest": ("kvcheck.commands.selftest:selftest", "Check that kvcheck finds every mutant (a bug put back)."),
+    "bench": ("kvcheck.commands.bench:bench", "Measure what copies, waits, checks and seals cost here."),
+    "gate": ("kvcheck.commands.gate:gate", "Decide from stored runs whether a change may be merged."),
+    "report": ("kvcheck.commands.report:report", "Write HTML, CSV or JSON reports of stored runs."),
     "list": ("kvcheck.commands.doctor:list_kind", "List scenarios, shapes, oracles, mutants, codes and more."),
-    "explain": ("kvcheck.commands.doctor:explain", "Say what a code, oracle, mutant or scenario means."),
-    "doctor": ("kvcheck.commands.doctor:doctor", "Say what this machine has and what is missing."),
+    "explain": ("kvcheck.commands.doctor:explain", "Explain a finding code, oracle, mutant or scenario."),
+    "doctor": ("kvcheck.commands.doctor:doctor", "Say what this machine has, and what is missing."),
 }
 
 PIPE_CLOSED = 141
@@ -107,7 +107,7 @@ class LazyGroup(TyperGroup):
 
 app = typer.Typer(
     cls=LazyGroup,
-    help="Integrity checker, race detector and price list for the KV cache of LLM inference.",
+    help="Find wrong bytes and missing waits in the KV cache of LLM inference, and measure what the fixes cost.",
     epilog="Examples: kvcheck stress | kvcheck stress --mutant offload-skips-index-buffer | kvcheck explain KV102",
     add_completion=False,
     rich_markup_mode=None,

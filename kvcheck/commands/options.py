@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("reports/runs")
 FORMATS = ("text", "json")
 
-Seed = Annotated[int | None, typer.Option(help="Integer; one is drawn and printed when absent.")]
-Out = Annotated[Path, typer.Option(help="Folder for runs.")]
+Seed = Annotated[int | None, typer.Option(help="Integer seed. Default: one is drawn and printed.")]
+Out = Annotated[Path, typer.Option(help="Folder where the run is stored.")]
 Outputs = Annotated[
-    list[str] | None, typer.Option("--output", "-o", metavar="FORMAT=PATH", help="html, csv or json; repeatable.")
+    list[str] | None,
+    typer.Option("--output", "-o", metavar="FORMAT=PATH", help="Another report: html, csv or json; repeatable."),
 ]
-Format = Annotated[str, typer.Option("--format", help="text or json on stdout.")]
-Reports = Annotated[bool, typer.Option(help="Write report.html and CSV beside run.json.")]
+Format = Annotated[str, typer.Option("--format", help="What to print: text or json.")]
+Reports = Annotated[bool, typer.Option(help="Write report.html and CSV tables beside run.json.")]
 
 
 def new_run_id() -> str:

@@ -39,11 +39,11 @@ def replay(
     times: Annotated[int, typer.Option(help="How often to run each schedule.")] = 1,
     format_name: Format = "text",
     device: Annotated[
-        str | None, typer.Option(help="cuda or cuda:N: delay there what a schedule of the CPU found unordered.")
+        str | None, typer.Option(help="cuda or cuda:N: delay on this device what the CPU found unordered.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = DEFAULT_OUT,
+    out: Annotated[Path, typer.Option(help="Folder where runs are stored.")] = DEFAULT_OUT,
 ) -> int:
-    """Run a printed schedule, or the findings of a run, again."""
+    """Run each line again, and say whether it still fails."""
     from kvcheck.core.stress.runner_rows import row_of
 
     check_choice("--format", format_name, FORMATS)

@@ -39,27 +39,22 @@ class Job:
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(help="Run id, unique start of one, folder, or run.json.")],
+    runs: Annotated[list[str], typer.Argument(help="Run id or its unique start, folder, or run.json; repeatable.")],
     output: Annotated[
         list[str] | None,
-        typer.Option("--output", "-o", metavar="FORMAT=PATH", help="html, csv, json or md, and where to; repeatable."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FORMAT=PATH",
+            help="html, csv, json or md; repeatable. Default: html and csv beside run.json.",
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = RUNS_FOLDER,
+    out: Annotated[Path, typer.Option(help="Folder where runs are stored.")] = RUNS_FOLDER,
 ) -> None:
-    """Write HTML, CSV and JSON reports of runs, or one page of several runs.
+    """Write reports of runs.
 
-    Without -o: report.html and the CSV tables, beside the run.json they are made from. Several runs of kvcheck stress
-    and the name of a file (html, csv or md): one page of all of them, releases by bugs.
-
-    Examples:
-
-      kvcheck report 20260102-030405-0c4e91d7
-
-      kvcheck report 20260102 -o html=report.html -o csv=run.csv
-
-      kvcheck report runs/a runs/b -o html=pages
-
-      kvcheck report runs/a runs/b -o html=releases.html -o md=releases.md
+    Without -o: report.html and the CSV tables, beside the run.json they are made from. With -o and the name of a file
+    (html, csv or md), several runs of kvcheck stress share one page: releases by bugs.
     """
     outputs = [_output(text, (WRITERS, COMPARISON_WRITERS)) for text in output or ()]
     named = [find_run(name, out) for name in runs]

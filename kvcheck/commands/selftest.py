@@ -42,26 +42,26 @@ from kvcheck.core.stress.schedule import Plan
 
 def selftest(
     ctx: typer.Context,
-    mutants: Annotated[list[str] | None, typer.Argument(help="Mutants; all when none is named.")] = None,
+    mutants: Annotated[list[str] | None, typer.Argument(help="See kvcheck list mutants. Default: all of them.")] = None,
     aa: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Instead: gate N runs of an arm beside itself; count what it says."),
+        typer.Option(metavar="N", help="Test the gate instead: N runs of one arm beside itself."),
     ] = None,
     planted: Annotated[
-        float, typer.Option(metavar="PERCENT", help="With --aa: slow the arm down by this much, to be caught.")
+        float, typer.Option(metavar="PERCENT", help="With --aa: slow one of the two down; the gate must say SLOWER.")
     ] = 0.0,
     device: Annotated[
-        str, typer.Option(help="cuda or cuda:N: show there what the CPU finds unordered, by delaying lanes.")
+        str, typer.Option(help="cuda or cuda:N: delay operations there until a mutant serves wrong bytes.")
     ] = "cpu",
-    max_time: Annotated[float | None, typer.Option(help="Seconds for the whole run, whatever is under way.")] = None,
-    schedules: Annotated[int, typer.Option(help="Schedules before a mutant counts as survived.")] = 32,
+    max_time: Annotated[float | None, typer.Option(help="Seconds after which the whole run stops.")] = None,
+    schedules: Annotated[int, typer.Option(help="Schedules after which a mutant counts as survived.")] = 32,
     seed: Seed = None,
     out: Out = DEFAULT_OUT,
     output: Outputs = None,
     format_name: Format = "text",
     reports: Reports = True,
 ) -> int:
-    """Check that every mutant is killed, the fixed build first."""
+    """Judge every mutant that was named, or try the gate."""
     check_choice("--format", format_name, FORMATS)
     if aa is not None or planted:
         _refuse_beside_trials(mutants, {"--device": device != "cpu", "--max-time": max_time is not None, "-o": output})

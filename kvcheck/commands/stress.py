@@ -55,71 +55,82 @@ DEFAULT_CPU_S = 55.0
 """CPU seconds of each process: on an idle machine, a run of everything takes a minute. A busy one takes longer, and
 tries as much."""
 
-Names = Annotated[list[str] | None, typer.Argument(help="Scenarios; all when none is named.")]
+Names = Annotated[list[str] | None, typer.Argument(help="See kvcheck list scenarios. Default: all of them.")]
 
 TRANSPORT_HELP = (
-    "loopback: in process; tcp, mooncake: a process for each rank. Under torchrun, mooncake listens on all interfaces."
+    "loopback: one process. tcp, mooncake: one for each rank. Under torchrun, mooncake listens on all interfaces."
 )
 Transport = Annotated[str, typer.Option(help=TRANSPORT_HELP)]
 Ranks = Annotated[
-    str | None, typer.Option(metavar="PxD", help="Prefill x decode ranks, such as 2x2. Default: they take turns.")
+    str | None, typer.Option(metavar="PxD", help="Prefill and decode ranks, such as 2x2. Default: schedules alternate.")
 ]
 
 Target = Annotated[
     str,
     typer.Option(
-        metavar="NAME[:VENV]", help="What is under test: builtin, or an installed engine; see kvcheck list targets."
+        metavar="NAME[:VENV]", help="What to test: builtin, or an installed engine; see kvcheck list targets."
     ),
 ]
 
 SCHEDULES_HELP = (
-    f"Schedules for each scenario and shape. Default: {DEFAULT_SCHEDULES}, a trace or ranks as processes 1."
+    f"Schedules of each cell (scenario and shape). Default: {DEFAULT_SCHEDULES}; "
+    "1 for a trace, and for ranks that are processes."
 )
 MAX_TIME_HELP = (
-    "Seconds for the whole run, whatever is under way. Default: none; "
-    f"{DEFAULT_CPU_S:g} CPU seconds a process, and what every cell needs for a pass."
+    "Seconds after which the whole run stops. Default: "
+    f"{DEFAULT_CPU_S:g} CPU seconds for each process, and more where a cell needs them for a pass."
 )
 MinSchedules = Annotated[
     int | None,
-    typer.Option(help="Fewest schedules that make a pass of a cell, where that is more than it takes anyway."),
+    typer.Option(help="Schedules that a cell needs for a pass; its own minimum holds as well."),
 ]
 ConditionalFails = Annotated[
     bool,
-    typer.Option("--fail-on-conditional", help="Findings under an assumption outside an engine's contract fail too."),
+    typer.Option("--fail-on-conditional", help="Fail on findings under an assumption too."),
 ]
 
-Bind = Annotated[str, typer.Option(help="Under torchrun: this machine's address, or auto for the one towards rank 0.")]
+Bind = Annotated[str, typer.Option(help="Under torchrun, this machine's address; auto: the one that reaches rank 0.")]
 
 
 def stress(
     ctx: typer.Context,
     scenarios: Names = None,
-    shape: Annotated[list[str] | None, typer.Option(help="Shape preset; repeatable. Default: all tiny ones.")] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="See kvcheck list shapes; repeatable. Default: all tiny ones.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    backend: Annotated[str | None, typer.Option(help="simulated, eager or cuda.")] = None,
-    strategy: Annotated[str, typer.Option(help="portfolio, eager, lazy, delay or random.")] = "portfolio",
+    backend: Annotated[
+        str | None, typer.Option(help="simulated, eager or cuda. Default: by device and transport.")
+    ] = None,
+    strategy: Annotated[
+        str, typer.Option(help="Order of operations: portfolio, eager, lazy, delay or random.")
+    ] = "portfolio",
     schedules: Annotated[int | None, typer.Option(help=SCHEDULES_HELP)] = None,
     min_schedules: MinSchedules = None,
     max_time: Annotated[float | None, typer.Option(help=MAX_TIME_HELP)] = None,
     seed: Seed = None,
     trace: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Requests in Mooncake's JSONL format; sample: the packaged ones.")
+        str | None, typer.Option(metavar="FILE", help="Requests in Mooncake's JSONL format; sample: the packaged file.")
     ] = None,
-    requests: Annotated[int | None, typer.Option(help="Requests of a schedule, or of the trace.")] = None,
-    mutant: Annotated[str | None, typer.Option(help="Put this bug back; see kvcheck list mutants.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="Number of requests in a schedule, or to read from the trace.")
+    ] = None,
+    mutant: Annotated[str | None, typer.Option(help="Put a known bug back; see kvcheck list mutants.")] = None,
     transport: Transport = "loopback",
     ranks: Ranks = None,
     bind: Bind = "127.0.0.1",
-    jobs: Annotated[int | None, typer.Option(help="Processes. Default: one a core, for several shapes.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes. Default: one for each core, at most one for each cell.")
+    ] = None,
     target: Target = "builtin",
     out: Out = DEFAULT_OUT,
     output: Outputs = None,
     format_name: Format = "text",
-    resume: Annotated[bool, typer.Option(help="Go on with the newest interrupted run of the same plan.")] = False,
+    resume: Annotated[bool, typer.Option(help="Continue the newest interrupted run of the same plan.")] = False,
     fail_on_conditional: ConditionalFails = False,
     reports: Reports = True,
 ) -> int:
-    """Stress the KV cache and judge every word it serves."""
+    """Run the cells that were named, and judge them."""
     began = time.monotonic()
     check_choice("--format", format_name, FORMATS)
     limits = {"--schedules": schedules, "--max-time": max_time, "--requests": requests, "--jobs": jobs}

@@ -125,7 +125,9 @@ def test_notes_say_how_a_verdict_came_about() -> None:
     assert notes(SLOW, FAST) == "measured 2 times: SLOWER, OK"
     assert "not measured again: gone" in notes(SLOW, "gone")
     assert "5 rounds: an interval needs 6" in notes(bench_row(1.0, rounds=STEPS[:5]), bench_row(rounds=STEPS[:5]))
-    assert "noise floor 11.0%: smaller differences cannot be measured" in notes(bench_row(floor=0.11), bench_row(floor=0.11))
+    assert "noise floor 11.0%: smaller differences cannot be measured" in notes(
+        bench_row(floor=0.11), bench_row(floor=0.11)
+    )
     assert notes(bench_row(0.5, floor=0.09)) == ""
     assert notes(FAST) == ""
 
