@@ -1,4 +1,4 @@
-"""`kvcheck bench`: what clones, waits, checks and seals cost on a device, beside the plainest thing that does the same.
+"""`kvcheck bench`: the cost of copies, waits, checks and seals, beside the plainest code that does the same.
 
 Invariants:
 - Slowness never fails: exit 0 when each case that was named has a price and was right, 4 where one has none or cannot
@@ -9,7 +9,6 @@ Invariants:
 
 from __future__ import annotations
 
-import shlex
 from typing import Annotated
 
 import typer
@@ -26,6 +25,7 @@ from kvcheck.commands.options import (
     check_choice,
     check_positive,
     draw_seed,
+    repro,
 )
 from kvcheck.commands.price_lines import case_heading, price_line
 from kvcheck.commands.report import check_outputs, parse_outputs
@@ -87,7 +87,7 @@ def bench(
     clock_for(device)
     session = Session(
         argv=[*ctx.obj],
-        repro=shlex.join(["kvcheck", *ctx.obj, *([] if seed is not None else ["--seed", str(drawn)])]),
+        repro=repro(ctx.obj, seed=seed, drawn=drawn),
         seed=drawn,
         plan={name: getattr(plan, name) for name in plan.__slots__},
         out=out,
@@ -157,7 +157,7 @@ def _measure(session: Session, plan: object) -> bool:
 
 
 def _priced(shape: str, rows: list[BenchRow]) -> ScenarioResult:
-    """The verdict on a case, from its rows so far: unknown while none of them has a price."""
+    """The verdict on a case, from its rows so far; UNKNOWN while no row has a price."""
     case, rounds = rows[-1].case, len(rows[-1].ratios)
     if any(has_price(row) for row in rows):
         return _result(case, shape, Verdict.PASS, None, rounds=rounds)

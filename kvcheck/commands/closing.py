@@ -1,10 +1,10 @@
-"""The end of a run: its record, its verdict, its reports, the last lines, in this order.
+"""The end of a run: save the record, print findings and verdict, write reports, print the last lines.
 
 Invariants:
 - The record is saved and the findings and verdict are printed before a report is tried.
 - A finding is printed and exits 1, whether or not the record could be saved.
 - A run without a finding whose record could not be saved is no pass: it exits 2.
-- Once the record is saved the exit code is the record's, whatever becomes of the reports.
+- Once the record is saved, the exit code is the record's, also where a report fails.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, i
 
 
 def _code_without_record(exit_code: int) -> int:
-    """The exit code of a run whose record could not be saved: a gate has nothing to read, but a finding is one."""
+    """The exit code of a run whose record could not be saved: a finding keeps its code."""
     is_no_finding = exit_code in (Verdict.PASS.exit_code, Verdict.UNKNOWN.exit_code)
     return UsageError.exit_code if is_no_finding else exit_code

@@ -1,11 +1,11 @@
 """`kvcheck doctor`, `kvcheck list` and `kvcheck explain`: what this machine has, and what kvcheck knows.
 
 Invariants:
-- Only doctor looks at the machine; all it leaves behind is the folder for runs, where it tried to write. It removes
-  temporary folders of runs that were killed, and says which.
+- Only doctor looks at the machine. It makes the folder for runs, and removes temporary folders of runs that were
+  killed, and names them.
 - Torch is imported for the facts that only torch knows; every version is read from package metadata.
-- What cannot be told is "unknown", never "ok".
-- What is said of a row stands in its table; docstrings are for readers of the code.
+- A fact that cannot be found out is "unknown", never "ok".
+- The text of a row stands in its table, not in a docstring.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Annotated
 
 import typer
 
+from kvcheck.commands.options import DEFAULT_OUT
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.codes import CODES, Code
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
@@ -35,7 +36,6 @@ from kvcheck.core.cache.transfer.mooncake.library import LIBRARIES, why_unusable
 from kvcheck.core.report.store import write_text
 from kvcheck.core.stress.invariants import Invariant
 
-RUNS_FOLDER = Path("reports/runs")
 OLDEST_PYTHON = (3, 11)
 PRESSURE_FILE = Path("/proc/pressure/cpu")
 BUSY_PERCENT = 20.0
@@ -94,7 +94,7 @@ class Check:
 
 
 def doctor(
-    out: Annotated[Path, typer.Option(help="Folder where runs will be stored.")] = RUNS_FOLDER,
+    out: Annotated[Path, typer.Option(help="Folder where runs will be stored.")] = DEFAULT_OUT,
 ) -> None:
     """Say what this machine has for kvcheck, and how to get what is missing.
 
@@ -167,7 +167,7 @@ def things(kind: str) -> dict[str, object]:
 
 
 def _text_of(table: Registry[object], name: str) -> str:
-    """The sentence about an entry, and what stands in its way: a row is listed without the library that it needs."""
+    """The sentence about an entry, and why it is not usable here, where a library is missing."""
     try:
         thing = table.load(name)
     except ImportError as error:
@@ -293,7 +293,7 @@ def _torch_checks() -> list[Check]:
 
 
 def _pressure() -> Check:
-    """How long runnable work has waited for a CPU: integrity does not mind, measured times do."""
+    """How long runnable work has waited for a CPU. Measured times depend on it, verdicts on bytes do not."""
     name = "CPU noise"
     try:
         some = PRESSURE_FILE.read_text(encoding="ascii").splitlines()[0]
@@ -316,7 +316,7 @@ def _leftovers() -> Check:
 
 
 def _writable(out: Path) -> Check:
-    """Whether a run can be written: tried with a file, since permissions alone do not tell."""
+    """Whether a run can be written. A file is written to find out, since permissions are not enough."""
     probe = out / ".kvcheck-doctor"
     try:
         write_text(probe, "kvcheck doctor\n")

@@ -19,14 +19,17 @@ from kvcheck.commands.gate_lines import result_lines
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     FORMATS,
+    ConditionalFails,
     Format,
+    MinSchedules,
+    StoredIn,
     check_choice,
     check_positive,
     draw_seed,
     environment,
     tool,
 )
-from kvcheck.commands.report import loaded, report_problem
+from kvcheck.commands.report import loaded, parse_outputs, report_problem
 from kvcheck.commands.terminal import say, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest
@@ -68,14 +71,12 @@ def gate(
     max_time: Annotated[
         float, typer.Option(help="Seconds for the rounds that the gate measures itself.")
     ] = DEFAULT_MAX_TIME_S,
-    min_schedules: Annotated[
-        int | None, typer.Option(help="Schedules that a cell needs for a pass; its own minimum holds as well.")
-    ] = None,
-    fail_on_conditional: Annotated[bool, typer.Option(help="Fail on findings under an assumption too.")] = False,
+    min_schedules: MinSchedules = None,
+    fail_on_conditional: ConditionalFails = False,
     seed: Annotated[
         int | None, typer.Option(help="Integer seed of the gate's own rounds. Default: one is drawn.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder where runs are stored.")] = DEFAULT_OUT,
+    out: StoredIn = DEFAULT_OUT,
     output: Annotated[
         list[str] | None,
         typer.Option("--output", "-o", metavar="FORMAT=PATH", help="A report: json, md or html; repeatable."),
@@ -91,7 +92,7 @@ def gate(
     if seed is not None and seed < 0:
         raise UsageError(f"--seed: expected an integer of at least 0, got {seed}")
     rules = Rules(tol=tol, fail_over=fail_over)
-    outputs = _outputs(output or [])
+    outputs = _outputs(output)
     budgets = () if budget is None else read_budgets(budget)
     records = [read_record(path) for path in dict.fromkeys(find_run(name, out) for name in runs)]
     gated, missing, warnings = gated_rows(records, budgets)
@@ -140,18 +141,14 @@ def _show_progress(text: str) -> None:
     typer.echo(f"\r\x1b[K {text[:100]}\r", err=True, nl=False)
 
 
-def _outputs(output: list[str]) -> list[tuple[str, Path]]:
+def _outputs(output: list[str] | None) -> list[tuple[str, Path]]:
     """The -o options. Raises UsageError for one that cannot be done as asked."""
-    outputs: list[tuple[str, Path]] = []
-    for text in output:
-        format_name, equals, path = text.partition("=")
-        if not equals or not path:
-            raise UsageError(f"-o {text!r}: expected FORMAT=PATH, for example -o md=gate.md")
+    outputs = parse_outputs(output, (GATE_WRITERS,))
+    for at, (format_name, path) in enumerate(outputs):
         loaded(GATE_WRITERS, format_name)
-        if Path(path).resolve() in (other.resolve() for _, other in outputs):
+        if path.resolve() in (other.resolve() for _, other in outputs[:at]):
             raise UsageError(f"two reports would be written to {path}; expected a path for each")
-        check_writable(Path(path))
-        outputs.append((format_name, Path(path)))
+        check_writable(path)
     return outputs
 
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - The last lines are verdict, reports if there are any, and exit code.
-- What goes wrong stands below the part that it is about, MOST_DETAILS of each.
+- Problems are printed below the part that they belong to, at most MOST_DETAILS for each part.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`kvcheck selftest --aa N`: trials of the gate, said on a terminal as they end, then counted.
+"""`kvcheck selftest --aa N`: trials of the gate are printed as they end, then counted.
 
 Invariants:
-- Exit 0 where the gate keeps what it promises, 4 where it does not on this machine, 130 when interrupted.
+- Exit 0 if the gate meets its limits (MOST_FALSE, LEAST_CAUGHT), 4 if it does not on this machine, 130 if interrupted.
 - A share is printed with its exact one-sided 95 % limit, on the side that is worse for the gate.
 """
 
@@ -21,7 +21,7 @@ MOST_PERCENT = 1000.0
 
 
 def try_gate(count: int | None, planted: float, *, seed: int | None, is_quiet: bool) -> int:
-    """Run `count` trials, say what the gate said, and return the exit code."""
+    """Run `count` trials, print the gate's verdicts, and return the exit code."""
     plan = _plan(count, planted, seed)
     if not is_quiet:
         say(f"kvcheck {plan.tool['version']}  selftest --aa {plan.count} --planted {planted:g} --seed {plan.seed}")
@@ -40,7 +40,7 @@ def try_gate(count: int | None, planted: float, *, seed: int | None, is_quiet: b
                 say(f" {trial.verdict.name:<12} {len(done)} of {plan.count}   {_trial_text(trial)}")
     except KeyboardInterrupt:
         is_complete = False
-    code = 130 if not is_complete else 0 if plan.keeps(done) else 4
+    code = 130 if not is_complete else 0 if plan.is_met_by(done) else 4
     if is_quiet:
         head = {"tool": plan.tool, "planted_percent": planted, "seed": plan.seed}
         say(json.dumps({**head, "complete": is_complete, "exit_code": code, "trials": to_plain(tuple(done))}))

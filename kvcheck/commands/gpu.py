@@ -1,12 +1,12 @@
-"""`make gpu`: everything that needs a GPU, by the interpreter at hand, in under eight minutes, as files.
+"""`make gpu`: run everything that needs a GPU in under eight minutes, and write the results to files.
 
-It imports no library but torch, installs nothing and reaches for nothing outside the machine. Results lie under $OUT,
-or build/gpu: a log a job, the records of runs, summary.json and summary.txt.
+It imports only torch, installs nothing and uses no network. Results are written to $OUT, or to build/gpu: a log for
+each job, the records of runs, summary.json and summary.txt.
 
 Invariants:
-- Both summaries are replaced whole after every job: what was done is kept, whatever ends the run.
-- Exit 0 when every job passed, 1 when one failed, 4 when one says nothing or there is no GPU, 130 when interrupted.
-- Each job is a process group of its own, which is ended when its time is over.
+- Both summaries are rewritten after every job, so that an interrupted run keeps its results.
+- Exit 0 when every job passed, 1 when one failed, 4 when one has no verdict or there is no GPU, 130 when interrupted.
+- Each job is a process group of its own, which is ended when its time is up.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _line(result: GpuJobResult) -> str:
 
 
 def _device() -> dict[str, object] | str:
-    """What there is to run on, or why there is nothing."""
+    """The device and the libraries, or why nothing can run."""
     if not _has("torch"):
         return "needs torch with CUDA, and this interpreter has none"
     import torch

@@ -2,7 +2,7 @@
 
 Invariants:
 - `kvcheck --help` imports no subcommand; a subcommand is imported when it is named.
-- Every way out has a code of the table in README.md; a crash of kvcheck itself is 70, never 1.
+- Every exit code is one of docs/exit-codes.md; a crash of kvcheck itself is 70, never 1.
 - Output that cannot be written is told apart from a crash; SIGINT and SIGTERM end a run in the same way.
 """
 
@@ -212,7 +212,7 @@ class _Interrupts:
 
 
 def _open_missing_streams() -> None:
-    """A stream that was closed becomes the null device: else the next file opened would take its number."""
+    """Open the null device in place of a closed stream; the next file that is opened would get its number."""
     for number, mode in ((0, "r"), (1, "w"), (2, "w")):
         try:
             os.fstat(number)

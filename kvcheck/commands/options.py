@@ -11,6 +11,8 @@ import math
 import os
 import platform
 import secrets
+import shlex
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -33,11 +35,22 @@ FORMATS = ("text", "json")
 
 Seed = Annotated[int | None, typer.Option(help="Integer seed. Default: one is drawn and printed.")]
 Out = Annotated[Path, typer.Option(help="Folder where the run is stored.")]
+StoredIn = Annotated[Path, typer.Option("--out", help="Folder where runs are stored.")]
 Outputs = Annotated[
     list[str] | None,
     typer.Option("--output", "-o", metavar="FORMAT=PATH", help="Another report: html, csv or json; repeatable."),
 ]
 Format = Annotated[str, typer.Option("--format", help="What to print: text or json.")]
+ConditionalFails = Annotated[
+    bool,
+    typer.Option(
+        "--fail-on-conditional",
+        help="Also fail on conditional findings: those under an assumption that the engine does not promise.",
+    ),
+]
+MinSchedules = Annotated[
+    int | None, typer.Option(help="Schedules that a cell needs for a pass; its own minimum holds as well.")
+]
 Reports = Annotated[bool, typer.Option(help="Write report.html and CSV tables beside run.json.")]
 
 
@@ -49,6 +62,11 @@ def new_run_id() -> str:
 def draw_seed() -> int:
     """A seed for a run that names none; it is printed and recorded."""
     return secrets.randbelow(1_000_000)
+
+
+def repro(argv: Sequence[str], *, seed: int | None, drawn: int) -> str:
+    """The command that repeats a run, with the seed that was drawn where it named none."""
+    return shlex.join(["kvcheck", *argv, *([] if seed is not None else ["--seed", str(drawn)])])
 
 
 def tool() -> dict[str, str]:
@@ -74,7 +92,7 @@ def environment() -> dict[str, object]:
 
 
 def identity(trace: str | None = None, engine: ProbeRunner | None = None) -> Identity:
-    """What a run is about. trace: of `--trace`. engine: the installed one that it judges."""
+    """Digests of what a run judges. trace: of `--trace`. engine: the installed one, if any."""
     from kvcheck.core.workload.synthetic import trace_file
 
     return Identity(
@@ -100,7 +118,7 @@ def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise UsageError or UnknownVerdict for what a plan names and this machine or version lacks."""
+    """Raise UsageError or UnknownVerdict where this machine or version lacks something that the plan names."""
     from kvcheck.core.cache.backend import BACKENDS
     from kvcheck.core.cache.transfer import TRANSPORTS
     from kvcheck.core.probes.installed import ENGINES

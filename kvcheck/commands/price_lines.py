@@ -1,4 +1,4 @@
-"""Prices as a person reads them on a terminal: a heading a case, a line a comparison.
+"""Prices on a terminal: a heading for each case, a line for each comparison.
 
 Invariants:
 - A ratio is never shown without the noise floor beside it; a difference below the floor is marked with "~".
@@ -44,5 +44,5 @@ def span(ratio: Interval) -> str:
 
 
 def is_within_floor(row: BenchRow) -> bool:
-    """Whether the baseline differs from itself by as much."""
+    """Whether the difference is within the noise floor."""
     return max(row.ratio.est, 1 / row.ratio.est) - 1 <= row.floor

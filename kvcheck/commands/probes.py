@@ -1,4 +1,4 @@
-"""Installed engines as targets: what their options may be, and the child that is started before anything is judged.
+"""Installed engines as targets: which options they accept, and the child process that imports the engine.
 
 Invariants:
 - An engine that cannot be imported is one line and exit 4, before a run is made.

@@ -1,10 +1,10 @@
-"""`kvcheck replay`: a printed schedule, or the findings of a run, again.
+"""`kvcheck replay`: run a printed schedule again, or the findings of a run.
 
 Invariants:
-- FIXED is said only of a run that followed the recorded path, if there is one, and that was judged.
-- A finding is never hidden by anything else that went wrong.
+- FIXED is printed only for a run that was judged and that followed the recorded path, if there is one.
+- A finding is printed even if something else went wrong.
 - Lines of one installed engine share its child, one after the other.
-- On a device, only wrong bytes under imposed delays count as shown, and that a schedule is fixed is never said.
+- On a device, only wrong bytes under imposed delays reproduce a finding, and FIXED is never printed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, check_choice, check_plan, check_positive
+from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
 from kvcheck.commands.probes import installed_engine
 from kvcheck.commands.targets import runner_of, target_of
 from kvcheck.commands.terminal import say
@@ -41,7 +41,7 @@ def replay(
     device: Annotated[
         str | None, typer.Option(help="cuda or cuda:N: delay on this device what the CPU found unordered.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder where runs are stored.")] = DEFAULT_OUT,
+    out: StoredIn = DEFAULT_OUT,
 ) -> int:
     """Run each line again, and say whether it still fails."""
     from kvcheck.core.stress.runner_rows import row_of
@@ -67,7 +67,7 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What the runs of one line gave. agreed: how many gave just what the first one gave. told: for the terminal."""
+    """The result of one line's runs. agreed: how many gave what the first one gave. told: lines for the terminal."""
 
     verdict: Verdict
     agreed: int
@@ -80,7 +80,7 @@ class Replayed:
 
 
 def _replayed(plans: list[Plan], times: int, device: str | None) -> Iterator[tuple[Plan, Replayed]]:
-    """What came of each line of one target; where its engine does not start, the lines of others still count."""
+    """The result of each line of one target. An engine that does not start makes its lines UNKNOWN, and no others."""
     with ExitStack() as stack:
         try:
             engine = stack.enter_context(installed_engine(plans[0]))
@@ -103,7 +103,7 @@ def _on_device(plan: Plan, device: str) -> Plan:
 
 
 def _replay_held(plan: Plan, device: str, times: int) -> Replayed:
-    """Impose on a device what a CPU finds unordered in the schedule; the rates without and with delays."""
+    """Delay on a device what the CPU finds unordered in the schedule; compare the rates without and with delays."""
     from kvcheck.core.stress.delayed import device_plans, tries, why_not
 
     head, runner = plan.cell, runner_of(plan)
@@ -170,7 +170,7 @@ def _judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]
 
 
 def unconditional_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings in their order, those under a condition behind the others."""
+    """The findings in their order, conditional ones last."""
     return tuple(sorted(findings, key=lambda finding: finding.condition is not None))
 
 

@@ -3,7 +3,7 @@
 Invariants:
 - A report is made from the record alone: nothing is run again, and the record is not changed.
 - Every run is read and every option checked before the first file is written.
-- A report that cannot be made changes no verdict, whatever its writer raises; what was asked for and cannot be made is
+- A report that fails changes no verdict, whatever its writer raises. A report that was asked for and cannot be made is
   refused before a run.
 """
 
@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from kvcheck.commands.options import DEFAULT_OUT, StoredIn
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import KvcheckError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import RunRecord, read_record
@@ -25,8 +26,6 @@ from kvcheck.core.report.store import check_writable, find_run, make_folder
 
 S = TypeVar("S")
 T = TypeVar("T")
-
-RUNS_FOLDER = Path("reports/runs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +48,14 @@ def report(
             help="html, csv, json or md; repeatable. Default: html and csv beside run.json.",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder where runs are stored.")] = RUNS_FOLDER,
+    out: StoredIn = DEFAULT_OUT,
 ) -> None:
     """Write reports of runs.
 
     Without -o: report.html and the CSV tables, beside the run.json they are made from. With -o and the name of a file
     (html, csv or md), several runs of kvcheck stress share one page: releases by bugs.
     """
-    outputs = [_output(text, (WRITERS, COMPARISON_WRITERS)) for text in output or ()]
+    outputs = parse_outputs(output, (WRITERS, COMPARISON_WRITERS))
     named = [find_run(name, out) for name in runs]
     found = [*{path.resolve(): path for path in named}.values()]
     records = [(path, read_record(path)) for path in found]
@@ -73,13 +72,13 @@ def report(
         say(str(job.path))
 
 
-def parse_outputs(output: list[str] | None) -> list[tuple[str, Path]]:
-    """The -o options of a command. Raises UsageError for a bad one."""
-    return [_output(text) for text in output or ()]
+def parse_outputs(output: list[str] | None, known: tuple[Registry[Any], ...] = (WRITERS,)) -> list[tuple[str, Path]]:
+    """The -o options of a command, each with a format of `known`. Raises UsageError for a bad one."""
+    return [_output(text, known) for text in output or ()]
 
 
 def _is_joint(format_name: str, path: Path, runs: int) -> bool:
-    """Whether one file is to hold all runs: markdown has no page of a single one, others by a file's name."""
+    """Whether one file holds all runs: always in markdown, and in other formats where the path is a file."""
     is_file = path.is_file() or path.suffix.lower() == f".{format_name}"
     return format_name not in WRITERS.names() or (
         runs > 1 and is_file and not path.is_dir() and format_name in COMPARISON_WRITERS.names()
@@ -96,7 +95,7 @@ def _compare(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Pat
 
 
 def check_outputs(outputs: list[tuple[str, Path]]) -> None:
-    """Before a run: all that -o asks for can be written, UsageError if not; UnknownVerdict if a library is missing."""
+    """Check before a run that -o can be written. Raises UsageError, or UnknownVerdict if a library is missing."""
     _refuse_collisions(outputs)
     for format_name, path in outputs:
         writers: Registry[Any] = WRITERS if format_name in WRITERS.names() else COMPARISON_WRITERS
@@ -130,7 +129,7 @@ def write_reports(
 def report_problem(
     writers: Registry[Callable[[S, Path], None]], format_name: str, subject: S, path: Path
 ) -> str | None:
-    """Write one report of what was judged already; why there is none, or None if there is."""
+    """Write one report. Returns why there is none, or None if it was written."""
     try:
         loaded(writers, format_name)(subject, path)
     except KvcheckError as error:
@@ -152,7 +151,7 @@ def loaded(writers: Registry[T], format_name: str) -> T:
         raise UnknownVerdict(f"format {format_name} is not usable here: {error}; next: {fix}") from error
 
 
-def _output(text: str, known: tuple[Registry[Any], ...] = (WRITERS,)) -> tuple[str, Path]:
+def _output(text: str, known: tuple[Registry[Any], ...]) -> tuple[str, Path]:
     """The two halves of FORMAT=PATH. Raises UsageError for anything else."""
     format_name, equals, path = text.partition("=")
     if not equals or not path:
@@ -197,7 +196,7 @@ def check_jobs(outputs: list[tuple[str, Path]], *, sources: list[Path]) -> None:
 
 
 def _refuse_collisions(outputs: list[tuple[str, Path]]) -> None:
-    """Two reports in one file would silently become the last one; nor can one file be the folder of another."""
+    """Raise UsageError where two reports have one path, or one lies inside another."""
     taken: set[Path] = set()
     for format_name, path in outputs:
         files = {file.resolve() for file in destinations(format_name, path)}

@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import time
 from collections.abc import Mapping
 from typing import Annotated
@@ -29,6 +28,7 @@ from kvcheck.commands.options import (
     check_plan,
     check_positive,
     draw_seed,
+    repro,
 )
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Session
@@ -80,7 +80,7 @@ def selftest(
     drawn = draw_seed() if seed is None else seed
     session = Session(
         argv=[*ctx.obj],
-        repro=shlex.join(["kvcheck", *ctx.obj, *([] if seed is not None else ["--seed", str(drawn)])]),
+        repro=repro(ctx.obj, seed=seed, drawn=drawn),
         seed=drawn,
         plan={"schedules": schedules, "mutants": [each.name for each in chosen], "device": device},
         out=out,

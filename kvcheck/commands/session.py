@@ -1,8 +1,8 @@
-"""Session: a run while it happens. Takes outcomes, keeps the record on disk current, and tells the terminal.
+"""Session: a run in progress. It takes outcomes, keeps the record on disk current, and prints to the terminal.
 
 Invariants:
 - run.json is complete JSON after every schedule, with `complete` false until the end.
-- A save that fails ends nothing: what was judged stays, `is_saved` is false, and a warning says why.
+- A save that fails does not end the run: findings stay, `is_saved` is false, and a warning says why.
 - A cell that judged nothing, or not enough, is UNKNOWN with the reason and what would change it.
 - Results go to stdout, progress to stderr; with --format json stdout is the record and nothing else.
 """
@@ -76,7 +76,7 @@ class Cell:
         self.findings += sum(each.condition is None or self.fails_on_conditional for each in findings)
 
     def take_over(self, row: ScenarioResult, findings: int) -> None:
-        """Go on where an interrupted run was: what it could not judge begins anew, a pass below the floor goes on."""
+        """Continue an interrupted run: a cell that it could not judge starts anew, a pass below the floor continues."""
         if row.verdict is Verdict.UNKNOWN and row.reason != STOPPED:
             return
         self.evidence, self.duration_s = row.evidence, row.duration_s
@@ -94,7 +94,7 @@ class Cell:
         return self._coverage[1]
 
     def shortfall(self, cut: str | None) -> str | None:
-        """Why it has run too little for a pass, and what ended it; None where it has not, or has failed."""
+        """Why it has run too little for a pass, and what ended it; None where it has run enough, or has failed."""
         from kvcheck.core.stress.coverage import shortfall
 
         if self.findings:
@@ -225,7 +225,7 @@ class Session:
         )
 
     def save(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
-        """Write the record, whole or not at all; the record as it is meant to be, saved or not."""
+        """Write the record, whole or not at all. Returns the record, also where it could not be saved."""
         record = self.record(complete=complete, exit_code=exit_code)
         try:
             self._store.save(record)

@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +19,9 @@ from kvcheck.commands.closing import close
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     FORMATS,
+    ConditionalFails,
     Format,
+    MinSchedules,
     Out,
     Outputs,
     Reports,
@@ -30,6 +31,7 @@ from kvcheck.commands.options import (
     check_positive,
     draw_seed,
     identity,
+    repro,
 )
 from kvcheck.commands.probes import check_jobs, engine_facts, installed_engine, plan_facts
 from kvcheck.commands.report import check_outputs, parse_outputs
@@ -80,48 +82,36 @@ MAX_TIME_HELP = (
     "Seconds after which the whole run stops. Default: "
     f"{DEFAULT_CPU_S:g} CPU seconds for each process, and more where a cell needs them for a pass."
 )
-MinSchedules = Annotated[
-    int | None,
-    typer.Option(help="Schedules that a cell needs for a pass; its own minimum holds as well."),
-]
-ConditionalFails = Annotated[
-    bool,
-    typer.Option("--fail-on-conditional", help="Fail on findings under an assumption too."),
-]
 
 Bind = Annotated[str, typer.Option(help="Under torchrun, this machine's address; auto: the one that reaches rank 0.")]
+Shapes = Annotated[list[str] | None, typer.Option(help="See kvcheck list shapes; repeatable. Default: all tiny ones.")]
+Backend = Annotated[str | None, typer.Option(help="simulated, eager or cuda. Default: by device and transport.")]
+Strategy = Annotated[str, typer.Option(help="Order of operations: portfolio, eager, lazy, delay or random.")]
+Trace = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Requests in Mooncake's JSONL format; sample: the packaged file.")
+]
+Requests = Annotated[int | None, typer.Option(help="Number of requests in a schedule, or to read from the trace.")]
+Jobs = Annotated[int | None, typer.Option(help="Processes. Default: one for each core, at most one for each cell.")]
 
 
 def stress(
     ctx: typer.Context,
     scenarios: Names = None,
-    shape: Annotated[
-        list[str] | None, typer.Option(help="See kvcheck list shapes; repeatable. Default: all tiny ones.")
-    ] = None,
+    shape: Shapes = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    backend: Annotated[
-        str | None, typer.Option(help="simulated, eager or cuda. Default: by device and transport.")
-    ] = None,
-    strategy: Annotated[
-        str, typer.Option(help="Order of operations: portfolio, eager, lazy, delay or random.")
-    ] = "portfolio",
+    backend: Backend = None,
+    strategy: Strategy = "portfolio",
     schedules: Annotated[int | None, typer.Option(help=SCHEDULES_HELP)] = None,
     min_schedules: MinSchedules = None,
     max_time: Annotated[float | None, typer.Option(help=MAX_TIME_HELP)] = None,
     seed: Seed = None,
-    trace: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Requests in Mooncake's JSONL format; sample: the packaged file.")
-    ] = None,
-    requests: Annotated[
-        int | None, typer.Option(help="Number of requests in a schedule, or to read from the trace.")
-    ] = None,
+    trace: Trace = None,
+    requests: Requests = None,
     mutant: Annotated[str | None, typer.Option(help="Put a known bug back; see kvcheck list mutants.")] = None,
     transport: Transport = "loopback",
     ranks: Ranks = None,
     bind: Bind = "127.0.0.1",
-    jobs: Annotated[
-        int | None, typer.Option(help="Processes. Default: one for each core, at most one for each cell.")
-    ] = None,
+    jobs: Jobs = None,
     target: Target = "builtin",
     out: Out = DEFAULT_OUT,
     output: Outputs = None,
@@ -152,7 +142,7 @@ def stress(
     with installed_engine(base) as engine, crew_of(place) as crew:
         session = Session(
             argv=[*ctx.obj],
-            repro=_repro([*ctx.obj], drawn, seed),
+            repro=repro([word for word in ctx.obj if word != "--resume"], seed=seed, drawn=drawn),
             seed=drawn,
             plan={"schedules": wanted, "max_time_s": max_time, **plan_facts(plans)},
             out=out,
@@ -239,7 +229,7 @@ def _base_plan(
     ranks: str | None,
     target: str,
 ) -> tuple[Plan, RunnerRow]:
-    """The plan of all cells but for what is theirs alone, checked; and how such plans are run."""
+    """The checked plan that all cells share, without scenario and shape; and the row of its runner."""
     from kvcheck.core.probes.installed import is_engine
     from kvcheck.core.stress.runner_rows import row_of
 
@@ -283,7 +273,7 @@ def _collect(
     limit: Limit,
     shared: Runner | None,
 ) -> bool:
-    """Take reports until all cells are done; True when interrupted. An error does not take findings with it."""
+    """Take reports until all cells are done; True when interrupted. Findings are kept where an error ends the run."""
     from kvcheck.core.stress.cell_workers import run_in_workers
     from kvcheck.core.stress.turns import take_turns
 
@@ -386,15 +376,10 @@ def _resume(session: Session, out: Path) -> None:
 
 
 def _not_gone_on_with(record: RunRecord, session: Session) -> str | None:
-    """Why the session cannot go on with an interrupted run of its plan, or None."""
+    """Why the session cannot continue an interrupted run of its plan, or None."""
     if wrong := contradictions(record):
         return f"contradicts itself: {'; '.join(wrong)}"
     changed = changes(record.identity, session.identity)
     if not changed and (then := record.environment.get("engine")) != (now := session.facts.get("engine")):
         changed = [f"the engine's surroundings: {then} then, {now} now"]
     return f"is about something else: {'; '.join(changed)}" if changed else None
-
-
-def _repro(argv: list[str], drawn: int, seed: int | None) -> str:
-    extra = [] if seed is not None else ["--seed", str(drawn)]
-    return shlex.join(["kvcheck", *(word for word in argv if word != "--resume"), *extra])

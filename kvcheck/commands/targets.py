@@ -1,4 +1,4 @@
-"""What a plan has under test, mutants included, which nothing below a command may know.
+"""The target that a plan tests. Mutants are known here, since core may not import them.
 
 Invariants:
 - Nothing is imported before a target is asked for.

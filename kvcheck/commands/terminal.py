@@ -1,4 +1,4 @@
-"""What a person reads on a terminal: rows of cells, findings with their replay lines, the last three lines.
+"""Text for the terminal: rows of cells, findings with their replay lines, the last three lines.
 
 Invariants:
 - The last lines are always verdict, report path and exit code, in this order.
@@ -28,7 +28,7 @@ def say(line: str = "") -> None:
 
 
 def complain(message: str) -> None:
-    """A line on stderr; where that cannot be written, nobody is left to be told."""
+    """A line on stderr. An error of writing it is ignored: there is no other place to report it."""
     try:
         typer.echo(_shown(f"kvcheck: {message}", getattr(sys.stderr, "encoding", None)), err=True)
     except OSError:

@@ -1,8 +1,8 @@
-"""The crew of a run on several machines: where this process stands, from the variables that torchrun sets.
+"""Ranks on several machines: the place of this process, from the variables that torchrun sets.
 
 Invariants:
-- Without all of the variables, or for a run in one process, there is no crew.
-- Rank 0 judges and writes the record; all others start ranks for it, print nothing, and exit 0 unless they break down.
+- Without all of the variables, or for a run in one process, this process is alone.
+- Rank 0 judges and writes the record; all others start ranks for it, print nothing, and exit 0 unless they fail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_PORT = (1 << 16) - 1
 
 
 def find_place(plan: Plan, bind: str) -> Address | None:
-    """Where this process stands; None where it is alone. Raises UsageError where the crew does not fit the plan."""
+    """The place of this process; None where it is alone. Raises UsageError where the processes do not fit the plan."""
     found = {name: os.environ.get(name, "") for name in VARIABLES}
     if plan.kind is not Kind.RANKS or not all(found.values()):
         if bind != LOOPBACK:
@@ -110,7 +110,7 @@ def crew_of(place: Address | None) -> Iterator[RankRunner | None]:
 
 
 def _own_address(host: str, port: int) -> str:
-    """The address of this machine on the way to the one where all meet."""
+    """The address of this machine from which MASTER_ADDR is reached."""
     try:
         with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
             probe.connect((host, port))  # nothing is sent

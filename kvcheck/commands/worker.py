@@ -2,8 +2,8 @@
 
 Invariants:
 - An error is the last line, with its exit code, and ends the process with it; the parent ends the cells that were left.
-- What kvcheck or the machine does wrong here is never the target's: only a process that ends without a last line is.
-- SIGTERM, with which the parent ends a run, unwinds the schedule under way: temporary folders do not outlive it.
+- An error of kvcheck or of the machine is never a finding; a process that ends without a last line is.
+- The parent ends a run with SIGTERM. It unwinds the schedule in progress, so that temporary folders are removed.
 """
 
 from __future__ import annotations

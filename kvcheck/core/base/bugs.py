@@ -1,4 +1,4 @@
-"""Bugs: the five that scenarios were made for, as they were met in serving engines.
+"""The five bugs that scenarios were made for, as they occurred in serving engines.
 
 Invariants:
 - A scenario has one bug or none; a letter, once published, keeps its meaning.
@@ -19,5 +19,5 @@ BUGS: Final = {
 
 
 def bug_of(scenario: str) -> str:
-    """The bug that a scenario is about; its own name where it was made for none."""
+    """The bug that a scenario is about; the scenario's name where it is about none."""
     return BUGS.get(scenario, scenario)

@@ -1,7 +1,8 @@
 """Children: how every process of kvcheck is started, what it inherits, and which kvcheck it has to be.
 
 Invariants:
-- A child imports the parent's own kvcheck, and nothing from the current folder; it says so before it is believed.
+- A child imports the parent's own kvcheck, and nothing from the current folder.
+- Before a child is used, it says which kvcheck it has imported.
 - It inherits the variables of INHERITED (an engine: of ENGINE too), and never one that looks like a secret.
 - It ends with its parent, also after SIGKILL and while it is stopped.
 """

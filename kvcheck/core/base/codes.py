@@ -1,4 +1,4 @@
-"""Finding codes: what KV102 means, what usually causes it, where it was seen in the field.
+"""Finding codes: what each means, what usually causes it, and where it was seen in serving engines.
 
 Invariants:
 - A code, once published, keeps its meaning; scripts and baselines depend on it.

@@ -1,4 +1,4 @@
-"""The content rule: every word of KV, state and metadata says whose it is, where it belongs and what it stands for.
+"""The content rule: every word of KV, state and metadata encodes its request, its position and its place.
 
 `classify` is the one verdict on words that a read should not have seen; the oracle and the probes both ask it.
 
@@ -7,7 +7,7 @@ word = mix64(tag) XOR mask(space, buffer, piece, layer, word index),   tag = req
 Invariants:
 - The rule is a bijection in the tag for 64-bit words: one word is enough to name its owner. 32-bit words keep the low
   half and are resolved by trying the tags of the run.
-- Buffer, layer and word index enter through the mask: a word of another buffer, layer or place decodes to nobody.
+- Buffer, layer and word index enter through the mask: a word of another buffer, layer or place decodes to no owner.
 - Words are integers from end to end.
 """
 

@@ -1,7 +1,7 @@
-"""Deadline: a limit of wall time that holds inside whatever runs, however long a single step of it takes.
+"""Deadline: a limit of wall time that also interrupts a long single step.
 
 Invariants:
-- TimeUp passes through `except Exception`: nothing that a target or an oracle catches can swallow it.
+- TimeUp passes through `except Exception`, so that no target or oracle can catch it by accident.
 - It is raised in the main thread, never while a module is imported, and not after `time_limit` has been left.
 """
 

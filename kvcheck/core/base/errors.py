@@ -11,7 +11,7 @@
     |   +-- FreeInFlight          an id was freed while an operation still uses it
     |   +-- ForeignAccess         an id was used by somebody who does not own it
     |   +-- TransferError         one request's transfer failed; the others go on
-    |   +-- WrongOutput           an arm of a benchmark left other bytes than it has to
+    |   +-- WrongOutput           an arm of a benchmark left wrong bytes
     |   +-- Hang                  a wait that nothing can satisfy, or a step budget spent
     +-- InternalError         70  kvcheck itself is wrong
 
@@ -51,7 +51,7 @@ class UnknownVerdict(KvcheckError):
 
 
 class TargetError(KvcheckError):
-    """The code under test refused or broke; the stress engine turns it into a finding."""
+    """The code under test refused or broke; the runner turns it into a finding."""
 
     exit_code = 1
 
@@ -81,7 +81,7 @@ class TransferError(TargetError):
 
 
 class WrongOutput(TargetError):
-    """An arm of a benchmark left other bytes than it has to; it has no price."""
+    """An arm of a benchmark left wrong bytes; it has no price."""
 
 
 class Hang(TargetError):
@@ -115,7 +115,7 @@ _TEXTS = {
 
 
 def machine_trouble(error: BaseException) -> str | None:
-    """What the machine is short of, where that is what raised `error` or its cause; None for any other error."""
+    """What the machine lacks, such as memory, if that raised `error` or its cause; None for any other error."""
     cause: BaseException | None = error
     while cause is not None:
         short = _short_of(cause)

@@ -1,7 +1,7 @@
-"""Identity: digests of the code, trace and engine that a run is about, so that its record cannot pass for another's.
+"""Identity: digests of the code, trace and engine that a run judges, so that a record names exactly what it judged.
 
 Invariants:
-- The same files have the same digest wherever they lie and however they were installed; no version is believed.
+- The same files have the same digest wherever they lie and however they were installed; version numbers are not used.
 - A commit is named only where git tracks the very folder; git is asked, and its absence is None.
 """
 
@@ -25,7 +25,7 @@ GIT_PATIENCE_S = 10.0
 
 @cache
 def code_digest() -> str:
-    """Of kvcheck itself, as it was when this process first asked."""
+    """The digest of kvcheck itself, read once a process."""
     return folder_digest(Path(kvcheck.__file__).parent)
 
 

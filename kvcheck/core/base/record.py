@@ -1,4 +1,4 @@
-"""RunRecord: everything one run found out, as one versioned value that all reports are made from.
+"""RunRecord: all results of one run, as one versioned value that all reports are made from.
 
 Invariants:
 - Where a key does not apply it is None, never 0.

@@ -1,7 +1,7 @@
-"""Prices: what a part costs beside the plainest thing that does the same.
+"""Prices: the cost of a function beside the plainest code that does the same.
 
 Invariants:
-- A case is a row of CASES, and what it does not apply to is a row of FAMILIES; nothing else lists cases.
+- Every case is a row of CASES. A case that applies to some pool families only is a row of FAMILIES too.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What is measured: arms over memory of their own, points of one size that compare them, and what they are built for.
+"""What is measured: arms, each with memory of its own, and points, which compare arms at one size.
 
     case "metadata-read"  ->  point "row"  ->  arms         ten-views (A), ten-views again (A'), ten-clones, packed-get
                                                comparisons  packed-get to ten-views, packed-get to ten-clones
 
 Invariants:
 - A maker gives an arm fresh memory whenever it is called; two arms never share a buffer.
-- An arm says how its output is checked; there is none without.
+- Every arm has a check of its output.
 - The first arm of a point is its baseline A, and the only one that is run a second time as A'.
 """
 
@@ -22,11 +22,11 @@ from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.cache.pools.shape import ModelShape
 
 CONTROL = "A'"
-"""The baseline again, from memory of its own: what it differs from the baseline by is noise."""
+"""The baseline again, with memory of its own: its difference from the baseline is noise."""
 
 
 def nothing() -> None:
-    """Nothing is to be done."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

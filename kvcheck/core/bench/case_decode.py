@@ -1,9 +1,9 @@
-"""A whole decode step with every protection on and off, and with somebody writing down what happens.
+"""A whole decode step with every protection on and off, and with the recorder on.
 
 Invariants:
 - All arms compute the same numbers from equal rows; they are compared bit for bit with what bare() computes.
-- "guards-alone" computes nothing: its time is what guards add to a step, told apart from the noise of the step.
-- Graphs are there on a device alone; on a CPU there is nothing to capture, and no row that pretends it.
+- "guards-alone" computes nothing: its time is what guards add to a step, without the noise of the step.
+- Rows with graphs exist on a device only; a CPU has none.
 """
 
 from __future__ import annotations

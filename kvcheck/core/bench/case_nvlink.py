@@ -1,8 +1,8 @@
-"""The three ways of a metadata row to a decode rank: peer memory with a seal, host and a socket, peer memory unproved.
+"""Three ways to send a metadata row to a decode rank: peer memory with a seal, a socket, peer memory without a seal.
 
     unproved  row -> peer's slot, status at once                  fast, and wrong where bytes are late
     sealed    row -> peer's slot, seal -> peer, peer verifies     what this project does
-    socket    row -> host -> TCP -> host -> slot                  what was fallen back to
+    socket    row -> host -> TCP -> host -> slot                  the fallback
 
 Invariants:
 - Each way ends with the row in the peer's slot; its bytes are compared.

@@ -18,7 +18,7 @@ from kvcheck.core.stress.history import History, OperationEvents
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """A decode step with the recorder on, against the same step with nobody looking on."""
+    """A decode step with the recorder on, against the same step without it."""
     shape = setting.shape
     return (
         Point(

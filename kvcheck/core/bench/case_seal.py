@@ -1,6 +1,6 @@
 """Sealing a transferred request: the digest of all its bytes at both ends, beside moving those bytes.
 
-What it is beside is the cheapest transfer there is: out of the source's pages into one block, and out of that into the
+The baseline is the cheapest possible transfer: out of the source's pages into one block, and from there into the
 target's pages, in one memory. Over a network the same seal is a smaller share.
 
 Invariants:

@@ -3,8 +3,8 @@
 On a device: "graph" captures the batch and replays it between two events, so that launching a small operation does not
 drown it; "events" times work of one stream as it is launched; "wall" waits for the device before and after and reads
 the host's clock, which is the only way to see what a wait costs the host. Batches go round several buffer sets, as many
-as the second-level cache cannot hold, so that each call finds it cold. On a CPU the host's clock is all there is, less
-the time for which the measuring thread was ready and another had its core.
+as the second-level cache cannot hold, so that each call finds it cold. On a CPU the host's clock is used, less the
+time for which the measuring thread was ready while another thread had its core.
 
 Invariants:
 - Between two readings of a clock there are calls of one arm and nothing else.
@@ -152,7 +152,7 @@ def _run_delay(owner: object) -> Callable[[], int]:
 
 
 def _told(value: object) -> int:
-    """Nanoseconds that a call says it took, where the work is timed in another process."""
+    """Nanoseconds that a call returned, where the work is timed in another process."""
     if not isinstance(value, int):
         raise InternalError(f"expected nanoseconds from a call that times itself, got {type(value).__name__}")
     return value

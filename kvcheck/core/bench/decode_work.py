@@ -82,7 +82,7 @@ class DecodeStep:
         self.views: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def bare(self) -> None:
-        """Tensors, views and counters, and nobody who asks."""
+        """The step without any protection."""
         self._read_metadata_views()
         self.out = [self._layer(each, each.words[each.local], each.value_words[each.local]) for each in self._layers]
 
@@ -92,7 +92,7 @@ class DecodeStep:
         self.out = [self._guarded(each) for each in self._layers]
 
     def guards(self) -> None:
-        """What guarded() asks of the pool, and none of the work: every read's wait, by itself."""
+        """The waits of guarded() alone, without the work."""
         lane = self.pool.forward
         self.views = [
             (owner.read_view(each.keys, (each.local,), lane), owner.read_view(each.values, (each.local,), lane))
@@ -113,7 +113,7 @@ class DecodeStep:
         self.out = [self._guarded(each) for each in self._layers]
 
     def submitted(self) -> None:
-        """protected(), every layer's work an operation with its footprint, as a recorder wants to see it."""
+        """protected(), every layer's work an operation with its footprint, as a recorder needs it."""
         self._grow()
         self._joined = self.metadata.get(self._slot, 1)
         self.out = []

@@ -5,7 +5,7 @@ measured, its record is gated by a budget of 1, and what is not OK is measured a
 from process to process and stays the same within one, so each process does only TRIALS of them.
 
 Invariants:
-- A set of trials is kept where the gate does what it promises (MOST_FALSE, LEAST_CAUGHT).
+- The gate passes a set of trials within MOST_FALSE false alarms, and with at least LEAST_CAUGHT planted ones caught.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class TrialPlan:
     tool: dict[str, str]
     environment: dict[str, object]
 
-    def keeps(self, trials: Sequence[Trial]) -> bool:
-        """Whether the gate did in these trials what it promises."""
+    def is_met_by(self, trials: Sequence[Trial]) -> bool:
+        """Whether the gate meets its limits in these trials."""
         share = sum(trial.verdict is Overhead.SLOWER for trial in trials) / len(trials)
         return share >= LEAST_CAUGHT if self.planted else share <= MOST_FALSE
 

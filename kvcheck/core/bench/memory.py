@@ -1,12 +1,11 @@
 """Fresh memory for every arm of every round, at an offset drawn anew, and a backend that allocates from it.
 
-Where buffers happen to lie moves a ratio by more than most changes do, and it does so for as long as they lie there:
-many rounds over one layout are one sample.
+The position of buffers changes a ratio by more than most code changes do, for as long as they stay there. Many rounds
+over one layout are therefore one sample.
 
 Invariants:
 - Memory is filled with random bytes, never zeros, and starts at a random multiple of 64 bytes into its allocation.
-- The backend hands pinned memory that was released out again, as serving does; it poisons nothing, which only a
-  checker wants to pay for.
+- The backend reuses pinned memory that was released, as serving does. It poisons nothing: only a checker needs that.
 """
 
 from __future__ import annotations

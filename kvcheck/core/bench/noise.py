@@ -1,10 +1,10 @@
-"""How busy the machine is: what was read before and after a run, and goes into its record.
+"""How busy the machine is: readings before and after a run, for its record.
 
 Time stolen by a hypervisor does not show it, and load averages lag; the pressure file says for what share of time some
 task had to wait for a core.
 
 Invariants:
-- What this system does not tell is None, never 0.
+- A reading that this system does not have is None, never 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """BenchPlan: what a run of benchmarks measures, and how closely.
 
 Invariants:
-- A plan that was made names only cases and shapes that exist and numbers that can be met; nothing else reads argv.
+- A plan names only cases and shapes that exist, and numbers that are possible.
 """
 
 from __future__ import annotations

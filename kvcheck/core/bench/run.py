@@ -2,9 +2,9 @@
 
 Invariants:
 - Rounds of all points alternate, so that a bad minute costs each of them one round.
-- Rounds stop for precision or time alone, never because of what was found.
-- Interrupted, it tells the rows of everything that has a round, then lets the interruption go on.
-- The time is kept inside a round too; a round that it cuts counts for nothing, and a point without a round is named.
+- Rounds stop for precision or time only, never because of a result.
+- When interrupted, it reports every row that has a round, then raises the interruption again.
+- The time limit holds inside a round too; a round that it cuts is dropped, and a point without a round is named.
 """
 
 from __future__ import annotations

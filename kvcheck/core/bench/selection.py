@@ -1,4 +1,4 @@
-"""Parts of what a case measures: only the comparisons that somebody asked for, or one arm beside itself.
+"""Selection: the comparisons that were asked for, of all that a case measures; or one arm beside itself.
 
 Invariants:
 - The first arm of a point stays in it: it is the baseline whose second run gives the noise floor.
@@ -28,7 +28,7 @@ def key(row: BenchRow) -> Key:
 
 
 def only(points: list[Point], wanted: Collection[Key]) -> list[Point]:
-    """The comparisons that are wanted, each point with the arms these need; a point that none is wanted of goes."""
+    """The comparisons that are wanted, each point with the arms that these need; points without any are left out."""
     kept = []
     for point in points:
         rows = tuple(

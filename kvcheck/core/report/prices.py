@@ -2,8 +2,8 @@
 
 Invariants:
 - What is added is the ratio's excess over 1 times the baseline's time, so that it has the ratio's interval.
-- "free" is said of the interval's upper end alone, "faster" and "costs" only where the whole interval lies beyond the
-  noise floor; all else is within noise.
+- "free" depends on the interval's upper end only; "faster" and "costs" need the whole interval beyond the noise floor;
+  everything else is within noise.
 - A share of a decode step is given only where the same run measured one on the same shape and device.
 """
 
@@ -34,7 +34,7 @@ KINDS = {
 ORDER = ("all of them", "clone", "wait", "seal", "check", "transport", "bookkeeping", "other")
 TOO_FEW = "n/a: too few rounds"
 FREE_SHARE = 0.001
-"""An addition that is certainly below this share of a decode step is free, however its ratio looks."""
+"""An addition that is certainly below this share of a decode step is free, whatever its ratio is."""
 
 
 FREE_RATIO = 1.01
@@ -71,7 +71,7 @@ class Curve:
 
 
 def price_list(rows: Sequence[BenchRow]) -> list[Price]:
-    """Each comparison at its largest size, by kind; what is only there to be compared with is left out."""
+    """Each comparison at its largest size, by kind; arms that are only baselines are left out."""
     return _prices(_largest(rows), rows)
 
 
@@ -89,7 +89,7 @@ def step_us(rows: Iterable[BenchRow], shape: str | None, device: str) -> float |
 
 
 def has_price(row: BenchRow) -> bool:
-    """Whether anything can be said of the row: its ratio has an interval."""
+    """Whether the row's ratio has an interval."""
     return row.ratio.lo is not None and row.ratio.hi is not None
 
 
@@ -101,7 +101,7 @@ def added_us(row: BenchRow) -> Interval:
 
 
 def verdict(row: BenchRow, step: float | None) -> str:
-    """faster, free, costs, or why none of them can be said."""
+    """faster, free, costs, or why it is none of them."""
     if row.ratio.lo is None or row.ratio.hi is None:
         return TOO_FEW
     most = added_us(row).hi

@@ -1,4 +1,4 @@
-"""Text from outside, made safe to be shown: what would steer a terminal, or hide in a page, is written as an escape.
+"""Text from outside, made safe to show: characters that control a terminal, or are invisible, become escapes.
 
 Invariants:
 - Nothing that is not printable is left, but what the caller keeps; text without such characters is returned as it is.

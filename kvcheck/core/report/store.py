@@ -1,8 +1,8 @@
 """Where runs are kept: `OUT/<run_id>/run.json`, written whole or not at all, and found again by name.
 
 Invariants:
-- The folder of a new run was not there before: two runs never share one.
-- A file is replaced in one step; whoever reads it meanwhile sees the old text or the new one, never half of it.
+- The folder of a new run is always made anew: two runs never share one.
+- A file is replaced in one step; a reader sees the old text or the new one, never half of it.
 - What the operating system refuses is a UsageError with the path, the reason and the option that helps.
 """
 
@@ -93,7 +93,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise UsageError, with the reason, unless `path` can be written; tried with a file, since rights do not tell."""
+    """Raise UsageError, with the reason, unless `path` can be written; a file is written to find out."""
     if path.is_dir():
         raise UsageError(f"cannot write {path}: expected the name of a file, got a folder")
     make_folder(path.parent)
@@ -163,7 +163,7 @@ def _unwritable(path: Path, error: OSError) -> UsageError:
 
 
 def _discard(draft: Path) -> None:
-    """Remove a draft that was not renamed; on a file system that went away there is nothing left to remove."""
+    """Remove a draft that was not renamed; a file system that is gone is ignored."""
     try:
         draft.unlink(missing_ok=True)
     except OSError:

@@ -165,7 +165,7 @@ def _banner(record: RunRecord, ordered: tuple[Finding, ...]) -> dict[str, str]:
 
 
 def _findings_text(number: int, conditional: int) -> str:
-    """How many findings, and how many of them stand under a condition."""
+    """How many findings, and how many of them are conditional."""
     if number == conditional:
         return f"{number:,} conditional {plural(number, 'finding')}"
     return counted(number, "finding") + (f", {conditional:,} of them conditional" if conditional else "")
@@ -307,7 +307,7 @@ def _cell(codes: list[str] | None, *, layer: int | None, page: int | None) -> di
 
 
 def _mutants(record: RunRecord) -> dict[str, object]:
-    """The detection matrix: mutants by the oracles that were to find them or did."""
+    """The detection matrix: mutants by the oracles that should have found them, or did."""
     found = {row.name: _found_by(row) for row in record.mutants}
     oracles = sorted({name for row in record.mutants for name in (row.killer, found[row.name]) if name})
     rows: list[dict[str, object]] = []
@@ -328,7 +328,7 @@ def _mutants(record: RunRecord) -> dict[str, object]:
 
 
 def _found_by(row: MutantResult) -> str | None:
-    """The oracle that found the mutant, without the code; on a device delays do, whatever they were."""
+    """The oracle that found the mutant, without the code; on a device it is the delays."""
     return row.killer if row.outcome in FOUND else (row.killed_by or "").partition(" ")[0] or None
 
 

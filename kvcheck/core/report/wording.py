@@ -1,7 +1,7 @@
 """Wording: how pages say what a record holds.
 
 Invariants:
-- What does not apply is left out, never 0.
+- A count that does not apply is left out, never 0.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _by_kind(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _is_setting(name: str) -> bool:
-    """Orders are told before settings."""
+    """Whether a name is a setting; orders are listed before settings."""
     return ":" in name and not name.startswith("delay:")
 
 
@@ -76,12 +76,12 @@ def clip(text: str, limit: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and what there are so many of."""
+    """A number and its noun."""
     return f"{number:,} {plural(number, noun)}"
 
 
 def plural(number: int, noun: str) -> str:
-    """The noun, as it is said of so many."""
+    """The noun, in the plural unless there is one."""
     return noun if number == 1 else f"{noun}s"
 
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - Text of a record cannot become markup, a link or a new line.
-- A summary page has a size: why a cell is no pass is said of the first MOST_LINES of an engine.
+- A summary page has a limited size: reasons are printed for the first MOST_LINES cells of an engine that are no pass.
 """
 
 from __future__ import annotations

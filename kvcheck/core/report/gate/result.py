@@ -2,8 +2,8 @@
 
 Invariants:
 - Worst wins: 1 integrity, 3 slower, 4 no evidence or inconclusive, 0; 130 where it was interrupted.
-- Nothing turns red to green: every problem of every run is kept, and none can be measured away. What is INCONCLUSIVE
-  can be let pass, by being told to, and then still says so.
+- Every problem of every run is kept; no measurement removes one. INCONCLUSIVE rows pass only with --on-inconclusive
+  pass or warn, and the result still says so.
 - Where a key does not apply it is None, never 0.
 """
 
@@ -38,7 +38,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How much of the runs was looked at: what a pass of the gate is worth. verdicts: but those of measured cases."""
+    """How much was judged. verdicts: without those of measured cases."""
 
     runs: int
     verdicts: int
@@ -65,10 +65,10 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult:
-    """Everything the gate says; its reports are made from this and nothing else.
+    """The gate's whole result; its reports are made from this and nothing else.
 
-    code: digest of the kvcheck that says it. conditional: findings under an assumption, which fail nothing unless they
-    are asked to. min_schedules: of each cell; None: each has a floor of its own.
+    code: digest of the kvcheck that ran the gate. conditional: findings under an assumption, which fail nothing unless
+    they are asked to. min_schedules: of each cell; None: each has a floor of its own.
     """
 
     schema_version: str = SCHEMA_VERSION
@@ -124,13 +124,13 @@ def write_json(result: GateResult, path: Path) -> None:
 
 
 def integrity_problems(records: Sequence[RunRecord], *, fail_on_conditional: bool = False) -> tuple[Problem, ...]:
-    """Findings and failures of the runs, each of them red for good."""
+    """Findings and failures of the runs."""
     told = [Problem(record.run_id, message) for record in records for message in _failures(record)]
     return (*told, *(conditional_findings(records) if fail_on_conditional else ()))
 
 
 def conditional_findings(records: Sequence[RunRecord]) -> tuple[Problem, ...]:
-    """Findings that are some only under an assumption that the engine's contract does not make."""
+    """Findings that hold only under an assumption that the engine does not promise."""
     return tuple(
         Problem(record.run_id, f"{finding.code} {finding.cell}, if {finding.condition}: {finding.message}")
         for record in records
@@ -263,7 +263,7 @@ def _summary(record: RunRecord, cells: Sequence[ScenarioResult]) -> RunSummary:
 
 
 def _cells(record: RunRecord) -> tuple[ScenarioResult, ...]:
-    """All but cases that have a price: their verdicts say that an arm did its work, and nothing of the cache."""
+    """All scenarios but cases of a benchmark: their verdicts say nothing about the cache."""
     measured = {row.case for row in record.bench if row.ratios}
     return tuple(row for row in record.scenarios if row.id not in measured)
 

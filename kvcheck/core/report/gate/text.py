@@ -1,8 +1,8 @@
-"""Words and table cells for what the gate says; terminal, markdown and page show the same ones.
+"""Words and table cells for the gate's result; terminal, markdown and page show the same ones.
 
 Invariants:
 - Cells hold text of the record as it is: whoever shows them escapes them for where they are shown.
-- What there is not is "n/a (why)", never 0.
+- A value that does not exist is "n/a (why)", never 0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def interval_text(interval: Interval) -> str:
 
 
 def slower_from_text(row: GatedRow) -> str:
-    """From where on it would have been called slower, and how much more time that is than was measured."""
+    """The value from which it would have been called slower, and how much more time that is than was measured."""
     if row.slower_from is None or row.slower_from_change is None:
         return "n/a (rounds<6)"
     change = f", {row.slower_from_change:+.0%} time" if row.slower_from_change > 0 else ""
@@ -115,7 +115,7 @@ def _identity(identity: Identity | None) -> list[str]:
 
 
 def _evidence(result: GateResult) -> str:
-    """Whether the runs are worth a pass."""
+    """How many gaps the evidence has."""
     return _many(len(result.evidence), "gap") if result.evidence else "complete"
 
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - Text of a record cannot become markup, a link or a new line: all that markdown could read so is a character reference.
-- A summary page has a size: each list shows its first MOST_LINES and says how many more there are.
+- A summary page has a limited size: each list shows its first MOST_LINES, then how many more there are.
 """
 
 from __future__ import annotations
