@@ -268,14 +268,19 @@ def check_values(rig: Rig) -> None:
     for node in rig.tree.nodes():
         assert node.parent is not None
         for tier in (node.device, node.host):
-            for value in (tier.full, tier.window):
+            assert len(node.keys) == len(node.chain)
+            if tier.full is not None:
+                assert len(tier.full) == len(node.keys)
+            if tier.window is not None:
+                assert len(tier.window.held) == len(node.keys) and not tier.window.held.flags.writeable
+            for value in (tier.full, tier.window and tier.window.ids):
                 if value is None:
                     continue
-                assert value.dtype == np.int64 and len(value) == len(node.keys) == len(node.chain)
+                assert value.dtype == np.int64
                 assert value.base is None and not value.flags.writeable
                 assert not any(np.shares_memory(value, other) for other in seen)
                 seen.append(value)
-            assert tier.is_live or (tier.window is None and tier.state == -1)
+            assert tier.is_live or (tier.window is None and tier.state is None)
         assert node.device.is_live or node.is_backed
         assert node.parent.device.is_live or not node.device.is_live
         below = node.children.values()

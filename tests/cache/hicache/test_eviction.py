@@ -14,7 +14,7 @@ from rigs.cache import Rig, rig_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS, Residency
-from kvcheck.core.cache.hicache.node import ABSENT, Node, owned
+from kvcheck.core.cache.hicache.node import Node, WindowPages, owned
 from kvcheck.core.cache.hicache.radix_tree import Offer
 from kvcheck.core.workload.events import Evicted, Freed, TierChanged
 
@@ -33,14 +33,18 @@ def cached(rig: Rig, text: str, *, priority: int = 0, backed: bool = False) -> N
     count = len(text)
     full = taken(rig, "device", "full", count)
     window = taken(rig, "device", "window", count) if rig.pool.has_window else None
-    state = int(taken(rig, "device", "state", 1)[0]) if rig.pool.has_state else ABSENT
+    state = int(taken(rig, "device", "state", 1)[0]) if rig.pool.has_state else None
     if window is not None:
         rig.pool.map_window(full, window)
-    got = rig.tree.insert(rig.tokens(text), Offer(full=full, window=window, state=state), priority=priority)
+    got = rig.tree.insert(
+        rig.tokens(text),
+        Offer(full=full, window=None if window is None else WindowPages.of(window), state=state),
+        priority=priority,
+    )
     rig.pool.allocators["full"].free(full[~got.full])
     if window is not None:
         rig.pool.allocators["window"].free(window[~got.window])
-    if state != ABSENT and not got.state:
+    if state is not None and not got.state:
         rig.pool.allocators["state"].free(np.array([state]))
     for node in [*got.node.path()][:-1] if backed else ():
         back_up(rig, node)
@@ -53,7 +57,8 @@ def back_up(rig: Rig, node: Node) -> None:
         return
     node.host.full = owned(taken(rig, "host", "full", len(node.keys)))
     if rig.pool.has_window:
-        node.host.window = owned(taken(rig, "host", "window", len(node.keys)))
+        count = len(node.keys)
+        node.host.window = WindowPages(np.ones(count, dtype=np.bool_), taken(rig, "host", "window", count))
     if rig.pool.has_state:
         node.host.state = int(taken(rig, "host", "state", 1)[0])
 
@@ -216,11 +221,11 @@ def test_window_pages_leave_the_map_before_their_full_pages_are_anybody_elses() 
     mapped = rig.pool.tables["full_to_window"].read_view()[0]
     assert mapped[full].tolist() == node.device.ids("window").tolist()
     assert node.device.window is not None
-    value = node.device.window.copy()
-    rig.pool.allocators["window"].free(value[:1])
+    row = node.device.window.row()
+    rig.pool.allocators["window"].free(row[:1])
     rig.pool.unmap_window(node.device.ids("full")[:1])
-    value[0] = ABSENT  # one has left before
-    node.device.window = owned(value)
+    row[0] = 0  # one has left before
+    node.device.window = WindowPages.of(row)
     rig.residency.demote(node)
     assert not mapped.any()
     assert sorted(freed(rig, "window")) == [1, 2, 3]

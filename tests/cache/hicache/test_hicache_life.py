@@ -192,7 +192,7 @@ def test_a_cached_state_never_takes_the_slot_of_a_request_that_can_still_be_open
     rig.serve("a")
     rig.cache.settle()
     rig.serve("b")
-    assert (rig.node("a").device.state, rig.serve("b")) == (-1, 1)
+    assert (rig.node("a").device.state, rig.serve("b")) == (None, 1)
     leases = [rig.admit(text) for text in ("b", "x", "y")]
     assert len(leases) == REQUESTS
     for lease in leases:
@@ -206,7 +206,7 @@ def test_keeping_nothing_gives_the_root_nothing() -> None:
     lease = rig.admit("a")
     rig.cache.keep(lease, rig.tokens(""))
     rig.finish(lease, "")
-    assert rig.tree.root.device.state == -1
+    assert rig.tree.root.device.state is None
     rig.close()
 
 

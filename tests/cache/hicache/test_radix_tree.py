@@ -12,7 +12,7 @@ from rigs.cache import tokens_of
 
 from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.hicache.node import ABSENT, Node, Tier, owned
+from kvcheck.core.cache.hicache.node import Node, Tier, WindowPages, owned
 from kvcheck.core.cache.hicache.radix_tree import Match, Offer, PrefixTree, Taken, Tokens
 from kvcheck.core.cache.hicache.storage import chain_hashes
 
@@ -29,8 +29,13 @@ def ids(*values: int) -> IndexArray:
     return np.array(values, dtype=np.int64)
 
 
+def window_pages(*row: int) -> WindowPages:
+    """One id a page, 0 where the window page is gone."""
+    return WindowPages.of(ids(*row))
+
+
 def cached(
-    tree: PrefixTree, text: str, first: int = 1, *, window: IndexArray | None = None, state: int = ABSENT
+    tree: PrefixTree, text: str, first: int = 1, *, window: WindowPages | None = None, state: int | None = None
 ) -> Taken:
     """Insert pages `first`, `first` + 1, ..."""
     offer = Offer(full=np.arange(first, first + len(text)), window=window, state=state)
@@ -61,7 +66,7 @@ def sink(node: Node, first: int) -> None:
     """The host has the node under ids `first`, ..., and the device nothing."""
     node.host.full, node.device.full = owned(np.arange(first, first + len(node.keys))), None
     node.host.window, node.device.window = node.device.window, None
-    node.host.state, node.device.state = node.device.state, ABSENT
+    node.host.state, node.device.state = node.device.state, None
 
 
 # Match
@@ -162,7 +167,7 @@ def test_half_a_page_is_not_cached_and_another_number_of_pages_is_refused() -> N
 def test_pages_that_were_computed_again_bring_a_node_back_to_the_device() -> None:
     tree = PrefixTree(SIZE)
     sink(cached(tree, "ab").node, 21)
-    taken = cached(tree, "abc", 31, window=ids(5, ABSENT, 7))
+    taken = cached(tree, "abc", 31, window=window_pages(5, 0, 7))
     assert taken.full.tolist() == [True] * 3
     assert taken.window.tolist() == [True, False, True]
     assert [len(node.keys) for node in taken.grown] == [2, 1]
@@ -173,11 +178,11 @@ def test_pages_that_were_computed_again_bring_a_node_back_to_the_device() -> Non
 def test_the_tree_and_its_callers_do_not_share_index_memory() -> None:
     tree = PrefixTree(SIZE, window=100)
     given, window = ids(1, 2, 3), ids(4, 5, 6)
-    node = tree.insert(tokens("abc"), Offer(full=given, window=window)).node
+    node = tree.insert(tokens("abc"), Offer(full=given, window=WindowPages(window > 0, window))).node
     given[:], window[:] = 99, 99
     assert (node.device.ids("full").tolist(), node.device.ids("window").tolist()) == ([1, 2, 3], [4, 5, 6])
-    for value in (node.device.full, node.device.window):
-        assert value is not None
+    assert node.device.full is not None and node.device.window is not None
+    for value in (node.device.full, node.device.window.ids, node.device.window.held):
         with pytest.raises(ValueError, match="read-only"):
             value[0] = 1
 
@@ -221,21 +226,18 @@ def test_host_pages_are_refused_where_the_path_is_another_by_now(text: str, star
 
 def test_a_split_divides_every_value_and_the_state_stays_at_the_end() -> None:
     tree = PrefixTree(SIZE, window=4)
-    node = cached(tree, "abcd", 1, window=ids(ABSENT, 6, 7, 8), state=3).node
-    node.host.full, node.host.window, node.host.state = ids(11, 12, 13, 14), ids(21, 22, 23, ABSENT), 5
+    node = cached(tree, "abcd", 1, window=window_pages(0, 6, 7, 8), state=3).node
+    node.host.full, node.host.window, node.host.state = ids(11, 12, 13, 14), window_pages(21, 22, 23, 0), 5
     node.hits, node.priority, node.stored = 4, 2, True
     upper = tree.device_match(tokens("a"))[0]
     assert (node.parent, upper.parent, [*tree.root.children.values()]) == (upper, tree.root, [upper])
-    for tier in ("full", "window"):
-        pairs = [(getattr(n.device, tier).tolist(), getattr(n.host, tier).tolist()) for n in (upper, node)]
-        assert (
-            pairs
-            == {
-                "full": [([1], [11]), ([2, 3, 4], [12, 13, 14])],
-                "window": [([ABSENT], [21]), ([6, 7, 8], [22, 23, ABSENT])],
-            }[tier]
-        )
-    assert [(n.device.state, n.host.state) for n in (upper, node)] == [(ABSENT, ABSENT), (3, 5)]
+    assert [(n.device.ids("full").tolist(), n.host.ids("full").tolist()) for n in (upper, node)] == [
+        ([1], [11]),
+        ([2, 3, 4], [12, 13, 14]),
+    ]
+    windows = [each for n in (upper, node) for each in (n.device.window, n.host.window) if each is not None]
+    assert [each.row().tolist() for each in windows] == [[0], [21], [6, 7, 8], [22, 23, 0]]
+    assert [(n.device.state, n.host.state) for n in (upper, node)] == [(None, None), (3, 5)]
     assert [(n.hits, n.priority, n.stored) for n in (upper, node)] == [(4, 2, True)] * 2
 
 
@@ -308,8 +310,7 @@ def test_a_prefix_with_states_ends_where_some_tier_has_one() -> None:
 def test_a_prefix_with_windows_ends_where_all_that_is_seen_is_held(window: list[int], served: int) -> None:
     for cut in range(5):
         tree = PrefixTree(SIZE, window=5)
-        value = np.array(window)
-        cached(tree, "abcd", window=np.where(value > 0, value, ABSENT))
+        cached(tree, "abcd", window=window_pages(*window))
         tree.device_match(tokens("abcd"[:cut]))  # cut into nodes anywhere
         assert len(lookup(tree, "abcd")) == served
 
@@ -318,14 +319,14 @@ def test_a_prefix_with_windows_ends_where_all_that_is_seen_is_held(window: list[
 def test_the_reach_of_a_window_counts_the_next_position_itself(window: int, reach: int) -> None:
     for held in range(5):
         tree = PrefixTree(SIZE, window=window)
-        cached(tree, "abcd", window=np.array([ABSENT] * (4 - held) + [9] * held))
+        cached(tree, "abcd", window=window_pages(*[0] * (4 - held), *[9] * held))
         assert len(lookup(tree, "abcd")) == (4 if held >= reach else 0), held
 
 
 def test_window_pages_of_both_tiers_add_up() -> None:
     tree = PrefixTree(SIZE, window=5)
-    node = cached(tree, "abcd", window=ids(ABSENT, ABSENT, 3, ABSENT)).node
-    node.host.full, node.host.window = ids(11, 12, 13, 14), owned(ids(ABSENT, ABSENT, ABSENT, 24))
+    node = cached(tree, "abcd", window=window_pages(0, 0, 3, 0)).node
+    node.host.full, node.host.window = ids(11, 12, 13, 14), window_pages(0, 0, 0, 24)
     assert len(lookup(tree, "abcd")) == 4
     assert len(lookup(tree, "abcd", device_only=True)) == 0
 
@@ -333,6 +334,17 @@ def test_window_pages_of_both_tiers_add_up() -> None:
 def test_a_state_on_the_host_does_not_end_a_prefix_that_the_device_alone_has_to_serve() -> None:
     tree = PrefixTree(SIZE, has_state=True)
     node = cached(tree, "ab", state=5).node
-    node.host.full, node.host.state, node.device.state = ids(11, 12), 7, ABSENT
+    node.host.full, node.host.state, node.device.state = ids(11, 12), 7, None
     assert len(lookup(tree, "ab")) == 2
     assert lookup(tree, "ab", device_only=True) == []
+
+
+def test_window_pages_have_one_id_for_each_page_that_is_held() -> None:
+    pages = window_pages(0, 6, 0, 8)
+    assert (pages.held.tolist(), pages.ids.tolist()) == ([False, True, False, True], [6, 8])
+    more = pages.plus(ids(0, 2), ids(9, 0))  # a host id may be 0
+    assert (more.held.all(), more.ids.tolist()) == (True, [9, 6, 0, 8])
+    assert more.among(np.array([True, False, True, False])).tolist() == [9, 0]
+    assert pages.part(1, 3).row().tolist() == [6, 0]
+    with pytest.raises(LengthMismatch, match="expected 2 ids, one a held page; got 1"):
+        WindowPages(pages.held, ids(6))

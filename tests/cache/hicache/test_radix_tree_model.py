@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rigs.cache import tokens_of
 
-from kvcheck.core.cache.hicache.node import ABSENT, Node, owned
+from kvcheck.core.cache.hicache.node import Node, WindowPages, owned
 from kvcheck.core.cache.hicache.radix_tree import Offer, PrefixTree
 
 SIZE = 2
@@ -79,8 +79,8 @@ def spelled(node: Node) -> list[Path]:
 def insert(rig: Tree, model: Model, text: str, n: int) -> None:
     """Insert in both; the first n window pages are gone."""
     full = rig.take(len(text))
-    window = np.where(np.arange(len(text)) < n, ABSENT, 9)
-    state = 5 if rig.kind == "state" and n % 2 else ABSENT
+    window = WindowPages.of(np.where(np.arange(len(text)) < n, 0, 9))
+    state = 5 if rig.kind == "state" and n % 2 else None
     offer = Offer(full=full, window=window if rig.kind == "window" else None, state=state)
     taken = rig.tree.insert(tokens_of(text, SIZE), offer)
     expected = []
@@ -92,7 +92,7 @@ def insert(rig: Tree, model: Model, text: str, n: int) -> None:
             row.window |= {"device"} if rig.kind == "window" and at >= n else set()
     assert taken.full.tolist() == expected
     end = model.rows.get(tuple(text))
-    assert taken.state == (state != ABSENT and end is not None and "device" not in end.state)
+    assert taken.state == (state is not None and end is not None and "device" not in end.state)
     if taken.state and end is not None:
         end.state.add("device")
     assert [each for node in taken.grown for each in spelled(node)] == [
@@ -111,7 +111,7 @@ def move(rig: Tree, model: Model, verb: str, text: str) -> None:
         return
     rows = [model.rows[path] for path in spelled(node)]
     if verb == "forget":
-        node.device.window, node.device.state = None, ABSENT
+        node.device.window, node.device.state = None, None
         for row in rows:
             row.window.discard("device")
             row.state.discard("device")
@@ -123,7 +123,7 @@ def move(rig: Tree, model: Model, verb: str, text: str) -> None:
                 row.host = each
                 row.window |= {"host"} if "device" in row.window else set()
                 row.state |= {"host"} if "device" in row.state else set()
-        node.device.full, node.device.window, node.device.state = None, None, ABSENT
+        node.device.full, node.device.window, node.device.state = None, None, None
         for row in rows:
             row.device = None
             row.window.discard("device")

@@ -25,7 +25,7 @@ from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation
 from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
 from kvcheck.core.cache.hicache.movement import Movement
-from kvcheck.core.cache.hicache.node import ABSENT, Node, Transfer
+from kvcheck.core.cache.hicache.node import Node, Transfer, WindowPages
 from kvcheck.core.cache.hicache.radix_tree import Match, Offer, PrefixTree, Tokens
 from kvcheck.core.cache.hicache.storage_tier import StorageTier
 from kvcheck.core.cache.pools.pool import Given, Holding, KVPool
@@ -167,7 +167,9 @@ class HiCache:
             self.controller.gate.consume(producers)
         for lease in waiting:
             if lease.state_from is not None:
-                self._copy_state(lease.state_from.device.state, lease.holding.state_slot, lease.holding.request)
+                cached = lease.state_from.device.state
+                assert cached is not None  # locked since the admission, or loaded back by it
+                self._copy_state(cached, lease.holding.state_slot, lease.holding.request)
                 lease.state_from = None
 
     def keep(self, lease: Lease, tokens: Tokens) -> None:
@@ -175,15 +177,13 @@ class HiCache:
         holding = lease.holding
         pages = len(tokens) // self._pool.page_size
         node, known = self.tree.device_match(tokens)
-        if known == pages > 0 and self._pool.has_state and node.device.state == ABSENT:
+        if known == pages > 0 and self._pool.has_state and node.device.state is None:
             self._give_state(node, holding)
         if known != holding.shared or known == pages:
             return  # somebody cached a longer run of it meanwhile; ours is offered again at the end
-        state = ABSENT
-        if self._pool.has_state:
-            state = self._snapshot(holding)
-            if state == ABSENT:
-                return
+        state = self._snapshot(holding) if self._pool.has_state else None
+        if self._pool.has_state and state is None:
+            return
         self._tell_computed(tokens, holding.request)
         taken = self.tree.insert(tokens, self._offer(holding, pages, state), priority=lease.priority)
         self.tree.lock(taken.node)
@@ -199,7 +199,7 @@ class HiCache:
         given = Given.nothing(len(holding.pages))
         if not self._pool.has_state and pages > holding.shared:
             self._tell_computed(tokens, holding.request)
-            taken = self.tree.insert(tokens, self._offer(holding, pages, ABSENT), priority=lease.priority)
+            taken = self.tree.insert(tokens, self._offer(holding, pages, None), priority=lease.priority)
             given.full[:pages], given.window[:pages] = taken.full, taken.window
             self._grown(taken.grown, holding.request)
         self.tree.unlock(lease.node)
@@ -313,20 +313,17 @@ class HiCache:
         full = np.concatenate([node.device.ids("full") for node in match.nodes])
         window = np.zeros(0, dtype=np.int64)
         if self._pool.has_window:
-            held = [
-                node.device.window if node.device.window is not None else np.full(len(node.keys), ABSENT)
-                for node in match.nodes
-            ]
-            window = np.maximum(np.concatenate(held), 0)
+            held = [node.device.window or WindowPages.nothing(len(node.keys)) for node in match.nodes]
+            window = np.concatenate([each.row() for each in held])
             window[: self._pool.first_seen_page(match.pages * self._pool.page_size)] = 0
         self._pool.adopt(holding, full, window)
 
-    def _offer(self, holding: Holding, pages: int, state: int) -> Offer:
-        if not self._pool.has_window:
-            return Offer(full=holding.pages[:pages], state=state)
-        window = np.full(pages, ABSENT, dtype=np.int64)
-        held = holding.window_pages[:pages]
-        window[: len(held)][held > 0] = held[held > 0]
+    def _offer(self, holding: Holding, pages: int, state: int | None) -> Offer:
+        window = None
+        if self._pool.has_window:
+            row = np.zeros(pages, dtype=np.int64)
+            row[: len(holding.window_pages)] = holding.window_pages[:pages]
+            window = WindowPages.of(row)
         return Offer(full=holding.pages[:pages], window=window, state=state)
 
     def _grown(self, grown: Iterable[Node], request: int) -> None:
@@ -341,13 +338,13 @@ class HiCache:
         node.device.state = self._snapshot(holding)
         self.residency.gained(node, "device", ("state",))
 
-    def _snapshot(self, holding: Holding) -> int:
-        """A slot of the tree's with a copy of the request's state, or ABSENT where there is no room for one."""
+    def _snapshot(self, holding: Holding) -> int | None:
+        """A slot of the tree's with a copy of the request's state, or None where there is no room for one."""
         if self._pool.spare("state") < 1 and not self.evict("state", 1):
-            return ABSENT
+            return None
         slots = self._pool.allocators["state"].allocate(1, holding.request)
         if slots is None:
-            return ABSENT
+            return None
         self._copy_state(holding.state_slot, int(slots[0]), holding.request)
         return int(slots[0])
 

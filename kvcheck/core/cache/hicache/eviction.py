@@ -19,7 +19,7 @@ from typing import Protocol
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import ABSENT, Node, SpaceCopy, Tier
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Tier
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree
 from kvcheck.core.cache.pools.pool import KVPool
 
@@ -177,7 +177,7 @@ class Residency:
 
     def _free_device(self, node: Node, space: str, ids: IndexArray) -> None:
         if space == "window" and node.device.full is not None and node.device.window is not None:
-            self.pool.unmap_window(node.device.full[node.device.window != ABSENT])
+            self.pool.unmap_window(node.device.full[node.device.window.held])
         self.pool.allocators[space].free(ids)
 
     def _free_host(self, space: str, ids: IndexArray) -> None:
@@ -215,7 +215,7 @@ class Residency:
 
 def _forget(value: Tier, space: str) -> None:
     if space == "state":
-        value.state = ABSENT
+        value.state = None
     elif space == "full":
         value.full = None
     else:

@@ -147,7 +147,7 @@ class FileStore:
                 self._account(ledger, shelf, key, size=len(data))
                 os.replace(name, key, src_dir_fd=self._drafts, dst_dir_fd=shelf)
 
-    def _account(self, ledger: int, shelf: int, key: str, *, size: int) -> None:
+    def _account(self, ledger: int | None, shelf: int, key: str, *, size: int) -> None:
         """Note what the folder will hold after the rename, or raise StorageError where that is too much."""
         if self._capacity_bytes is None:
             return
@@ -177,11 +177,11 @@ class FileStore:
         return total
 
     @contextmanager
-    def _ledger(self) -> Iterator[int]:
-        """The file with the count, locked; -1 without a capacity. Opened anew: a lock belongs to an open file, and
+    def _ledger(self) -> Iterator[int | None]:
+        """The file with the count, locked; None without a capacity. Opened anew: a lock belongs to an open file, and
         threads and forked children would share it."""
         if self._capacity_bytes is None:
-            yield -1
+            yield None
             return
         ledger = os.open("used", LEDGER, 0o644, dir_fd=self._root)
         try:
@@ -306,10 +306,10 @@ def _read_object(shelf: int, key: str, *, size: int) -> bytes:
         os.close(opened)
 
 
-def _read_count(ledger: int) -> int:
-    return int.from_bytes(os.pread(ledger, COUNT_BYTES, 0), "big") if ledger >= 0 else 0
+def _read_count(ledger: int | None) -> int:
+    return 0 if ledger is None else int.from_bytes(os.pread(ledger, COUNT_BYTES, 0), "big")
 
 
-def _write_count(ledger: int, count: int) -> None:
-    if ledger >= 0:
+def _write_count(ledger: int | None, count: int) -> None:
+    if ledger is not None:
         os.pwrite(ledger, count.to_bytes(COUNT_BYTES, "big"), 0)

@@ -19,7 +19,7 @@ import numpy as np
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
-from kvcheck.core.cache.hicache.node import ABSENT, Node, SpaceCopy, Transfer, make_leg, owned
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Transfer, WindowPages, make_leg, owned
 from kvcheck.core.cache.hicache.radix_tree import Match
 
 SPACES = ("full", "window", "state")
@@ -111,9 +111,7 @@ class Movement:
         elif space == "state":
             node.host.state = int(host[0])
         elif node.device.window is not None:
-            value = np.full(len(node.keys), ABSENT, dtype=np.int64)
-            value[node.device.window != ABSENT] = host
-            node.host.window = owned(value)
+            node.host.window = WindowPages(node.device.window.held, host)
 
     # Load-back
 
@@ -172,11 +170,11 @@ class Movement:
         if not node.device.is_live:
             gaps.append(Gap(node, "full", node.host.ids("full"), places))
         if node.host.window is not None:
-            lacking = (node.host.window != ABSENT) & (places + self._start(node) >= self._first_seen(match))
+            lacking = node.host.window.held & (places + self._start(node) >= self._first_seen(match))
             if node.device.window is not None:
-                lacking &= node.device.window == ABSENT
-            gaps.append(Gap(node, "window", node.host.window[lacking], places[lacking]))
-        if node is match.node and node.device.state == ABSENT:
+                lacking &= ~node.device.window.held
+            gaps.append(Gap(node, "window", node.host.window.among(lacking), places[lacking]))
+        if node is match.node and node.device.state is None:
             gaps.append(Gap(node, "state", node.host.ids("state"), places[-1:]))
         return [gap for gap in gaps if len(gap.host)]
 
@@ -195,10 +193,8 @@ class Movement:
         elif gap.space == "state":
             node.device.state = int(ids[0])
         else:
-            held = node.device.window
-            value = np.full(len(node.keys), ABSENT, dtype=np.int64) if held is None else held.copy()
-            value[gap.places] = ids
-            node.device.window = owned(value)
+            held = node.device.window or WindowPages.nothing(len(node.keys))
+            node.device.window = held.plus(gap.places, ids)
             assert node.device.full is not None
             self._pool.map_window(node.device.full[gap.places], ids)
 

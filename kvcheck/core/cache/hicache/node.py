@@ -2,8 +2,8 @@
 
     keys    [page][page][page]                 token bytes of each page
     full    ids of the pages                   or None where the tier has none of them
-    window  ids, ABSENT where a page has gone  (sliding-window layers)
-    state   one slot at the run's last token   or ABSENT (recurrent layers)
+    window  ids of the window pages held       or None; sliding-window layers
+    state   the slot at the run's last token   or None; recurrent layers
 
 Invariants:
 - Index values are owned, read-only copies: they are replaced, never changed. (mutants: node-keeps-queue-view,
@@ -15,26 +15,77 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Signal
 
-ABSENT = -1
-"""In an index value: the tier does not hold this page or slot."""
+PageMask: TypeAlias = npt.NDArray[np.bool_]
+"""One bool a page of a run."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowPages:
+    """Window pages of a run of n pages. held: bool [n]. ids: one for each page that is held, in the run's order."""
+
+    held: PageMask
+    ids: IndexArray
+
+    def __post_init__(self) -> None:
+        if int(self.held.sum()) != len(self.ids):
+            raise LengthMismatch(
+                f"window pages: expected {int(self.held.sum())} ids, one a held page; got {len(self.ids)}"
+            )
+        held = np.array(self.held, dtype=np.bool_)
+        held.setflags(write=False)
+        object.__setattr__(self, "held", held)
+        object.__setattr__(self, "ids", owned(self.ids))
+
+    @staticmethod
+    def of(row: IndexArray) -> WindowPages:
+        """From a request's row: [n] device ids, 0 (the padding page) where the request holds none."""
+        return WindowPages(row > 0, row[row > 0])
+
+    @staticmethod
+    def nothing(count: int) -> WindowPages:
+        """Of a run of `count` pages, none."""
+        return WindowPages(np.zeros(count, dtype=np.bool_), np.zeros(0, dtype=np.int64))
+
+    def row(self) -> IndexArray:
+        """[n] device ids, 0 (the padding page) where none is held."""
+        row = np.zeros(len(self.held), dtype=np.int64)
+        row[self.held] = self.ids
+        return row
+
+    def among(self, wanted: PageMask) -> IndexArray:
+        """Ids of the held pages that are wanted. wanted: bool [n]."""
+        return self.ids[wanted[self.held]]
+
+    def part(self, start: int, stop: int) -> WindowPages:
+        """Those of pages [start, stop) of the run."""
+        return WindowPages(self.held[start:stop], self.ids[self.held[:start].sum() : self.held[:stop].sum()])
+
+    def plus(self, places: IndexArray, ids: IndexArray) -> WindowPages:
+        """These and more. places: pages of the run that are not held yet, one for each of `ids`."""
+        held = self.held.copy()
+        held[places] = True
+        at = np.concatenate((np.flatnonzero(self.held), places))
+        return WindowPages(held, np.concatenate((self.ids, ids))[np.argsort(at)])
 
 
 class Tier:
-    """Index values of one node on one tier. full: [n] or None. window: [n] or None. state: a slot or ABSENT."""
+    """Index values of one node on one tier: full [n], window, state; None where the tier does not hold them."""
 
     __slots__ = ("full", "state", "window")
 
     def __init__(self) -> None:
         self.full: IndexArray | None = None
-        self.window: IndexArray | None = None
-        self.state = ABSENT
+        self.window: WindowPages | None = None
+        self.state: int | None = None
 
     @property
     def is_live(self) -> bool:
@@ -42,18 +93,20 @@ class Tier:
         return self.full is not None
 
     def ids(self, space: str) -> IndexArray:
-        """What the tier holds in a space, absent ones left out."""
-        if space == "state":
-            return np.array([self.state] if self.state != ABSENT else [], dtype=np.int64)
-        value = {"full": self.full, "window": self.window}.get(space)
-        return np.zeros(0, dtype=np.int64) if value is None else value[value != ABSENT]
+        """What the tier holds in a space, as an array of the caller's; nothing in a space that nodes do not hold."""
+        if space == "full" and self.full is not None:
+            return self.full.copy()
+        if space == "window" and self.window is not None:
+            return self.window.ids.copy()
+        held = [self.state] if space == "state" and self.state is not None else []
+        return np.array(held, dtype=np.int64)
 
     def hashes(self, chain: tuple[bytes, ...], space: str) -> tuple[bytes, ...]:
         """Of the node's `chain`, the hashes that go with `ids`, one each; a state stands for the node's end."""
         if space == "state":
             return chain[-1:]
         if space == "window" and self.window is not None:
-            return tuple(each for each, held in zip(chain, self.window != ABSENT, strict=True) if held)
+            return tuple(each for each, held in zip(chain, self.window.held, strict=True) if held)
         return chain
 
 

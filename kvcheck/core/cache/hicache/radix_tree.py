@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.base.paging import IndexArray, first_seen_page
-from kvcheck.core.cache.hicache.node import ABSENT, Node, Tier, owned
+from kvcheck.core.cache.hicache.node import Node, PageMask, Tier, WindowPages, owned
 from kvcheck.core.cache.hicache.storage import chain_hashes
 
 Tokens = npt.NDArray[np.int64]
@@ -40,11 +40,11 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a request gives the tree for a prefix: [n] pages, [n] window pages (ABSENT: gone), a state slot."""
+    """What a request gives the tree for a prefix: [n] pages, the window pages it holds of them, a state slot."""
 
     full: IndexArray
-    window: IndexArray | None = None
-    state: int = ABSENT
+    window: WindowPages | None = None
+    state: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class Taken:
     """What the tree took of an offer: bool [n] for pages and window pages, and whether the state slot."""
 
     node: Node
-    full: npt.NDArray[np.bool_]
-    window: npt.NDArray[np.bool_]
+    full: PageMask
+    window: PageMask
     state: bool
     grown: tuple[Node, ...]
 
@@ -167,7 +167,7 @@ class PrefixTree:
             node.children[keys[at]] = leaf
             grown.append(leaf)
             node = leaf
-        state = bool(offer.state != ABSENT and node is not self.root and node.device.state == ABSENT)
+        state = offer.state is not None and node is not self.root and node.device.state is None
         if state:
             node.device.state = offer.state
         return Taken(node=node, full=full, window=window, state=state, grown=tuple(grown))
@@ -246,7 +246,7 @@ class PrefixTree:
     def _servable(self, path: list[Node], *, device_only: bool) -> int:
         """Pages of the longest prefix of the path that has all it needs on one tier or the other."""
         best = at = 0
-        missing = -1  # last page whose window page no tier holds
+        unbroken = 0  # from this page on, every window page so far is held
         for node in path:
             if not (node.device.is_live or (node.is_backed and not device_only)):
                 break
@@ -258,9 +258,9 @@ class PrefixTree:
                 best = stop
             else:
                 for page, held in enumerate(_window_held(node, device_only), at):
-                    missing = missing if held else page
+                    unbroken = unbroken if held else page + 1
                     # The next position is (page + 1) * size; it sees `window` tokens, itself included.
-                    if missing < first_seen_page((page + 1) * self.page_size, self._window, self.page_size):
+                    if unbroken <= first_seen_page((page + 1) * self.page_size, self._window, self.page_size):
                         best = page + 1
             at = stop
         return best
@@ -273,14 +273,14 @@ class PrefixTree:
         offer: Offer,
         start: int,
         stop: int,
-        full: npt.NDArray[np.bool_],
-        window: npt.NDArray[np.bool_],
+        full: PageMask,
+        window: PageMask,
     ) -> None:
         node.device.full = owned(offer.full[start:stop])
         full[start:stop] = True
         if offer.window is not None:
-            node.device.window = owned(offer.window[start:stop])
-            window[start:stop] = offer.window[start:stop] != ABSENT
+            node.device.window = offer.window.part(start, stop)
+            window[start:stop] = node.device.window.held
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut a node after `at` pages; returns the new upper half. The state stays at the end."""
@@ -292,7 +292,8 @@ class PrefixTree:
             if theirs.full is not None:
                 mine.full, theirs.full = owned(theirs.full[:at]), owned(theirs.full[at:])
             if theirs.window is not None:
-                mine.window, theirs.window = owned(theirs.window[:at]), owned(theirs.window[at:])
+                window = theirs.window
+                mine.window, theirs.window = window.part(0, at), window.part(at, len(window.held))
         for transfer in (*node.loading, *((node.backing,) if node.backing is not None else ())):
             transfer.nodes.append(upper)
         node.parent.children[node.keys[0]] = upper
@@ -307,18 +308,18 @@ class PrefixTree:
 
 def _has_state(node: Node, device_only: bool) -> bool:
     """Some tier holds the state at a node's end."""
-    if node.device.is_live and node.device.state != ABSENT:
+    if node.device.is_live and node.device.state is not None:
         return True
-    return not device_only and node.is_backed and node.host.state != ABSENT
+    return not device_only and node.is_backed and node.host.state is not None
 
 
 def _window_held(node: Node, device_only: bool) -> list[bool]:
     """For each page: some tier holds its window page."""
     held = np.zeros(len(node.keys), dtype=bool)
     if node.device.is_live and node.device.window is not None:
-        held |= node.device.window != ABSENT
+        held |= node.device.window.held
     if not device_only and node.is_backed and node.host.window is not None:
-        held |= node.host.window != ABSENT
+        held |= node.host.window.held
     return [bool(each) for each in held]
 
 

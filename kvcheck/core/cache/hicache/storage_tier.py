@@ -27,7 +27,7 @@ from kvcheck.core.cache.backend.backend import Backend, Operation, Part, Signal
 from kvcheck.core.cache.hicache.controller import leading_reached
 from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import ABSENT, Node, SpaceCopy, Tier, make_leg, owned
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Tier, WindowPages, make_leg, owned
 from kvcheck.core.cache.hicache.radix_tree import Known, Tokens
 from kvcheck.core.cache.hicache.storage import Namespace, PageStore, complete_prefix
 
@@ -292,10 +292,8 @@ class StorageTier:
         tier.full = owned(prefetch.units["full"][0][:count])
         if "window" in prefetch.units:
             ids, pages = prefetch.units["window"]
-            value = np.full(count, ABSENT, dtype=np.int64)
             arrived = [page in prefetch.arrived.get("window", ()) and page < stop for page in pages.tolist()]
-            value[pages[arrived] - prefetch.start] = ids[arrived]
-            tier.window = owned(value)
+            tier.window = WindowPages.nothing(count).plus(pages[arrived] - prefetch.start, ids[arrived])
         if "state" in prefetch.units and prefetch.stop == stop:
             tier.state = int(prefetch.units["state"][0][0])
         return tier
