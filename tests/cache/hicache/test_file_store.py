@@ -33,7 +33,7 @@ ROOM = object_bytes(KEYS[0], 3000)
 
 
 def started(verb: str, folder: Path, *numbers: int) -> subprocess.Popen[str]:
-    command = [sys.executable, str(TESTS / "file_store_processes.py"), verb, str(folder), *map(str, numbers)]
+    command = [sys.executable, str(TESTS / "rigs" / "file_store_processes.py"), verb, str(folder), *map(str, numbers)]
     environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
