@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kvcheck.core.base.paging import IndexArray, pages_for
-from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.backend.backend import Memory
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.scheduler.decoder import Chunk
 
@@ -61,7 +61,7 @@ def plan_pass(
     chunks: Sequence[Chunk],
     codes: Mapping[int, torch.Tensor],
     pool: KVPool,
-    backend: Backend,
+    backend: Memory,
     *,
     numbers: Sequence[int] | None = None,
 ) -> PassPlan:
@@ -107,7 +107,7 @@ def plan_pass(
 
 
 def _rows(
-    starts: Sequence[int], chunks: Sequence[Chunk], codes: Sequence[torch.Tensor], columns: int, backend: Backend
+    starts: Sequence[int], chunks: Sequence[Chunk], codes: Sequence[torch.Tensor], columns: int, backend: Memory
 ) -> Rows:
     lengths = np.array([chunk.stop - start for start, chunk in zip(starts, chunks, strict=True)])
     which = np.repeat(np.arange(len(chunks)), lengths)
@@ -123,7 +123,7 @@ def _rows(
     )
 
 
-def _joined(codes: Sequence[torch.Tensor], backend: Backend) -> torch.Tensor:
+def _joined(codes: Sequence[torch.Tensor], backend: Memory) -> torch.Tensor:
     """Codes of several requests, one after the other, on the device."""
     return backend.index(torch.cat([*codes]).numpy())
 

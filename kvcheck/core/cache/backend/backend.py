@@ -134,14 +134,10 @@ class OperationObserver(Protocol):
         """Every part of that operation has run (on CUDA: is known to have run)."""
 
 
-class Backend(Protocol):
-    """Three implementations: eager (at once), simulated (a strategy picks what runs next), cuda (streams)."""
+class Memory(Protocol):
+    """Named memory of one device. Whoever only allocates or uploads asks for this."""
 
-    name: str
     device: torch.device
-
-    def lane(self, name: str) -> Lane:
-        """The lane of that name, made when first asked for."""
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
         """Uninitialised memory. Stress backends fill it with POISON_BYTE so that unwritten bytes are recognised."""
@@ -154,6 +150,15 @@ class Backend(Protocol):
 
     def index(self, values: IndexArray) -> torch.Tensor:
         """An int64 index tensor on the device, owned by the caller, complete when this returns."""
+
+
+class Backend(Memory, Protocol):
+    """Lanes over that memory: eager (at once), simulated (a strategy picks what runs next), cuda (streams)."""
+
+    name: str
+
+    def lane(self, name: str) -> Lane:
+        """The lane of that name, made when first asked for."""
 
     def signal(self) -> Signal:
         """A signal that was never recorded."""

@@ -26,7 +26,7 @@ import torch
 
 from kvcheck.core.base.errors import LayoutMismatch, LengthMismatch, UsageError
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.backend.backend import Backend, Footprint, Part, Place
+from kvcheck.core.cache.backend.backend import Footprint, Memory, Part, Place
 from kvcheck.core.cache.pools.allocator import AllocationListener, IdAllocator
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, SpaceSpec
 from kvcheck.kernels.page_copy import copy_block_torch, copy_bytes_torch, copy_rows
@@ -56,7 +56,7 @@ class HostPool:
         page_size: int,
         layout: str,
         method: str,
-        backend: Backend,
+        backend: Memory,
         listener: AllocationListener | None = None,
     ) -> None:
         _require("host layout", layout, HOST_LAYOUTS)
