@@ -22,7 +22,7 @@ import torch
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend import cuda, cuda_holds
-from kvcheck.core.cache.backend.backend import Operation, Part, Signal
+from kvcheck.core.cache.backend.backend import ChunkWork, Operation, Signal
 from kvcheck.core.stress import runner
 
 Entry = Callable[[], bool]
@@ -131,7 +131,7 @@ class Graph:
 
 
 class Backend(cuda.CudaBackend):
-    """The CUDA backend, whose parts join the queue of the stream they are called on."""
+    """The CUDA backend, whose chunks join the queue of the stream they are called on."""
 
     machine: ClassVar[Machine]
 
@@ -142,17 +142,17 @@ class Backend(cuda.CudaBackend):
     def submit(self, operation: Operation, **kwargs: Any) -> Signal:
         stage = operation.stage
         staged = None if stage is None else lambda: self._deferred(stage())
-        return super().submit(replace(operation, parts=self._deferred(operation.parts), stage=staged), **kwargs)
+        return super().submit(replace(operation, chunks=self._deferred(operation.chunks), stage=staged), **kwargs)
 
-    def _deferred(self, parts: Sequence[Part]) -> tuple[Part, ...]:
-        def deferred(part: Part) -> Part:
+    def _deferred(self, chunks: Sequence[ChunkWork]) -> tuple[ChunkWork, ...]:
+        def deferred(chunk: ChunkWork) -> ChunkWork:
             def call() -> None:
                 assert self.machine.current is not None
-                self.machine.current.call(part)
+                self.machine.current.call(chunk)
 
             return call
 
-        return tuple(map(deferred, parts))
+        return tuple(map(deferred, chunks))
 
 
 @contextmanager

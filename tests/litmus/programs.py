@@ -22,7 +22,7 @@ from litmus.graphs import (
 )
 from litmus.rig import Rig, copy
 
-from kvcheck.core.cache.backend.backend import Part, Place
+from kvcheck.core.cache.backend.backend import ChunkWork, Place
 
 UNTOUCHED = -1
 """What a result holds until the program writes it."""
@@ -184,7 +184,7 @@ def pinned_source_is_free_after_wait(rig: Rig) -> str:
 def pageable_source_is_read_at_once(rig: Rig) -> str:
     pageable, out = rig.host_cell("pageable", 1, Place.PAGEABLE), rig.cells(UNTOUCHED)
 
-    def snapshot() -> tuple[Part, ...]:
+    def snapshot() -> tuple[ChunkWork, ...]:
         taken = pageable.clone()
         return (lambda: rig.hold("a"), lambda: copy(taken, out))
 
@@ -233,14 +233,14 @@ def index_is_a_copy(rig: Rig) -> str:
     return rig.outcome(out)
 
 
-def parts_run_in_any_order(rig: Rig) -> str:
+def chunks_run_in_any_order(rig: Rig) -> str:
     x, out = rig.cells(0), rig.cells(UNTOUCHED, UNTOUCHED)
     rig.run("a", lambda: copy(x, out[:1]), lambda: copy(x, out[1:]))
     rig.store("b", x, 1)
     return rig.outcome(out)
 
 
-def signal_covers_every_part(rig: Rig) -> str:
+def signal_covers_every_chunk(rig: Rig) -> str:
     x, out = rig.cells(1, 1), rig.cells(UNTOUCHED, UNTOUCHED)
     y = rig.cells(0, 0)
     landed = rig.run("a", lambda: copy(x[:1], y[:1]), lambda: copy(x[1:], y[1:]))
@@ -334,7 +334,7 @@ SOURCE = "An asynchronous copy reads its source when it runs"
 INDEX = "Index tensors are read when the kernel runs"
 MEMORY = "Pinned and pageable host memory differ"
 FABRIC = "Sent, visible and notified are three events"
-PARTS = "The parts of a large copy run in any order"
+CHUNKS = "The chunks of a large copy run in any order"
 QUERY = "A query may be late and is never early"
 HOST = "A host wait joins the calling host only"
 GRAPH = "A captured graph runs when it is replayed, behind no wait of its own"
@@ -368,8 +368,8 @@ LITMUS: tuple[Litmus, ...] = (
     _litmus(FABRIC, landed_is_visible, "1"),
     _litmus(FABRIC, notified_is_not_visible, "0 0", "0 1", "1 0", "1 1"),
     _litmus(FABRIC, notified_after_landing_is_visible, "0 0", "0 1", "1 1"),
-    _litmus(PARTS, parts_run_in_any_order, "0 0", "0 1", "1 0", "1 1"),
-    _litmus(PARTS, signal_covers_every_part, "1 1"),
+    _litmus(CHUNKS, chunks_run_in_any_order, "0 0", "0 1", "1 0", "1 1"),
+    _litmus(CHUNKS, signal_covers_every_chunk, "1 1"),
     _litmus(QUERY, query_is_never_early, "pending", "reached 1"),
     _litmus(HOST, host_wait_joins_only_the_host, "-1", "0", "1"),
     _litmus(HOST, host_wait_orders_later_submissions, "1"),

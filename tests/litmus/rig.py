@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvcheck.core.cache.backend.backend import Backend, Footprint, Graph, Operation, Part, Place, Signal
+from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Footprint, Graph, Operation, Place, Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class Rig:
     def run(
         self,
         lane: str,
-        *parts: Part,
+        *chunks: ChunkWork,
         after: Sequence[Signal] = (),
         reads: Place = Place.DEVICE,
         writes: Place = Place.DEVICE,
-        stage: Callable[[], tuple[Part, ...]] | None = None,
+        stage: Callable[[], tuple[ChunkWork, ...]] | None = None,
     ) -> Signal:
-        """Submit one operation of these parts; each part first holds its lane."""
-        operation = Operation("litmus", tuple(self._held(lane, part) for part in parts), stage=stage)
+        """Submit one operation of these chunks; each chunk first holds its lane."""
+        operation = Operation("litmus", tuple(self._held(lane, chunk) for chunk in chunks), stage=stage)
         return self.backend.submit(
             operation,
             lane=self.backend.lane(lane),
@@ -76,10 +76,10 @@ class Rig:
         self.backend.drain()
         return " ".join(str(value) for result in results for value in result.tolist())
 
-    def _held(self, lane: str, part: Part) -> Part:
+    def _held(self, lane: str, chunk: ChunkWork) -> ChunkWork:
         def held() -> None:
             self.hold(lane)
-            part()
+            chunk()
 
         return held
 

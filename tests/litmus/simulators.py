@@ -76,7 +76,7 @@ class LaneWithoutOrder(SimulatedBackend):
             for item in queue:
                 if not isinstance(item, Pending):
                     break
-                enabled.extend((item, i) for i in range(len(item.parts)))
+                enabled.extend((item, i) for i in range(len(item.chunks)))
         return enabled
 
     def _step(self, enabled: list[Choice], *, may_pause: bool) -> bool:
@@ -84,8 +84,8 @@ class LaneWithoutOrder(SimulatedBackend):
         if choice is None:
             return False
         pending, index = enabled[choice]
-        pending.parts.pop(index)()
-        if not pending.parts:
+        pending.chunks.pop(index)()
+        if not pending.chunks:
             self._queues[pending.lane.index].remove(pending)
             pending.record.done = True
         return True
@@ -235,7 +235,7 @@ class StageIgnored(_Resubmitting):
     """A copy from pageable memory reads it when it runs."""
 
     def _instead(self, operation: Operation) -> Operation:
-        return Operation(operation.name, operation.parts)
+        return Operation(operation.name, operation.chunks)
 
 
 class PageableWriteIsAsynchronous(_Resubmitting):
@@ -246,25 +246,25 @@ class PageableWriteIsAsynchronous(_Resubmitting):
 
 
 class PartsAreAtomic(_Resubmitting):
-    """The parts of an operation run as one, in order."""
+    """The chunks of an operation run as one, in order."""
 
     def _instead(self, operation: Operation) -> Operation:
         def run_all() -> None:
-            for part in operation.parts:
-                part()
+            for chunk in operation.chunks:
+                chunk()
 
         return Operation(operation.name, (run_all,), stage=operation.stage)
 
 
 class PartsAreOrdered(SimulatedBackend):
-    """The parts of an operation interleave with other lanes, but only in order."""
+    """The chunks of an operation interleave with other lanes, but only in order."""
 
     def _enabled(self) -> list[Choice]:
         return [(pending, index) for pending, index in super()._enabled() if index == 0]
 
 
 class FirstPartCompletes(_Resubmitting):
-    """An operation's signal is reached when its first part has run; the others follow in the same lane."""
+    """An operation's signal is reached when its first chunk has run; the others follow in the same lane."""
 
     def submit(
         self,
@@ -275,10 +275,10 @@ class FirstPartCompletes(_Resubmitting):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        first, *rest = (Operation(operation.name, (part,)) for part in operation.parts)
+        first, *rest = (Operation(operation.name, (chunk,)) for chunk in operation.chunks)
         signal = super().submit(first, lane=lane, reads=reads, writes=writes, after=after)
-        for part in rest:
-            super().submit(part, lane=lane, reads=reads, writes=writes)
+        for chunk in rest:
+            super().submit(chunk, lane=lane, reads=reads, writes=writes)
         return signal
 
 

@@ -185,7 +185,7 @@ class Rig:
 
     def _submit(self, holding: Holding, chain: tuple[bytes, ...], start: int, stop: int, *, reading: bool) -> None:
         """Write or compare the pages [start, stop) of a request, and its state behind the last one."""
-        parts = []
+        chunks = []
         for space, each in self.pool.buffers():
             owned = self.pool.sets[space]
             layers = range(len(owned.spec.layers))
@@ -195,9 +195,9 @@ class Rig:
                 words = view[:, unit * rows : (unit + 1) * rows]
                 wanted = words_of(f"{space}.{each.name}", chain[page], tuple(words.shape))
                 where = f"request {holding.request}, {space}.{each.name}, page {page}"
-                parts.append(self._compare(words, wanted, where) if reading else _copy(words, wanted))
-        if parts:
-            self.backend.submit(Operation("pass", tuple(parts)), lane=self.pool.forward)
+                chunks.append(self._compare(words, wanted, where) if reading else _copy(words, wanted))
+        if chunks:
+            self.backend.submit(Operation("pass", tuple(chunks)), lane=self.pool.forward)
 
     def _check_window(self, holding: Holding) -> None:
         """A prefix comes with every window page that the next position sees, and the map leads there."""

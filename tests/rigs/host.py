@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.backend.backend import Backend, Part, Place
+from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Place
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.pools import POOLS
@@ -63,17 +63,17 @@ class Rig:
         (row,) = [each for each in self.specs[space].buffers if each.name == buffer]
         return self.pool.page_size if row.rows is Granularity.TOKEN else 1
 
-    def backup(self, space: str, host: Sequence[int], device: Sequence[int]) -> list[Part]:
-        parts = self.pool.backup_parts(
+    def backup(self, space: str, host: Sequence[int], device: Sequence[int]) -> list[ChunkWork]:
+        chunks = self.pool.backup_chunks(
             space, self.buffers(space), host=ids(host), device=ids(device), words=self.words[space]
         )
-        return list(parts)
+        return list(chunks)
 
-    def load(self, space: str, layer: int, host: Sequence[int], device: Sequence[int]) -> list[Part]:
-        parts = self.pool.load_parts(
+    def load(self, space: str, layer: int, host: Sequence[int], device: Sequence[int]) -> list[ChunkWork]:
+        chunks = self.pool.load_chunks(
             space, self.buffers(space), layer=layer, host=ids(host), device=ids(device), words=self.other[space]
         )
-        return list(parts)
+        return list(chunks)
 
 
 def ids(values: Sequence[int]) -> IndexArray:
@@ -102,9 +102,9 @@ def rig_of(
     return Rig(pool=pool, backend=backend, specs=by_name, words=words["device"], other=words["other"])
 
 
-def run(parts: Sequence[Part]) -> None:
-    for part in parts:
-        part()
+def run(chunks: Sequence[ChunkWork]) -> None:
+    for chunk in chunks:
+        chunk()
 
 
 def of_unit(words: torch.Tensor, unit: int, rows: int) -> torch.Tensor:

@@ -108,7 +108,7 @@ RIGHT: dict[str, tuple[Event, ...]] = {
         *(LaneWaited(1, "forward"), write(2, 5, owner=2)),
     ),
     "two readers": (read(1, 5, lane="d2h"), read(2, 5), read(3, 5, lane="draft")),
-    "parts of one operation": (op(1, "d2h", reads=(touch(5),), writes=(touch(5), touch(5))),),
+    "chunks of one operation": (op(1, "d2h", reads=(touch(5),), writes=(touch(5), touch(5))),),
     "another space": (load(1, 5), op(2, "forward", reads=(touch(5, space="window"),))),
     "another buffer": (load(1, 5), op(2, "forward", reads=(touch(5, buffer="k"),))),
     "another layer": (

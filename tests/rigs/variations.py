@@ -85,14 +85,14 @@ class TwiceBehindForward(TransferController):
 
 
 class OtherOrderController(TransferController):
-    """Buffers and legs of one layer, which are independent, are copied in the other order."""
+    """Buffers and copies of one layer, which are independent, are copied in the other order."""
 
     def _groups(self, space: str, lanes: tuple[Lane, ...]) -> list[tuple[list[str], Lane]]:
         TAKEN["other-order"] += 1
         return [(names[::-1], lane) for names, lane in reversed(super()._groups(space, lanes))]
 
-    def move(self, legs: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
-        return super().move(legs)[::-1]
+    def move(self, copies: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
+        return super().move(copies)[::-1]
 
 
 class UnmergedController(TransferController):
@@ -215,14 +215,14 @@ class ScrubbingPool(KVPool):
         if len(pages):
             TAKEN["stream-ordered-reuse"] += 1
             owner = self.sets["full"]
-            parts = tuple(
+            chunks = tuple(
                 self._scrub(owner.write_view(each.name), each, int(page))
                 for each in owner.spec.buffers
                 for page in pages
             )
             names = tuple(each.name for each in owner.spec.buffers)
             touched = Footprint("full", names, (0, len(owner.spec.layers)), pages.copy())
-            self.backend.submit(Operation("pool.scrub", parts), lane=self.forward, writes=(touched,))
+            self.backend.submit(Operation("pool.scrub", chunks), lane=self.forward, writes=(touched,))
         super().close(holding, given=given)
 
     def _scrub(self, words: object, buffer: BufferSpec, page: int) -> Callable[[], None]:

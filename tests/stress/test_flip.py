@@ -87,13 +87,13 @@ def test_a_damaged_pair_is_a_usage_error(text: str) -> None:
 
 
 def ran(chooser: FlipStrategy, *, waits: bool = False) -> list[str]:
-    """What ran, in order: a copy #1, its lane's next #2, and a reader #3 of two parts that is behind neither."""
+    """What ran, in order: a copy #1, its lane's next #2, and a reader #3 of two chunks that is behind neither."""
     backend = SimulatedBackend(chooser)
     order: list[str] = []
     load, forward = backend.lane("load"), backend.lane("forward")
 
-    def operation(name: str, parts: int = 1) -> Operation:
-        return Operation(name, tuple((lambda at=at: order.append(f"{name}{at}")) for at in range(parts)))
+    def operation(name: str, chunks: int = 1) -> Operation:
+        return Operation(name, tuple((lambda at=at: order.append(f"{name}{at}")) for at in range(chunks)))
 
     first = backend.submit(operation("copy"), lane=load)
     backend.submit(operation("next"), lane=load)

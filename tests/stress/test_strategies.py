@@ -31,26 +31,26 @@ from kvcheck.core.stress.strategies import (
 
 
 def offered(*heads: tuple[int, int]) -> list[Choice]:
-    """Enabled parts: (ordinal, parts) of the operation at the head of each lane."""
+    """Enabled chunks: (ordinal, chunks) of the operation at the head of each lane."""
     table: list[Choice] = []
-    for index, (ordinal, parts) in enumerate(heads):
-        work = tuple([lambda: None] * parts)
+    for index, (ordinal, chunks) in enumerate(heads):
+        work = tuple([lambda: None] * chunks)
         pending = Pending(ordinal, Operation("copy", work), Lane(index, f"lane{index}"), work, Record(ordinal))
-        table.extend((pending, part) for part in range(parts))
+        table.extend((pending, chunk) for chunk in range(chunks))
     return table
 
 
 def run(chooser: Chooser) -> list[str]:
-    """What ran, in order: two lanes, three operations each, of up to three parts; the host polls, waits and drains."""
+    """What ran, in order: two lanes, three operations each, of up to three chunks; the host polls, waits and drains."""
     backend = SimulatedBackend(chooser)
     ran: list[str] = []
     lanes = (backend.lane("forward"), backend.lane("offload"))
     for turn in range(3):
         for at, lane in enumerate(lanes):
-            parts = tuple(
-                (lambda name=f"{lane.name}{turn}.{part}": ran.append(name)) for part in range(1 + (turn + at) % 3)
+            chunks = tuple(
+                (lambda name=f"{lane.name}{turn}.{chunk}": ran.append(name)) for chunk in range(1 + (turn + at) % 3)
             )
-            done = backend.submit(Operation("copy", parts), lane=lane)
+            done = backend.submit(Operation("copy", chunks), lane=lane)
         backend.query(done)
         ran.append("host")
         if turn == 1:
@@ -80,12 +80,12 @@ def test_lazy_runs_nothing_until_the_host_waits() -> None:
 
 
 def on_lanes(*names: str) -> list[Choice]:
-    """Enabled parts: one operation of two parts at the head of each lane, submitted in this order."""
+    """Enabled chunks: one operation of two chunks at the head of each lane, submitted in this order."""
     work = (lambda: None, lambda: None)
     heads = [
         Pending(at, Operation("copy", work), Lane(at, name), work, Record(at)) for at, name in enumerate(names, start=1)
     ]
-    return [(head, part) for head in heads for part in range(2)]
+    return [(head, chunk) for head in heads for chunk in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_delays_come_one_leg_at_a_time_then_together_and_start_elsewhere_in_ever
 
 
 def test_random_is_the_published_generator_and_nothing_else() -> None:
-    # splitmix64 of 0 begins e220..., 6e78..., 06c4..., f88b...; the top two bits choose among part 0, part 1 and pause.
+    # splitmix64 of 0 begins e220..., 6e78..., 06c4..., f88b...; the top two bits choose chunk 0, chunk 1 or pause.
     random, table = RandomStrategy(0), offered((1, 1), (2, 1))
     assert [random.choose(table, may_pause=True) for _ in range(4)] == [None, 1, 0, None]
     random = RandomStrategy(0)
@@ -144,10 +144,10 @@ def test_random_is_the_published_generator_and_nothing_else() -> None:
 @given(st.integers(), st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=30))
 def test_random_is_a_function_of_seed_and_offers_and_stays_in_bounds(seed: int, offers: list[tuple[int, bool]]) -> None:
     one, two = RandomStrategy(seed), RandomStrategy(seed)
-    for parts, may_pause in offers:
-        chosen = one.choose(offered((1, parts)), may_pause=may_pause)
-        assert two.choose(offered((9, parts)), may_pause=may_pause) == chosen
-        assert may_pause if chosen is None else 0 <= chosen < parts
+    for chunks, may_pause in offers:
+        chosen = one.choose(offered((1, chunks)), may_pause=may_pause)
+        assert two.choose(offered((9, chunks)), may_pause=may_pause) == chosen
+        assert may_pause if chosen is None else 0 <= chosen < chunks
 
 
 def test_equal_seeds_run_equally_and_other_seeds_run_otherwise() -> None:
@@ -188,7 +188,7 @@ def test_replay_bends_what_no_longer_fits_and_ends_eagerly() -> None:
     assert replay.choose(table, may_pause=True) is None
     assert replay.choose(table, may_pause=False) == 0, "a pause where the host waits would hang"
     assert replay.choose(table, may_pause=True) == 1
-    assert replay.choose(table, may_pause=True) == 2, "the last part that there is"
+    assert replay.choose(table, may_pause=True) == 2, "the last chunk that there is"
     assert replay.choose(table, may_pause=True) == 1, "past its end: the oldest operation"
 
 

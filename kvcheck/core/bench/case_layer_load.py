@@ -19,7 +19,7 @@ from kvcheck.core.bench.decode_work import DecodeStep
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Transfer, make_leg
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Transfer, make_copy
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree
 from kvcheck.core.cache.pools.shape import ModelShape
 
@@ -55,17 +55,17 @@ def _arm(memory: FreshMemory, *, shape: ModelShape, way: str) -> Arm:
     )
     controller = TransferController(pool, host, backend)
     root = PrefixTree(pool.page_size).root
-    legs = tuple(
-        make_leg(name, np.arange(len(pages[name]), dtype=np.int64), pages[name], [b""] * len(pages[name]))
+    copies = tuple(
+        make_copy(name, np.arange(len(pages[name]), dtype=np.int64), pages[name], [b""] * len(pages[name]))
         for name in spaces
     )
-    backup = _transfer(0, "backup", legs, root)
+    backup = _transfer(0, "backup", copies, root)
     controller.backup(backup)
     controller.wait(backup)
     take = step.guarded if way == "layer-wise" else step.bare
 
     def call() -> None:
-        load = _transfer(1, "load", legs, root)
+        load = _transfer(1, "load", copies, root)
         controller.queue_load(load)
         controller.start_loads()
         assert load.producer is not None, "every earlier load has been taken"
@@ -91,5 +91,5 @@ def _arm(memory: FreshMemory, *, shape: ModelShape, way: str) -> Arm:
     return Arm(call=call, check=check)
 
 
-def _transfer(number: int, kind: str, legs: tuple[SpaceCopy, ...], lock: Node) -> Transfer:
-    return Transfer(number=number, kind=kind, request=1, nodes=[], legs=legs, lock=lock)
+def _transfer(number: int, kind: str, copies: tuple[SpaceCopy, ...], lock: Node) -> Transfer:
+    return Transfer(number=number, kind=kind, request=1, nodes=[], copies=copies, lock=lock)

@@ -26,7 +26,7 @@ from kvcheck.core.cache.pools.pool import Extent, Holding, KVPool
 from kvcheck.kernels.page_copy import gather_rows, scatter_rows
 
 CHUNK_ROWS = 8192
-"""Rows copied by one part; the order of the parts of a copy is free."""
+"""Rows copied by one chunk; the order of the chunks of a copy is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +103,9 @@ class Offload:
             target = self._backend.empty(
                 memory, (source.shape[0], len(rows), source.shape[2]), torch.int64, Place.PINNED
             )
-            parts = tuple(partial(gather_rows, target[:, a:b], source, index) for a, b, index in self._chunks(rows))
+            chunks = tuple(partial(gather_rows, target[:, a:b], source, index) for a, b, index in self._chunks(rows))
             self._backend.submit(
-                Operation("offload.save", parts, holding.request),
+                Operation("offload.save", chunks, holding.request),
                 lane=self._d2h,
                 reads=(self._footprint(extent, space, buffer),),
                 writes=(self._value_footprint(number, space, buffer.name),),
@@ -128,12 +128,12 @@ class Offload:
             buffer = self.pool.sets[kept.space].buffer(kept.name)
             rows = extent.rows(kept.space, buffer)
             target = self.pool.sets[kept.space].write_view(kept.name)
-            parts = tuple(
+            chunks = tuple(
                 partial(scatter_rows, target, kept.words[:, a:b], index) for a, b, index in self._chunks(rows)
             )
             whole = buffer.rows is Granularity.PAGE  # a page row is written to its end, beyond the last token
             self._backend.submit(
-                Operation("offload.restore", parts, holding.request),
+                Operation("offload.restore", chunks, holding.request),
                 lane=self._h2d,
                 reads=(self._value_footprint(offloaded.number, kept.space, kept.name),),
                 writes=(self._footprint(extent, kept.space, buffer, whole=whole),),

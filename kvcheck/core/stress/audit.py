@@ -1,12 +1,12 @@
 """Audit: what an operation touches, seen from its tensor calls, against the footprint it declared.
 
-Memory that a backend hands out is known by name. Each call that a part makes is seen by a dispatch mode; a tensor
+Memory that a backend hands out is known by name. Each call that a chunk makes is seen by a dispatch mode; a tensor
 argument is mapped to its memory, and there to cells: by the bytes of the view, and by the index tensors of a gather or
 scatter.
 
 Invariants:
 - For the CPU backends only, and slow: a check of footprints, not a way to stress.
-- A part may touch less than was declared, never more. Memory of no known name is the operation's own.
+- A chunk may touch less than was declared, never more. Memory of no known name is the operation's own.
 - What leaves torch (numpy, lists, other threads) is not seen.
 """
 
@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import Finding
-from kvcheck.core.cache.backend.backend import Backend, Footprint, Lane, Operation, Part, Place, Signal
+from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Footprint, Lane, Operation, Place, Signal
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.shape import ModelShape
@@ -174,19 +174,21 @@ class AuditBackend:
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Submit, with every part watched."""
-        parts = tuple(self._watched(operation.name, part, tuple(reads), tuple(writes)) for part in operation.parts)
-        return self._inner.submit(replace(operation, parts=parts), lane=lane, reads=reads, writes=writes, after=after)
+        """Submit, with every chunk watched."""
+        chunks = tuple(self._watched(operation.name, chunk, tuple(reads), tuple(writes)) for chunk in operation.chunks)
+        return self._inner.submit(replace(operation, chunks=chunks), lane=lane, reads=reads, writes=writes, after=after)
 
     def findings(self) -> tuple[Finding, ...]:
         """One finding for each kind of operation and buffer."""
         kinds = {(e.operation, e.verb, e.memory.space, e.memory.buffer): e for e in reversed(self.found)}
         return tuple(kinds[kind].finding() for kind in sorted(kinds))[:MAX_FINDINGS]
 
-    def _watched(self, name: str, part: Part, reads: tuple[Footprint, ...], writes: tuple[Footprint, ...]) -> Part:
+    def _watched(
+        self, name: str, chunk: ChunkWork, reads: tuple[Footprint, ...], writes: tuple[Footprint, ...]
+    ) -> ChunkWork:
         def watched() -> None:
             with _Watch(self._memories) as watch:
-                part()
+                chunk()
             for verb, memory, cells in watch.touched:
                 self.judged += len(cells)
                 named = np.zeros(_dimensions(memory), dtype=np.bool_)

@@ -2,7 +2,7 @@
 
 Invariants:
 - A strategy is a function of its seed and of the choices offered; it sees names, never memory or time.
-- A recorded run replays: the recorded numbers, fed back, choose the same parts; where they do not fit, that is counted.
+- A recorded run replays: the recorded numbers, fed back, choose the same chunks; those that do not fit are counted.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class DelayStrategy:
 
 
 class RandomStrategy:
-    """A fair coin between host and machine, then a uniform choice among enabled parts."""
+    """A fair coin between host and machine, then a uniform choice among enabled chunks."""
 
     def __init__(self, seed: int = 0) -> None:
         self._mix = Rng(seed)
@@ -198,7 +198,7 @@ class FlipStrategy:
         if head.ordinal in (self._pair.held, self._pair.until):
             self._names[head.ordinal] = head.operation.name
             # The later one is over with its last part.
-            self._is_holding = self._is_holding and not (head.ordinal == self._pair.until and len(head.parts) == 1)
+            self._is_holding = self._is_holding and not (head.ordinal == self._pair.until and len(head.chunks) == 1)
 
 
 class Recorder:

@@ -59,11 +59,11 @@ class Observer:
     def freed(self, space: str, ids: IndexArray) -> None:
         self._emit(Freed(space, tuple(ids.tolist())))
 
-    def fetched(self, *, request: int, legs: tuple[SpaceCopy, ...]) -> None:
+    def fetched(self, *, request: int, copies: tuple[SpaceCopy, ...]) -> None:
         if self.host is not None and self.inspector is not None:
-            for leg in legs:
-                self.inspector.inspect(self.host, leg.space, leg.chain, leg.host, tier="storage")
-        self._emit(Transferred("prefetch", request, full_pages(legs), frozen=True))
+            for copy in copies:
+                self.inspector.inspect(self.host, copy.space, copy.chain, copy.host, tier="storage")
+        self._emit(Transferred("prefetch", request, full_pages(copies), frozen=True))
 
     def looked_up(
         self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool
@@ -76,19 +76,19 @@ class Observer:
     def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
         self._emit(Evicted(tier, space, during_load))
 
-    def moving(self, *, number: int, legs: tuple[SpaceCopy, ...]) -> None:
-        self._moving[number] = _index_values(legs)
+    def moving(self, *, number: int, copies: tuple[SpaceCopy, ...]) -> None:
+        self._moving[number] = _index_values(copies)
 
     def computed(self, *, request: int, chain: tuple[bytes, ...]) -> None:
         if self.inspector is not None:
             self.inspector.computed(request, chain)
 
-    def transferred(self, *, number: int, kind: str, request: int, legs: tuple[SpaceCopy, ...]) -> None:
+    def transferred(self, *, number: int, kind: str, request: int, copies: tuple[SpaceCopy, ...]) -> None:
         if kind == "backup" and self.host is not None and self.inspector is not None:
-            for leg in legs:
-                self.inspector.inspect(self.host, leg.space, leg.chain, leg.host, tier="host")
-        frozen = self._moving.pop(number, None) == _index_values(legs)
-        self._emit(Transferred(kind, request, full_pages(legs), frozen))
+            for copy in copies:
+                self.inspector.inspect(self.host, copy.space, copy.chain, copy.host, tier="host")
+        frozen = self._moving.pop(number, None) == _index_values(copies)
+        self._emit(Transferred(kind, request, full_pages(copies), frozen))
 
 
 class RoomObserver:
@@ -231,6 +231,6 @@ def _residue(row: torch.Tensor, fields: tuple[MetadataField, ...]) -> tuple[tupl
     return tuple(residue)
 
 
-def _index_values(legs: tuple[SpaceCopy, ...]) -> bytes:
+def _index_values(copies: tuple[SpaceCopy, ...]) -> bytes:
     """The index values of a transfer, as bytes to compare."""
-    return b"|".join(leg.space.encode() + b":" + leg.host.tobytes() + b"," + leg.device.tobytes() for leg in legs)
+    return b"|".join(copy.space.encode() + b":" + copy.host.tobytes() + b"," + copy.device.tobytes() for copy in copies)

@@ -212,12 +212,12 @@ class ContentDecoder:
         # What a graph has captured is not done again when it is replayed: it relies on the wait before.
         layers = () if self._is_replayed and lane is None else (local,)
         views = [owner.read_view(buffer.name, layers, on, piece=piece) for buffer in buffers]
-        parts = tuple(
+        work = tuple(
             partial(self._read, plan, space, buffer, view, local, layer, piece)
             for buffer, view in zip(buffers, views, strict=True)
         )
         reads = (touch or self._touches[space]).reads(buffers, local)
-        self._backend.submit(Operation(name, parts), lane=on, reads=reads)
+        self._backend.submit(Operation(name, work), lane=on, reads=reads)
 
     def _write_part(self, plan: PassPlan, space: str, buffer: BufferSpec, local: int, layer: int) -> partial[None]:
         words = self._pool.sets[space].write_view(buffer.name)
@@ -326,7 +326,7 @@ class ContentDecoder:
     def _mask(self, site: content.Site, words: int) -> torch.Tensor:
         key = (site, words)
         if key not in self._masks:
-            # By the backend: this runs inside parts, where an ordinary upload makes the host wait for the lane.
+            # By the backend: this runs inside an operation, where an ordinary upload makes the host wait for the lane.
             self._masks[key] = self._backend.index(content.mask(site, words).numpy())
         return self._masks[key]
 

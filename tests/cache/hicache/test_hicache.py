@@ -259,14 +259,14 @@ def test_index_values_belong_to_the_node_the_transfer_and_the_request_each() -> 
     node, (transfer,) = rig.node("abc"), rig.controller.backups
     tiers = (node.device, node.host)
     of_node = [each for tier in tiers for each in (tier.full, tier.window and tier.window.ids) if each is not None]
-    of_legs = [each for leg in transfer.legs for each in (leg.host, leg.device)]
+    of_copies = [each for copy in transfer.copies for each in (copy.host, copy.device)]
     of_request = [lease.holding.pages, lease.holding.window_pages]
-    groups = [of_node, of_legs, of_request]
-    assert len(of_node) == len(of_legs) == 4
+    groups = [of_node, of_copies, of_request]
+    assert len(of_node) == len(of_copies) == 4
     for at, group in enumerate(groups):
         for other in groups[at + 1 :]:
             assert not any(np.shares_memory(mine, theirs) for mine in group for theirs in other)
-    assert not any(each.flags.writeable for each in (*of_node, *of_legs))
+    assert not any(each.flags.writeable for each in (*of_node, *of_copies))
     lease.holding.pages[:] = 1
     assert node.device.ids("full").tolist() == [1, 2, 3]
 
@@ -344,14 +344,14 @@ def test_loads_of_one_round_are_merged_and_each_request_keeps_its_own_values() -
         rig.demote(text)
     rig.spoil()
     first, second = rig.admit("abc"), rig.admit("xy")
-    kept = [(leg.host.tolist(), leg.device.tolist()) for lease in (first, second) for leg in lease.loads[0].legs]
+    kept = [(copy.host.tolist(), copy.device.tolist()) for lease in (first, second) for copy in lease.loads[0].copies]
     assert not rig.cache.is_loaded(first)
     rig.cache.start_loads()
     assert [len(group) for group in rig.controller.loads] == [2]
     assert first.loads[0].producer == second.loads[0].producer == 0
     rig.run(second, "xy")
     rig.run(first, "abc")
-    again = [(leg.host.tolist(), leg.device.tolist()) for lease in (first, second) for leg in lease.loads[0].legs]
+    again = [(copy.host.tolist(), copy.device.tolist()) for lease in (first, second) for copy in lease.loads[0].copies]
     assert again == kept
     rig.finish(first, "abc")
     rig.finish(second, "xy")

@@ -20,7 +20,7 @@ from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
 from kvcheck.core.cache.hicache.cache import WRITE_POLICIES, Lease
 from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
-from kvcheck.core.cache.hicache.node import SpaceCopy, make_leg, merge
+from kvcheck.core.cache.hicache.node import SpaceCopy, make_copy, merge
 from kvcheck.core.stress.history import History, OperationEvents
 from kvcheck.core.workload.events import Evicted
 from kvcheck.core.workload.shapes import TINY_SHAPES
@@ -224,23 +224,23 @@ def test_a_window_is_loaded_where_it_is_seen_and_only_there() -> None:
     rig.close()
 
 
-# Legs
+# Copies
 
 
 def test_direct_copies_take_host_pages_in_order_and_leave_the_values_they_got() -> None:
-    leg = make_leg("full", np.array([5, 1, 3]), np.array([2, 9, 4]), (b"x", b"y", b"z"))
-    (moved,) = rig_of(method="direct").controller.move((leg,))
+    copy = make_copy("full", np.array([5, 1, 3]), np.array([2, 9, 4]), (b"x", b"y", b"z"))
+    (moved,) = rig_of(method="direct").controller.move((copy,))
     assert (moved.host.tolist(), moved.device.tolist(), moved.chain) == ([1, 3, 5], [9, 4, 2], (b"y", b"z", b"x"))
-    assert (leg.host.tolist(), leg.device.tolist(), leg.chain) == ([5, 1, 3], [2, 9, 4], (b"x", b"y", b"z"))
-    assert rig_of(method="kernel").controller.move((leg,)) == (leg,)
+    assert (copy.host.tolist(), copy.device.tolist(), copy.chain) == ([5, 1, 3], [2, 9, 4], (b"x", b"y", b"z"))
+    assert rig_of(method="kernel").controller.move((copy,)) == (copy,)
 
 
 def test_merging_joins_legs_by_space_in_the_order_they_came() -> None:
-    legs = [
-        make_leg(space, np.array(host), np.array(device), (b"x",) * len(host))
+    copies = [
+        make_copy(space, np.array(host), np.array(device), (b"x",) * len(host))
         for space, host, device in (("full", [1, 2], [3, 4]), ("state", [7], [8]), ("full", [5], [6]))
     ]
-    full, state = merge(legs)
+    full, state = merge(copies)
     assert (full.space, full.host.tolist(), full.device.tolist()) == ("full", [1, 2, 5], [3, 4, 6])
     assert (state.space, state.host.tolist(), state.device.tolist()) == ("state", [7], [8])
     with pytest.raises(LengthMismatch, match="transfer of full: 1 host ids, 2 device ids and 1 hashes"):

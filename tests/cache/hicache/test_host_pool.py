@@ -62,13 +62,13 @@ def test_units_go_to_the_host_and_come_back_bit_for_bit(
     chunk = data.draw(st.sampled_from([1, 2, 3, 64]), "chunk")
     with patch.object(host_pool, "CHUNK_UNITS", chunk):
         rig = rig_of(name, layout, method, extra=2)
-        run(data.draw(st.permutations(rig.backup(space, host, device)), "parts"))
+        run(data.draw(st.permutations(rig.backup(space, host, device)), "chunks"))
         check_host(rig, space, dict(zip(host, device, strict=True)))
         before = {name: words.clone() for name, words in rig.other[space].items()}
         held = dict(zip(target, device, strict=True))
         layers = data.draw(st.permutations(range(len(rig.specs[space].layers))), "layers")
         for done, layer in enumerate(layers):
-            run(data.draw(st.permutations(rig.load(space, layer, host, target)), "parts"))
+            run(data.draw(st.permutations(rig.load(space, layer, host, target)), "chunks"))
             check_device(rig, space, held, before, layers[: done + 1])
 
 
@@ -193,17 +193,17 @@ def test_allocators_hand_out_every_unit_from_0_and_name_the_host_space() -> None
 
 
 def moved_blocks(layout: str, host: Sequence[int], device: Sequence[int], *, chunk: int) -> list[list[int]]:
-    """Words that each block of a backup covers, part by part, for one buffer of 2 layers, 4 rows and 4 words."""
+    """Words that each block of a backup covers, chunk by chunk, for one buffer of 2 layers, 4 rows and 4 words."""
     rig = rig_of("llama-3-tiny", layout, "direct")
     moved: list[list[int]] = []
     with (
         patch.object(host_pool, "CHUNK_UNITS", chunk),
         patch.object(host_pool, "copy_block_torch", lambda target, source: moved[-1].append(target.numel())),
     ):
-        parts = rig.pool.backup_parts("full", ["k"], host=ids(host), device=ids(device), words=rig.words["full"])
-        for part in parts:
+        chunks = rig.pool.backup_chunks("full", ["k"], host=ids(host), device=ids(device), words=rig.words["full"])
+        for chunk in chunks:
             moved.append([])
-            part()
+            chunk()
     return moved
 
 
@@ -234,7 +234,7 @@ def test_ids_are_copied_when_the_copy_is_planned(layout: str, method: str) -> No
     rig = rig_of("glm-5.1-tiny", layout, method)
     host, device = ids([0, 1, 2]), ids([4, 5, 6])
     buffers, words = rig.buffers("full"), rig.words["full"]
-    saving = rig.pool.backup_parts("full", buffers, host=host, device=device, words=words)
+    saving = rig.pool.backup_chunks("full", buffers, host=host, device=device, words=words)
     footprint = rig.pool.footprint("full", buffers, host, layers=(0, 2))
     assert (host.tolist(), device.tolist()) == ([0, 1, 2], [4, 5, 6])
     host[:], device[:] = 8, 1
@@ -243,7 +243,7 @@ def test_ids_are_copied_when_the_copy_is_planned(layout: str, method: str) -> No
     assert footprint.rows.tolist() == [0, 1, 2]
     host[:], device[:] = [2, 1, 0], [1, 2, 3]
     before = {name: each.clone() for name, each in rig.other["full"].items()}
-    loading = rig.pool.load_parts("full", buffers, layer=1, host=host, device=device, words=rig.other["full"])
+    loading = rig.pool.load_chunks("full", buffers, layer=1, host=host, device=device, words=rig.other["full"])
     host[:], device[:] = 5, 9
     run(loading)
     check_device(rig, "full", {1: 6, 2: 5, 3: 4}, before, [1])
@@ -252,12 +252,12 @@ def test_ids_are_copied_when_the_copy_is_planned(layout: str, method: str) -> No
 def test_row_ids_are_read_when_the_part_runs_and_only_by_the_kernel_method() -> None:
     for layout in HOST_LAYOUTS:
         rig = rig_of("llama-3-tiny", layout, "kernel")
-        parts = rig.backup("full", [0], [1])
+        chunks = rig.backup("full", [0], [1])
         device_rows = [each for each in rig.backend.indices if each.tolist() == [4, 5, 6, 7]]
         assert len(device_rows) == 2  # keys and values
         for each in device_rows:
             each += 4
-        run(parts)
+        run(chunks)
         check_host(rig, "full", {0: 2})
         direct = rig_of("llama-3-tiny", layout, "direct")
         assert direct.backup("full", [0], [1]) and direct.load("full", 0, [0], [1])
@@ -290,8 +290,8 @@ def test_units_cross_between_pinned_memory_and_the_device(name: str, space: str,
     saved = backend.submit(Operation("save", tuple(rig.backup(space, host, device))), lane=lanes[0])
     layers = range(len(rig.specs[space].layers))
     for layer in layers:
-        parts = tuple(rig.load(space, layer, host, target))
-        backend.submit(Operation("load", parts), lane=lanes[1], after=(saved,))
+        chunks = tuple(rig.load(space, layer, host, target))
+        backend.submit(Operation("load", chunks), lane=lanes[1], after=(saved,))
     backend.drain()
     check_host(rig, space, dict(zip(host, device, strict=True)))
     check_device(rig, space, dict(zip(target, device, strict=True)), before, layers)

@@ -28,7 +28,7 @@ def backing(host: object, device: object, **changed: Any) -> Call:
 
     def call(rig: Rig) -> object:
         given: dict[str, Any] = {"space": "full", "buffers": ["latent"], "words": rig.words["full"], **changed}
-        return rig.pool.backup_parts(
+        return rig.pool.backup_chunks(
             given["space"], given["buffers"], host=np.array(host), device=np.array(device), words=given["words"]
         )
 

@@ -19,7 +19,8 @@ import torch
 
 from kvcheck.core.base.paging import IndexArray
 
-Part = Callable[[], None]
+ChunkWork = Callable[[], None]
+"""The work of one chunk of an operation."""
 
 
 class Place(Enum):
@@ -62,15 +63,15 @@ class Graph:
 class Operation:
     """Work for a lane.
 
-    name: the site, such as "offload.save". parts: run in any order, each once; one part unless the copy is large.
+    name: the site, such as "offload.save". chunks: run in any order, each once; one chunk unless the copy is large.
     request: whose work it is, where it is one request's. stage: for a copy that reads pageable host memory, takes a
-    snapshot of that source and returns the parts that copy from the snapshot.
+    snapshot of that source and returns the chunks that copy from the snapshot.
     """
 
     name: str
-    parts: tuple[Part, ...]
+    chunks: tuple[ChunkWork, ...]
     request: int | None = None
-    stage: Callable[[], tuple[Part, ...]] | None = None
+    stage: Callable[[], tuple[ChunkWork, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class OperationObserver(Protocol):
         """The calling host joined every lane."""
 
     def completed(self, ordinal: int) -> None:
-        """Every part of that operation has run (on CUDA: is known to have run)."""
+        """Every chunk of that operation has run (on CUDA: is known to have run)."""
 
 
 class Memory(Protocol):

@@ -22,12 +22,12 @@ from kvcheck.core.base.errors import DoubleFree, InternalError, UnknownVerdict
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import (
     POISON_BYTE,
+    ChunkWork,
     Footprint,
     Graph,
     Lane,
     Operation,
     OperationObserver,
-    Part,
     Place,
     Signal,
 )
@@ -148,7 +148,7 @@ class CudaBackend:
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Launch the parts on the lane's stream, behind `after`."""
+        """Launch the chunks on the lane's stream, behind `after`."""
         if self._captures.covers(lane):
             return self._captures.take(operation, reads, writes)
         for signal in after:
@@ -156,13 +156,13 @@ class CudaBackend:
         self._submitted += 1
         self._records += 1
         record = self._records
-        parts = operation.parts
+        chunks = operation.chunks
         if operation.stage is not None and any(f.place is Place.PAGEABLE for f in reads):
-            parts = operation.stage()
+            chunks = operation.stage()
         if self._observer is not None:
             self._observer.submitted(self._submitted, operation, lane, reads, writes, record)
-        event = self._launch((operation.name,), lane, parts)
-        self._pending[lane.index].append(_Pending(self._submitted, event, parts))
+        event = self._launch((operation.name,), lane, chunks)
+        self._pending[lane.index].append(_Pending(self._submitted, event, chunks))
         if any(f.place is Place.PAGEABLE for f in writes):
             self._synchronize(event)
             self._collect()
@@ -250,14 +250,14 @@ class CudaBackend:
         torch.cuda.synchronize(self.device)
         return None if self._holds is None else self._holds.report()
 
-    def _launch(self, names: Sequence[str], lane: Lane, work: Sequence[Part]) -> torch.cuda.Event:
+    def _launch(self, names: Sequence[str], lane: Lane, work: Sequence[ChunkWork]) -> torch.cuda.Event:
         """Run the closures with the lane's stream as the current one, behind a hold where a delay asks for one."""
         stream, event = self._streams[lane.index], _new_event()
         if self._holds is not None:
             self._holds.before(names, lane, stream)
         with torch.cuda.stream(stream):
-            for part in work:
-                part()
+            for chunk in work:
+                chunk()
             event.record(stream)
         if self._holds is not None:
             self._holds.behind(event)
@@ -274,8 +274,8 @@ class CudaBackend:
             made.capture_begin(pool=None if last is None else last.pool(), capture_error_mode="relaxed")
             try:
                 for each in graph.operations:
-                    for part in each.operation.parts:
-                        part()
+                    for chunk in each.operation.chunks:
+                        chunk()
             finally:
                 made.capture_end()
         self._captured[graph.lane.index] = made

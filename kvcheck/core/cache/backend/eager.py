@@ -56,14 +56,14 @@ class EagerBackend(HostMemory):
         self._records += 1
         ordinal, record = self._submitted, self._records
         if self._observer is None:  # nobody looks on, so the work is all there is
-            for part in operation.parts:
-                part()
+            for chunk in operation.chunks:
+                chunk()
             return Signal(record)
         for signal in after:
             self.wait(signal, lane=lane)
         self._observer.submitted(ordinal, operation, lane, reads, writes, record)
-        for part in operation.parts:
-            part()
+        for chunk in operation.chunks:
+            chunk()
         self._observer.completed(ordinal)
         if any(f.place is Place.PAGEABLE for f in writes):
             self._observer.host_joined(record)

@@ -1,9 +1,9 @@
-"""The simulated backend: operations wait in lanes until a chooser says which part runs next.
+"""The simulated backend: operations wait in lanes until a chooser says which chunk runs next.
 
 Invariants:
 - The only freedom is the chooser's: the same choices give the same run, on any machine.
-- A lane's head runs alone; the parts of one operation run in any order; lanes interleave freely.
-- An operation reads its sources and its index tensors when a part runs, never when it is submitted, except a copy
+- A lane's head runs alone; the chunks of one operation run in any order; lanes interleave freely.
+- An operation reads its sources and its index tensors when a chunk runs, never when it is submitted, except a copy
   from pageable host memory, whose source is read before `submit` returns.
 """
 
@@ -16,7 +16,16 @@ from typing import Protocol
 import torch
 
 from kvcheck.core.base.errors import Hang, InternalError
-from kvcheck.core.cache.backend.backend import Footprint, Graph, Lane, Operation, OperationObserver, Part, Place, Signal
+from kvcheck.core.cache.backend.backend import (
+    ChunkWork,
+    Footprint,
+    Graph,
+    Lane,
+    Operation,
+    OperationObserver,
+    Place,
+    Signal,
+)
 from kvcheck.core.cache.backend.graphs import Captures
 from kvcheck.core.cache.backend.memory import HostMemory
 
@@ -25,7 +34,7 @@ class Chooser(Protocol):
     """Decides what a simulated machine does next."""
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
-        """Index of the part to run, or None to let the host go on (only when `may_pause`)."""
+        """Index of the chunk to run, or None to let the host go on (only when `may_pause`)."""
 
 
 class Record:
@@ -39,15 +48,17 @@ class Record:
 
 
 class Pending:
-    """A submitted operation and the parts of it that have not run."""
+    """A submitted operation and the chunks of it that have not run."""
 
-    __slots__ = ("lane", "operation", "ordinal", "parts", "record")
+    __slots__ = ("chunks", "lane", "operation", "ordinal", "record")
 
-    def __init__(self, ordinal: int, operation: Operation, lane: Lane, parts: tuple[Part, ...], record: Record) -> None:
+    def __init__(
+        self, ordinal: int, operation: Operation, lane: Lane, chunks: tuple[ChunkWork, ...], record: Record
+    ) -> None:
         self.ordinal = ordinal
         self.operation = operation
         self.lane = lane
-        self.parts = list(parts)
+        self.chunks = list(chunks)
         self.record = record
 
 
@@ -66,7 +77,7 @@ class _Mark:
 
 
 Choice = tuple[Pending, int]
-"""An enabled part: the pending operation at the head of its lane, and the index of one of its parts."""
+"""An enabled chunk: the pending operation at the head of its lane, and the index of one of its chunks."""
 
 
 class SimulatedBackend(HostMemory):
@@ -116,13 +127,13 @@ class SimulatedBackend(HostMemory):
         for signal in after:
             self._queue_wait(signal, lane)
         self._submitted += 1
-        parts = operation.parts
+        chunks = operation.chunks
         if operation.stage is not None and any(f.place is Place.PAGEABLE for f in reads):
-            parts = operation.stage()
-        if not parts:
+            chunks = operation.stage()
+        if not chunks:
             # An empty copy still takes its turn: with nothing to run it would block its lane for ever.
-            parts = (_nothing,)
-        pending = Pending(self._submitted, operation, lane, parts, self._new_record())
+            chunks = (_nothing,)
+        pending = Pending(self._submitted, operation, lane, chunks, self._new_record())
         self._queues[lane.index].append(pending)
         if self._observer is not None:
             self._observer.submitted(pending.ordinal, operation, lane, reads, writes, pending.record.number)
@@ -183,7 +194,7 @@ class SimulatedBackend(HostMemory):
             self._observer.host_drained()
 
     def idle(self) -> None:
-        """One pending part runs, if there is any."""
+        """One pending chunk runs, if there is any."""
         if enabled := self._enabled():
             self._step(enabled, may_pause=False)
         self._spend_step()
@@ -238,7 +249,7 @@ class SimulatedBackend(HostMemory):
         for queue in self._queues:
             if queue and isinstance(queue[0], Pending):
                 head = queue[0]
-                enabled.extend((head, i) for i in range(len(head.parts)))
+                enabled.extend((head, i) for i in range(len(head.chunks)))
         return enabled
 
     def _step(self, enabled: list[Choice], *, may_pause: bool) -> bool:
@@ -249,8 +260,8 @@ class SimulatedBackend(HostMemory):
             return False
         self._spend_step()
         pending, index = enabled[choice]
-        pending.parts.pop(index)()
-        if not pending.parts:
+        pending.chunks.pop(index)()
+        if not pending.chunks:
             self._queues[pending.lane.index].popleft()
             pending.record.done = True
             if self._observer is not None:
@@ -264,4 +275,4 @@ class SimulatedBackend(HostMemory):
 
 
 def _nothing() -> None:
-    """The only part of an operation that has none."""
+    """The only chunk of an operation that has none."""

@@ -354,10 +354,10 @@ class HiCache:
         layers = range(len(owner.spec.layers))
         names = tuple(buffer.name for buffer in owner.spec.buffers)
         views = [(owner.read_view(name, layers, self._pool.forward), owner.write_view(name)) for name in names]
-        parts = tuple(partial(copy_bytes_torch, wide[:, target], view[:, source]) for view, wide in views)
+        chunks = tuple(partial(copy_bytes_torch, wide[:, target], view[:, source]) for view, wide in views)
         slots = np.array([source, target], dtype=np.int64)
         self._backend.submit(
-            Operation("hicache.copy_state", parts, request),
+            Operation("hicache.copy_state", chunks, request),
             lane=self._pool.forward,
             reads=(Footprint("state", names, (0, len(layers)), slots[:1]),),
             writes=(Footprint("state", names, (0, len(layers)), slots[1:]),),

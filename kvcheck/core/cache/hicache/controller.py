@@ -6,10 +6,10 @@
     ack      when every lane's last operation has run   first in, first out
 
 Invariants:
-- A leg's index values are frozen; moving or merging gives a new leg. (mutant: move-changes-indices)
+- A copy's index values are frozen; moving or merging gives a new copy. (mutant: move-changes-indices)
 - A backup reads behind everything the forward lane was given when it started. (mutant: backup-before-forward)
 - A transfer is acknowledged when all its lanes are through, the companions' included. (mutant: ack-by-kv-alone)
-- Every buffer of the pool's table that a leg's space holds is copied: there is no second list.
+- Every buffer of the pool's table that a copy's space holds is copied: there is no second list.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Lane, Operation, Signal
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
-from kvcheck.core.cache.hicache.node import SpaceCopy, Transfer, make_leg, merge
+from kvcheck.core.cache.hicache.node import SpaceCopy, Transfer, make_copy, merge
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.pool import KVPool
 
@@ -69,19 +69,19 @@ class TransferController:
         """Start one backup: device to host, behind the forward lane."""
         behind = self._behind_forward()
         used = []
-        for leg in self.move(transfer.legs):
-            for buffers, lane in self._groups(leg.space, self._d2h):
-                owner = self.pool.sets[leg.space]
+        for copy in self.move(transfer.copies):
+            for buffers, lane in self._groups(copy.space, self._d2h):
+                owner = self.pool.sets[copy.space]
                 layers = len(owner.spec.layers)
                 words = {name: owner.read_view(name, (), lane) for name in buffers}
                 self._backend.submit(
                     Operation(
                         "hicache.backup",
-                        self.host.backup_parts(leg.space, buffers, host=leg.host, device=leg.device, words=words),
+                        self.host.backup_chunks(copy.space, buffers, host=copy.host, device=copy.device, words=words),
                     ),
                     lane=lane,
-                    reads=(Footprint(leg.space, tuple(buffers), (0, layers), leg.device),),
-                    writes=(self.host.footprint(leg.space, buffers, leg.host, layers=(0, layers)),),
+                    reads=(Footprint(copy.space, tuple(buffers), (0, layers), copy.device),),
+                    writes=(self.host.footprint(copy.space, buffers, copy.host, layers=(0, layers)),),
                     after=behind,
                 )
                 used.append(lane)
@@ -100,16 +100,16 @@ class TransferController:
         if producer is None:
             return
         started, self._queued = tuple(self._queued), []
-        legs = self.move(merge([leg for transfer in started for leg in transfer.legs]))
+        copies = self.move(merge([copy for transfer in started for copy in transfer.copies]))
         behind = self._behind_forward()
         used: list[Lane] = []
         lanes = self._h2d[self._started % LOAD_ENGINES]
         self._started += 1
         for layer in range(self.pool.shape.num_layers):
-            for leg in legs:
-                layers = self.pool.sets[leg.space].spec.layers
+            for copy in copies:
+                layers = self.pool.sets[copy.space].spec.layers
                 if layer in layers:
-                    used += self._load_layer(leg, layers.index(layer), behind, lanes)
+                    used += self._load_layer(copy, layers.index(layer), behind, lanes)
             self.gate.layer_done(producer, layer, lanes)
         done = self._marks(used)
         for transfer in started:
@@ -140,38 +140,38 @@ class TransferController:
         for signal in self._acknowledged_by(transfer):
             self._backend.wait(signal)
 
-    def move(self, legs: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
+    def move(self, copies: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
         """Index values as the copy wants them: runs of host pages in order for direct copies. Always new values.
 
         SGLang's move_hybrid_indices changed values that tree nodes keep (#23427, #23429).
         (mutant: move-changes-indices)
         """
         if self.host.method != "direct":
-            return legs
+            return copies
         moved = []
-        for leg in legs:
-            order = np.argsort(leg.host, kind="stable")
-            chain = [leg.chain[at] for at in order]
-            moved.append(make_leg(leg.space, leg.host[order], leg.device[order], chain))
+        for copy in copies:
+            order = np.argsort(copy.host, kind="stable")
+            chain = [copy.chain[at] for at in order]
+            moved.append(make_copy(copy.space, copy.host[order], copy.device[order], chain))
         return tuple(moved)
 
     def _load_layer(
-        self, leg: SpaceCopy, local: int, behind: tuple[Signal, ...], lanes: tuple[Lane, ...]
+        self, copy: SpaceCopy, local: int, behind: tuple[Signal, ...], lanes: tuple[Lane, ...]
     ) -> list[Lane]:
         used = []
-        for buffers, lane in self._groups(leg.space, lanes):
-            owner = self.pool.sets[leg.space]
+        for buffers, lane in self._groups(copy.space, lanes):
+            owner = self.pool.sets[copy.space]
             words = {name: owner.write_view(name) for name in buffers}
             self._backend.submit(
                 Operation(
                     "hicache.load",
-                    self.host.load_parts(
-                        leg.space, buffers, layer=local, host=leg.host, device=leg.device, words=words
+                    self.host.load_chunks(
+                        copy.space, buffers, layer=local, host=copy.host, device=copy.device, words=words
                     ),
                 ),
                 lane=lane,
-                reads=(self.host.footprint(leg.space, buffers, leg.host, layers=(local, local + 1)),),
-                writes=(Footprint(leg.space, tuple(buffers), (local, local + 1), leg.device),),
+                reads=(self.host.footprint(copy.space, buffers, copy.host, layers=(local, local + 1)),),
+                writes=(Footprint(copy.space, tuple(buffers), (local, local + 1), copy.device),),
                 after=behind,
             )
             used.append(lane)

@@ -50,16 +50,16 @@ class CacheListener(Protocol):
     def computed(self, *, request: int, chain: tuple[bytes, ...]) -> None:
         """The first pages of a request have these hashes."""
 
-    def moving(self, *, number: int, legs: tuple[SpaceCopy, ...]) -> None:
+    def moving(self, *, number: int, copies: tuple[SpaceCopy, ...]) -> None:
         """A transfer was made, with these index values."""
 
     def tier_changed(self, *, tier: str, space: str, chain: tuple[bytes, ...], ids: IndexArray, added: bool) -> None:
         """A tier now holds, or no longer holds, these pages or this state. chain: [n] hashes, ids: [n]."""
 
-    def transferred(self, *, number: int, kind: str, request: int, legs: tuple[SpaceCopy, ...]) -> None:
+    def transferred(self, *, number: int, kind: str, request: int, copies: tuple[SpaceCopy, ...]) -> None:
         """A backup or a load was acknowledged, with these index values."""
 
-    def fetched(self, *, request: int, legs: tuple[SpaceCopy, ...]) -> None:
+    def fetched(self, *, request: int, copies: tuple[SpaceCopy, ...]) -> None:
         """Pages came from the store into these host pages; device ids stand for nothing."""
 
     def evicted(self, *, tier: str, space: str, during_load: bool) -> None:

@@ -8,7 +8,7 @@ Memory of one buffer, for U units (pages or slots) of r rows (r = P for TOKEN ro
 Invariants:
 - Every layout is a permutation of [L, U, r, W], so copies, packing and checks address all three alike.
 - Device to host to device is exact to the bit for every layout and method, and units that are not named keep theirs.
-- A HostPool plans copies and never runs one: the caller submits the parts with their footprints.
+- A HostPool plans copies and never runs one: the caller submits the chunks with their footprints.
 - Ids are copied when a copy is planned; the caller may change its arrays at once.
 - The host has no padding: ids 0 .. units - 1 are all usable. Row 0 of the device is padding and is refused.
 """
@@ -26,13 +26,13 @@ import torch
 
 from kvcheck.core.base.errors import LayoutMismatch, LengthMismatch, UsageError
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.backend.backend import Footprint, Memory, Part, Place
+from kvcheck.core.cache.backend.backend import ChunkWork, Footprint, Memory, Place
 from kvcheck.core.cache.pools.allocator import AllocationListener, IdAllocator
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, SpaceSpec
 from kvcheck.kernels.page_copy import copy_block_torch, copy_bytes_torch, copy_rows
 
 CHUNK_UNITS = 64
-"""Pages or slots copied by one part; the order of the parts of a copy is free."""
+"""Pages or slots copied by one chunk; the order of the chunks of a copy is free."""
 
 # layout: which axes of [L, U, r, W] its memory has, outermost first.
 _ORDERS: Final[dict[str, tuple[int, int, int, int]]] = {
@@ -42,7 +42,7 @@ _ORDERS: Final[dict[str, tuple[int, int, int, int]]] = {
 }
 HOST_LAYOUTS: Final = tuple(_ORDERS)
 COPY_METHODS: Final = ("kernel", "direct")
-"""kernel: one copy by row ids, read when the part runs. direct: one copy a run of units, or a page."""
+"""kernel: one copy by row ids, read when the chunk runs. direct: one copy a run of units, or a page."""
 
 
 class HostPool:
@@ -87,7 +87,7 @@ class HostPool:
                 )
                 self._pages[spec.name, buffer.name] = memory.permute([order.index(axis) for axis in range(4)])
 
-    def backup_parts(
+    def backup_chunks(
         self,
         space: str,
         buffers: Sequence[str],
@@ -95,19 +95,19 @@ class HostPool:
         host: IndexArray,
         device: IndexArray,
         words: Mapping[str, torch.Tensor],
-    ) -> tuple[Part, ...]:
-        """Parts that copy all layers of whole units, device[i] to host[i]. words: by buffer, [L, R, W], to be read."""
+    ) -> tuple[ChunkWork, ...]:
+        """Chunks that copy all layers of whole units, device[i] to host[i]. words: by buffer, [L, R, W], to be read."""
         what = f"host.{space} backup"
         hosts, devices = _pairs(host, device, what=what)
         _check_ids(hosts, first=0, stop=self._count(space), what=f"{what}, host ids", is_target=True)
-        parts: list[Part] = []
+        chunks: list[ChunkWork] = []
         for name, target in self._views(space, buffers):
             source = self._device_view(space, name, words)
             _check_ids(devices, first=1, stop=source.shape[1], what=f"{what} of {name}, device ids", is_target=False)
-            parts += self._copies(target, hosts, source, devices)
-        return tuple(parts)
+            chunks += self._copies(target, hosts, source, devices)
+        return tuple(chunks)
 
-    def load_parts(
+    def load_chunks(
         self,
         space: str,
         buffers: Sequence[str],
@@ -116,18 +116,18 @@ class HostPool:
         host: IndexArray,
         device: IndexArray,
         words: Mapping[str, torch.Tensor],
-    ) -> tuple[Part, ...]:
-        """Parts that copy one local layer of whole units, host[i] to device[i]. words: [L, R, W], to be written."""
+    ) -> tuple[ChunkWork, ...]:
+        """Chunks that copy one local layer of whole units, host[i] to device[i]. words: [L, R, W], to be written."""
         what = f"host.{space} load"
         hosts, devices = _pairs(host, device, what=what)
         self._check_layers(space, (layer, layer + 1))
         _check_ids(hosts, first=0, stop=self._count(space), what=f"{what}, host ids", is_target=False)
-        parts: list[Part] = []
+        chunks: list[ChunkWork] = []
         for name, source in self._views(space, buffers):
             target = self._device_view(space, name, words)
             _check_ids(devices, first=1, stop=target.shape[1], what=f"{what} of {name}, device ids", is_target=True)
-            parts += self._copies(target[layer : layer + 1], devices, source[layer : layer + 1], hosts)
-        return tuple(parts)
+            chunks += self._copies(target[layer : layer + 1], devices, source[layer : layer + 1], hosts)
+        return tuple(chunks)
 
     def footprint(self, space: str, buffers: Sequence[str], units: IndexArray, *, layers: tuple[int, int]) -> Footprint:
         """What an operation on these host units touches. layers: half-open, local to the space."""
@@ -191,7 +191,7 @@ class HostPool:
 
     def _copies(
         self, target: torch.Tensor, target_units: IndexArray, source: torch.Tensor, source_units: IndexArray
-    ) -> Iterator[Part]:
+    ) -> Iterator[ChunkWork]:
         """target[:, target_units[i]] = source[:, source_units[i]], in chunks; both views are [l, U, r, W]."""
         make = self._kernel_part if self.method == "kernel" else self._direct_part
         for start in range(0, len(target_units), CHUNK_UNITS):
@@ -200,13 +200,13 @@ class HostPool:
 
     def _kernel_part(
         self, target: torch.Tensor, target_units: IndexArray, source: torch.Tensor, source_units: IndexArray
-    ) -> Part:
+    ) -> ChunkWork:
         rows = [self._backend.index(_rows_of(units, target.shape[2])) for units in (target_units, source_units)]
         return partial(copy_rows, target, rows[0], source, rows[1])
 
     def _direct_part(
         self, target: torch.Tensor, target_units: IndexArray, source: torch.Tensor, source_units: IndexArray
-    ) -> Part:
+    ) -> ChunkWork:
         # Axes go in the order of the host's memory, so that the host side of a block is one piece wherever it can be.
         order = _ORDERS[self.layout]
         blocks: list[tuple[torch.Tensor, torch.Tensor]] = []

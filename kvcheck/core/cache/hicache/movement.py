@@ -19,7 +19,7 @@ import numpy as np
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
-from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Transfer, WindowPages, make_leg, owned
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Transfer, WindowPages, make_copy, owned
 from kvcheck.core.cache.hicache.radix_tree import Match
 
 SPACES = ("full", "window", "state")
@@ -72,7 +72,7 @@ class Movement:
         """Start a backup of one node; False where it has one, is loading, or the host has no room."""
         if node.host.is_live or node.loading or not node.device.is_live:
             return False
-        legs: list[SpaceCopy] = []
+        copies: list[SpaceCopy] = []
         for space in SPACES:
             device = node.device.ids(space)
             if not len(device):
@@ -81,9 +81,9 @@ class Movement:
             if host is None and space == "full":
                 return False
             if host is not None:  # without room for a companion the host keeps the pages alone: a tombstone
-                legs.append(make_leg(space, host, device, node.device.hashes(node.chain, space)))
+                copies.append(make_copy(space, host, device, node.device.hashes(node.chain, space)))
                 self._place_host(node, space, host)
-        transfer = self._transfer("backup", request, node, tuple(legs))
+        transfer = self._transfer("backup", request, node, tuple(copies))
         transfer.nodes.append(node)
         node.backing = transfer
         self._pin(transfer)
@@ -127,14 +127,16 @@ class Movement:
         if taken is None:
             self._abandon(transfer)
             return False
-        transfer.legs = tuple(
-            make_leg(gap.space, gap.host, ids, [gap.node.chain[at] for at in gap.places])
+        transfer.copies = tuple(
+            make_copy(gap.space, gap.host, ids, [gap.node.chain[at] for at in gap.places])
             for gap, ids in zip(gaps, taken, strict=True)
         )
-        for gap, leg in zip(gaps, transfer.legs, strict=True):
-            self._place_device(gap, leg.device)
+        for gap, copy in zip(gaps, transfer.copies, strict=True):
+            self._place_device(gap, copy.device)
             if self._listener is not None:
-                self._listener.tier_changed(tier="device", space=leg.space, chain=leg.chain, ids=leg.device, added=True)
+                self._listener.tier_changed(
+                    tier="device", space=copy.space, chain=copy.chain, ids=copy.device, added=True
+                )
             if transfer not in gap.node.loading:
                 gap.node.loading = (*gap.node.loading, transfer)
                 transfer.nodes.append(gap.node)
@@ -236,16 +238,16 @@ class Movement:
             self.on_backed_up(node, transfer.request)
         if self._listener is not None:
             self._listener.transferred(
-                number=transfer.number, kind=transfer.kind, request=transfer.request, legs=transfer.legs
+                number=transfer.number, kind=transfer.kind, request=transfer.request, copies=transfer.copies
             )
 
-    def _transfer(self, kind: str, request: int, lock: Node, legs: tuple[SpaceCopy, ...]) -> Transfer:
+    def _transfer(self, kind: str, request: int, lock: Node, copies: tuple[SpaceCopy, ...]) -> Transfer:
         self._count += 1
-        return Transfer(number=self._count, kind=kind, request=request, nodes=[], legs=legs, lock=lock)
+        return Transfer(number=self._count, kind=kind, request=request, nodes=[], copies=copies, lock=lock)
 
     def _tell_moving(self, transfer: Transfer) -> None:
         if self._listener is not None:
-            self._listener.moving(number=transfer.number, legs=transfer.legs)
+            self._listener.moving(number=transfer.number, copies=transfer.copies)
 
     def _pin(self, transfer: Transfer) -> None:
         """Keep both ends until the acknowledgement. (mutants: load-without-pin, write-back-without-pin)"""

@@ -203,32 +203,32 @@ class Transfer:
     kind: str
     request: int
     nodes: list[Node]
-    legs: tuple[SpaceCopy, ...]
+    copies: tuple[SpaceCopy, ...]
     lock: Node
     done: tuple[Signal, ...] = ()
     acknowledged: bool = False
     producer: int | None = None
 
 
-def make_leg(space: str, host: IndexArray, device: IndexArray, chain: Sequence[bytes]) -> SpaceCopy:
-    """A leg that owns its index values."""
+def make_copy(space: str, host: IndexArray, device: IndexArray, chain: Sequence[bytes]) -> SpaceCopy:
+    """A copy that owns its index values."""
     return SpaceCopy(space, owned(host), owned(device), tuple(chain))
 
 
-def merge(legs: Sequence[SpaceCopy]) -> tuple[SpaceCopy, ...]:
-    """One leg a space, in the order the spaces first appear; the values given are left as they are."""
-    spaces = dict.fromkeys(leg.space for leg in legs)
+def merge(copies: Sequence[SpaceCopy]) -> tuple[SpaceCopy, ...]:
+    """One copy a space, in the order the spaces first appear; the values given are left as they are."""
+    spaces = dict.fromkeys(copy.space for copy in copies)
     return tuple(
-        make_leg(
+        make_copy(
             space,
-            np.concatenate([leg.host for leg in legs if leg.space == space]),
-            np.concatenate([leg.device for leg in legs if leg.space == space]),
-            [each for leg in legs if leg.space == space for each in leg.chain],
+            np.concatenate([copy.host for copy in copies if copy.space == space]),
+            np.concatenate([copy.device for copy in copies if copy.space == space]),
+            [each for copy in copies if copy.space == space for each in copy.chain],
         )
         for space in spaces
     )
 
 
-def full_pages(legs: Sequence[SpaceCopy]) -> int:
+def full_pages(copies: Sequence[SpaceCopy]) -> int:
     """Pages of the full space that move."""
-    return sum(len(leg.host) for leg in legs if leg.space == "full")
+    return sum(len(copy.host) for copy in copies if copy.space == "full")

@@ -23,11 +23,11 @@ import torch
 
 from kvcheck.core.base.errors import StorageError
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.backend.backend import Backend, Operation, Part, Signal
+from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Operation, Signal
 from kvcheck.core.cache.hicache.controller import leading_reached
 from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Tier, WindowPages, make_leg, owned
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Tier, WindowPages, make_copy, owned
 from kvcheck.core.cache.hicache.radix_tree import Known, Tokens
 from kvcheck.core.cache.hicache.storage import Namespace, PageStore, complete_prefix
 
@@ -100,19 +100,19 @@ class StorageTier:
         """Queue what the host holds of a node for the store, once."""
         if node.stored or not node.host.is_live:
             return
-        parts: list[Part] = []
+        chunks: list[ChunkWork] = []
         reads = []
         for space in self._policy:
             units = node.host.ids(space)
             if not len(units):
                 continue
             for unit, each in zip(units.tolist(), node.host.hashes(node.chain, space), strict=True):
-                parts.append(partial(self._put, space, unit, self._namespace.key(space, each)))
+                chunks.append(partial(self._put, space, unit, self._namespace.key(space, each)))
             names = self._names(space)
             reads.append(self._host.footprint(space, names, units, layers=(0, self._layers(space))))
         node.stored = True
         self._tree.lock_host(node)
-        done = self._backend.submit(Operation("storage.put", tuple(parts), request), lane=self._lane, reads=reads)
+        done = self._backend.submit(Operation("storage.put", tuple(chunks), request), lane=self._lane, reads=reads)
         self._writes.append(Write(node=node, done=done))
 
     def _put(self, space: str, unit: int, key: str) -> None:
@@ -144,7 +144,7 @@ class StorageTier:
             self._tree.unlock_host(parent)
             return
         prefetch = Prefetch(request=request, tokens=tokens.copy(), start=start, stop=stop, parent=parent, units=units)
-        parts = [
+        chunks = [
             partial(self._get, prefetch, space, unit, page, self._namespace.key(space, chain[page]))
             for space, (ids, pages) in units.items()
             for unit, page in zip(ids.tolist(), pages.tolist(), strict=True)
@@ -154,7 +154,7 @@ class StorageTier:
             for space, (ids, _) in units.items()
         ]
         prefetch.done = self._backend.submit(
-            Operation("storage.get", tuple(parts), request), lane=self._lane, writes=writes
+            Operation("storage.get", tuple(chunks), request), lane=self._lane, writes=writes
         )
         self._prefetches.append(prefetch)
 
@@ -258,7 +258,7 @@ class StorageTier:
             tier = self._tier(prefetch, stop)
             node = self._tree.insert_host(prefetch.tokens[: stop * self._tree.page_size], prefetch.start, tier)
         kept = stop if node is not None else prefetch.start
-        legs: list[SpaceCopy] = []
+        copies: list[SpaceCopy] = []
         chain = self._tree.chain(prefetch.tokens)
         for space, (ids, pages) in prefetch.units.items():
             whole = np.array([page in prefetch.arrived[space] for page in pages.tolist()])
@@ -267,12 +267,12 @@ class StorageTier:
                 self._host.allocators[space].free(ids[~is_kept])
             if is_kept.any():
                 places = pages[is_kept].tolist()
-                legs.append(make_leg(space, ids[is_kept], ids[is_kept], [chain[page] for page in places]))
+                copies.append(make_copy(space, ids[is_kept], ids[is_kept], [chain[page] for page in places]))
         if node is not None:
             node.stored = True
             self._residency.gained(node, "host", tuple(self._policy))
         if self._listener is not None:
-            self._listener.fetched(request=prefetch.request, legs=tuple(legs))
+            self._listener.fetched(request=prefetch.request, copies=tuple(copies))
 
     def _arrived(self, prefetch: Prefetch) -> int:
         """Pages of the longest prefix for which every space arrived whole, what the tree had before included."""

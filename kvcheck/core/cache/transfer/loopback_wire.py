@@ -20,7 +20,7 @@ import torch
 
 from kvcheck.core.base.errors import TransferError
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.backend.backend import Lane, Operation, Part, Signal
+from kvcheck.core.cache.backend.backend import ChunkWork, Lane, Operation, Signal
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.transfer.messages import Drained, Message
 from kvcheck.core.cache.transfer.wire import LEGS, RegionWrite, Ticket, check_region
@@ -28,7 +28,7 @@ from kvcheck.kernels.page_copy import copy_bytes_torch
 
 PATHS = ("ordered", "async")
 PIECES = 4
-"""Parts that a write lands in; more make no new kind of torn row and cost time."""
+"""Chunks that a write lands in; more make no new kind of torn row and cost time."""
 
 LATE = 6
 """Copies of messages to a peer that are on their way when another one joins them."""
@@ -109,19 +109,19 @@ class LoopbackWire:
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
     ) -> Signal:
-        """One operation whose parts copy the blocks; on the path "async" the signal is reached without them."""
+        """One operation whose chunks copy the blocks; on the path "async" the signal is reached without them."""
         if self._fabric.refuses(self.name, peer, leg, ticket):
             raise TransferError(f"{self.name} to {peer}: the engine refused to write {leg} for room {ticket.room}")
         target = self._fabric.ends[peer]
         if self._fabric.vanishes(self.name, peer, leg, ticket):
             return self._report(peer, leg, ticket, after)
-        parts = [part for write in writes for part in self._parts(target, write)]
+        chunks = [chunk for write in writes for chunk in self._chunks(target, write)]
         reads = [each for write in writes for each in self.backend.own(write.reads)]
         landing = [each for write in writes for each in target.backend.own(write.writes)]
         path = self._fabric.paths[leg]
         inner = self.backend.inner
         landed = inner.submit(
-            Operation(f"wire.{leg}", tuple(parts), ticket.request),
+            Operation(f"wire.{leg}", tuple(chunks), ticket.request),
             lane=self._lane(peer, path, leg),
             reads=reads,
             writes=landing,
@@ -203,7 +203,7 @@ class LoopbackWire:
         path = f"{path}.{leg}" if path == "async" else path
         return self.backend.inner.lane(f"{self.name}>{peer}:{path}")
 
-    def _parts(self, target: LoopbackWire, write: RegionWrite) -> list[Part]:
+    def _chunks(self, target: LoopbackWire, write: RegionWrite) -> list[ChunkWork]:
         source, into = self.regions[write.source], target.regions[write.target]
         blocks = write.blocks
         ends = blocks[:, :2].max(axis=0, initial=0) + blocks[:, 2].max(initial=0)

@@ -4,7 +4,7 @@ Invariants:
 - Order is what the edges say, never what happened: a missing wait shows in any run, also where everything ran at once.
 - A read behind no edge from an earlier write is KV201; a write behind no edge from an earlier read or write is KV202.
 - Freeing and allocating are neither edges nor writes: stream-ordered reuse is legal, reuse without an edge is not.
-- The parts of one operation, and the operations of one lane, never race with each other.
+- The chunks of one operation, and the operations of one lane, never race with each other.
 """
 
 from __future__ import annotations

@@ -101,15 +101,15 @@ class KvAloneController(TransferController):
 class InPlaceController(TransferController):
     """Index values are sorted where they lie, for everybody who holds them."""
 
-    def move(self, legs: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
+    def move(self, copies: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
         """In place."""
         if self.host.method == "direct":
-            for leg in legs:
-                order = np.argsort(leg.host, kind="stable")
-                for ids in (leg.host, leg.device):
+            for copy in copies:
+                order = np.argsort(copy.host, kind="stable")
+                for ids in (copy.host, copy.device):
                     ids.setflags(write=True)
                     ids[:] = ids[order]
-        return legs
+        return copies
 
 
 class NoLoadPin(Movement):
