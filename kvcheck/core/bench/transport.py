@@ -24,7 +24,7 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.bare_engine import BareEngine
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.cache.transfer.mooncake.engine import CALLS_AHEAD, MooncakeEngine, PeerInfo, Ticket
+from kvcheck.core.cache.transfer.mooncake.engine import CALLS_AHEAD, MooncakeEngine, PeerInfo, Submission
 from kvcheck.core.cache.transfer.mooncake.library import require_library
 from kvcheck.core.cache.transfer.mooncake.plan import Batch
 from kvcheck.core.cache.transfer.mooncake.private_network import PrivateNetwork
@@ -143,13 +143,13 @@ class _Rig:
 
     def submit(self, batches: Sequence[Batch]) -> None:
         """Plan as many batches ahead as the engine process is given at once."""
-        open_tickets: deque[Ticket] = deque()
+        open_submissions: deque[Submission] = deque()
         for batch in batches:
-            open_tickets.append(self._engine.submit(self._peer, [batch]))
-            if len(open_tickets) == CALLS_AHEAD:
-                self._engine.wait(open_tickets.popleft())
-        while open_tickets:
-            self._engine.wait(open_tickets.popleft())
+            open_submissions.append(self._engine.submit(self._peer, [batch]))
+            if len(open_submissions) == CALLS_AHEAD:
+                self._engine.wait(open_submissions.popleft())
+        while open_submissions:
+            self._engine.wait(open_submissions.popleft())
 
 
 def _batches(shape: RunShape, random: np.random.Generator, start: int) -> list[Batch]:

@@ -204,9 +204,9 @@ def frozen_write(prefill: Side, decode: Side, size: int) -> Callable[[], int]:
     warm = Batch("kv", "kv", np.array([[0, 0, 64]], dtype=np.int64))
     prefill.engine.write(decode.engine.info, [warm])
     os.kill(decode.engine.pid, signal.SIGSTOP)
-    ticket = prefill.engine.submit(decode.engine.info, [batch])
-    assert not prefill.engine.is_done(ticket)
-    return lambda: prefill.engine.wait(ticket)
+    submission = prefill.engine.submit(decode.engine.info, [batch])
+    assert not prefill.engine.is_done(submission)
+    return lambda: prefill.engine.wait(submission)
 
 
 def test_a_peer_killed_in_the_middle(make: Callable[..., Side]) -> None:

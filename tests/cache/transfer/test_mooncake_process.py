@@ -161,9 +161,11 @@ def test_calls_are_cut_and_in_order(engine: MooncakeEngine, tmp_path: Path) -> N
 
 @pytest.mark.processes
 def test_writes_can_be_submitted_ahead(engine: MooncakeEngine, tmp_path: Path) -> None:
-    tickets = [engine.submit(peer("ok"), [scattered(number + 1)]) for number in range(CALLS_AHEAD * 3)]
-    assert engine.wait(tickets[-1]) == CALLS_AHEAD * 3 * 8
-    assert all(engine.is_done(ticket) and engine.wait(ticket) == ticket.size_bytes for ticket in tickets)
+    submissions = [engine.submit(peer("ok"), [scattered(number + 1)]) for number in range(CALLS_AHEAD * 3)]
+    assert engine.wait(submissions[-1]) == CALLS_AHEAD * 3 * 8
+    assert all(
+        engine.is_done(submission) and engine.wait(submission) == submission.size_bytes for submission in submissions
+    )
     counts = [int(line.split()[1]) for line in (tmp_path / "calls").read_text().splitlines()]
     assert counts == list(range(1, CALLS_AHEAD * 3 + 1))
     late = engine.submit(peer("ok"), [scattered(2000)])
@@ -183,18 +185,18 @@ def test_blocks_out_of_place_never_reach_the_engine(engine: MooncakeEngine, tmp_
 def test_a_failed_call_poisons_until_the_fence(
     engine: MooncakeEngine, region: SharedRegion, settings: EngineSettings, tmp_path: Path
 ) -> None:
-    tickets = [engine.submit(peer(what), [scattered(1)]) for what in ("ok", "fail", "ok", "ok", "ok", "ok", "ok")]
-    engine.wait(tickets[0])
+    submissions = [engine.submit(peer(what), [scattered(1)]) for what in ("ok", "fail", "ok", "ok", "ok", "ok", "ok")]
+    engine.wait(submissions[0])
     with pytest.raises(TransferError, match=r"returned -1, expected 0, in write 2; .*stay in use until both"):
-        engine.wait(tickets[-1])
+        engine.wait(submissions[-1])
     for call in (
-        lambda: engine.wait(tickets[2]),
-        lambda: engine.is_done(tickets[3]),
+        lambda: engine.wait(submissions[2]),
+        lambda: engine.is_done(submissions[3]),
         lambda: engine.write(peer("ok"), [scattered(1)]),
     ):
         with pytest.raises(TransferError, match=r"no more writes.*returned -1"):
             call()
-    assert engine.wait(tickets[0]) == 8
+    assert engine.wait(submissions[0]) == 8
     assert engine.is_poisoned and not engine.is_fenced and is_alive(engine.pid)
     engine.fence()
     engine.fence()
@@ -222,20 +224,20 @@ def test_silence_ends_with_the_watchdog(region: SharedRegion, settings: EngineSe
         engine.fence()
         assert engine.is_fenced
         other = MooncakeEngine.start({"kv": region}, settings=replace(settings, call_s=0.3))
-        ticket = other.submit(peer("hang"), [scattered(1)])
+        submission = other.submit(peer("hang"), [scattered(1)])
         with pytest.raises(TransferError, match="gave no answer"):
-            poll(lambda: other.is_done(ticket))
+            poll(lambda: other.is_done(submission))
         other.fence()
 
 
 @pytest.mark.processes
 def test_a_fence_ends_the_wait_of_another_thread(engine: MooncakeEngine) -> None:
-    ticket = engine.submit(peer("hang"), [scattered(1)])
+    submission = engine.submit(peer("hang"), [scattered(1)])
     told: list[str] = []
 
     def wait() -> None:
         try:
-            engine.wait(ticket)
+            engine.wait(submission)
         except TransferError as error:
             told.append(str(error))
 

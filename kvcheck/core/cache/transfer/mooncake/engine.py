@@ -71,7 +71,7 @@ class PeerInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class Submission:
     """A submitted write: its number on this engine, and its bytes."""
 
     number: int
@@ -107,10 +107,10 @@ class MooncakeEngine:
         self._settings = settings or EngineSettings()
         self._lock = threading.RLock()
         self._poison: str | None = None
-        self._waiting: deque[tuple[int, str, bytes]] = deque()  # (ticket, peer, columns) not handed over yet
-        self._ahead: deque[int] = deque()  # tickets of the calls handed over, in order
+        self._waiting: deque[tuple[int, str, bytes]] = deque()  # (submission, peer, columns) not handed over yet
+        self._ahead: deque[int] = deque()  # submissions of the calls handed over, in order
         self._moved_at = 0.0  # when the engine process last answered, or was given its only call
-        self._last_ticket = 0
+        self._last_submission = 0
         self._log = os.memfd_create("kvcheck-engine-log", os.MFD_CLOEXEC)
         self._process, self._channel = self._spawn()
         with contextlib.ExitStack() as on_failure:
@@ -166,7 +166,7 @@ class MooncakeEngine:
         """
         return self.wait(self.submit(peer, batches))
 
-    def submit(self, peer: PeerInfo, batches: Sequence[Batch]) -> Ticket:
+    def submit(self, peer: PeerInfo, batches: Sequence[Batch]) -> Submission:
         """Check and hand over without waiting; calls run one after the other, in the order of their submission.
 
         The blocks may be changed at once, the source bytes only after `wait`.
@@ -176,30 +176,30 @@ class MooncakeEngine:
             if os.fstat(self._log).st_size > LOG_BYTES:
                 os.ftruncate(self._log, 0)
             entries = entries_of(batches, self._regions, peer.regions)
-            self._last_ticket += 1
-            ticket = Ticket(self._last_ticket, int(entries[2].sum()))
-            if ticket.size_bytes:
+            self._last_submission += 1
+            submission = Submission(self._last_submission, int(entries[2].sum()))
+            if submission.size_bytes:
                 for call in calls_of(entries):
-                    self._waiting.append((ticket.number, peer.session, call.tobytes()))
+                    self._waiting.append((submission.number, peer.session, call.tobytes()))
             self._move(self._hand_over)
-            return ticket
+            return submission
 
-    def is_done(self, ticket: Ticket) -> bool:
+    def is_done(self, submission: Submission) -> bool:
         """Whether the library says it is done with all blocks; never waits. Raises as `write` does."""
         with self._lock:
-            while self._is_open(ticket):
+            while self._is_open(submission):
                 self._check_usable()
                 if not self._move(lambda: self._take(deadline=0.0)):
                     return False
             return True
 
-    def wait(self, ticket: Ticket) -> int:
-        """Wait for `is_done`; returns the ticket's bytes."""
+    def wait(self, submission: Submission) -> int:
+        """Wait for `is_done`; returns the submission's bytes."""
         with self._lock:
-            while self._is_open(ticket):
+            while self._is_open(submission):
                 self._check_usable()
                 self._move(lambda: self._take(deadline=self._moved_at + self._settings.call_s))
-            return ticket.size_bytes
+            return submission.size_bytes
 
     def fence(self) -> None:
         """Kill the engine process and wait for its end; from then on it uses no memory. For a healthy engine: close.
@@ -267,10 +267,10 @@ class MooncakeEngine:
         assert isinstance(extents, dict)
         return f"{host}:{answer['port']}", {str(name): (int(at), int(size)) for name, (at, size) in extents.items()}
 
-    def _is_open(self, ticket: Ticket) -> bool:
-        """Whether calls of `ticket`, or of one before it, are not answered yet."""
+    def _is_open(self, submission: Submission) -> bool:
+        """Whether calls of `submission`, or of one before it, are not answered yet."""
         first = self._ahead[0] if self._ahead else self._waiting[0][0] if self._waiting else None
-        return first is not None and first <= ticket.number
+        return first is not None and first <= submission.number
 
     def _move(self, step: Callable[[], None]) -> bool:
         """Run one step with the engine process; False where it found nothing to take yet. Poisons on failure."""
@@ -286,20 +286,20 @@ class MooncakeEngine:
 
     def _hand_over(self) -> None:
         while self._waiting and len(self._ahead) < CALLS_AHEAD:
-            ticket, peer, columns = self._waiting[0]
+            submission, peer, columns = self._waiting[0]
             if not self._ahead:
                 self._moved_at = time.monotonic()
             deadline = self._moved_at + self._settings.call_s
-            self._channel.send(Kind.WRITE, ticket, pack_call(columns, peer), deadline=deadline)
-            self._ahead.append(ticket)
+            self._channel.send(Kind.WRITE, submission, pack_call(columns, peer), deadline=deadline)
+            self._ahead.append(submission)
             self._waiting.popleft()
 
     def _take(self, *, deadline: float) -> None:
         """Take one answer, then hand over what now fits."""
         frame = self._channel.receive(deadline=deadline)
-        ticket = self._ahead[0]
-        if frame.kind is not Kind.DONE or frame.number != ticket:
-            raise self._fail(f"answered {frame.kind.name} {frame.number}, expected the end of write {ticket}")
+        submission = self._ahead[0]
+        if frame.kind is not Kind.DONE or frame.number != submission:
+            raise self._fail(f"answered {frame.kind.name} {frame.number}, expected the end of write {submission}")
         (code,) = CODE.unpack(frame.payload)
         if code != 0:
             raise self._fail(f"returned {code}, expected 0,")
