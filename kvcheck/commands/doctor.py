@@ -76,7 +76,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "invariants": ("kvcheck.core.stress.invariants:INVARIANTS",),
 }
 NOTES = {
-    "invariants": "What the host tier must keep true. `kvcheck list invariants --json` names what checks each of them.",
+    "invariants": "What the host tier must keep true.",
 }
 EXPLAINED_KINDS = ("oracles", "mutants", "scenarios", "invariants")
 CARD_FIELDS = ("shows", "matters", "example")
@@ -126,7 +126,8 @@ def list_kind(
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
         breaks = f" (breaks {', '.join(row['breaks'])})" if "breaks" in row else ""
-        say(f"{row['name']:<{width}}  {row['about']}".rstrip() + breaks)
+        checks = f" (checked by {row['checked_by']})" if "checked_by" in row else ""
+        say(f"{row['name']:<{width}}  {row['about']}".rstrip() + breaks + checks)
 
 
 def explain(
@@ -179,7 +180,7 @@ def _row(name: str, thing: object) -> dict[str, str | list[str]]:
     """What `list` says of one row: of an invariant also what checks it, of a mutant the functions that it breaks."""
     row: dict[str, str | list[str]] = {"name": name, "about": _about(thing)}
     if isinstance(thing, Invariant):
-        row |= {"oracles": list(thing.oracles), "tests": list(thing.tests)}
+        row |= {"oracles": list(thing.oracles), "checked_by": thing.checked_by}
     if isinstance(thing, ModelShape):
         row["source"] = thing.source
     if breaks := _breaks(thing):
