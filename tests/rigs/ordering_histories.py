@@ -81,13 +81,13 @@ RIGHT: dict[str, tuple[Event, ...]] = {
         *(load(1, 5), LaneWaited(1, "draft"), op(2, "draft"), LaneWaited(2, "forward")),
         read(3, 5),
     ),
-    "host joined": (load(1, 5), ProcessJoined(1), read(2, 5)),
-    "host drained": (load(1, 5), read(2, 6, lane="d2h"), ProcessDrained(), write(3, 5, 6)),
-    "host joined what a lane had waited for": (
+    "process joined": (load(1, 5), ProcessJoined(1), read(2, 5)),
+    "process drained": (load(1, 5), read(2, 6, lane="d2h"), ProcessDrained(), write(3, 5, 6)),
+    "process joined what a lane had waited for": (
         *(load(1, 5), LaneWaited(1, "draft"), op(2, "draft"), ProcessJoined(2)),
         read(3, 5),
     ),
-    "a wait for what the host has joined": (load(1, 5), ProcessJoined(1), LaneWaited(1, "forward"), read(2, 5)),
+    "a wait for what the process has joined": (load(1, 5), ProcessJoined(1), LaneWaited(1, "forward"), read(2, 5)),
     "waited for, then recorded anew": (
         *(load(1, 5), Recorded(100, "h2d"), LaneWaited(100, "forward"), Recorded(101, "idle")),
         read(2, 5),
@@ -149,7 +149,7 @@ WRONG: dict[str, tuple[Said, tuple[Event, ...]]] = {
         ("KV201", None, None, 5, None, NO_WAIT),
         (op(9, "forward"), load(1, 5), LaneWaited(1, "draft"), op(2, "draft"), read(3, 5)),
     ),
-    "a lane's wait does not join the host": (
+    "a lane's wait does not join the process": (
         ("KV201", None, None, 5, None, NO_WAIT),
         (load(1, 5), LaneWaited(1, "h2d-2"), read(2, 5)),
     ),
@@ -159,7 +159,7 @@ WRONG: dict[str, tuple[Said, tuple[Event, ...]]] = {
     ),
     "waited too late": (("KV201", None, None, 5, None, NO_WAIT), (load(1, 5), read(2, 5), LaneWaited(1, "forward"))),
     "never recorded": (("KV201", None, None, 5, None, NO_WAIT), (load(1, 5), LaneWaited(100, "forward"), read(2, 5))),
-    "the host joined another lane": (
+    "the process joined another lane": (
         ("KV201", None, None, 5, None, NO_WAIT),
         (load(1, 5), op(2, "d2h"), ProcessJoined(2), read(3, 5)),
     ),

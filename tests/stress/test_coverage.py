@@ -18,7 +18,7 @@ from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import DELAYS
 
 PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny")
-ORDERS = {"eager", "lazy", "random", *(f"delay:{legs[0] if len(legs) == 1 else 'all'}" for legs in DELAYS)}
+ORDERS = {"eager", "lazy", "random", *(f"delay:{groups[0] if len(groups) == 1 else 'all'}" for groups in DELAYS)}
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def on_lanes(*names: str) -> list[Choice]:
 
 
 @pytest.mark.parametrize(
-    ("leg", "lanes"),
+    ("group", "lanes"),
     [
         ("compute", ["forward"]),
         ("d2h", ["d2h", "hicache.d2h", "hicache.d2h.side"]),
@@ -97,10 +97,10 @@ def on_lanes(*names: str) -> list[Choice]:
         ("storage", ["storage", "storage.read"]),
     ],
 )
-def test_a_delayed_leg_runs_when_nothing_else_can_and_the_host_waits(leg: str, lanes: list[str]) -> None:
+def test_a_delayed_group_runs_when_nothing_else_can_and_the_process_waits(group: str, lanes: list[str]) -> None:
     everything = ["forward", "d2h", "h2d", "hicache.d2h", "hicache.h2d.1.side", "storage.read", "fabric", "notify"]
     others = [name for name in everything if name not in lanes]
-    delay = DelayStrategy([leg])
+    delay = DelayStrategy([group])
     mixed = on_lanes(*lanes, *reversed(others))
     for may_pause in (True, False):
         assert delay.choose(mixed, may_pause=may_pause) == 2 * len(lanes), "the oldest of the lanes that run promptly"
@@ -119,11 +119,11 @@ def test_a_delay_changes_what_runs_and_ends() -> None:
 
 
 def test_delays_come_one_leg_at_a_time_then_together_and_start_elsewhere_in_every_round() -> None:
-    legs = ("compute", "d2h", "h2d", "storage", "wire", "state", "message", "aux")
-    assert (*((leg,) for leg in legs), legs) == DELAYS
+    groups = ("compute", "d2h", "h2d", "storage", "wire", "state", "message", "aux")
+    assert (*((group,) for group in groups), groups) == DELAYS
     count = len(DELAYS)
     picked = [make_strategy("delay", seed=1, schedule=at, choices=None) for at in range(count * count)]
-    made = [each.legs for each in picked if isinstance(each, DelayStrategy)]
+    made = [each.groups for each in picked if isinstance(each, DelayStrategy)]
     assert made[:count] == list(DELAYS)
     for start in range(0, count * count, count):
         assert sorted(made[start : start + count]) == sorted(DELAYS), "every round has each"
@@ -163,7 +163,7 @@ def test_equal_seeds_run_equally_and_other_seeds_run_otherwise() -> None:
     [
         EagerStrategy,
         LazyStrategy,
-        *(lambda legs=legs: DelayStrategy(legs) for legs in DELAYS),
+        *(lambda groups=groups: DelayStrategy(groups) for groups in DELAYS),
         *(lambda seed=seed: RandomStrategy(seed) for seed in range(12)),
     ],
 )
@@ -231,7 +231,7 @@ def test_the_portfolio_is_eager_lazy_the_delays_then_random(schedule: int, kind:
 
 def test_the_portfolio_delays_every_leg_once_and_all_of_them_last() -> None:
     made = [make_strategy("portfolio", seed=1, schedule=at, choices=None) for at in range(2, 11)]
-    assert [each.legs for each in made if isinstance(each, DelayStrategy)] == list(DELAYS)
+    assert [each.groups for each in made if isinstance(each, DelayStrategy)] == list(DELAYS)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ Invariants:
 - A cell is (layer, unit, token inside the unit). A footprint without spans touches the whole unit, also the tokens that
   nobody has named yet.
 - Only the last touch of a lane is kept: lanes are in order, so who is behind it is behind all the earlier ones.
-- Touches that the host has joined are forgotten: no later operation can overlap them.
+- Touches that every process has joined are forgotten: no later operation can overlap them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AccessLog:
         self._last: npt.NDArray[np.int64] = np.zeros((1, 1, 1), dtype=np.int64)
 
     def touch(self, event: int, footprint: Footprint, *, over: int) -> None:
-        """The lane's event touches the footprint. over: the last event of the lane that the host has joined."""
+        """The lane's event touches the footprint. over: the last event of the lane that every process has joined."""
         while self._log and self._log[0].event <= over:
             self._log.popleft()
         self.latest = event

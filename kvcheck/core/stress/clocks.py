@@ -1,17 +1,17 @@
 """Clocks: which events of which lane are over before another begins, from the edges that a backend tells.
 
-The actors are the hosts and the lanes. A process is a host; most runs have one. A lane counts its events (operations
-and records) from 1; a clock holds, for each lane by its number, the last event that is over. Edges:
+The actors are the processes and the lanes; most runs have one process. A lane counts its events (operations and
+records) from 1. A clock holds, for each lane by its number, the last event that is over. Edges:
 
-    host -> operation     what the host knew when it submitted
-    lane -> operation     everything queued in the lane before, and what the lane was told to wait for
-    record -> lane, host  what the record covers, for whoever waits for it
+    process -> operation     what the process knew when it submitted
+    lane -> operation        everything queued in the lane before, and what the lane was told to wait for
+    record -> lane, process  what the record covers, for whoever waits for it
 
 Invariants:
 - Clocks are closed: one that holds an event holds everything that this event is behind.
 - A wait joins the waiter and nobody else; freeing, allocating and an order that merely happened are no edges.
-- What every host has joined is behind everything that is submitted later, so nothing older is kept.
-- The host without a name is the harness: others begin with what it knows, and when it acts again it knows all they do.
+- Everything that is submitted later is behind what every process has joined, so nothing older is kept.
+- The process without a name is the harness. Others begin with what it knows; when it acts again, it knows all they do.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Clock = tuple[int, ...]
 
 
 class Clocks:
-    """The clock of the host that acts, the lanes' clocks, and those of the records that can still tell somebody."""
+    """The clocks of the processes, of the lanes, and of the records that not every process has joined yet."""
 
     def __init__(self) -> None:
-        self.host: Clock = ()
+        self.process: Clock = ()
         self._acting = ""
         self._others: dict[str, Clock] = {}
         self._least: Clock | None = None
@@ -37,29 +37,31 @@ class Clocks:
         self._records: dict[int, Clock] = {}
         self._kept: list[deque[tuple[int, int]]] = []
 
-    def act(self, host: str) -> None:
-        """From now on it is that host that submits and waits."""
+    def act(self, process: str) -> None:
+        """From now on that process submits and waits."""
         self._least = None
-        self._others[self._acting] = self.host
-        if host in self._others:
-            self.host = self._others.pop(host)
+        self._others[self._acting] = self.process
+        if process in self._others:
+            self.process = self._others.pop(process)
         elif "" in self._others:
-            self.host = self._others[""]
-        self._acting = host
-        if not host:
+            self.process = self._others[""]
+        self._acting = process
+        if not process:
             for clock in self._others.values():
-                self.host = joined(self.host, clock)
+                self.process = joined(self.process, clock)
 
     def known_to_all(self, lane: int) -> int:
-        """The last event of that lane that every host has joined; the harness too, with whose clock new hosts begin."""
-        return min(at(self.host, lane), at(self._least_of_others(), lane)) if self._others else at(self.host, lane)
+        """The last event of that lane that every process has joined; the harness too, whose clock new processes get."""
+        return (
+            min(at(self.process, lane), at(self._least_of_others(), lane)) if self._others else at(self.process, lane)
+        )
 
     def common(self) -> Clock:
-        """What every host has joined, of all lanes; where it is what it was, nothing more is over."""
-        return tuple(map(min, self.host, self._least_of_others())) if self._others else self.host
+        """What every process has joined, of all lanes. While it stays the same, nothing more is over."""
+        return tuple(map(min, self.process, self._least_of_others())) if self._others else self.process
 
     def _least_of_others(self) -> Clock:
-        """Only a change of the acting host changes it, not the joins of that host."""
+        """It changes only when another process acts; joins of the acting process do not change it."""
         if self._least is None:
             first, *rest = self._others.values()
             self._least = tuple(map(min, first, *rest)) if rest else first
@@ -76,7 +78,7 @@ class Clocks:
 
     def advance(self, lane: int, record: int | None) -> Clock:
         """One more event of a lane, which `record` stands for. Returns its clock, itself included."""
-        clock = _reaching(joined(self._lanes[lane], self.host), lane)
+        clock = _reaching(joined(self._lanes[lane], self.process), lane)
         clock = (*clock[:lane], clock[lane] + 1, *clock[lane + 1 :])
         self._lanes[lane] = clock
         if record is not None:
@@ -88,21 +90,21 @@ class Clocks:
         """What is queued in the lane from now on is behind the record."""
         self._lanes[lane] = joined(self._lanes[lane], self._of(record))
 
-    def host_joins(self, record: int) -> None:
-        """The host is behind the record."""
-        self._join_host((self._of(record),))
+    def process_joins(self, record: int) -> None:
+        """The acting process is behind the record."""
+        self._join_process((self._of(record),))
 
-    def host_drains(self) -> None:
-        """The host is behind everything."""
-        self._join_host(self._lanes)
+    def process_drains(self) -> None:
+        """The acting process is behind everything."""
+        self._join_process(self._lanes)
 
     def _of(self, record: int) -> Clock:
-        """A record's clock; one that is not kept says nothing that the host, and so everybody, does not know."""
+        """A record's clock. A record that is not kept says nothing new: every process has joined it."""
         return self._records.get(record, ())
 
-    def _join_host(self, clocks: Iterable[Clock]) -> None:
+    def _join_process(self, clocks: Iterable[Clock]) -> None:
         for clock in clocks:
-            self.host = joined(self.host, clock)
+            self.process = joined(self.process, clock)
         common = self.common()
         if common == self._over:
             return

@@ -1,8 +1,8 @@
 """Delays of a device as part of a plan: as the text of a line, and by the number of a schedule.
 
     3.hicache.load~17.decode.read     the lane of the 3rd hicache.load is held until the 17th decode.read has run
-    hicache.load/storage.put          the lanes of every one of these are held until the host waits
-    h2d                               so are the lanes of that leg
+    hicache.load/storage.put          the lanes of every one of these are held until the process waits
+    h2d                               so are the lanes of that group
 
 Invariants:
 - Text and value round-trip; any other text is a UsageError.
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.delays import Delay, Site
 from kvcheck.core.stress.schedule import Kind, Plan
-from kvcheck.core.stress.strategies import LANE_GROUPS, delayed_legs
+from kvcheck.core.stress.strategies import LANE_GROUPS, delayed_groups
 
 MAX_DELAYS = 16
 
@@ -24,12 +24,12 @@ _SITE = re.compile(r"(?:([1-9][0-9]{0,11})\.)?([A-Za-z_][^~/]{0,79})")
 
 
 def delays_of(plan: Plan) -> tuple[Delay, ...]:
-    """What a plan imposes: what it names, or the legs of its schedule; nothing without strategy delay on a device."""
+    """The delays that a plan names, or those of its schedule; none without strategy delay on a device."""
     if plan.kind is not Kind.DELAYED:
         return ()
     if plan.choices is not None:
         return parse_delays(plan.choices)
-    return tuple(Delay(held=Site(lanes=LANE_GROUPS[leg])) for leg in delayed_legs(plan.schedule))
+    return tuple(Delay(held=Site(lanes=LANE_GROUPS[group])) for group in delayed_groups(plan.schedule))
 
 
 def parse_delays(text: str) -> tuple[Delay, ...]:
@@ -64,5 +64,5 @@ def _parse_site(text: str) -> Site:
 
 def _site_text(site: Site) -> str:
     if site.operation is None:
-        return next(leg for leg, starts in LANE_GROUPS.items() if starts == site.lanes)
+        return next(group for group, starts in LANE_GROUPS.items() if starts == site.lanes)
     return site.operation if site.nth is None else f"{site.nth}.{site.operation}"

@@ -47,11 +47,11 @@ def device_plans(runner: ScheduleRunner, plan: Plan, device: str) -> tuple[Plan,
     """What a schedule that fails on a CPU is tried as on a device, the narrowest delay first; none where none is known.
 
     The two operations that no edge orders; then every one of the earlier name, since a device may number them in
-    another way; then the leg it runs on; then the next pairs.
+    another way; then the group of lanes it runs on; then the next pairs.
     """
     outcome, submitted = _on_cpu(runner, plan)
     found = _candidates(outcome.findings, submitted)
-    if not found and plan.backend == "simulated":  # what goes missing only where the host saw something late
+    if not found and plan.backend == "simulated":  # what goes missing only where the process saw something late
         submitted = []
         outcome = runner.run(plan, handlers=((Submitted, submitted.append),))
         found = _candidates(outcome.findings, submitted)
@@ -198,8 +198,8 @@ def _candidates(findings: Sequence[Finding], submitted: Sequence[Submitted]) -> 
     first = submitted[pairs[0].held - 1]
     wider = [Delay(held=Site(operation=pairs[0].held_name))]
     lane = first.lane.rpartition(":")[2]
-    legs = [starts for starts in LANE_GROUPS.values() if lane.startswith(starts)]
-    wider += [Delay(held=Site(lanes=starts)) for starts in legs[:1]]
+    groups = [starts for starts in LANE_GROUPS.values() if lane.startswith(starts)]
+    wider += [Delay(held=Site(lanes=starts)) for starts in groups[:1]]
     return [exact[0], *wider, *exact[1:]]
 
 

@@ -60,7 +60,7 @@ INVARIANTS = (
     ),
     Invariant(
         name="H7",
-        shows="A ring entry is armed again only after the host has seen its load finish. With all entries in "
+        shows="A ring entry is armed again only after the process has seen its load finish. With all entries in "
         "flight a load is put off, and nothing fails.",
         oracles=("ordering",),
     ),

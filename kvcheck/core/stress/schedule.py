@@ -39,7 +39,7 @@ class Kind(Enum):
     SCHEDULE = "schedule"
     """In this process."""
     DELAYED = "delayed"
-    """In this process, on a device whose lanes are held: by what the line names, or the legs of the schedule."""
+    """In this process, on a device whose lanes are held: by what the line names, or by the groups of the schedule."""
     RANKS = "ranks"
     """Each rank is a process of its own; what happens when is up to the machine, and no choices are recorded."""
     PROBE = "probe"

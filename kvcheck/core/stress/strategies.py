@@ -39,11 +39,11 @@ STRATEGIES: Registry[Callable[[Draw], Chooser]] = Registry(
         "eager": ("kvcheck.core.stress.strategies:eager", "Runs every operation as soon as it can run, oldest first."),
         "lazy": (
             "kvcheck.core.stress.strategies:lazy",
-            "Runs nothing until the host waits for it; then the youngest lane goes first.",
+            "Runs nothing until the process waits for it; then the youngest lane goes first.",
         ),
         "delay": (
             "kvcheck.core.stress.strategies:delay",
-            "Runs the lanes of one leg, or of all, only when nothing else can run; each schedule delays others.",
+            "Runs one group of lanes, or all groups, only when nothing else can run; each schedule delays another.",
         ),
         "random": (
             "kvcheck.core.stress.strategies:seeded_random",
@@ -67,10 +67,10 @@ LANE_GROUPS: dict[str, tuple[str, ...]] = {
     "message": ("message",),
     "aux": ("async.aux",),
 }
-"""Where a delay can sit: the lanes of a leg, by how their names begin behind the name of the rank."""
+"""Lanes that are delayed together, by how their names begin behind the name of the rank."""
 
-DELAYS: tuple[tuple[str, ...], ...] = (*((leg,) for leg in LANE_GROUPS), tuple(LANE_GROUPS))
-"""Legs that are delayed by one schedule: each alone, then all of them."""
+DELAYS: tuple[tuple[str, ...], ...] = (*((group,) for group in LANE_GROUPS), tuple(LANE_GROUPS))
+"""Groups of lanes that one schedule delays: each alone, then all of them."""
 
 
 class EagerStrategy:
@@ -82,7 +82,7 @@ class EagerStrategy:
 
 
 class LazyStrategy:
-    """Nothing runs until the host waits for it; then the youngest lane goes first."""
+    """Nothing runs until the process waits for it; then the youngest lane goes first."""
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
         """Pause where that is allowed."""
@@ -90,14 +90,14 @@ class LazyStrategy:
 
 
 class DelayStrategy:
-    """The lanes of some legs run only when nothing else can and the host waits; all others run as soon as they can.
+    """Some groups of lanes run only when nothing else can and the process waits; others run as soon as they can.
 
-    legs: rows of LEGS.
+    groups: rows of LANE_GROUPS.
     """
 
-    def __init__(self, legs: Sequence[str]) -> None:
-        self.legs = tuple(legs)
-        self._delayed = tuple(start for leg in self.legs for start in LANE_GROUPS[leg])
+    def __init__(self, groups: Sequence[str]) -> None:
+        self.groups = tuple(groups)
+        self._delayed = tuple(start for group in self.groups for start in LANE_GROUPS[group])
         self._eager = EagerStrategy()
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
@@ -112,7 +112,7 @@ class DelayStrategy:
 
 
 class RandomStrategy:
-    """A fair coin between host and machine, then a uniform choice among enabled chunks."""
+    """A fair coin between the process and the machine, then a uniform choice among enabled chunks."""
 
     def __init__(self, seed: int = 0) -> None:
         self._mix = Rng(seed)
@@ -158,7 +158,7 @@ class ReplayStrategy:
 
 
 class FlipStrategy:
-    """Eager, but one operation is held until a later one has run, or until the host waits and nothing else can run.
+    """Eager, but one operation is held until a later one has run, or until the process waits and nothing else can run.
 
     Holding delays nothing that the later operation is behind, or the two would be in order: up to there the run is the
     eager one, so the numbers that an eager run gave the two still name them.
@@ -171,7 +171,7 @@ class FlipStrategy:
         self._eager = EagerStrategy()
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
-        """The oldest part that is not held; a pause where there is none; the held one where the host cannot go on."""
+        """The oldest part that is not held; without one a pause, or the held part where the process cannot pause."""
         free = [at for at, (head, _) in enumerate(enabled) if not self._holds(head)]
         if not free and may_pause:
             return None
@@ -244,22 +244,22 @@ def make_strategy(name: str, *, seed: int, schedule: int, choices: str | None) -
 
 
 def order_of(name: str, schedule: int) -> str:
-    """The order in which a strategy runs that schedule: "eager", "lazy", "delay:LEG" (or "delay:all") or "random"."""
+    """The order in which a strategy runs that schedule: "eager", "lazy", "delay:GROUP" (or "delay:all") or "random"."""
     if name == "delay":
-        return _delay_name(delayed_legs(schedule))
+        return _delay_name(delayed_groups(schedule))
     if name != "portfolio":
         return name
-    first = ("eager", "lazy", *(_delay_name(legs) for legs in DELAYS))
+    first = ("eager", "lazy", *(_delay_name(groups) for groups in DELAYS))
     return first[schedule] if schedule < len(first) else "random"
 
 
-def _delay_name(legs: tuple[str, ...]) -> str:
-    return f"delay:{legs[0] if len(legs) == 1 else 'all'}"
+def _delay_name(groups: tuple[str, ...]) -> str:
+    return f"delay:{groups[0] if len(groups) == 1 else 'all'}"
 
 
 def portfolio(draw: Draw) -> Chooser:
     """Eager, lazy, every delay once, then random: the first few find most bugs and cost one schedule each."""
-    first = (eager(draw), lazy(draw), *(DelayStrategy(legs) for legs in DELAYS))
+    first = (eager(draw), lazy(draw), *(DelayStrategy(groups) for groups in DELAYS))
     return first[draw.schedule] if draw.schedule < len(first) else seeded_random(draw)
 
 
@@ -274,15 +274,15 @@ def lazy(draw: Draw) -> Chooser:
 
 
 def delay(draw: Draw) -> Chooser:
-    """The legs go by, one delay a schedule, in another place of every round.
+    """One delay a schedule, in turn; each round of DELAYS begins one place further.
 
-    A scenario takes its settings from the schedule number too; without the shift a leg would meet some of them only.
+    A scenario takes its settings from the schedule number too. Without the shift a group would meet only some of them.
     """
-    return DelayStrategy(delayed_legs(draw.schedule))
+    return DelayStrategy(delayed_groups(draw.schedule))
 
 
-def delayed_legs(schedule: int) -> tuple[str, ...]:
-    """The legs that strategy delay delays in that schedule."""
+def delayed_groups(schedule: int) -> tuple[str, ...]:
+    """The groups of lanes that strategy delay delays in that schedule."""
     return DELAYS[(schedule + schedule // len(DELAYS)) % len(DELAYS)]
 
 

@@ -52,21 +52,21 @@ class LaneWaited:
 
 @dataclass(frozen=True, slots=True)
 class ProcessJoined:
-    """The host waited for the record, or asked and was told that it is reached."""
+    """The process waited for the record, or asked and was told that it is reached."""
 
     record: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessDrained:
-    """The host joined every lane."""
+    """The process joined every lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessActs:
-    """From now on it is the process of that name that submits and waits; "": the harness, which knows everything."""
+    """From now on the process of that name submits and waits; "": the harness, which knows everything."""
 
-    host: str
+    process: str
 
 
 @dataclass(frozen=True, slots=True)

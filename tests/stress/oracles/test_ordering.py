@@ -136,13 +136,13 @@ LANES, UNITS, TOKENS = ("a", "b", "c"), 3, 4
 
 
 def steps() -> st.SearchStrategy[list[tuple[int, ...]]]:
-    """(verb, lane, unit, start, stop or record): what a host may do next."""
+    """(verb, lane, unit, start, stop or record): what a process may do next."""
     number = st.integers(0, 7)
     return st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), number, number, number), max_size=14)
 
 
 def program(rows: list[tuple[int, ...]]) -> list[Event]:
-    """Events of a host that submits, records and waits; records it waits for exist."""
+    """Events of a process that submits, records and waits; records it waits for exist."""
     events: list[Event] = []
     records = 0
     for verb, lane, unit, start, stop in rows:
@@ -167,25 +167,25 @@ def racing(events: list[Event]) -> set[int]:
     """Ordinals of operations that race with an earlier one: reachability over all edges, and every pair."""
     by_record: dict[int, set[int]] = {}
     lanes: dict[str, set[int]] = {lane: set() for lane in LANES}
-    host: set[int] = set()
+    process: set[int] = set()
     found: set[int] = set()
     operations: dict[int, Submitted] = {}
     for event in events:
         if isinstance(event, Submitted):
-            before = lanes[event.lane] | host
+            before = lanes[event.lane] | process
             for other in operations.values():
                 if other.ordinal not in before and clash(other, event):
                     found.add(event.ordinal)
             operations[event.ordinal] = event
             lanes[event.lane] = by_record[event.ordinal] = before | {event.ordinal}
         elif isinstance(event, Recorded):
-            lanes[event.lane] = by_record[event.record] = lanes[event.lane] | host
+            lanes[event.lane] = by_record[event.record] = lanes[event.lane] | process
         elif isinstance(event, LaneWaited):
             lanes[event.lane] = lanes[event.lane] | by_record[event.record]
         elif isinstance(event, ProcessJoined):
-            host = host | by_record[event.record]
+            process = process | by_record[event.record]
         elif isinstance(event, ProcessDrained):
-            host = host.union(*lanes.values())
+            process = process.union(*lanes.values())
     return found
 
 
@@ -221,13 +221,13 @@ class ForgetsItsLane(Clocks):
         return clock
 
 
-class ForgetsHostJoins(Clocks):
-    def host_joins(self, record: int) -> None:
+class ForgetsProcessJoins(Clocks):
+    def process_joins(self, record: int) -> None:
         return
 
 
 class ForgetsDrains(Clocks):
-    def host_drains(self) -> None:
+    def process_drains(self) -> None:
         return
 
 
@@ -236,10 +236,10 @@ class ForgetsLaneWaits(Clocks):
         return
 
 
-class LaneWaitJoinsTheHost(Clocks):
+class LaneWaitJoinsTheProcess(Clocks):
     def lane_waits(self, record: int, lane: int) -> None:
         super().lane_waits(record, lane)
-        self.host_joins(record)
+        self.process_joins(record)
 
 
 class LaneWaitJoinsEveryLane(Clocks):
@@ -248,9 +248,9 @@ class LaneWaitJoinsEveryLane(Clocks):
             super().lane_waits(record, each)
 
 
-class HostJoinDrains(Clocks):
-    def host_joins(self, record: int) -> None:
-        self.host_drains()
+class ProcessJoinDrains(Clocks):
+    def process_joins(self, record: int) -> None:
+        self.process_drains()
 
 
 class WaitTakesTheLanesPresent(Clocks):
@@ -304,7 +304,7 @@ def with_cells(kind: type[AccessLog]) -> Make:
 
 class FreeIsAnEdge(OrderingOracle):
     def handlers(self) -> tuple[tuple[type, Handler], ...]:
-        return (*super().handlers(), (Freed, lambda event: self._host_drained(ProcessDrained())))
+        return (*super().handlers(), (Freed, lambda event: self._process_drained(ProcessDrained())))
 
 
 class ReadersExclude(OrderingOracle):
@@ -331,12 +331,12 @@ class PageableIsOrdinary(OrderingOracle):
 FAST = touch(1).place
 BROKEN: tuple[tuple[Make, str], ...] = (
     (with_clocks(ForgetsItsLane), "behind a wait, later"),
-    (with_clocks(ForgetsHostJoins), "host joined"),
-    (with_clocks(ForgetsDrains), "host drained"),
+    (with_clocks(ForgetsProcessJoins), "process joined"),
+    (with_clocks(ForgetsDrains), "process drained"),
     (with_clocks(ForgetsLaneWaits), "waited"),
-    (with_clocks(LaneWaitJoinsTheHost), "a lane's wait does not join the host"),
+    (with_clocks(LaneWaitJoinsTheProcess), "a lane's wait does not join the process"),
     (with_clocks(LaneWaitJoinsEveryLane), "the wrong lane waits"),
-    (with_clocks(HostJoinDrains), "the host joined another lane"),
+    (with_clocks(ProcessJoinDrains), "the process joined another lane"),
     (with_clocks(WaitTakesTheLanesPresent), "recorded too early"),
     (with_clocks(RecordCoversItsLaneOnly), "waits compose"),
     (with_clocks(RecordCoversItsLaneOnly), "a record covers what its lane waited for"),

@@ -31,7 +31,7 @@ class ContentOracle:
         self.judged = 0
         self.findings: list[Finding] = []
         self._requests = 1
-        self._host = ""
+        self._process = ""
         self._seen: set[tuple[object, ...]] = set()
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
@@ -42,14 +42,14 @@ class ContentOracle:
             (Leased, self._leased),
             (Padding, self._padding),
             (Expected, self._expected),
-            (ProcessActs, self._host_acts),
+            (ProcessActs, self._process_acts),
         )
 
     def finish(self) -> None:
         """Nothing is left to judge."""
 
-    def _host_acts(self, event: ProcessActs) -> None:
-        self._host = event.host
+    def _process_acts(self, event: ProcessActs) -> None:
+        self._process = event.process
 
     def _expected(self, event: Expected) -> None:
         self._requests = max(self._requests, event.request)
@@ -59,13 +59,13 @@ class ContentOracle:
 
     def _saw(self, event: Saw) -> None:
         found = event.mismatch
-        key = (self._host, found.tier, found.request, found.buffer, found.layer, found.page)
+        key = (self._process, found.tier, found.request, found.buffer, found.layer, found.page)
         if len(self.findings) >= MAX_FINDINGS or key in self._seen:
             return
         self._seen.add(key)
         self._requests = max(self._requests, found.request, found.author)
         deviation = self._deviation(found)
-        rank = f"{self._host}: " if self._host else ""
+        rank = f"{self._process}: " if self._process else ""
         self.findings.append(
             Finding(
                 code=deviation.code,

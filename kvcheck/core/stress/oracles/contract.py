@@ -27,7 +27,7 @@ class ContractOracle:
     def __init__(self) -> None:
         self.judged = 0
         self.findings: list[Finding] = []
-        self._host = ""
+        self._process = ""
         self._reached: dict[tuple[str, int], int] = {}
         self._first: dict[tuple[str, int], int] = {}
         self._retries: Counter[int] = Counter()
@@ -37,7 +37,7 @@ class ContractOracle:
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         """Passes, saves, restores, operations."""
         return (
-            (ProcessActs, self._host_acts),
+            (ProcessActs, self._process_acts),
             (Forward, self._forward),
             (Saved, self._saved_event),
             (Restored, self._restored),
@@ -48,15 +48,15 @@ class ContractOracle:
     def finish(self) -> None:
         """Nothing is left to judge."""
 
-    def _host_acts(self, event: ProcessActs) -> None:
-        self._host = event.host
+    def _process_acts(self, event: ProcessActs) -> None:
+        self._process = event.process
 
     def _retried(self, event: Retried) -> None:
         self._retries[event.request] += 1
 
     def _forward(self, event: Forward) -> None:
         self.judged += 1
-        key = (self._host, event.request)
+        key = (self._process, event.request)
         reached = self._reached.get(key)
         self._first.setdefault(key, event.start)
         if reached is None or event.start == reached:
@@ -82,9 +82,9 @@ class ContractOracle:
 
     def _saved_event(self, event: Saved) -> None:
         self.judged += len(event.table)
-        self._saved[self._host, event.request] = event.tokens
+        self._saved[self._process, event.request] = event.tokens
         self._complete("saved", event)
-        key = (self._host, event.request)
+        key = (self._process, event.request)
         reached = self._reached.get(key, event.tokens)
         if event.tokens != reached and not self._starts_again(key, event.tokens):
             text = (
@@ -95,7 +95,7 @@ class ContractOracle:
     def _restored(self, event: Restored) -> None:
         self.judged += len(event.table)
         self._complete("restored", event)
-        saved = self._saved.get((self._host, event.request))
+        saved = self._saved.get((self._process, event.request))
         if event.tokens != saved:
             text = f"request {event.request} was restored with {event.tokens} tokens, expected the {saved} saved ones"
             self._add("KV301", event.request, None, text)
@@ -125,6 +125,6 @@ class ContractOracle:
                     tier="device",
                     buffer=buffer,
                     request=request,
-                    message=f"{self._host}: {message}" if self._host else message,
+                    message=f"{self._process}: {message}" if self._process else message,
                 )
             )

@@ -68,9 +68,9 @@ class OrderingOracle:
             (Submitted, self._submitted),
             (Recorded, self._recorded),
             (LaneWaited, self._lane_waited),
-            (ProcessJoined, self._host_joined),
-            (ProcessDrained, self._host_drained),
-            (ProcessActs, self._host_acts),
+            (ProcessJoined, self._process_joined),
+            (ProcessDrained, self._process_drained),
+            (ProcessActs, self._process_acts),
         )
 
     def finish(self) -> None:
@@ -84,19 +84,19 @@ class OrderingOracle:
     def _lane_waited(self, event: LaneWaited) -> None:
         self._clocks.lane_waits(event.record, self._clocks.lane(event.lane))
 
-    def _host_joined(self, event: ProcessJoined) -> None:
-        self._clocks.host_joins(event.record)
+    def _process_joined(self, event: ProcessJoined) -> None:
+        self._clocks.process_joins(event.record)
         self._forget()
 
-    def _host_acts(self, event: ProcessActs) -> None:
-        self._clocks.act(event.host)
+    def _process_acts(self, event: ProcessActs) -> None:
+        self._clocks.act(event.process)
 
-    def _host_drained(self, event: ProcessDrained) -> None:
-        self._clocks.host_drains()
+    def _process_drained(self, event: ProcessDrained) -> None:
+        self._clocks.process_drains()
         self._forget()
 
     def _forget(self) -> None:
-        """Operations that the host has joined cannot be part of a race any more."""
+        """Operations that every process has joined cannot be part of a race any more."""
         common = self._clocks.common()
         if common == self._over:
             return
@@ -109,7 +109,7 @@ class OrderingOracle:
 
     def _submitted(self, event: Submitted) -> None:
         lane = self._clocks.lane(event.lane)
-        known = self._clocks.host
+        known = self._clocks.process
         clock = self._clocks.advance(lane, event.record)
         while len(self._operations) <= lane:
             self._operations.append(deque())
@@ -117,7 +117,7 @@ class OrderingOracle:
         over = self._clocks.known_to_all(lane)
         for footprint in event.reads:
             if footprint.place is Place.PAGEABLE:
-                # The host reads a pageable source before `submit` returns, whatever the lane waits for.
+                # The process reads a pageable source before `submit` returns, whatever the lane waits for.
                 self._judge(event, lane, known, footprint, is_write=False)
                 continue
             for touched in self._judge(event, lane, clock, footprint, is_write=False):

@@ -38,7 +38,7 @@ def message(ordinal: int, lane: str = "a>b:message") -> Submitted:
 
 
 ORDERED: dict[str, tuple[Event, ...]] = {
-    "one host joins and reads": (A, load(1, 5), ProcessJoined(1), read(2, 5)),
+    "one process joins and reads": (A, load(1, 5), ProcessJoined(1), read(2, 5)),
     "joined, told, and read there": (
         *(A, load(1, 5), ProcessJoined(1), message(2)),
         *(B, ProcessJoined(2), read(3, 5)),
@@ -54,14 +54,14 @@ ORDERED: dict[str, tuple[Event, ...]] = {
     ),
     "the reader joined the write itself": (A, load(1, 5), B, ProcessJoined(1), read(2, 5)),
     "a lane's wait is everybody's": (A, load(1, 5), LaneWaited(1, "forward"), B, read(2, 5)),
-    "a host begins with what the harness knows": (load(1, 5), ProcessJoined(1), A, read(2, 5), B, read(3, 5)),
-    "the harness knows what hosts know": (A, load(1, 5), ProcessJoined(1), B, op(2, "draft"), HARNESS, read(3, 5)),
-    "a host that is new gets what the harness has learnt": (
+    "a process begins with what the harness knows": (load(1, 5), ProcessJoined(1), A, read(2, 5), B, read(3, 5)),
+    "the harness knows what processes know": (A, load(1, 5), ProcessJoined(1), B, op(2, "draft"), HARNESS, read(3, 5)),
+    "a process that is new gets what the harness has learnt": (
         *(A, load(1, 5), ProcessJoined(1), HARNESS, op(2, "draft")),
         *(B, read(3, 5)),
     ),
     "the harness drains and starts others": (A, load(1, 5), HARNESS, ProcessDrained(), B, read(2, 5)),
-    "a host goes on with what it knew": (
+    "a process goes on with what it knew": (
         *(A, load(1, 5), ProcessJoined(1), B, op(2, "draft"), A, read(3, 5)),
         *(HARNESS, A, write(4, 5)),
     ),
@@ -73,7 +73,7 @@ ORDERED: dict[str, tuple[Event, ...]] = {
 
 # name: the last of two ordinals and the code of the only finding, and the history
 RACES: dict[str, tuple[str, int, tuple[Event, ...]]] = {
-    "another host's join": ("KV201", 2, (A, load(1, 5), ProcessJoined(1), B, read(2, 5))),
+    "another process's join": ("KV201", 2, (A, load(1, 5), ProcessJoined(1), B, read(2, 5))),
     "the message was sent before the join": (
         *("KV201", 3),
         (A, load(1, 5), message(2), ProcessJoined(1), B, ProcessJoined(2), read(3, 5)),
@@ -106,7 +106,7 @@ RACES: dict[str, tuple[str, int, tuple[Event, ...]]] = {
             *(B, write(9, 5)),
         ),
     ),
-    "a host that comes last needs what all others have joined": (
+    "a process that comes last needs what all others have joined": (
         *("KV201", 3),
         (A, load(1, 5), ProcessJoined(1), op(2, "draft"), ProcessJoined(2), B, read(3, 5)),
     ),
@@ -122,30 +122,30 @@ RACES: dict[str, tuple[str, int, tuple[Event, ...]]] = {
 
 
 @pytest.mark.parametrize("name", ORDERED)
-def test_what_hosts_were_told_is_ordered(name: str) -> None:
+def test_what_processes_were_told_is_ordered(name: str) -> None:
     assert verdict(OrderingOracle, ORDERED[name]) == []
 
 
 @pytest.mark.parametrize("name", RACES)
-def test_what_a_host_was_not_told_is_a_race(name: str) -> None:
+def test_what_a_process_was_not_told_is_a_race(name: str) -> None:
     code, ordinal, events = RACES[name]
     (found,) = judge(OrderingOracle(), History.of(*events))
     assert (found.code, found.page) == (code, 5)
     assert found.minimal is not None and found.minimal["later"]["ordinal"] == ordinal  # type: ignore[index]
 
 
-def test_a_write_that_all_others_joined_is_named_to_a_host_that_comes_last() -> None:
-    for hosts in ((A,), (A, B)):
+def test_a_write_that_all_others_joined_is_named_to_a_process_that_comes_last() -> None:
+    for processes in ((A,), (A, B)):
         events: list[Event] = [replace(load(1, 5), request=7)]
-        for host in hosts:
-            events += [host, ProcessJoined(1), op(10 + len(events), "draft"), ProcessJoined(10 + len(events))]
-        (found,) = judge(OrderingOracle(), History.of(hosts[0], *events, C, read(90, 5)))
+        for process in processes:
+            events += [process, ProcessJoined(1), op(10 + len(events), "draft"), ProcessJoined(10 + len(events))]
+        (found,) = judge(OrderingOracle(), History.of(processes[0], *events, C, read(90, 5)))
         assert (found.code, found.seen_request) == ("KV201", 7)
         assert "#1" in found.message
 
 
 @pytest.mark.parametrize("name", [*RIGHT, *WRONG])
-def test_one_host_is_judged_as_before_whatever_it_is_called(name: str) -> None:
+def test_one_process_is_judged_as_before_whatever_it_is_called(name: str) -> None:
     events = RIGHT[name] if name in RIGHT else WRONG[name][1]
     expected = verdict(OrderingOracle, events)
     assert verdict(OrderingOracle, (HARNESS, *events)) == expected
@@ -167,18 +167,18 @@ def test_what_everybody_has_joined_is_forgotten() -> None:
 
 # Against a judge that looks at every pair and forgets nothing
 
-HOSTS = ("", "a", "b", "c")
+PROCESSES = ("", "a", "b", "c")
 
 
 def steps() -> st.SearchStrategy[list[tuple[int, ...]]]:
-    """(verb, lane, unit, host or record): what a host may do next, or who acts."""
+    """(verb, lane, unit, process or record): what a process may do next, or who acts."""
     return st.lists(
         st.tuples(st.integers(0, 11), st.integers(0, 2), st.integers(0, UNITS - 1), st.integers(0, 15)), max_size=22
     )
 
 
 def program(rows: list[tuple[int, ...]]) -> list[Event]:
-    """Events of several hosts that submit, record and wait; records that they wait for exist."""
+    """Events of several processes that submit, record and wait; records that they wait for exist."""
     events: list[Event] = []
     records = 0
     for verb, lane, unit, number in rows:
@@ -196,7 +196,7 @@ def program(rows: list[tuple[int, ...]]) -> list[Event]:
         elif verb == 8 and unit == 0:
             events.append(ProcessDrained())
         elif verb > 8:
-            events.append(ProcessActs(HOSTS[number % len(HOSTS)]))
+            events.append(ProcessActs(PROCESSES[number % len(PROCESSES)]))
     return events
 
 
@@ -204,34 +204,34 @@ def racing(events: list[Event]) -> set[int]:
     """Ordinals of operations that race with an earlier one: reachability over all edges, and every pair."""
     by_record: dict[int, set[int]] = {}
     lanes: dict[str, set[int]] = {lane: set() for lane in LANES}
-    hosts: dict[str, set[int]] = {"": set()}
+    processes: dict[str, set[int]] = {"": set()}
     acting, found = "", set()
     operations: list[Submitted] = []
     for event in events:
         if isinstance(event, Submitted):
-            before = lanes[event.lane] | hosts[acting]
+            before = lanes[event.lane] | processes[acting]
             found |= {event.ordinal for other in operations if other.ordinal not in before and clash(other, event)}
             operations.append(event)
             lanes[event.lane] = by_record[event.ordinal] = before | {event.ordinal}
         elif isinstance(event, Recorded):
-            lanes[event.lane] = by_record[event.record] = lanes[event.lane] | hosts[acting]
+            lanes[event.lane] = by_record[event.record] = lanes[event.lane] | processes[acting]
         elif isinstance(event, LaneWaited):
             lanes[event.lane] = lanes[event.lane] | by_record[event.record]
         elif isinstance(event, ProcessJoined):
-            hosts[acting] = hosts[acting] | by_record[event.record]
+            processes[acting] = processes[acting] | by_record[event.record]
         elif isinstance(event, ProcessDrained):
-            hosts[acting] = hosts[acting].union(*lanes.values())
+            processes[acting] = processes[acting].union(*lanes.values())
         elif isinstance(event, ProcessActs):
-            acting = event.host
-            hosts.setdefault(acting, hosts[""])
+            acting = event.process
+            processes.setdefault(acting, processes[""])
             if not acting:
-                hosts[""] = hosts[""].union(*hosts.values())
+                processes[""] = processes[""].union(*processes.values())
     return found
 
 
 @settings(max_examples=600)
 @given(steps())
-def test_the_oracle_agrees_with_a_judge_of_every_pair_and_host(rows: list[tuple[int, ...]]) -> None:
+def test_the_oracle_agrees_with_a_judge_of_every_pair_and_process(rows: list[tuple[int, ...]]) -> None:
     events = program(rows)
     found = judge(OrderingOracle(), History.of(*events))
     assert len(found) < MAX_FINDINGS
@@ -241,86 +241,86 @@ def test_the_oracle_agrees_with_a_judge_of_every_pair_and_host(rows: list[tuple[
 # Broken clocks
 
 
-class OneHost(Clocks):
+class OneProcess(Clocks):
     """All processes are one."""
 
-    def act(self, host: str) -> None:
+    def act(self, process: str) -> None:
         return
 
 
-class NewHostsKnowAll(Clocks):
-    """A host begins with what whoever acted before knew."""
+class NewProcessesKnowAll(Clocks):
+    """A process begins with what whoever acted before knew."""
 
-    def act(self, host: str) -> None:
-        is_new = host and host not in self._others and host != self._acting
-        before = self.host
-        super().act(host)
+    def act(self, process: str) -> None:
+        is_new = process and process not in self._others and process != self._acting
+        before = self.process
+        super().act(process)
         if is_new:
-            self.host = before
+            self.process = before
 
 
-class NewHostsKnowNothing(Clocks):
-    """A host begins with nothing."""
+class NewProcessesKnowNothing(Clocks):
+    """A process begins with nothing."""
 
-    def act(self, host: str) -> None:
-        is_new = host and host not in self._others and host != self._acting
-        super().act(host)
+    def act(self, process: str) -> None:
+        is_new = process and process not in self._others and process != self._acting
+        super().act(process)
         if is_new:
-            self.host = ()
+            self.process = ()
 
 
 class HarnessLearnsNothing(Clocks):
     """The harness knows only what it has waited for itself."""
 
-    def act(self, host: str) -> None:
+    def act(self, process: str) -> None:
         known = self._others.get("")
-        super().act(host)
-        if not host and known is not None:
-            self.host = known
+        super().act(process)
+        if not process and known is not None:
+            self.process = known
 
 
 class HarnessTellsAll(Clocks):
     """Whoever acts after the harness knows what it knows."""
 
-    def act(self, host: str) -> None:
-        before = self.host if not self._acting else ()
-        super().act(host)
-        self.host = joined(self.host, before)
+    def act(self, process: str) -> None:
+        before = self.process if not self._acting else ()
+        super().act(process)
+        self.process = joined(self.process, before)
 
 
-class HostsForgetThemselves(Clocks):
-    """A host that acts again begins anew."""
+class ProcessesForgetThemselves(Clocks):
+    """A process that acts again begins anew."""
 
-    def act(self, host: str) -> None:
-        if host:
-            self._others.pop(host, None)
-        super().act(host)
+    def act(self, process: str) -> None:
+        if process:
+            self._others.pop(process, None)
+        super().act(process)
 
 
 class MessagesSayNothing(Clocks):
-    """An operation knows its lane, and not what its host knew."""
+    """An operation knows its lane, and not what its process knew."""
 
     def advance(self, lane: int, record: int | None) -> Clock:
-        host, self.host = self.host, ()
+        process, self.process = self.process, ()
         clock = super().advance(lane, record)
-        self.host = host
+        self.process = process
         return clock
 
 
 class WhoeverActsForgets(Clocks):
-    """What the acting host has joined is forgotten for all."""
+    """What the acting process has joined is forgotten for all."""
 
     def known_to_all(self, lane: int) -> int:
-        return self.host[lane] if lane < len(self.host) else 0
+        return self.process[lane] if lane < len(self.process) else 0
 
 
 BROKEN: tuple[tuple[Make, str], ...] = (
-    (with_clocks(OneHost), "another host's join"),
-    (with_clocks(NewHostsKnowAll), "another host's join"),
-    (with_clocks(HarnessLearnsNothing), "the harness knows what hosts know"),
-    (with_clocks(HarnessLearnsNothing), "a host that is new gets what the harness has learnt"),
+    (with_clocks(OneProcess), "another process's join"),
+    (with_clocks(NewProcessesKnowAll), "another process's join"),
+    (with_clocks(HarnessLearnsNothing), "the harness knows what processes know"),
+    (with_clocks(HarnessLearnsNothing), "a process that is new gets what the harness has learnt"),
     (with_clocks(HarnessTellsAll), "the harness does not tell those who are there"),
-    (with_clocks(HostsForgetThemselves), "a host goes on with what it knew"),
+    (with_clocks(ProcessesForgetThemselves), "a process goes on with what it knew"),
     (with_clocks(MessagesSayNothing), "joined, told, and read there"),
 )
 
@@ -334,5 +334,5 @@ def test_broken_clocks_are_noticed(broken: Make, name: str) -> None:
 def test_clocks_that_forget_too_early_are_noticed() -> None:
     """What was forgotten cannot be named any more, or is not even seen."""
     with pytest.raises(StopIteration):
-        verdict(with_clocks(NewHostsKnowNothing), ORDERED["a host begins with what the harness knows"])
+        verdict(with_clocks(NewProcessesKnowNothing), ORDERED["a process begins with what the harness knows"])
     assert verdict(with_clocks(WhoeverActsForgets), RACES["what another joined is not forgotten"][2]) == []
