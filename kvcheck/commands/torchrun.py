@@ -64,9 +64,9 @@ def find_place(plan: Plan, bind: str) -> Address | None:
 def serve_place(place: Address) -> int:
     """Start ranks for rank 0 until it has no more of them."""
     from kvcheck.core.stress.ranks import worker
-    from kvcheck.core.stress.ranks.agent_launcher import serve
+    from kvcheck.core.stress.ranks.agent_launcher import run_agent
 
-    serve(place, worker.__name__)
+    run_agent(place, worker.__name__)
     return 0
 
 

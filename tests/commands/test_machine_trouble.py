@@ -179,14 +179,14 @@ class Dead:
 
     order = None
 
-    def reap(self, within_s: float | None = None) -> Ending:
+    def wait(self, within_s: float | None = None) -> Ending:
         """How it ended."""
         return Ending(-6, "[enforce fail at listener.cc:63] false. accept: Too many open files")
 
 
 def test_the_last_words_of_a_rank_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = Supervisor(Plan(scenario="pd-transfer", shape="llama-3-tiny", transport="tcp", ranks="1x1"))
-    supervisor.stories["decode-0"] = RankReport(name="decode-0")
+    supervisor.reports["decode-0"] = RankReport(name="decode-0")
     monkeypatch.setattr(supervisor, "_ready", {"decode-0"})
     monkeypatch.setattr(supervisor, "_children", {"decode-0": Dead()})
     with pytest.raises(UnknownVerdict, match=r"decode-0 ended by signal 6: the machine is short of file descriptors"):

@@ -38,9 +38,11 @@ class BuiltinEngine:
 
     def __init__(self, parts: TargetParts, setup: Setup) -> None:
         backend, emit = setup.backend, setup.emit
-        self._watch = Observer(emit)
-        self.pool = parts.pool(setup.shape, setup.sizes, backend=backend, listener=self._watch, buffers=parts.buffers)
-        self._bystander = PaddingCheck(self.pool, emit)
+        self._observer = Observer(emit)
+        self.pool = parts.pool(
+            setup.shape, setup.sizes, backend=backend, listener=self._observer, buffers=parts.buffers
+        )
+        self._padding = PaddingCheck(self.pool, emit)
         lane = backend.lane("forward")
         ends = [
             parts.metadata(
@@ -49,13 +51,13 @@ class BuiltinEngine:
                 hidden_size=setup.shape.hidden_size,
                 backend=backend,
                 lane=lane,
-                listener=self._watch,
+                listener=self._observer,
             )
             for end in ("prefill", "decode")
         ]
-        self._watch.metadata = {end.space: end for end in ends}
+        self._observer.metadata = {end.space: end for end in ends}
         decoder = setup.decoder(self.pool, ends[1].fields, {})
-        self._watch.inspector = setup.inspector() if setup.inspector is not None else None
+        self._observer.inspector = setup.inspector() if setup.inspector is not None else None
         self.host: HostPool | None = None
         self.cache = self._make_cache(parts, setup)
         self.scheduler = parts.scheduler(
@@ -119,7 +121,7 @@ class BuiltinEngine:
         if self.cache is not None:
             self.cache.close()
         self.scheduler.parts.backend.drain()
-        self._bystander.look()
+        self._padding.look()
         self.scheduler.close()
         if self.host is not None:
             self.host.free()
@@ -139,23 +141,23 @@ class BuiltinEngine:
                 layout=tier.layout,
                 method=tier.method,
                 backend=setup.backend,
-                listener=self._watch,
+                listener=self._observer,
             )
-            self._watch.host = self.host
+            self._observer.host = self.host
             config = CacheConfig(
                 write_policy=tier.write_policy, order=tier.order, ack_period=tier.ack_period, ring=tier.ring
             )
             controller = parts.controller(self.pool, self.host, setup.backend, ring=config.ring, gate=parts.gate)
         window = setup.shape.window if self.pool.has_window else 0
         tree = parts.tree(self.pool.page_size, window=window, has_state=self.pool.has_state)
-        residency = parts.residency(tree, self.pool, self.host, order=config.order, listener=self._watch)
+        residency = parts.residency(tree, self.pool, self.host, order=config.order, listener=self._observer)
         cache = parts.cache(
             tree,
             residency,
             controller,
             setup.backend,
             config=config,
-            listener=self._watch,
+            listener=self._observer,
             movement=parts.movement,
         )
         if tier is not None and tier.store is not None and self.host is not None:
@@ -176,7 +178,7 @@ class BuiltinEngine:
                     setup.backend,
                     window_pages=pages_for(window - 1, self.pool.page_size) if window else 0,
                     has_state=self.pool.has_state,
-                    listener=self._watch,
+                    listener=self._observer,
                 )
             )
         return cache

@@ -138,7 +138,7 @@ class PairEngine:
         self._emit(ProcessActs(""))
         self._backend.drain()
         for rank in (*self._prefill_ranks, *self._decode_ranks):
-            rank.bystander.look()
+            rank.padding.look()
         for scheduler in self._schedulers:
             scheduler.close()
 

@@ -40,7 +40,7 @@ class Rank:
     metadata: MetadataBuffers
     layout: EndLayout
     wire: Wire
-    bystander: PaddingCheck
+    padding: PaddingCheck
     first_words: FirstWords
 
 
@@ -71,20 +71,20 @@ def make_rank(
     name = f"{end}-{number}"
     own = ScopedBackend(backend, name)
     emit = scoped_emit(setup.emit, name)
-    watch = Observer(emit)
+    observer = Observer(emit)
     setup.emit(ProcessActs(name))
     whole = setup.shape
-    pool = parts.pool(rank_shape(whole, number, ranks), sizes, backend=own, listener=watch, buffers=parts.buffers)
+    pool = parts.pool(rank_shape(whole, number, ranks), sizes, backend=own, listener=observer, buffers=parts.buffers)
     metadata = parts.metadata(
         end,
         slots=setup.metadata_slots,
         hidden_size=whole.hidden_size,
         backend=own,
         lane=own.lane("forward"),
-        listener=watch,
+        listener=observer,
         align=pair.slot_align if end == "decode" else 8,
     )
-    watch.metadata = {metadata.space: metadata}
+    observer.metadata = {metadata.space: metadata}
     layout = end_layout(pool, metadata, whole=whole, rank=number, ranks=ranks)
     return Rank(
         name=name,
@@ -94,7 +94,7 @@ def make_rank(
         metadata=metadata,
         layout=layout,
         wire=wire(own),
-        bystander=PaddingCheck(pool, emit),
+        padding=PaddingCheck(pool, emit),
         first_words=first_words(layout),
     )
 

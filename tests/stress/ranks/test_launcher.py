@@ -22,8 +22,8 @@ from torch._C._distributed_c10d import TCPStore
 from kvcheck.commands.torchrun import find_place
 from kvcheck.core.base.errors import TransferError, UsageError
 from kvcheck.core.cache.transfer.sockets.link import Listener, connect
-from kvcheck.core.stress.ranks import agent_launcher as crew_module
-from kvcheck.core.stress.ranks.agent_launcher import Address, AgentLauncher, Mailbox, RemoteChild, serve
+from kvcheck.core.stress.ranks import agent_launcher
+from kvcheck.core.stress.ranks.agent_launcher import Address, AgentLauncher, Mailbox, RemoteChild, run_agent
 from kvcheck.core.stress.ranks.spec import RankSpec
 from kvcheck.core.stress.schedule import Plan
 
@@ -41,7 +41,9 @@ def place_of(store: TCPStore, rank: int, world: int) -> Address:
 def crew(world: int) -> Iterator[AgentLauncher]:
     """A supervisor's crew, with an agent in a thread for each place."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    agents = [Thread(target=serve, args=(place_of(store, rank, world), "rigs.troubled_rank")) for rank in range(world)]
+    agents = [
+        Thread(target=run_agent, args=(place_of(store, rank, world), "rigs.troubled_rank")) for rank in range(world)
+    ]
     for agent in agents:
         agent.start()
     made = AgentLauncher(place_of(store, 0, world))
@@ -67,8 +69,8 @@ def test_a_rank_that_dies_under_an_agent_is_told_of_and_started_again() -> None:
         )
         judged = outcome(supervisor, plan, troubled=frozenset({"decode-0"}), has_pids=False)
         assert judged.findings == () and judged.verified == judged.expected > 0
-        assert supervisor.stories["decode-0"].lives == ["decode-0 ended by signal 9"]
-        assert supervisor.stories["prefill-0"].rejoined == ["decode-0.2"]
+        assert supervisor.reports["decode-0"].lives == ["decode-0 ended by signal 9"]
+        assert supervisor.reports["prefill-0"].rejoined == ["decode-0.2"]
 
 
 @pytest.mark.processes
@@ -142,10 +144,10 @@ def test_lines_of_a_mailbox_come_once_and_in_order() -> None:
 
 
 def test_an_agent_that_does_not_answer_is_a_dead_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "ANSWER_S", 0.2)
+    monkeypatch.setattr(agent_launcher, "ANSWER_S", 0.2)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    order = RankSpec(line="", end="decode", rank=0, prefill=1, decode=1, key="", meeting="", patience_s=1, lease_s=1.0)
-    ending = RemoteChild(order, Mailbox(store, "nobody")).reap(within_s=0.0)
+    spec = RankSpec(line="", end="decode", rank=0, prefill=1, decode=1, key="", meeting="", patience_s=1, lease_s=1.0)
+    ending = RemoteChild(spec, Mailbox(store, "nobody")).wait(within_s=0.0)
     assert (ending.code, ending.text) == (1, "the agent of decode-0 does not answer")
 
 

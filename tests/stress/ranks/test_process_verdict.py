@@ -1,7 +1,7 @@
-"""What is made of the ranks' stories, and what a stressed wire does with a leg: on literal values, without processes.
+"""What is made of the ranks' reports, and what a stressed wire does with a leg: on literal values, without processes.
 
 Invariants:
-- Each story but the good ones is a lie or a bug that the verdict has to see.
+- Each report but the good ones is a lie or a bug that the verdict has to see.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ FAULT = Faulted(3, "a write of its kv was refused", ("refused", "kv"))
 WHY = "the engine refused to write kv"
 
 
-def stories(**changes: Callable[[RankReport], object]) -> dict[str, RankReport]:
+def reports(**changes: Callable[[RankReport], object]) -> dict[str, RankReport]:
     """Four requests on a prefill and two decode ranks: 1 and 2 are served, 3 is refused, 4 is aborted."""
     made = {}
     for name in ("prefill-0", "decode-0", "decode-1"):
         sealed = {str(job.request): bytes_for(SHAPE, job.prompt_tokens, 2) for job in LOAD.jobs if job.request < 3}
         made[name] = RankReport(
             name=name,
-            closing=RankSummary(
+            summary=RankSummary(
                 counts={"full": (8, 8)},
                 returned={"full": (8, 8)},
                 decisions=1,
@@ -66,7 +66,7 @@ def stories(**changes: Callable[[RankReport], object]) -> dict[str, RankReport]:
 
 
 def test_what_was_done_to_requests_is_no_finding_and_is_counted_once() -> None:
-    judged = judge(stories(), SHAPE, LOAD, TOKENS)
+    judged = judge(reports(), SHAPE, LOAD, TOKENS)
     assert judged.findings == () and judged.verified == judged.expected > 0
     assert (judged.evidence.aborts, judged.evidence.retractions, judged.evidence.requests) == (1, 2, 4)
 
@@ -78,51 +78,51 @@ def both(change: Callable[[RankReport], object]) -> dict[str, Callable[[RankRepo
 
 LIES: dict[str, tuple[dict[str, Callable[[RankReport], object]], str, str]] = {
     "failed for nothing": (
-        both(lambda story: (story.finished.pop(2), story.failed.update({2: "x"}))),
+        both(lambda report: (report.finished.pop(2), report.failed.update({2: "x"}))),
         "KV901",
-        "nothing was wrong with it: x",
+        "it had no fault: x",
     ),
     "failed for nothing at the prefill end": (
-        {"prefill_0": lambda story: story.failed.update({1: "x"})},
+        {"prefill_0": lambda report: report.failed.update({1: "x"})},
         "KV901",
-        "prefill-0: request 1 failed, and nothing was wrong with it",
+        "prefill-0: request 1 failed, and it had no fault",
     ),
     "its reason hides the fault": (
-        {name: lambda story: story.failed.update({3: "oops"}) for name in ("prefill_0", "decode_0", "decode_1")},
+        {name: lambda report: report.failed.update({3: "oops"}) for name in ("prefill_0", "decode_0", "decode_1")},
         "KV301",
         "its reason does not say 'refused' and 'kv'",
     ),
     "finished in spite of the fault": (
-        both(lambda story: (story.failed.pop(3), story.finished.update({3: TOKENS[3]}))),
+        both(lambda report: (report.failed.pop(3), report.finished.update({3: TOKENS[3]}))),
         "KV301",
         "finished though a write of its kv was refused",
     ),
     "finished after the abort": (
-        both(lambda story: story.finished.update({4: TOKENS[4]})),
+        both(lambda report: report.finished.update({4: TOKENS[4]})),
         "KV602",
         "request 4 finished after it had been aborted",
     ),
     "one rank did not abort": (
-        {"decode_1": lambda story: (story.aborted.clear(), story.failed.update({4: "aborted"}))},
+        {"decode_1": lambda report: (report.aborted.clear(), report.failed.update({4: "aborted"}))},
         "KV601",
         "decided differently",
     ),
-    "forgotten": (both(lambda story: story.aborted.clear()), "KV901", "request 4 neither finished nor failed"),
+    "forgotten": (both(lambda report: report.aborted.clear()), "KV901", "request 4 neither finished nor failed"),
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_is_seen(lie: str) -> None:
     changes, code, text = LIES[lie]
-    found = judge(stories(**changes), SHAPE, LOAD, TOKENS).findings
+    found = judge(reports(**changes), SHAPE, LOAD, TOKENS).findings
     assert any(each.code == code and text in each.message for each in found), found
 
 
 def test_trouble_excuses_failures_and_nothing_else() -> None:
     failed, _, _ = LIES["failed for nothing"]
-    assert judge(stories(**failed), SHAPE, LOAD, TOKENS, troubled=("prefill-0",)).findings == ()
+    assert judge(reports(**failed), SHAPE, LOAD, TOKENS, troubled=("prefill-0",)).findings == ()
     finished, code, _ = LIES["finished in spite of the fault"]
-    found = judge(stories(**finished), SHAPE, LOAD, TOKENS, troubled=("prefill-0",)).findings
+    found = judge(reports(**finished), SHAPE, LOAD, TOKENS, troubled=("prefill-0",)).findings
     assert code in {each.code for each in found}
 
 

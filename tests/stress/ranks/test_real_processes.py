@@ -53,7 +53,7 @@ class TroubledSupervisor(Supervisor):
 
     def _take(self, name: str, event: dict[str, object] | None) -> None:
         super()._take(name, event)
-        if len(self._ready) == len(self.stories):
+        if len(self._ready) == len(self.reports):
             self._all_ready.touch()
 
 
@@ -72,12 +72,12 @@ def run(
 
 def outcome(supervisor: Supervisor, plan: Plan, *, troubled: frozenset[str], has_pids: bool = True) -> Judgement:
     """Run it, see that nobody is left where the ranks are children of this process, and judge."""
-    stories = supervisor.run()
-    pids = [supervisor.pid(name) for name in stories if has_pids]
+    reports = supervisor.run()
+    pids = [supervisor.pid(name) for name in reports if has_pids]
     assert poll(lambda: not any(map(is_alive, pids)))
     shape, load = work_of(plan)
     reference = reference_outputs(shape, load, "loopback")
-    return judge(stories, shape, load, reference, silence=supervisor.silence, troubled=troubled)
+    return judge(reports, shape, load, reference, silence=supervisor.silence, troubled=troubled)
 
 
 @pytest.mark.processes(starts=True)
@@ -93,23 +93,23 @@ def test_every_request_arrives_and_its_bytes_are_counted_apart(
     assert judged.findings == ()
     assert judged.verified == judged.expected > 0
     check_what_was_done(supervisor)
-    for name, story in supervisor.stories.items():
-        assert story.closing is not None
+    for name, report in supervisor.reports.items():
+        assert report.summary is not None
         if name.startswith("decode"):
-            assert {2, 3, 6, 7} <= story.finished.keys(), "to these nothing was done but to hold a leg"
-            assert story.closing.quarantined > 0
+            assert {2, 3, 6, 7} <= report.finished.keys(), "to these nothing was done but to hold a leg"
+            assert report.summary.quarantined > 0
 
 
 def check_what_was_done(supervisor: Supervisor) -> None:
     """Every request of the first schedule is where it has to be: two have faults, and up to four are aborted."""
-    stories = supervisor.stories.values()
-    aborted = {request for story in stories for request in story.aborted}
+    reports = supervisor.reports.values()
+    aborted = {request for report in reports for request in report.aborted}
     assert aborted and aborted <= {1, 4, 8, 9}
-    assert {request for story in stories for request in story.faulted} == {5, 10}
-    assert {request for story in stories for request in story.stalled} >= {2}
-    for story in (each for each in stories if each.name.startswith("decode")):
-        assert story.finished.keys() | story.failed.keys() | story.aborted == set(range(1, 11))
-        assert {5, 10} <= story.failed.keys() <= {5, 10} | aborted
+    assert {request for report in reports for request in report.faulted} == {5, 10}
+    assert {request for report in reports for request in report.stalled} >= {2}
+    for report in (each for each in reports if each.name.startswith("decode")):
+        assert report.finished.keys() | report.failed.keys() | report.aborted == set(range(1, 11))
+        assert {5, 10} <= report.failed.keys() <= {5, 10} | aborted
 
 
 @pytest.mark.processes
@@ -130,10 +130,10 @@ def test_an_engine_that_says_done_too_early_turns_the_run_red(
     plan = replace(PLAN, transport=transport, shape=shape)
     lie: dict[str, object] = {"lie": {"requests": [3], "leg": leg, "late_s": late_s}}
     supervisor, judged = run(plan, {"prefill-0": lie}, patience_s=2)
-    story = supervisor.stories["decode-0"]
-    assert 3 in story.failed and "nothing complete from prefill-0" in story.failed[3]
+    report = supervisor.reports["decode-0"]
+    assert 3 in report.failed and "nothing complete from prefill-0" in report.failed[3]
     assert {found.request for found in judged.findings if found.code == "KV901"} == {3}
-    assert {2, 6, 7} <= story.finished.keys()
+    assert {2, 6, 7} <= report.finished.keys()
 
 
 @pytest.mark.processes
@@ -142,7 +142,7 @@ def test_bytes_that_come_after_the_engine_said_so_are_waited_for(transport: str)
     lie: dict[str, object] = {"lie": {"requests": [3, 6], "leg": "kv", "late_s": 1.0}}
     supervisor, judged = run(replace(PLAN, transport=transport), {"prefill-0": lie})
     assert judged.findings == () and judged.verified == judged.expected
-    assert {2, 3, 6, 7} <= supervisor.stories["decode-0"].finished.keys()
+    assert {2, 3, 6, 7} <= supervisor.reports["decode-0"].finished.keys()
 
 
 POINTS = [
@@ -190,16 +190,16 @@ def check_survivors(plan: Plan, rank: str, at: str, number: int) -> None:
     """Every request has finished with the right tokens or failed, and everything was given back."""
     extra: dict[str, dict[str, object]] = {rank: {"die": {"at": at, "number": number}}}
     supervisor, judged = run(plan, extra, killed=frozenset({rank}))
-    assert supervisor.stories[rank].death == f"{rank} ended by signal 9"
+    assert supervisor.reports[rank].death == f"{rank} ended by signal 9"
     assert judged.findings == ()
-    for name, story in supervisor.stories.items():
+    for name, report in supervisor.reports.items():
         if name == rank:
             continue
-        assert story.closing is not None, name
-        assert all(free == total for free, total in story.closing.returned.values())
+        assert report.summary is not None, name
+        assert all(free == total for free, total in report.summary.returned.values())
         if name.startswith("decode"):
-            assert sorted({*story.finished, *story.failed, *story.aborted}) == list(range(1, 11))
-            assert story.failed
+            assert sorted({*report.finished, *report.failed, *report.aborted}) == list(range(1, 11))
+            assert report.failed
 
 
 def test_the_bytes_of_a_prompt_are_those_of_a_sheet_of_paper() -> None:
@@ -239,11 +239,11 @@ def test_an_engine_that_dies_costs_its_room_and_no_other(ranks: str) -> None:
     supervisor, judged = run(
         replace(PLAN, transport="mooncake", ranks=ranks), {"prefill-0": {"break_engine_at": 3}}, patience_s=20
     )
-    for name, story in supervisor.stories.items():
-        assert story.closing is not None and not story.lost, name
+    for name, report in supervisor.reports.items():
+        assert report.summary is not None and not report.lost, name
         if name.startswith("decode"):
-            assert 3 in story.failed and {6, 7} <= story.finished.keys()
-    reasons = [story.failed[3] for story in supervisor.stories.values() if 3 in story.failed]
+            assert 3 in report.failed and {6, 7} <= report.finished.keys()
+    reasons = [report.failed[3] for report in supervisor.reports.values() if 3 in report.failed]
     assert any("ended by signal SIGKILL" in reason for reason in reasons)
     assert {found.code for found in judged.findings} == {"KV901"}  # failed, and nothing else: no byte, page or token
 

@@ -51,16 +51,16 @@ def test_a_rank_that_was_started_again_is_served(transport: str, rank: str, at: 
     )
     judged = outcome(supervisor, plan, troubled=frozenset({rank}))
     assert judged.findings == () and judged.verified == judged.expected > 0
-    assert supervisor.stories[rank].lives == [f"{rank} ended by signal 9"]
-    for name, story in supervisor.stories.items():
-        assert story.closing is not None and not story.death and not story.lost, name
+    assert supervisor.reports[rank].lives == [f"{rank} ended by signal 9"]
+    for name, report in supervisor.reports.items():
+        assert report.summary is not None and not report.death and not report.lost, name
         if name.startswith(rank.partition("-")[0]):
             continue
-        assert story.rejoined == [f"{rank}.2"] and not story.refused
-    for story in (each for name, each in supervisor.stories.items() if name.startswith("decode")):
-        assert story.finished.keys() | story.failed.keys() | story.aborted == set(range(1, 11))
-        assert {6, 7} <= story.finished.keys() - story.before, "they came after that, and nothing was done to them"
-        assert any("is gone" in reason or "another rank" in reason for reason in story.failed.values())
+        assert report.rejoined == [f"{rank}.2"] and not report.refused
+    for report in (each for name, each in supervisor.reports.items() if name.startswith("decode")):
+        assert report.finished.keys() | report.failed.keys() | report.aborted == set(range(1, 11))
+        assert {6, 7} <= report.finished.keys() - report.before, "they came after that, and nothing was done to them"
+        assert any("is gone" in reason or "another rank" in reason for reason in report.failed.values())
 
 
 def test_a_rank_of_a_larger_end_is_not_started_again() -> None:

@@ -55,10 +55,10 @@ class Waker(TroubledSupervisor):
 
     def _take(self, name: str, event: dict[str, object] | None) -> None:
         super()._take(name, event)
-        if self.frozen and self._is_enough(self.stories):
+        if self.frozen and self._is_enough(self.reports):
             time.sleep(STILL_S)
             os.killpg(self.pid(self.frozen), signal.SIGCONT)
-            self.woken_with = len(self.stories["decode-0"].finished)
+            self.woken_with = len(self.reports["decode-0"].finished)
             self.frozen = ""
 
 
@@ -82,27 +82,27 @@ def freeze(
     supervisor.frozen = rank
     judged = outcome(supervisor, plan, troubled=frozenset({rank}))
     assert supervisor.woken_with >= 0, "it was frozen, and the others noticed"
-    for story in supervisor.stories.values():
-        assert story.closing is not None and story.is_idle, story.name
-        assert all(free == total for free, total in story.closing.returned.values())
+    for report in supervisor.reports.values():
+        assert report.summary is not None and report.is_idle, report.name
+        assert all(free == total for free, total in report.summary.returned.values())
     return supervisor, judged
 
 
 def gave_up(name: str) -> Callable[[Stories], bool]:
     """A room was too late there, or a write to it broke down."""
-    return lambda stories: any(
-        "rounds or seconds" in reason or "returned -1" in reason for reason in stories[name].failed.values()
+    return lambda reports: any(
+        "rounds or seconds" in reason or "returned -1" in reason for reason in reports[name].failed.values()
     )
 
 
 def cut_off(name: str) -> Callable[[Stories], bool]:
     """A peer was cut off there."""
-    return lambda stories: bool(stories[name].fenced)
+    return lambda reports: bool(reports[name].fenced)
 
 
 def is_alone(name: str) -> Callable[[Stories], bool]:
     """The ranks of its end did not answer there."""
-    return lambda stories: bool(stories[name].lost)
+    return lambda reports: bool(reports[name].lost)
 
 
 @pytest.mark.processes
@@ -120,10 +120,10 @@ def test_a_peer_that_is_frozen_for_longer_than_a_room_may_take_costs_its_rooms(
     """Not of a decode rank over Mooncake: a write to it stays in the library until the lease has ended."""
     supervisor, judged = freeze(rank, point, gave_up(who), transport=transport, patience_s=2)
     assert judged.findings == () and judged.verified == judged.expected
-    story = supervisor.stories["decode-0"]
-    assert not any(each.fenced for each in supervisor.stories.values())
-    assert len(story.finished) > supervisor.woken_with, "it is served again after that"
-    assert story.finished.keys() | story.failed.keys() | story.aborted == set(range(1, 11))
+    report = supervisor.reports["decode-0"]
+    assert not any(each.fenced for each in supervisor.reports.values())
+    assert len(report.finished) > supervisor.woken_with, "it is served again after that"
+    assert report.finished.keys() | report.failed.keys() | report.aborted == set(range(1, 11))
 
 
 @pytest.mark.processes
@@ -153,10 +153,10 @@ def test_a_peer_that_is_frozen_for_longer_than_its_lease_is_cut_off(
     """What it does when it comes to itself reaches nobody; it ends all it had, and gives its memory back too."""
     supervisor, judged = freeze(rank, point, is_enough, transport=transport, ranks=ranks, patience_s=3, lease_s=2)
     assert judged.findings == ()
-    for name, story in supervisor.stories.items():
+    for name, report in supervisor.reports.items():
         if name.startswith("decode"):
-            assert story.finished.keys() | story.failed.keys() | story.aborted == set(range(1, 11))
-    other = [story for story in supervisor.stories.values() if rank in story.fenced]
+            assert report.finished.keys() | report.failed.keys() | report.aborted == set(range(1, 11))
+    other = [report for report in supervisor.reports.values() if rank in report.fenced]
     assert other, "somebody fenced it"
 
 

@@ -1,12 +1,14 @@
-"""Crew: ranks on several machines. One agent a rank, started by somebody else; the first supervises, over a TCPStore.
+"""AgentLauncher: ranks on several machines. One agent a rank, started by torchrun; the first also supervises.
 
-    supervisor --order, tell, hush, reap, forget, quit--> mailbox of an agent --> its child
-    supervisor <--events, ended--------------------------- mailbox of the supervisor
+    supervisor --spec, tell, close_input, wait, close, quit--> mailbox of an agent --> its child
+    supervisor <--events, ended------------------------------- mailbox of the supervisor
+
+The mailboxes are keys of a TCPStore.
 
 Invariants:
-- An agent decides nothing: it starts what it is told to start, and passes on both ways.
-- A mailbox has one writer and one reader; lines are JSON, in order, each taken once.
-- Every wait has a bound: an agent that nobody tells anything ends by itself; one that does not answer is a dead rank.
+- An agent decides nothing: it starts the process of its spec and passes lines on both ways.
+- A mailbox has one writer and one reader. Lines are JSON. They are taken once each, in the sequence of their sending.
+- Every wait has a bound. An agent that hears nothing for an hour ends; the rank of one that does not answer is dead.
 """
 
 from __future__ import annotations
@@ -27,18 +29,18 @@ from kvcheck.core.stress.ranks.spec import RankSpec, read_spec
 
 CONNECT_S = 120.0
 STEP_S = 1.0
-"""How long one look into a mailbox waits; nothing is lost between two."""
+"""Seconds that one look into a mailbox waits. A line that comes later is found by the next look."""
 IDLE_S = 3600.0
-"""An agent that hears nothing for so long has been forgotten."""
+"""An agent that hears nothing for so many seconds ends."""
 ANSWER_S = 20.0
 LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where this process stands among `world` of them. store: host and port where all find one another.
+    """The rank of this process among `world` processes, and the address of the store where all of them meet.
 
-    is_host: this process has to open the store. bind: the address at which this machine is reached.
+    is_host: this process opens the store. bind: the address at which this machine is reached.
     """
 
     rank: int
@@ -49,7 +51,7 @@ class Address:
     bind: str
 
     def connect(self) -> TCPStore:
-        """A connection of its own. Raises UsageError where nobody answers."""
+        """A new connection. Raises UsageError where nobody answers."""
         return self._connect(is_host=False)
 
     def open(self) -> TCPStore:
@@ -70,7 +72,7 @@ class Address:
 
 
 class Mailbox:
-    """Lines for one reader. store: a connection that nobody waits on at the same time."""
+    """Lines for one reader. store: a connection that no other thread waits on."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -79,13 +81,13 @@ class Mailbox:
         self._sending = threading.Lock()
 
     def send(self, value: Mapping[str, object]) -> None:
-        """One more line."""
+        """Append a line."""
         with self._sending:
             self._store.set(f"kvcheck/{self._name}/{self._count}", json.dumps(value))
             self._count += 1
 
     def take(self, within_s: float = STEP_S) -> dict[str, object] | None:
-        """The next line; None where there is none in time."""
+        """The next line, or None if none comes in time."""
         key = f"kvcheck/{self._name}/{self._count}"
         deadline = time.monotonic() + within_s
         try:
@@ -104,40 +106,36 @@ class Mailbox:
 class RemoteChild:
     """A rank's process under an agent."""
 
-    def __init__(self, order: RankSpec, box: Mailbox) -> None:
-        self.order = order
+    def __init__(self, spec: RankSpec, box: Mailbox) -> None:
+        self.spec = spec
         self._box = box
         self._ending: Ending | None = None
         self._has_ended = threading.Event()
-        box.send({"order": order.to_json()})
+        box.send({"spec": spec.to_json()})
 
     def tell(self, value: Mapping[str, object]) -> None:
-        """A line for it."""
         self._box.send({"tell": dict(value)})
 
-    def hush(self) -> None:
-        """The end of its input."""
-        self._box.send({"hush": True})
+    def close_input(self) -> None:
+        self._box.send({"close_input": True})
 
-    def reap(self, within_s: float | None = None) -> Ending:
-        """How it ended, in its own time or in this."""
-        self._box.send({"reap": within_s})
+    def wait(self, within_s: float | None = None) -> Ending:
+        self._box.send({"wait": within_s})
         if not self._has_ended.wait((within_s or 0.0) + ANSWER_S) or self._ending is None:
-            return Ending(1, f"the agent of {self.order.name} does not answer")
+            return Ending(1, f"the agent of {self.spec.name} does not answer")
         return self._ending
 
-    def forget(self) -> None:
-        """Let go of it."""
-        self._box.send({"forget": True})
+    def close(self) -> None:
+        self._box.send({"close": True})
 
     def ended(self, ending: Ending) -> None:
-        """What the agent says of its end."""
+        """The agent has reported its end."""
         self._ending = ending
         self._has_ended.set()
 
 
 class AgentLauncher:
-    """Starts ranks under the agents of all places, prefill ranks first. For the first place alone."""
+    """Starts ranks under the agents, prefill ranks first. Only the process of rank 0 has one."""
 
     def __init__(self, place: Address) -> None:
         self._place = place
@@ -151,10 +149,10 @@ class AgentLauncher:
         for thread in self._threads:
             thread.start()
 
-    def start(self, order: RankSpec, put: Put) -> Child:
-        """The agent of the rank's place starts it."""
-        rank = order.rank + (order.prefill if order.end == "decode" else 0)
-        child = RemoteChild(order, self._boxes[rank])
+    def start(self, spec: RankSpec, put: Put) -> Child:
+        """Tell the agent of that rank to start it."""
+        rank = spec.rank + (spec.prefill if spec.end == "decode" else 0)
+        child = RemoteChild(spec, self._boxes[rank])
         self._children[rank] = (child, put)
         return child
 
@@ -163,11 +161,11 @@ class AgentLauncher:
         return f"tcp://{self._place.store_host}:{self._place.store_port}/{self._runs}/{name}"
 
     def close(self) -> None:
-        """The next run has names of its own."""
+        """Later runs get other names in the store."""
         self._runs += 1
 
     def dismiss(self) -> None:
-        """All agents end."""
+        """Tell all agents to end."""
         for box in self._boxes:
             box.send({"quit": True})
         self._is_over = True
@@ -183,13 +181,13 @@ class AgentLauncher:
             child, put = self._children[rank]
             if "ended" in value:
                 child.ended(Ending(int(str(value["ended"])), str(value["text"])))
-                put(child.order.name, None)
+                put(child.spec.name, None)
             else:
-                put(child.order.name, value)
+                put(child.spec.name, value)
 
 
-def serve(place: Address, program: str) -> None:
-    """The agent of a place: until it is told to quit, or nobody tells it anything."""
+def run_agent(place: Address, program: str) -> None:
+    """Run the agent of a place until it is told to quit or has heard nothing for IDLE_S seconds."""
     box, back = Mailbox(place.open(), f"to-{place.rank}"), Mailbox(place.connect(), f"from-{place.rank}")
     launcher = LocalLauncher(program, host=place.bind)
     child: LocalChild | None = None
@@ -202,18 +200,18 @@ def serve(place: Address, program: str) -> None:
             heard = time.monotonic()
             if value.get("quit"):
                 return
-            if "order" in value:
-                child = _start(launcher, read_spec(str(value["order"])), back)
+            if "spec" in value:
+                child = _start(launcher, read_spec(str(value["spec"])), back)
             elif child is not None:
                 _pass_on(child, value)
     finally:
         if child is not None:
-            child.reap(within_s=0.0)
-            child.forget()
+            child.wait(within_s=0.0)
+            child.close()
         launcher.close()
 
 
-def _start(launcher: LocalLauncher, order: RankSpec, back: Mailbox) -> LocalChild:
+def _start(launcher: LocalLauncher, spec: RankSpec, back: Mailbox) -> LocalChild:
     made: list[LocalChild] = []
     is_made = threading.Event()
 
@@ -222,11 +220,11 @@ def _start(launcher: LocalLauncher, order: RankSpec, back: Mailbox) -> LocalChil
             back.send(value)
             return
         is_made.wait()
-        ending = made[0].reap()
+        ending = made[0].wait()
         back.send({"ended": ending.code, "text": ending.text})
 
     try:
-        made.append(launcher.start(order, put))
+        made.append(launcher.start(spec, put))
     except UnknownVerdict as error:
         kind = type(error).__name__
         back.send({"event": "error", "kind": kind, "message": str(error), "exit_code": error.exit_code})
@@ -236,12 +234,12 @@ def _start(launcher: LocalLauncher, order: RankSpec, back: Mailbox) -> LocalChil
 
 
 def _pass_on(child: LocalChild, value: Mapping[str, object]) -> None:
-    told, within_s = value.get("tell"), value.get("reap")
+    told, within_s = value.get("tell"), value.get("wait")
     if isinstance(told, dict):
         child.tell(told)
-    elif value.get("hush"):
-        child.hush()
-    elif value.get("forget"):
-        child.forget()
+    elif value.get("close_input"):
+        child.close_input()
+    elif value.get("close"):
+        child.close()
     else:
-        child.reap(float(within_s) if isinstance(within_s, int | float) else None)
+        child.wait(float(within_s) if isinstance(within_s, int | float) else None)

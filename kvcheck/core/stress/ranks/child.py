@@ -1,8 +1,8 @@
-"""Children: the process of a rank, as its supervisor holds it; started here, or wherever a launcher starts it.
+"""Child: the process of a rank, as its supervisor holds it, and what starts it on this machine.
 
 Invariants:
-- Whatever a rank had started ends with it, stopped or not.
-- The end of a child's output is told once, as None, behind all that it said.
+- Processes that a rank had started end with it, also stopped ones.
+- The end of a child's output is reported once, as None, after all its lines.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ TAIL = 600
 """Bytes of a dead rank's standard error that are shown."""
 
 Put = Callable[[str, dict[str, object] | None], None]
-"""Takes what a rank says, by its name; None: it says nothing more."""
+"""Takes the name of a rank and a line of it; None: its output has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process ended: its code, negative for a signal, and the last it wrote to standard error."""
+    """How a process ended: its exit code, negative for a signal, and the end of its standard error."""
 
     code: int
     text: str
@@ -38,76 +38,73 @@ class Ending:
 class Child(Protocol):
     """A rank's process."""
 
-    order: RankSpec
+    spec: RankSpec
 
     def tell(self, value: Mapping[str, object]) -> None:
-        """A line for it; lost where it is dead."""
+        """Write a line to its input. The line is lost if the process is dead."""
 
-    def hush(self) -> None:
-        """The end of its input, which is its own end."""
+    def close_input(self) -> None:
+        """Close its input. A rank ends when its input ends."""
 
-    def reap(self, within_s: float | None = None) -> Ending:
-        """How it ended, in its own time or in this."""
+    def wait(self, within_s: float | None = None) -> Ending:
+        """Wait until it has ended; kill it if that takes longer than within_s seconds."""
 
-    def forget(self) -> None:
-        """Let go of it."""
+    def close(self) -> None:
+        """Release what the supervisor holds of it."""
 
 
 class Launcher(Protocol):
     """Where ranks are started."""
 
-    def start(self, order: RankSpec, put: Put) -> Child:
-        """A process for the rank."""
+    def start(self, spec: RankSpec, put: Put) -> Child:
+        """Start a process for the rank. put: takes its lines."""
 
     def meeting(self, name: str) -> str:
-        """A place, of this name and of one run, where ranks of an end find one another."""
+        """Where the ranks of an end find one another: a file or an address, of this run alone."""
 
     def close(self) -> None:
-        """The run is over."""
+        """Release everything; the run is over."""
 
 
 class LocalChild:
     """A child of this process."""
 
-    def __init__(self, order: RankSpec, program: str, put: Put) -> None:
-        self.order = order
+    def __init__(self, spec: RankSpec, program: str, put: Put) -> None:
+        self.spec = spec
         self._put = put
-        self._reaping = threading.Lock()
+        self._waiting = threading.Lock()
         with contextlib.ExitStack() as on_failure:
             self._said: IO[str] = on_failure.enter_context(tempfile.TemporaryFile("w+"))
             self.process = start(program, streams=Streams(stdin=subprocess.PIPE, stderr=self._said))
-            on_failure.pop_all()  # `forget` closes it
-        tell(self.process, order.to_json())
+            on_failure.pop_all()  # `close` closes it
+        tell(self.process, spec.to_json())
         listen(self.process, self._take)
 
     def tell(self, value: Mapping[str, object]) -> None:
-        """A line for it; lost where it is dead."""
         tell(self.process, json.dumps(value))
 
-    def reap(self, within_s: float | None = None) -> Ending:
-        """How it ended, in its own time or in this; whatever it had started is ended with it, stopped or not."""
-        with self._reaping:
+    def wait(self, within_s: float | None = None) -> Ending:
+        """As the Protocol says. All processes of its group are killed."""
+        with self._waiting:
             has_ended(self.process, within_s)
             code = kill_group(self.process)
             return Ending(code, "" if self._said.closed else tail(self._said.fileno(), TAIL))
 
-    def forget(self) -> None:
-        """Close what this process holds of it."""
-        self.hush()
-        with self._reaping:
+    def close(self) -> None:
+        self.close_input()
+        with self._waiting:
             self._said.close()
 
-    def hush(self) -> None:
-        """The end of its input."""
+    def close_input(self) -> None:
         close_input(self.process)
 
     def _take(self, line: str | None) -> None:
         with contextlib.suppress(ValueError):  # half a line of a process that was killed
-            self._put(self.order.name, None if line is None else json.loads(line))
+            self._put(self.spec.name, None if line is None else json.loads(line))
 
 
 class LocalLauncher:
-    """Starts ranks on this machine. host: the address that they are reached at. network: of their engines."""
+    """Starts ranks on this machine. host: the address at which they are reached. network: of their engines."""
 
     def __init__(self, program: str, *, host: str, network: str | None = None) -> None:
         self._program = program
@@ -115,14 +112,11 @@ class LocalLauncher:
         self._network = network
         self._folder = ScratchFolder("ranks")
 
-    def start(self, order: RankSpec, put: Put) -> LocalChild:
-        """A child process."""
-        return LocalChild(replace(order, host=self._host, network=self._network), self._program, put)
+    def start(self, spec: RankSpec, put: Put) -> LocalChild:
+        return LocalChild(replace(spec, host=self._host, network=self._network), self._program, put)
 
     def meeting(self, name: str) -> str:
-        """A file."""
         return str(self._folder.path / name)
 
     def close(self) -> None:
-        """The files are gone."""
         self._folder.close()

@@ -1,4 +1,4 @@
-"""Told: what the supervisor tells a rank while it runs.
+"""Inbox: what the supervisor tells a rank while it runs.
 
 Invariants:
 - Written by the thread that reads the rank's input, read by the one that runs its rounds.
@@ -12,7 +12,7 @@ from threading import Event
 
 
 class Inbox:
-    """addresses: of decode ranks, as they become known. is_over: everybody is idle."""
+    """addresses: of decode ranks, as they become known. is_over: all ranks are idle."""
 
     def __init__(self) -> None:
         self.addresses: queue.Queue[dict[str, str]] = queue.Queue()
@@ -20,13 +20,13 @@ class Inbox:
 
     @property
     def is_over(self) -> bool:
-        """Everybody has said that he is idle."""
+        """True once every rank has reported idle."""
         return self._over.is_set()
 
-    def take(self, said: Mapping[str, object]) -> None:
-        """One line of the supervisor."""
-        addresses = said.get("addresses")
+    def take(self, line: Mapping[str, object]) -> None:
+        """Take one line of the supervisor."""
+        addresses = line.get("addresses")
         if isinstance(addresses, dict):
             self.addresses.put({str(name): str(address) for name, address in addresses.items()})
-        if said.get("close"):
+        if line.get("close"):
             self._over.set()

@@ -1,9 +1,9 @@
-"""Quarantine: memory that a peer was asked to write is not given back before nobody can write it any more.
+"""Quarantine: memory that a peer was asked to write is not freed while the peer may still write it.
 
-    Want sent --> may be written --> Done sent (all is verified), Drained received, or the peer gone --> may be freed
+    Want sent --> may be written --> Done sent (all bytes are verified), Drained received, or peer gone --> may be freed
 
 Invariants:
-- Judged from messages and frees alone, beside the receiver that should see to it.
+- It judges by messages and frees alone, and uses nothing of the receiver that has to keep the rule.
 - A message of an older generation ends nothing.
 """
 
@@ -31,18 +31,18 @@ class Quarantine:
         """By request, who may write: peer -> (room, generation)."""
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """Whose memory is whose."""
+        """Allocations and frees."""
         return ((Allocated, self._allocated), (Freed, self._freed))
 
     def sent(self, peer: str, message: Message) -> None:
-        """This rank says something."""
+        """This rank sends a message."""
         if isinstance(message, Want):
             self._writers.setdefault(message.request, {})[peer] = (message.room, message.generation)
         elif isinstance(message, Done):
             self._end(peer, message.room, message.generation)
 
     def received(self, peer: str, message: Message) -> None:
-        """A peer says something."""
+        """A peer has sent a message."""
         if isinstance(message, Drained):
             self._end(peer, message.room, message.generation)
 

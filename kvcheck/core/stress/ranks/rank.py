@@ -1,8 +1,8 @@
-"""RankRun: one rank of a pair in a process of its own, from its memory to its last word.
+"""RankRun: one rank of a pair in a process of its own, from its memory to its summary.
 
 Invariants:
-- Rounds are in step with the other ranks of this end, by agreement; patience is counted in seconds.
-- Whoever has nothing to do still answers its peers until everybody is done.
+- The ranks of an end agree on every round, so their rounds stay in step. Patience is counted in seconds.
+- A rank that is idle still answers its peers until all ranks are done.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from kvcheck.core.workload.events import (
 
 QUIET_S = 0.0005
 RETURN_S = 60.0
-"""How long a peer that is to be started again is waited for."""
+"""Seconds that the rank waits for a peer that is started again."""
 INCARNATION_BITS = 32
-"""Of an attempt's number: what is above says which process of the rank made it."""
+"""Bits of an attempt's number; the bits above say which process of the rank made it."""
 JUDGES = ("content", "aliasing", "contract", "accounting", "protocol")
 """Oracles that need no more than one rank's history."""
 
@@ -68,16 +68,16 @@ Say = Callable[[str, dict[str, object]], None]
 
 
 class RankRun:
-    """One rank. parts: what it is made of. say: tells the supervisor; told: what that one tells."""
+    """One rank. parts: what it is made of. say: reports to the supervisor. inbox: what the supervisor tells."""
 
-    def __init__(self, order: RankSpec, wire: type[ProcessWire], say: Say, told: Inbox, *, parts: TargetParts) -> None:
-        self._order = order
-        self._told = told
+    def __init__(self, spec: RankSpec, wire: type[ProcessWire], say: Say, inbox: Inbox, *, parts: TargetParts) -> None:
+        self._spec = spec
+        self._inbox = inbox
         self._parts = parts
         self._say = say
         self._history = History()
         self._oracles = [ORACLES.load(name)() for name in JUDGES]
-        self._quarantine = Quarantine(order.name)
+        self._quarantine = Quarantine(spec.name)
         self._count = EvidenceCount()
         self._history.listen(self._count.handlers())
         self._history.listen(self._quarantine.handlers())
@@ -85,7 +85,7 @@ class RankRun:
         self._history.listen(((Faulted, self._tell_fault), (Verified, self._count_sealed)))
         for oracle in self._oracles:
             self._history.listen(oracle.handlers())
-        plan = parse_line(order.line)
+        plan = parse_line(spec.line)
         shape, load = work_of(plan)
         for job in load.jobs:
             self._history.emit(Expected(job.request, ()))
@@ -94,20 +94,20 @@ class RankRun:
         self._setup = replace(
             setup,
             pair=PairSetup(
-                prefill_ranks=order.prefill,
-                decode_ranks=order.decode,
+                prefill_ranks=spec.prefill,
+                decode_ranks=spec.decode,
                 prefill_sizes=prefill_sizes(setup.sizes, load.jobs, shape),
                 paths={},
                 room_of=room_of,
-                patience=order.patience_s,
+                patience=spec.patience_s,
                 aux_over_messages=pair_scenario(plan).sends_rows,
-                attempts=(order.incarnation - 1) << INCARNATION_BITS,
+                attempts=(spec.incarnation - 1) << INCARNATION_BITS,
             ),
         )
         self._jobs = {job.request: job for job in load.jobs}
         # A prefill rank that was started again is fed what it is asked for; a decode rank, what has not ended.
-        self._is_fed_on_demand = order.end == "prefill" and order.incarnation > 1
-        left = () if self._is_fed_on_demand else tuple(job for job in load.jobs if job.request not in order.over)
+        self._is_fed_on_demand = spec.end == "prefill" and spec.incarnation > 1
+        left = () if self._is_fed_on_demand else tuple(job for job in load.jobs if job.request not in spec.over)
         self._feed = Feed(left, hurry=HURRY)
         faults = Faults(load.jobs, shape, self._history.emit, plan.schedule)
         self._aborts = Aborts(STAGES[plan.schedule % len(STAGES)], faults)
@@ -117,18 +117,18 @@ class RankRun:
         self.rank = make_rank(
             parts,
             self._setup,
-            order.end,
-            order.rank,
+            spec.end,
+            spec.rank,
             backend=self._backend,
             wire=lambda own: StressedWire(wire(own), faults, self._stalls, self._quarantine),
         )
         assert isinstance(self.rank.wire, StressedWire)
         self.wire = self.rank.wire.inner
-        self.wire.host = order.host
-        self.wire.network = order.network
+        self.wire.host = spec.host
+        self.wire.network = spec.network
         self._fenced: dict[str, float] = {}
-        self._returns = set(order.returns)
-        self._incarnations = dict.fromkeys(order.peers, 0)
+        self._returns = set(spec.returns)
+        self._incarnations = dict.fromkeys(spec.peers, 0)
         self._hello: dict[str, object] = {}
         self._group: RankGroup | None = None
         self._scheduler: PrefillScheduler | DecodeScheduler | None = None
@@ -140,44 +140,44 @@ class RankRun:
     # The peers
 
     def meet(self) -> None:
-        """Connect to all peers, build the scheduler on what they said, start the wire."""
+        """Connect to all peers, build the scheduler on their layouts, start the wire."""
         self._hello = {
             "name": self.rank.name,
             "layout": layout_to_json(self.rank.layout),
-            "incarnation": self._order.incarnation,
-            "over": list(self._order.over),
+            "incarnation": self._spec.incarnation,
+            "over": list(self._spec.over),
         }
         links = self._links()
         for link in links:
             self._incarnations[link.peer] = _incarnation(link)
         peers = [_layout(link) for link in links]
-        if self._order.end == "prefill":
+        if self._spec.end == "prefill":
             self._scheduler = prefill_end(self._parts, self._setup, self.rank, peers, clock=self._seconds)
         else:
             self._scheduler = decode_end(self._parts, self._setup, self.rank, peers, clock=self._seconds)
         self._setup.emit(ProcessActs(self.rank.name))
-        self.wire.start(links, lease_s=self._order.lease_s)
-        ranks = self._order.prefill if self._order.end == "prefill" else self._order.decode
-        # The others may wait for a peer that takes nothing, and then for a room that is too late.
-        timeout_s = self._order.patience_s + 2 * self._order.lease_s
-        order = self._order
-        self._group = ProcessRanks(order.meeting, order.rank, ranks, timeout_s=timeout_s, host=order.host)
+        self.wire.start(links, lease_s=self._spec.lease_s)
+        ranks = self._spec.prefill if self._spec.end == "prefill" else self._spec.decode
+        # Another rank may first wait for a peer that reads nothing, and then for a room that is late.
+        timeout_s = self._spec.patience_s + 2 * self._spec.lease_s
+        spec = self._spec
+        self._group = ProcessRanks(spec.meeting, spec.rank, ranks, timeout_s=timeout_s, host=spec.host)
         self._say("ready", {})
 
     def _links(self) -> list[Link]:
-        if self._order.end == "prefill":
-            found = self._told.addresses.get()
-            return [connect(found[name], self._order.key, self._hello) for name in self._order.peers]
-        listener = Listener(self._order.host)
+        if self._spec.end == "prefill":
+            found = self._inbox.addresses.get()
+            return [connect(found[name], self._spec.key, self._hello) for name in self._spec.peers]
+        listener = Listener(self._spec.host)
         self._say("listening", {"address": listener.address})
-        links = listener.accept(self._order.key, self._hello, set(self._order.peers))
-        listener.keep(self._order.key, self._hello, self._offer)
+        links = listener.accept(self._spec.key, self._hello, set(self._spec.peers))
+        listener.keep(self._spec.key, self._hello, self._offer)
         return links
 
     # Peers that were started again
 
     def _offer(self, link: Link) -> None:
-        """A new link of a known peer replaces the old one; one of an older process of it is a ghost's."""
+        """A new link of a known peer replaces the old one. A link of an older process of the peer is refused."""
         if link.peer in self._incarnations and _incarnation(link) > self._incarnations[link.peer]:
             self.wire.offer(link)
         else:
@@ -185,11 +185,11 @@ class RankRun:
             link.free()
 
     def _rejoin(self) -> None:
-        """Connect to decode ranks that listen again; bootstrap again with every peer whose old link is done with."""
-        while not self._told.addresses.empty():
-            for address in self._told.addresses.get().values():
-                with contextlib.suppress(TransferError):  # dead again already: it stays gone
-                    self._offer(connect(address, self._order.key, self._hello))
+        """Connect to decode ranks that listen again, and bootstrap again with every peer that has a new link."""
+        while not self._inbox.addresses.empty():
+            for address in self._inbox.addresses.get().values():
+                with contextlib.suppress(TransferError):  # it has died again and stays gone
+                    self._offer(connect(address, self._spec.key, self._hello))
         for link in self.wire.newcomers():
             assert self._scheduler is not None
             try:
@@ -208,8 +208,8 @@ class RankRun:
             self.wire.rejoin(link)
             self._say("rejoined", {"peer": link.peer, "incarnation": _incarnation(link)})
             over = link.hello.get("over")
-            for request in over if isinstance(over, list) and self._order.end == "prefill" else ():
-                self._scheduler.abort(request)  # nobody asks for it any more
+            for request in over if isinstance(over, list) and self._spec.end == "prefill" else ():
+                self._scheduler.abort(request)  # the new process does not ask for it any more
 
     def _is_awaited(self, peer: str) -> bool:
         """The peer is gone, will be started again, and is not overdue."""
@@ -220,8 +220,8 @@ class RankRun:
 
     # The rounds
 
-    def serve(self) -> None:
-        """Rounds until every job was fed and nothing is left."""
+    def run_rounds(self) -> None:
+        """Run rounds until every job has been submitted and has ended."""
         assert self._scheduler is not None
         if self._is_fed_on_demand:
             self._say("idle", {})
@@ -242,7 +242,7 @@ class RankRun:
 
     def _is_serving(self) -> bool:
         assert self._scheduler is not None
-        is_fed = self._told.is_over if self._is_fed_on_demand else not self._feed.is_open
+        is_fed = self._inbox.is_over if self._is_fed_on_demand else not self._feed.is_open
         return not (is_fed and self._scheduler.is_idle)
 
     def _due(self) -> list[Request]:
@@ -252,7 +252,7 @@ class RankRun:
         return self._feed.due(is_idle=self._scheduler.is_idle)
 
     def _agree_on(self, known: list[int]) -> list[int]:
-        """All ranks of this end ask for more, or none: one of them may know later than others that a peer is gone."""
+        """All ranks of this end admit more requests, or none does: a rank may notice late that a peer is gone."""
         first, *agreed = self._agree([int(not any(map(self._is_awaited, self.wire.gone()))), *known])
         if isinstance(self._scheduler, DecodeScheduler):
             self._scheduler.may_ask = bool(first)
@@ -263,7 +263,7 @@ class RankRun:
         try:
             return self._group.agree([known])[0]
         except GroupLost as error:
-            self._alone = f"another {self._order.end} rank is gone"
+            self._alone = f"another {self._spec.end} rank is gone"
             self._say("lost", {"what": f"{self._alone}: {error}"})
             self._group = RankGroup()
             return known
@@ -290,16 +290,16 @@ class RankRun:
             self._sealed_bytes[request] = self._sealed_bytes.get(request, 0) + event.words * 8
 
     def _abort(self, request: int) -> None:
-        """Even ones are aborted by the prefill end, where it gets to that stage, and odd ones by the decode end.
+        """The prefill end aborts even requests, where it gets to that stage; the decode end aborts the others.
 
         Every rank of an end sees the same reports, and so aborts the same requests in the same round.
         """
         assert self._scheduler is not None
         is_for_prefill = request % 2 == 0 and self._aborts.stage in PREFILL_STAGES
-        if is_for_prefill == (self._order.end == "prefill") and self._scheduler.abort(request):
+        if is_for_prefill == (self._spec.end == "prefill") and self._scheduler.abort(request):
             self._history.emit(Aborted(request))
             self._say("aborted", {"request": request})
-            if self._order.end == "decode":
+            if self._spec.end == "decode":
                 self._end(request)
 
     def _end(self, request: int) -> None:
@@ -312,7 +312,7 @@ class RankRun:
             self._say("failed", {"request": request, "reason": reason})
 
     def _end_what_is_lost(self) -> None:
-        """Peers that are gone write nothing any more; without the ranks beside this one nothing can be agreed on."""
+        """Fence peers that are gone, and fail requests that cannot go on without them or without the other ranks."""
         gone = self.wire.gone()
         for peer in sorted(set(gone) - self._fenced.keys()):
             self._fenced[peer] = time.monotonic()
@@ -321,7 +321,7 @@ class RankRun:
             for peer in gone:
                 self._scheduler.receiver.fence(peer)
         lost = [peer for peer in gone if not self._is_awaited(peer)]
-        why = self._alone or (f"{', '.join(lost)} is gone" if lost and self._order.end == "prefill" else "")
+        why = self._alone or (f"{', '.join(lost)} is gone" if lost and self._spec.end == "prefill" else "")
         for request in list(self._open) if why else ():
             assert self._scheduler is not None
             if self._scheduler.abort(request):
@@ -329,21 +329,21 @@ class RankRun:
 
     # The end
 
-    def rest(self) -> None:
-        """Answer peers until the supervisor has heard from all of them."""
+    def answer_until_over(self) -> None:
+        """Answer peers until the supervisor has heard from all ranks."""
         assert self._scheduler is not None
-        while not self._told.is_over:
+        while not self._inbox.is_over:
             self._rejoin()
             self._scheduler.poll()
             time.sleep(QUIET_S * 4)
 
     def close(self) -> None:
-        """Count, look at what nobody may have touched, give everything back, and say what was seen."""
+        """Count what is held, check the padding, free everything, and send the summary."""
         assert self._scheduler is not None
         counts = rank_counts(self.rank)
         for count in counts:
             self._history.emit(Counted(count.space, count.free, count.cached, count.total))
-        self.rank.bystander.look()
+        self.rank.padding.look()
         self._scheduler.close()
         returned = rank_counts(self.rank)
         for count in returned:
@@ -351,7 +351,7 @@ class RankRun:
         self._history.emit(Closed(tuple(sorted(self._backend.allocated().items()))))
         for oracle in self._oracles:
             oracle.finish()
-        closing = RankSummary(
+        summary = RankSummary(
             counts={each.space: (each.free, each.total) for each in counts},
             returned={each.space: (each.free, each.total) for each in returned},
             decisions=self._decisions,
@@ -363,11 +363,11 @@ class RankRun:
             ),
             evidence=self._count.total(events=self._history.count, evictions=0, orderings=0),
         )
-        self._say("closed", {"closing": to_plain(closing)})
+        self._say("closed", {"summary": to_plain(summary)})
 
 
 def _layout(link: Link) -> EndLayout:
-    """What the peer says of its memory. Raises LayoutMismatch, also for that of another rank."""
+    """The layout that the peer sends. Raises LayoutMismatch, also for the layout of another rank."""
     layout = layout_from_json(link.hello.get("layout"))
     if layout.name != link.peer:
         raise LayoutMismatch(f"{link.peer} brings the layout of {layout.name}; expected its own")
@@ -375,6 +375,6 @@ def _layout(link: Link) -> EndLayout:
 
 
 def _incarnation(link: Link) -> int:
-    """How often the peer has been started, as it says itself; 0 where it says nothing of the kind."""
+    """How often the peer has been started, as it says; 0 if it does not say."""
     said = link.hello.get("incarnation")
     return said if isinstance(said, int) else 0

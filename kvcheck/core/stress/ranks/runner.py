@@ -1,8 +1,8 @@
 """RankRunner: one plan in, one judged outcome out, with every rank in a process of its own.
 
 Invariants:
-- The reference run, the count of bytes and the judgement are made here, by the process that moved nothing.
-- The same plan makes the same work; in which order things happen is the machine's, and is not recorded.
+- This process makes the reference run, counts the bytes and judges. It moves no bytes itself.
+- The same plan makes the same work. The machine decides what happens first; that is not recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvcheck.core.stress.schedule import Plan
 
 
 class RankRunner:
-    """Runs plans. launcher: where ranks are started; None: here."""
+    """Runs plans. launcher: starts the ranks; None: on this machine."""
 
     cpu_s = 0.0
 
@@ -32,21 +32,21 @@ class RankRunner:
         """Run and judge one schedule. Raises UnknownVerdict where a library is missing."""
         shape, load = work_of(plan)
         supervisor = Supervisor(plan, launcher=self._launcher)
-        stories = supervisor.run()
-        found = judge(stories, shape, load, reference_outputs(shape, load, "loopback"), silence=supervisor.silence)
+        reports = supervisor.run()
+        found = judge(reports, shape, load, reference_outputs(shape, load, "loopback"), silence=supervisor.silence)
         prefill, decode = ranks_of(plan)
         note = (
             f"{plan.cell}: {prefill}x{decode} processes over {plan.transport}, "
-            f"{found.verified:,} bytes verified at the receivers, {found.expected:,} worked out beforehand; "
-            f"{_done(stories.values(), found.evidence)}"
+            f"{found.verified:,} bytes verified at the receivers, {found.expected:,} expected; "
+            f"{_done(reports.values(), found.evidence)}"
         )
         findings = tuple(complete(finding, plan) for finding in found.findings)
-        told = repr([sorted(story.finished.items()) for story in stories.values()])
+        outputs = repr([sorted(report.finished.items()) for report in reports.values()])
         return Outcome(
             plan=plan,
             findings=findings,
             evidence=found.evidence,
-            digest=zlib.crc32(told.encode()),
+            digest=zlib.crc32(outputs.encode()),
             judged={"bytes": found.verified},
             note=note,
         )
@@ -58,11 +58,11 @@ class RankRunner:
         return None
 
 
-def _done(stories: Iterable[RankReport], evidence: Evidence) -> str:
-    """What was done to requests, in words."""
-    told = list(stories)
-    faulted = {request for story in told for request in story.faulted}
-    stalled = {request for story in told for request in story.stalled}
+def _done(reports: Iterable[RankReport], evidence: Evidence) -> str:
+    """What was done to requests, for the note."""
+    told = list(reports)
+    faulted = {request for report in told for request in report.faulted}
+    stalled = {request for report in told for request in report.stalled}
     return (
         f"{evidence.aborts or 0} aborted, {evidence.retractions or 0} retracted, {len(faulted)} with a fault, "
         f"{len(stalled)} held back"

@@ -38,10 +38,10 @@ PROCESS_WIRES: Registry[type[ProcessWire]] = Registry(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
-    """One rank. key: of the run, so that strangers are told apart. meeting: where the end's ranks find one another.
+    """One rank. key: of the run; links without it are refused. meeting: where the ranks of an end find one another.
 
     patience_s: seconds a room may take. lease_s: seconds a peer may be silent.
-    extra: for programs that do more than the worker, such as dying half-way.
+    extra: for programs of tests that do more than the worker, such as ending half-way.
 
     incarnation: 1, or more for a rank that was started again, with over: the requests that ended at the one before it.
     host: the address at which this machine is reached. network: where its engine's process is, None: with all others.
@@ -66,29 +66,28 @@ class RankSpec:
 
     @property
     def name(self) -> str:
-        """The rank's name on the wire."""
+        """Its name on the wire."""
         return f"{self.end}-{self.rank}"
 
     @property
     def peers(self) -> list[str]:
-        """The ranks of the other end."""
+        """Names of the ranks of the other end."""
         other, count = ("decode", self.decode) if self.end == "prefill" else ("prefill", self.prefill)
         return [f"{other}-{rank}" for rank in range(count)]
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps(to_plain(self))
 
 
 def read_spec(line: str) -> RankSpec:
-    """The order of a line. Raises ValueError."""
-    order: RankSpec = value_from(RankSpec, json.loads(line), "order")
-    return order
+    """The spec that a line holds. Raises ValueError."""
+    spec: RankSpec = value_from(RankSpec, json.loads(line), "spec")
+    return spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """What a rank says last. counts: space -> (free, total), when idle. returned: the same after everything was closed.
+    """The last report of a rank. counts: space -> (free, total), when idle. returned: the same after it has closed.
 
     decisions: a checksum of what its rounds decided; equal on all ranks of an end. sealed: bytes that it read and that
     fit their seals, by request. quarantined: pages and slots that were freed after a peer had been asked to write them.
@@ -104,6 +103,6 @@ class RankSummary:
 
 
 def read_summary(raw: Mapping[str, object]) -> RankSummary:
-    """The closing of an event. Raises ValueError."""
-    closing: RankSummary = value_from(RankSummary, raw, "closing")
-    return closing
+    """The summary that an event holds. Raises ValueError."""
+    summary: RankSummary = value_from(RankSummary, raw, "summary")
+    return summary

@@ -1,9 +1,9 @@
-"""Stalls: which leg of which requests is held back on its way, and for how long.
+"""Stalls: which leg of which requests is held back, and for how long.
 
 Invariants:
-- Who is held follows from the number of the schedule and of the request alone.
-- One request of a run, where it has enough of them, is held for longer than a room may take: it has to fail, and does
-  so for that reason. All others that are held have to arrive.
+- The numbers of the schedule and of the request alone decide what is held.
+- One request, where a run has enough of them, is held for longer than a room may take. It has to fail, and its reason
+  has to say so. All others that are held have to arrive.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kvcheck.core.workload.jobs import Job
 STALL_EVERY = 3
 HELD_S = 0.25
 FOR_EVER_FROM = 8
-"""The first request that is held for ever, where nothing else is wrong with it, has at least this number."""
+"""The request that is held for ever is the first without a fault from this number on."""
 
 
 class Stalls:
-    """Holds of one run. aux: metadata rows travel as writes, not as messages. told: who was held so far."""
+    """Holds of one run. aux: metadata rows travel as writes, not as messages. told: requests that were held so far."""
 
     def __init__(
         self, jobs: tuple[Job, ...], shape: ModelShape, faults: Faults, emit: Emit, variant: int, *, aux: bool
@@ -43,7 +43,7 @@ class Stalls:
             self._legs[self._endless] = legs[variant % len(legs)]
 
     def held_s(self, leg: str, ticket: Ticket) -> float | None:
-        """Seconds for which this write waits; infinite for the one that never goes; None: it goes at once."""
+        """Seconds for which this write waits; infinity: for ever; None: it is not held."""
         if self._legs.get(ticket.request) != leg:
             return None
         is_first = ticket.request not in self.told

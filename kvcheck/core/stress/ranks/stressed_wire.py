@@ -1,9 +1,9 @@
-"""StressedWire: a rank's wire that does to some rooms what the plan says, and lets the quarantine listen.
+"""StressedWire: a rank's wire with the faults and stalls of the plan; the quarantine sees its messages.
 
 Invariants:
-- A leg that is held holds what comes behind it for the same room and peer, and nothing else: other rooms pass it.
-- What is held is written later or never; never once this rank has told its peer that the room is over.
-- A held write that then fails ends its room, as one that fails at once does.
+- A held leg also holds later writes of the same room and peer. Other rooms go on.
+- Held writes are made later, or never: they are dropped once this rank has told its peer that the room is over.
+- A held write that fails ends its room, like one that fails at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Held:
 
 
 class StressedWire:
-    """A Wire over a ProcessWire."""
+    """A Wire over a ProcessWire. inner: the wire that carries the bytes."""
 
     def __init__(self, inner: ProcessWire, faults: Faults, stalls: Stalls, quarantine: Quarantine) -> None:
         self.name = inner.name
@@ -65,7 +65,7 @@ class StressedWire:
         return self.inner.backend.signal()
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
-        """A message waits for the held writes that it is about; the end of a room drops them."""
+        """Send, or wait for the held writes of the room; a message that ends the room drops them."""
         message = self._faults.tamper(message)
         if peer not in self._gone:
             self._quarantine.sent(peer, message)
@@ -80,7 +80,7 @@ class StressedWire:
             self.inner.send(peer, message, after=after)
 
     def receive(self) -> list[tuple[str, Message]]:
-        """What has arrived, behind the failures of what was held until now."""
+        """Messages that have arrived, after the failures of held writes."""
         failures = self._release()
         messages = self.inner.receive()
         for peer, message in messages:
@@ -88,7 +88,7 @@ class StressedWire:
         gone = set(self.inner.gone())
         for peer in gone - self._gone:
             self._quarantine.gone(peer)
-        self._gone = gone  # who was started again can go again
+        self._gone = gone  # a peer that was started again can be lost again
         return failures + messages
 
     def _release(self) -> list[tuple[str, Message]]:

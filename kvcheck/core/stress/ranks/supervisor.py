@@ -1,9 +1,9 @@
-"""Supervisor: starts a process for every rank, listens to all of them, and leaves none behind.
+"""Supervisor: starts a process for every rank, listens to all of them, and ends all of them.
 
 Invariants:
-- No child outlives `run`, whatever ends it; one whose supervisor was killed ends by itself.
-- Silence has a bound: where nobody says anything for that long, the run is over and says who was waited for.
-- A rank that dies is told of as dead, never as done.
+- No child outlives `run`, however `run` ends. A child whose supervisor was killed ends by itself.
+- Silence has a bound: if no rank reports for silence_s seconds, the run ends and names the ranks it waited for.
+- A rank that dies is reported as dead, never as done.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ ENDING_S = 10.0
 
 @dataclass(slots=True, kw_only=True)
 class RankReport:
-    """What a rank said. death: how its process ended before it was told to; "" where it did not.
+    """What a rank reported. death: how its process ended before it was told to; "" where it did not.
 
     faulted: why a request has to fail, as its reason has to name it. stalled: requests of which a leg was held back.
-    fenced: peers that it has cut off. refused: who was not let in again, and why; rejoined: who was, peer.incarnation.
+    fenced: peers that it has cut off. refused: peers that may not join again, and why. rejoined: peer.incarnation.
     is_refusal: it ended with an error of what is under test, such as a peer's memory that does not fit its own.
     lives: how earlier processes of the rank ended; before: requests that had ended by then.
     """
@@ -57,14 +57,14 @@ class RankReport:
     before: set[int] = field(default_factory=set)
     lost: list[str] = field(default_factory=list)
     is_idle: bool = False
-    closing: RankSummary | None = None
+    summary: RankSummary | None = None
     error: str = ""
     is_refusal: bool = False
     death: str = ""
 
 
-def _nowhere(order: RankSpec) -> Child:
-    raise InternalError(f"{order.name} is to be started before the run")
+def _not_started(spec: RankSpec) -> Child:
+    raise InternalError(f"{spec.name} is to be started before the run")
 
 
 def _numbers(value: object) -> tuple[int, ...]:
@@ -77,10 +77,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class Supervisor:
-    """Runs the ranks of one plan. extra: by rank, what its program is told besides.
+    """Runs the ranks of one plan. extra: of each rank, RankSpec.extra.
 
-    restarts: ranks that are started again, once, when they die. Only of an end of one rank: those of a larger end have
-    agreed on everything that the dead one knew, and cannot agree with one that knows nothing.
+    restarts: ranks that are started again, once, when they die. They must be alone at their end: the other ranks of a
+    larger end have agreed on what the dead rank knew, and cannot agree with a new one that knows nothing.
     """
 
     program: ClassVar[str] = worker.__name__
@@ -106,17 +106,17 @@ class Supervisor:
         for name in restarts:
             if ranks_of(plan)[name.startswith("decode")] > 1:
                 raise UsageError(f"{name} cannot be started again: its end has other ranks; got ranks={plan.ranks}")
-        self._spawn: Callable[[RankSpec], Child] = _nowhere
+        self._spawn: Callable[[RankSpec], Child] = _not_started
         self._events: queue.Queue[tuple[str, dict[str, object] | None]] = queue.Queue()
         self._children: dict[str, Child] = {}
         self._ready: set[str] = set()
         self._is_broken = False
         self._addresses: dict[str, str] = {}
-        self.stories: dict[str, RankReport] = {}
+        self.reports: dict[str, RankReport] = {}
         self.silence = ""
 
     def run(self) -> Mapping[str, RankReport]:
-        """Every rank's story, when all have ended. Raises UnknownVerdict where a library is missing."""
+        """The report of every rank, when all have ended. Raises UnknownVerdict where a library is missing."""
         with contextlib.ExitStack() as stack:
             network = None
             if self._launcher is None and self._plan.transport == "mooncake":
@@ -127,11 +127,11 @@ class Supervisor:
         before = signal.signal(signal.SIGTERM, _interrupt)
         try:
             self._start(launcher)
-            while not self._is_broken and any(not self._is_over(story) for story in self.stories.values()):
+            while not self._is_broken and any(not self._is_over(report) for report in self.reports.values()):
                 try:
                     name, event = self._events.get(timeout=self._silence_s)
                 except queue.Empty:
-                    waited = [each.name for each in self.stories.values() if not self._is_over(each)]
+                    waited = [each.name for each in self.reports.values() if not self._is_over(each)]
                     self.silence = f"{', '.join(waited)} said nothing for {self._silence_s:.0f} s"
                     break
                 self._take(name, event)
@@ -139,7 +139,7 @@ class Supervisor:
             self._end()
             launcher.close()
             signal.signal(signal.SIGTERM, before)
-        return self.stories
+        return self.reports
 
     def pid(self, name: str) -> int:
         """The process of a rank that was started on this machine."""
@@ -148,17 +148,17 @@ class Supervisor:
         return child.process.pid
 
     @staticmethod
-    def _is_over(story: RankReport) -> bool:
-        return bool(story.closing is not None or story.death)
+    def _is_over(report: RankReport) -> bool:
+        return bool(report.summary is not None or report.death)
 
     def _start(self, launcher: Launcher) -> None:
-        self._spawn = lambda order: launcher.start(order, lambda name, event: self._events.put((name, event)))
+        self._spawn = lambda spec: launcher.start(spec, lambda name, event: self._events.put((name, event)))
         prefill, decode = ranks_of(self._plan)
         key = os.urandom(16).hex()
         for end, count in (("prefill", prefill), ("decode", decode)):
             for rank in range(count):
                 name = f"{end}-{rank}"
-                order = RankSpec(
+                spec = RankSpec(
                     line=self._plan.line(),
                     end=end,
                     rank=rank,
@@ -171,13 +171,13 @@ class Supervisor:
                     returns=tuple(sorted(self._restarts)),
                     extra=dict(self._extra.get(name, {})),
                 )
-                self.stories[name] = RankReport(name=name)
-                self._children[name] = self._spawn(order)
+                self.reports[name] = RankReport(name=name)
+                self._children[name] = self._spawn(spec)
 
     def _take(self, name: str, event: dict[str, object] | None) -> None:
-        story = self.stories[name]
+        report = self.reports[name]
         if event is None:
-            self._died(story)
+            self._died(report)
             return
         kind = event["event"]
         if kind == "listening":
@@ -186,96 +186,98 @@ class Supervisor:
         elif kind == "ready":
             self._ready.add(name)
         elif kind == "finished":
-            story.finished[int(str(event["request"]))] = _numbers(event["tokens"])
+            report.finished[int(str(event["request"]))] = _numbers(event["tokens"])
         elif kind == "failed":
-            story.failed[int(str(event["request"]))] = str(event["reason"])
+            report.failed[int(str(event["request"]))] = str(event["reason"])
         elif kind == "aborted":
-            story.aborted.add(int(str(event["request"])))
+            report.aborted.add(int(str(event["request"])))
         elif kind == "faulted":
             fault: Faulted = value_from(Faulted, {name: event[name] for name in ("request", "why", "names")}, kind)
-            story.faulted[fault.request] = fault
+            report.faulted[fault.request] = fault
         elif kind == "stalled":
-            story.stalled.update(_numbers(event["requests"]))
+            report.stalled.update(_numbers(event["requests"]))
         elif kind == "fenced":
-            story.fenced.append(str(event["peer"]))
+            report.fenced.append(str(event["peer"]))
         elif kind == "refused":
-            story.refused.append(f"{event['peer']}: {event['why']}")
+            report.refused.append(f"{event['peer']}: {event['why']}")
         elif kind == "rejoined":
-            story.rejoined.append(f"{event['peer']}.{event['incarnation']}")
+            report.rejoined.append(f"{event['peer']}.{event['incarnation']}")
         elif kind == "lost":
-            story.lost.append(str(event["what"]))
+            report.lost.append(str(event["what"]))
         elif kind == "idle":
-            story.is_idle = True
+            report.is_idle = True
             self._close_when_idle()
         elif kind == "closed":
-            closing = event["closing"]
-            assert isinstance(closing, dict)
-            story.closing = read_summary(closing)
+            summary = event["summary"]
+            assert isinstance(summary, dict)
+            report.summary = read_summary(summary)
         elif kind == "error":
-            story.error = f"{event['kind']}: {event['message']}"
-            story.is_refusal = event["exit_code"] == TargetError.exit_code
-            is_refused = any(each.is_refusal for each in self.stories.values())  # and then its peers miss it
+            report.error = f"{event['kind']}: {event['message']}"
+            report.is_refusal = event["exit_code"] == TargetError.exit_code
+            is_refused = any(
+                each.is_refusal for each in self.reports.values()
+            )  # its peers then report that it is missing
             if event["exit_code"] == UnknownVerdict.exit_code and not is_refused:
                 raise UnknownVerdict(str(event["message"]))
 
     def _tell_addresses(self, name: str) -> None:
-        """All addresses to all prefill ranks, when all decode ranks listen; that of one that listens again, alone."""
-        is_again = self._children[name].order.incarnation > 1
-        decode = [child for child in self._children.values() if child.order.end == "decode"]
+        """Send prefill ranks all addresses once all decode ranks listen; later, the address of one started again."""
+        is_again = self._children[name].spec.incarnation > 1
+        decode = [child for child in self._children.values() if child.spec.end == "decode"]
         if len(self._addresses) == len(decode):
             for child in self._children.values():
-                if child.order.end == "prefill":
+                if child.spec.end == "prefill":
                     child.tell({"addresses": {name: self._addresses[name]} if is_again else self._addresses})
 
     def _close_when_idle(self) -> None:
-        if all(story.is_idle or story.death for story in self.stories.values()):
+        if all(report.is_idle or report.death for report in self.reports.values()):
             for name, child in self._children.items():
-                if not self.stories[name].death:
+                if not self.reports[name].death:
                     child.tell({"close": True})
 
-    def _died(self, story: RankReport) -> None:
-        if story.closing is not None:
+    def _died(self, report: RankReport) -> None:
+        if report.summary is not None:
             return
-        child = self._children[story.name]
-        ending = child.reap()
-        code, text = ending.code, story.error or ending.text
+        child = self._children[report.name]
+        ending = child.wait()
+        code, text = ending.code, report.error or ending.text
         how = f"by signal {-code}" if code < 0 else f"with status {code}"
-        death = f"{story.name} ended {how}" + (f": {text}" if text else "")
-        if story.name in self._restarts and len(self._ready) == len(self.stories):
-            self._start_again(story, child, death)
+        death = f"{report.name} ended {how}" + (f": {text}" if text else "")
+        if report.name in self._restarts and len(self._ready) == len(self.reports):
+            self._start_again(report, child, death)
             return
-        if len(self._ready) < len(self.stories) and not any(each.is_refusal for each in self.stories.values()):
+        if len(self._ready) < len(self.reports) and not any(each.is_refusal for each in self.reports.values()):
             raise UnknownVerdict(f"{death}; its ranks had not met, so nothing was under test yet")
-        if trouble := machine_trouble(RuntimeError(text)):  # gloo and torch end a process with their last words
-            raise UnknownVerdict(f"{story.name} ended {how}: {trouble}")
-        story.death = death
-        self._is_broken = self._is_broken or len(self._ready) < len(self.stories)  # the others wait for it in vain
+        if trouble := machine_trouble(RuntimeError(text)):  # gloo and torch write such an error and end the process
+            raise UnknownVerdict(f"{report.name} ended {how}: {trouble}")
+        report.death = death
+        self._is_broken = self._is_broken or len(self._ready) < len(self.reports)  # the others cannot go on without it
         self._close_when_idle()
 
-    def _start_again(self, story: RankReport, child: Child, death: str) -> None:
-        """A new process for the rank, which is told what the old one has said of requests, and nothing else of it."""
-        self._restarts.remove(story.name)
-        child.forget()
-        story.lives.append(death)
-        story.before |= {*story.finished, *story.failed, *story.aborted}
-        story.is_idle, story.error = False, ""
-        incarnation = child.order.incarnation + 1
-        order = replace(
-            child.order,
+    def _start_again(self, report: RankReport, child: Child, death: str) -> None:
+        """Start a new process for the rank, which is told only which requests had ended at the old one."""
+        self._restarts.remove(report.name)
+        child.close()
+        report.lives.append(death)
+        report.before |= {*report.finished, *report.failed, *report.aborted}
+        report.is_idle, report.error = False, ""
+        incarnation = child.spec.incarnation + 1
+        spec = replace(
+            child.spec,
             incarnation=incarnation,
-            over=tuple(sorted(story.before)),
-            meeting=f"{child.order.meeting}.{incarnation}",
+            over=tuple(sorted(report.before)),
+            meeting=f"{child.spec.meeting}.{incarnation}",
             extra={},
         )
-        self._children[story.name] = self._spawn(order)
-        if child.order.end == "prefill":
-            self._children[story.name].tell({"addresses": self._addresses})
+        self._children[report.name] = self._spawn(spec)
+        if child.spec.end == "prefill":
+            self._children[report.name].tell({"addresses": self._addresses})
 
     def _end(self) -> None:
         """Close every rank's input, which ends it; kill what does not end."""
         for child in self._children.values():
-            child.hush()
+            child.close_input()
         for child in self._children.values():
-            is_done = self.stories[child.order.name].closing is not None
-            child.reap(within_s=ENDING_S if is_done else 0.2)
-            child.forget()
+            is_done = self.reports[child.spec.name].summary is not None
+            child.wait(within_s=ENDING_S if is_done else 0.2)
+            child.close()

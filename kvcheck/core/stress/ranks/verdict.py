@@ -1,10 +1,10 @@
-"""What the ranks of a run told, judged: from bytes seen at the receivers, and counts made by nobody who moved them.
+"""Judges the reports of the ranks of a run: by bytes verified at the receivers, and counts made by other processes.
 
 Invariants:
 - A run is green only if every request has the reference's tokens on every decode rank, every receiver has read and
   verified exactly the bytes that were worked out beforehand, and every rank gave everything back.
-- A request fails for what was done to it, and its reason says so; what was done to it and should have ended it, did.
-- A rank that was killed or frozen on purpose excuses failed requests, and nothing else.
+- A request fails only for what was done to it, and its reason says so. A request with a fault must fail.
+- A rank that was killed or frozen on purpose excuses failed requests and nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.workload.events import Faulted
 
 MOST = 20
-"""Findings of one kind; more of the same helps nobody."""
+"""At most so many findings of one kind are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Judgement:
 
 
 def judge(
-    stories: Mapping[str, RankReport],
+    reports: Mapping[str, RankReport],
     shape: ModelShape,
     load: Load,
     reference: Mapping[int, tuple[int, ...]],
@@ -42,36 +42,36 @@ def judge(
     silence: str = "",
     troubled: Collection[str] = (),
 ) -> Judgement:
-    """troubled: ranks that were killed or frozen on purpose."""
-    decode = [story for name, story in stories.items() if name.startswith("decode")]
+    """Judge a run. silence: why the supervisor gave up. troubled: ranks that were killed or frozen on purpose."""
+    decode = [report for name, report in reports.items() if name.startswith("decode")]
     found = [_finding("KV901", "liveness", silence)] if silence else []
     found += [
-        _finding("KV902", "liveness", story.death)
-        for story in stories.values()
-        if story.death and story.name not in troubled
+        _finding("KV902", "liveness", report.death)
+        for report in reports.values()
+        if report.death and report.name not in troubled
     ]
-    alive = [story for story in decode if not story.death and not silence]
-    done = _Done.of(stories)
+    alive = [report for report in decode if not report.death and not silence]
+    done = _Done.of(reports)
     has_trouble = bool(troubled) or bool(found)
-    for story in alive:
-        found += _outputs(story, load, reference)
-        found += _reasons(story, done, excuses=has_trouble)
-    for story in stories.values():
-        if story not in decode:
-            found += _reasons(story, done, excuses=has_trouble)
-    found += _agreement(stories, has_trouble=bool(troubled))
-    for story in stories.values():
-        if story.closing is not None:
-            found += [_named(each, story.name) for each in story.closing.findings]
-            found += _accounts(story)
+    for report in alive:
+        found += _outputs(report, load, reference)
+        found += _reasons(report, done, excuses=has_trouble)
+    for report in reports.values():
+        if report not in decode:
+            found += _reasons(report, done, excuses=has_trouble)
+    found += _agreement(reports, has_trouble=bool(troubled))
+    for report in reports.values():
+        if report.summary is not None:
+            found += [_named(each, report.name) for each in report.summary.findings]
+            found += _accounts(report)
     expected = verified = 0
-    for story in alive:
-        if story.closing is not None:
-            found += _bytes(story, shape, load, ranks=len(decode))
-            expected += sum(_expected(story, shape, load, ranks=len(decode)).values())
-            verified += sum(size for request, size in _sealed(story).items() if request in _judged(story))
+    for report in alive:
+        if report.summary is not None:
+            found += _bytes(report, shape, load, ranks=len(decode))
+            expected += sum(_expected(report, shape, load, ranks=len(decode)).values())
+            verified += sum(size for request, size in _sealed(report).items() if request in _judged(report))
     return Judgement(
-        findings=tuple(found), expected=expected, verified=verified, evidence=_evidence(alive, load, stories)
+        findings=tuple(found), expected=expected, verified=verified, evidence=_evidence(alive, load, reports)
     )
 
 
@@ -84,139 +84,141 @@ class _Done:
     reasons: Mapping[int, str]
 
     @staticmethod
-    def of(stories: Mapping[str, RankReport]) -> _Done:
+    def of(reports: Mapping[str, RankReport]) -> _Done:
         reasons: dict[int, str] = {}
-        for story in stories.values():
-            for request, reason in story.failed.items():
+        for report in reports.values():
+            for request, reason in report.failed.items():
                 reasons[request] = f"{reasons.get(request, '')}; {reason}".removeprefix("; ")
         return _Done(
-            frozenset(request for story in stories.values() for request in story.aborted),
-            {request: fault for story in stories.values() for request, fault in story.faulted.items()},
+            frozenset(request for report in reports.values() for request in report.aborted),
+            {request: fault for report in reports.values() for request, fault in report.faulted.items()},
             reasons,
         )
 
 
-def _outputs(story: RankReport, load: Load, reference: Mapping[int, tuple[int, ...]]) -> Sequence[Finding]:
-    """Every request has ended, and what has finished has the right tokens."""
+def _outputs(report: RankReport, load: Load, reference: Mapping[int, tuple[int, ...]]) -> Sequence[Finding]:
+    """Every request has ended, and every finished one has the right tokens."""
     found = []
     for job in load.jobs:
         request = job.request
-        if request in story.finished:
-            if story.finished[request] != reference[request]:
-                text = f"{story.name}: request {request} has other tokens than the reference run"
+        if request in report.finished:
+            if report.finished[request] != reference[request]:
+                text = f"{report.name}: request {request} has other tokens than the reference run"
                 found.append(_finding("KV501", "output", text, request))
-        elif request not in story.failed and request not in story.aborted:
-            text = f"{story.name}: request {request} neither finished nor failed"
+        elif request not in report.failed and request not in report.aborted:
+            text = f"{report.name}: request {request} neither finished nor failed"
             found.append(_finding("KV901", "liveness", text, request))
     return found[:MOST]
 
 
-def _reasons(story: RankReport, done: _Done, *, excuses: bool) -> Sequence[Finding]:
-    """A request failed because of what was done to it, or finished because nothing was."""
+def _reasons(report: RankReport, done: _Done, *, excuses: bool) -> Sequence[Finding]:
+    """A request with a fault fails and its reason names the fault; others finish unless they are aborted."""
     found = []
-    for request, reason in story.failed.items():
+    for request, reason in report.failed.items():
         fault = done.faulted.get(request)
         if request in done.aborted or excuses:
             continue
         if fault is None:
-            text = f"{story.name}: request {request} failed, and nothing was wrong with it: {reason}"
+            text = f"{report.name}: request {request} failed, and it had no fault: {reason}"
             found.append(_finding("KV901", "protocol", text, request))
         elif unsaid := [name for name in fault.names if name not in done.reasons[request]]:
-            text = f"{story.name}: request {request} failed because {fault.why}, and its reason does not say"
+            text = f"{report.name}: request {request} failed because {fault.why}, and its reason does not say"
             text = f"{text} {' and '.join(map(repr, unsaid))}: {reason}"
             found.append(_finding("KV301", "protocol", text, request))
-    for request in story.finished:
+    for request in report.finished:
         if request in done.aborted:
-            text = f"{story.name}: request {request} finished after it had been aborted"
+            text = f"{report.name}: request {request} finished after it had been aborted"
             found.append(_finding("KV602", "protocol", text, request))
         elif request in done.faulted:
-            text = f"{story.name}: request {request} finished though {done.faulted[request].why}; it has to fail"
+            text = f"{report.name}: request {request} finished though {done.faulted[request].why}; it has to fail"
             found.append(_finding("KV301", "protocol", text, request))
     return found[:MOST]
 
 
-def _agreement(stories: Mapping[str, RankReport], *, has_trouble: bool) -> Sequence[Finding]:
-    """Ranks of an end that stayed together have decided the same."""
+def _agreement(reports: Mapping[str, RankReport], *, has_trouble: bool) -> Sequence[Finding]:
+    """The ranks of an end have decided the same, except those that lost the others."""
     found = []
     for end in ("prefill", "decode"):
-        told = [each for each in stories.values() if each.name.startswith(end) and each.closing and not each.lost]
-        for story in told[1:]:
+        told = [each for each in reports.values() if each.name.startswith(end) and each.summary and not each.lost]
+        for report in told[1:]:
             first = told[0]
-            assert first.closing is not None and story.closing is not None
-            same = (first.closing.decisions, first.finished) == (story.closing.decisions, story.finished)
-            if has_trouble or any(each.death for each in stories.values()):
-                # Each survivor loses the rooms that it had under way with the dead one, and no two had the same.
-                same = first.finished == story.finished
-            elif (first.failed.keys(), first.aborted) != (story.failed.keys(), story.aborted):
+            assert first.summary is not None and report.summary is not None
+            same = (first.summary.decisions, first.finished) == (report.summary.decisions, report.finished)
+            if has_trouble or any(each.death for each in reports.values()):
+                # Each rank loses the rooms that it shared with the dead one, and those differ from rank to rank.
+                same = first.finished == report.finished
+            elif (first.failed.keys(), first.aborted) != (report.failed.keys(), report.aborted):
                 same = False
             if not same:
                 text = (
-                    f"{first.name} and {story.name} decided differently: {len(first.finished)} and "
-                    f"{len(story.finished)} requests finished, {len(first.failed)} and {len(story.failed)} failed"
+                    f"{first.name} and {report.name} decided differently: {len(first.finished)} and "
+                    f"{len(report.finished)} requests finished, {len(first.failed)} and {len(report.failed)} failed"
                 )
                 found.append(_finding("KV601", "protocol", text))
     return found
 
 
-def _accounts(story: RankReport) -> Sequence[Finding]:
-    """Nothing is held when all is done; worked out again from the counts themselves."""
-    assert story.closing is not None
+def _accounts(report: RankReport) -> Sequence[Finding]:
+    """Every id is free when the rank is idle and after it has closed."""
+    assert report.summary is not None
     return [
-        _finding("KV401", "accounting", f"{story.name}: {free} of {total} ids of {space} are free {when}; expected all")
-        for when, counts in (("when idle", story.closing.counts), ("after close", story.closing.returned))
+        _finding(
+            "KV401", "accounting", f"{report.name}: {free} of {total} ids of {space} are free {when}; expected all"
+        )
+        for when, counts in (("when idle", report.summary.counts), ("after close", report.summary.returned))
         for space, (free, total) in counts.items()
         if free != total
     ]
 
 
-def _bytes(story: RankReport, shape: ModelShape, load: Load, *, ranks: int) -> Sequence[Finding]:
-    sealed = _sealed(story)
+def _bytes(report: RankReport, shape: ModelShape, load: Load, *, ranks: int) -> Sequence[Finding]:
+    sealed = _sealed(report)
     found = []
-    for request, size in _expected(story, shape, load, ranks=ranks).items():
+    for request, size in _expected(report, shape, load, ranks=ranks).items():
         if sealed.get(request, 0) != size:
             text = (
-                f"{story.name}: request {request} was received with {sealed.get(request, 0)} verified bytes, and its "
+                f"{report.name}: request {request} was received with {sealed.get(request, 0)} verified bytes, and its "
                 f"prompt has {size}"
             )
             found.append(_finding("KV301", "bytes", text, request))
     return found[:MOST]
 
 
-def _expected(story: RankReport, shape: ModelShape, load: Load, *, ranks: int) -> dict[int, int]:
-    judged = _judged(story)
+def _expected(report: RankReport, shape: ModelShape, load: Load, *, ranks: int) -> dict[int, int]:
+    judged = _judged(report)
     return {job.request: bytes_for(shape, job.prompt_tokens, ranks) for job in load.jobs if job.request in judged}
 
 
-def _judged(story: RankReport) -> set[int]:
-    """Requests whose bytes this process of the rank has read: one that died has told nobody of bytes."""
-    return story.finished.keys() - story.before
+def _judged(report: RankReport) -> set[int]:
+    """Requests whose bytes this process of the rank has verified; an earlier one that died has reported none."""
+    return report.finished.keys() - report.before
 
 
-def _sealed(story: RankReport) -> dict[int, int]:
-    assert story.closing is not None
-    return {int(request): size for request, size in story.closing.sealed.items()}
+def _sealed(report: RankReport) -> dict[int, int]:
+    assert report.summary is not None
+    return {int(request): size for request, size in report.summary.sealed.items()}
 
 
-def _evidence(decode: Sequence[RankReport], load: Load, stories: Mapping[str, RankReport]) -> Evidence:
-    """Events of all processes; words and rooms of the decode ranks; what they all did together is counted once."""
+def _evidence(decode: Sequence[RankReport], load: Load, reports: Mapping[str, RankReport]) -> Evidence:
+    """Events of all processes, words and rooms of the decode ranks; what all ranks did together is counted once."""
     total = Evidence(schedules=0)
-    closings = [story.closing.evidence for story in decode if story.closing is not None]
-    for each in closings:
+    summaries = [report.summary.evidence for report in decode if report.summary is not None]
+    for each in summaries:
         total = total.plus(each)
     return replace(
         total,
         schedules=1,
-        events=sum(story.closing.evidence.events for story in stories.values() if story.closing is not None),
+        events=sum(report.summary.evidence.events for report in reports.values() if report.summary is not None),
         requests=len(load.jobs),
-        aborts=len({request for story in stories.values() for request in story.aborted}) or None,
-        retractions=max((each.retractions or 0 for each in closings), default=0),
-        resumes=max((each.resumes or 0 for each in closings), default=0),
-        foreign_reuses=max((each.foreign_reuses or 0 for each in closings), default=0),
+        aborts=len({request for report in reports.values() for request in report.aborted}) or None,
+        retractions=max((each.retractions or 0 for each in summaries), default=0),
+        resumes=max((each.resumes or 0 for each in summaries), default=0),
+        foreign_reuses=max((each.foreign_reuses or 0 for each in summaries), default=0),
     )
 
 
 def _named(finding: Finding, rank: str) -> Finding:
-    """A rank's own finding, which may say already whose it is."""
+    """A finding of a rank, with the rank's name in front unless it is there."""
     is_named = finding.message.startswith(f"{rank}: ")
     return finding if is_named else replace(finding, message=f"{rank}: {finding.message}")
 

@@ -1,9 +1,9 @@
-"""What a plan asks of real processes: the shape, the jobs, and how many bytes have to arrive.
+"""The work of a plan for real processes: the shape, the jobs, and how many bytes have to arrive.
 
 Invariants:
 - Every process makes the same work from the same plan.
-- The bytes are counted from prompt lengths, the shape and the number of ranks alone: by no rank, no layout of an end,
-  no pairing of pages, and nothing that a rank has said.
+- The bytes are counted from prompt lengths, the shape and the number of ranks alone. Layouts, page pairs and reports of
+  ranks are not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvcheck.core.workload.shapes import shape as shape_named
 
 
 def pair_scenario(plan: Plan) -> PDTransfer:
-    """The plan's scenario, which has to be one of two ends."""
+    """The plan's scenario. Raises UsageError unless it has a prefill and a decode end."""
     scenario = SCENARIOS.load(plan.scenario)()
     if not isinstance(scenario, PDTransfer):
         raise UsageError(f"{plan.scenario} runs in one process, over loopback; got transport={plan.transport}")
@@ -29,14 +29,14 @@ def pair_scenario(plan: Plan) -> PDTransfer:
 
 
 def work_of(plan: Plan) -> tuple[ModelShape, Load]:
-    """Shape and jobs."""
+    """The shape and the jobs of a plan."""
     shape = shape_named(plan.shape)
     load = pair_scenario(plan).load(shape, seed=workload_seed(plan), requests=plan.requests, trace=plan.trace)
     return shape, load
 
 
 def ranks_of(plan: Plan) -> tuple[int, int]:
-    """Prefill and decode ranks."""
+    """Numbers of prefill and decode ranks."""
     return parse_ranks(plan.ranks) if plan.ranks is not None else (1, 1)
 
 

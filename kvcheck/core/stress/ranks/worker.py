@@ -1,11 +1,11 @@
-"""The process of one rank: puts it together, meets its peers, runs rounds until all is done, and says what it saw.
+"""The process of one rank: it builds the rank, meets its peers, runs rounds until all is done, and reports.
 
-    order -> memory -> links to all peers -> layouts checked -> engine -> rounds: poll, agree, settle -> idle -> closed
+    spec -> memory -> links to all peers -> layouts checked -> engine -> rounds: poll, agree, settle -> idle -> closed
 
 Invariants:
-- What runs is the product code that runs in process; only the wire and the group of ranks are others.
-- A lost peer ends its rooms and nothing else; a lost rank of this end ends every request, because nobody can agree.
-- The process ends with its supervisor: the end of its input is its own.
+- The product code is the same as in one process. Only the wire and the group of ranks are others.
+- A lost peer ends its own rooms. A lost rank of this end ends every request, because the ranks cannot agree.
+- The process ends with its supervisor: it ends when its input ends.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ Say = Callable[[str, dict[str, object]], None]
 Choose = Callable[[RankSpec], type[ProcessWire]]
 
 
-def wire_of(order: RankSpec) -> type[ProcessWire]:
+def wire_of(spec: RankSpec) -> type[ProcessWire]:
     """The wire that the plan names."""
-    return PROCESS_WIRES.load(parse_line(order.line).transport)
+    return PROCESS_WIRES.load(parse_line(spec.line).transport)
 
 
-def main(choose: Choose = wire_of, make: Callable[[RankSpec], TargetParts] = lambda order: FIXED) -> int:
-    """Run one rank; everything is told on standard output. make: what the rank is made of."""
+def main(choose: Choose = wire_of, make: Callable[[RankSpec], TargetParts] = lambda spec: FIXED) -> int:
+    """Run one rank, which reports on standard output. make: what the rank is made of."""
     torch.set_num_threads(1)
     first = sys.stdin.readline()
-    told = Inbox()
-    threading.Thread(target=_listen, args=(told,), name="supervisor", daemon=True).start()
+    inbox = Inbox()
+    threading.Thread(target=_listen, args=(inbox,), name="supervisor", daemon=True).start()
     lock = threading.Lock()
 
     def say(event: str, values: dict[str, object]) -> None:
@@ -50,15 +50,15 @@ def main(choose: Choose = wire_of, make: Callable[[RankSpec], TargetParts] = lam
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
 
-    order: RankSpec | None = None
+    spec: RankSpec | None = None
     try:
-        order = read_spec(first)
-        run = RankRun(order, choose(order), say, told, parts=make(order))
+        spec = read_spec(first)
+        run = RankRun(spec, choose(spec), say, inbox, parts=make(spec))
         _meet(run)
-        run.serve()
-        run.rest()
+        run.run_rounds()
+        run.answer_until_over()
         run.close()
-        threading.Event().wait()  # links stay up until everybody is done; the supervisor ends this
+        threading.Event().wait()  # links stay up until all ranks are done; then the supervisor ends this process
     except (KvcheckError, GroupLost, ValueError, OSError, MemoryError, RuntimeError, ImportError) as error:
         trouble = machine_trouble(error)
         if trouble is None and not isinstance(error, KvcheckError | GroupLost | ValueError):
@@ -66,23 +66,23 @@ def main(choose: Choose = wire_of, make: Callable[[RankSpec], TargetParts] = lam
         exit_code = error.exit_code if isinstance(error, KvcheckError) else 1
         if trouble is not None:
             exit_code = UnknownVerdict.exit_code
-        message = f"{order.name}: {trouble}" if trouble is not None and order is not None else str(error)
+        message = f"{spec.name}: {trouble}" if trouble is not None and spec is not None else str(error)
         say("error", {"kind": type(error).__name__, "message": message, "exit_code": exit_code})
         return exit_code
     return 0
 
 
 def _meet(run: RankRun) -> None:
-    """Raises UnknownVerdict where another rank is not there: nothing is under test before all have met."""
+    """Raises UnknownVerdict if a rank is missing: nothing is under test before all ranks have met."""
     try:
         run.meet()
     except (GroupLost, TransferError) as error:
         raise UnknownVerdict(f"{run.rank.name} has not met its peers: {error}") from error
 
 
-def _listen(told: Inbox) -> None:
+def _listen(inbox: Inbox) -> None:
     for line in sys.stdin:
-        told.take(json.loads(line))
+        inbox.take(json.loads(line))
     os._exit(0)
 
 
