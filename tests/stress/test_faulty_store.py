@@ -1,7 +1,7 @@
-"""Worn stores: damage is always refused, and a machine that cannot keep the files is no finding.
+"""Faulty stores: damage is always refused, and a machine that cannot keep the files is no finding.
 
 Invariants:
-- Whatever a worn store does to an object, a read gives the exact bytes or None.
+- Whatever a faulty store does to an object, a read gives the exact bytes or None.
 - A folder that cannot be used ends the schedule with what to do, never with a verdict on the target.
 """
 
@@ -22,7 +22,7 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.stress.cell_task import CellTask, Limit
 from kvcheck.core.stress.cell_workers import BEGUN, tasks_text
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.scenarios.faulty_store import WORN_EVERY, worn_store
+from kvcheck.core.stress.scenarios.faulty_store import DAMAGE_EVERY, faulty_store
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
 
@@ -36,14 +36,14 @@ WITH_FILES = Plan(scenario="hicache", shape="llama-3-tiny", schedule=7)
 
 @pytest.mark.parametrize("kind", ["memory", "files"])
 def test_damage_is_refused_also_where_the_object_was_damaged_before(kind: str) -> None:
-    with worn_store(kind) as store:
+    with faulty_store(kind) as store:
         assert store is not None
         for key in KEYS:
             store.put(key, PAYLOAD)
         # One read in three damages is a cut, one a loss, one a flip: the key that was cut is flipped next.
-        served = [store.get(KEYS[read == 2 * WORN_EVERY], len(PAYLOAD)) for read in range(1, 3 * WORN_EVERY + 1)]
-        assert served[: WORN_EVERY - 1] == [PAYLOAD] * (WORN_EVERY - 1)
-        assert served[WORN_EVERY - 1 :] == [None] * (2 * WORN_EVERY + 1)
+        served = [store.get(KEYS[read == 2 * DAMAGE_EVERY], len(PAYLOAD)) for read in range(1, 3 * DAMAGE_EVERY + 1)]
+        assert served[: DAMAGE_EVERY - 1] == [PAYLOAD] * (DAMAGE_EVERY - 1)
+        assert served[DAMAGE_EVERY - 1 :] == [None] * (2 * DAMAGE_EVERY + 1)
         store.put(KEYS[0], PAYLOAD)
         assert store.get(KEYS[0], len(PAYLOAD)) == PAYLOAD
 

@@ -1,4 +1,4 @@
-"""Cells: which parts of one buffer a lane has touched last, token by token where footprints say so.
+"""AccessLog: which cells of one buffer a lane has touched last.
 
 Invariants:
 - A cell is (layer, unit, token inside the unit). A footprint without spans touches the whole unit, also the tokens that

@@ -1,9 +1,9 @@
-"""Delays that were found on a CPU, imposed on a device: what to try, and how often wrong bytes were served.
+"""Delays that were found on a CPU, imposed on a device: which to try, and how often they serve wrong bytes.
 
 Invariants:
-- What a device is asked to delay was found on a CPU, in a run of the very schedule.
-- Every run with delays has one without beside it; a missing wait is found in both, so only wrong bytes count as shown.
-- Delays that held nothing show nothing, and are told as such.
+- A delay for a device comes from a run of the same schedule on a CPU.
+- Every run with delays has one without. A missing wait is found in both, so only wrong bytes show a bug on the device.
+- Delays that held nothing show nothing, and the report says so.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Confirming: a pair that no edge orders, run in the other order, and what was read then.
+"""Flips: runs two operations that no edge orders in the other order, and looks for wrong bytes.
 
 Invariants:
-- What is found here is told beside the finding that it confirms; it is no finding, no evidence and no verdict.
-- A pair that served no wrong byte is not cleared: the edge is missing all the same.
+- The result stands beside the finding that it confirms. It is no finding, no evidence and no verdict.
+- A flip without wrong bytes clears nothing: the edge is still missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvcheck.core.stress.strategies import EagerStrategy, make_strategy
 MAX_FLIPS = 2
 """Pairs of one schedule that are tried before it is left at the missing edge."""
 WRONG_BYTES = ("content", "output")
-"""The oracles that see what was served, the one that says more first."""
+"""The oracles that see wrong bytes; the first one says more."""
 
 
 def confirm(runner: Runner, plan: Plan, finding: Finding) -> Outcome | None:

@@ -57,7 +57,7 @@ class History:
 
 
 class OperationEvents:
-    """An OperationObserver that makes an event of everything a backend tells."""
+    """An OperationObserver that makes an event of each call of a backend."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit

@@ -1,7 +1,7 @@
 """The builtin target: kvcheck's own complete implementation, assembled from a table of parts.
 
 Invariants:
-- Watching is done from outside the parts: they contain no reporting.
+- Observers are outside the parts: parts contain no reporting.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BuiltinTarget:
 
 
 class BuiltinEngine:
-    """A scheduler with its parts, watched."""
+    """A scheduler with its parts and their observer."""
 
     def __init__(self, parts: TargetParts, setup: Setup) -> None:
         backend, emit = setup.backend, setup.emit
@@ -77,19 +77,15 @@ class BuiltinEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to do."""
         return self.scheduler.is_idle
 
     def submit(self, generation: Request) -> None:
-        """Queue a request."""
         self.scheduler.submit(generation)
 
     def abort(self, request: int) -> bool:
-        """End a request wherever it is."""
         return self.scheduler.abort(request)
 
     def step(self) -> StepReport:
-        """One scheduling round."""
         return self.scheduler.step()
 
     def counts(self) -> tuple[SpaceCount, ...]:
@@ -107,7 +103,7 @@ class BuiltinEngine:
                 for name, each in self.host.allocators.items()
             ]
         if cache is not None:
-            # Idle, so every lock that is left was forgotten: free and cached of them must be all.
+            # The engine is idle, so no lock may be left: free + cached of them must be their total.
             rows.append(SpaceCount("locks on cached prefixes", 0, 0, cache.locked()))
         rows += [SpaceCount(end.space, end.slots.available, 0, end.slots.count) for end in self._ends]
         return tuple(rows)
@@ -117,7 +113,7 @@ class BuiltinEngine:
         return self.cache.residency.device_evictions if self.cache is not None else 0
 
     def close(self) -> None:
-        """Look at what nobody may have touched, then give everything back."""
+        """Check the padding, then free everything."""
         if self.cache is not None:
             self.cache.close()
         self.scheduler.parts.backend.drain()

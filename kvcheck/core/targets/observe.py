@@ -1,4 +1,4 @@
-"""Watching: what the builtin engine's parts do, as events that are made outside the parts.
+"""Observers: they make events of what the parts of the builtin engine do, from outside the parts.
 
 Invariants:
 - Parts contain no reporting; events are made here, from their arguments and results.
@@ -92,7 +92,7 @@ class Observer:
 
 
 class RoomObserver:
-    """A RoomListener: makes events of what a receiver tells of its rooms."""
+    """A RoomListener that makes events of the changes of rooms."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -105,7 +105,7 @@ class RoomObserver:
 
 
 class PaddingCheck:
-    """Looks at what no request owns: padding units must be as they were made, and maps empty when all is idle."""
+    """Checks what no request owns: padding units are unchanged, and maps are empty when all is idle."""
 
     def __init__(self, pool: KVPool, emit: Emit) -> None:
         self._pool = pool
@@ -113,7 +113,7 @@ class PaddingCheck:
         self._made = {(space, buffer.name): self._padding(space, buffer) for space, buffer in pool.buffers()}
 
     def look(self) -> None:
-        """Report; call when idle, before the memory is given back."""
+        """Report; call it when idle, before the memory is freed."""
         for space, buffer in self._pool.buffers():
             self._report_padding(space, buffer)
         if self._pool.has_window:
@@ -177,7 +177,6 @@ class WatchedOffload(Offload):
         return signal
 
     def discard(self, offloaded: OffloadedKV) -> None:
-        """Pass on."""
         self._inner.discard(offloaded)
 
     def _table_names(self) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 """PairEngine: a prefill end and a decode end of several ranks each, joined in one process by the loopback wire.
 
 Invariants:
-- Each rank has a pool, metadata, lanes and allocators of its own, and is a host of its own: what one rank waits for,
-  another has not waited for.
-- Ranks of one end see one another through agreed values only.
+- Each rank has its own pool, metadata, lanes and allocators, and counts as its own process: a wait of one rank is no
+  wait of another.
+- Ranks of one end share agreed values and nothing else.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RankScheduler(Protocol):
         """Nothing is left to do."""
 
     def poll(self) -> list[int]:
-        """What this rank knows."""
+        """What this rank knows, as numbers to agree on."""
 
     def settle(self, agreed: Sequence[int]) -> StepReport:
         """One round, with what all ranks agreed on."""
@@ -99,7 +99,7 @@ class PairEngine:
     def abort(self, request: int) -> bool:
         """End a request where its user's router can: even ones at both ends, odd ones at the decode end alone.
 
-        A decode end that has not asked for a prompt yet cannot tell anybody, so then the prefill end is told as well.
+        A decode end that has not sent its Want yet has no peer to tell, so then the prefill end is told as well.
         """
         is_asked = all(each.is_asked(request) for each in self.decode)
         found = False
@@ -119,7 +119,7 @@ class PairEngine:
         before = self._step_end("prefill", self._prefill_ranks, self.prefill)
         report = self._step_end("decode", self._decode_ranks, self.decode)
         self._emit(ProcessActs(""))
-        # A round in which nobody computed anything: time passes until the next one.
+        # No rank computed anything in this round: time passes until the next one.
         if not (before.admitted or before.joined or report.admitted or report.joined or report.finished):
             self._backend.idle()
         return report
@@ -130,11 +130,11 @@ class PairEngine:
         return tuple(row for rank in ranks for row in rank_counts(rank))
 
     def evictions(self) -> int:
-        """No prefix is cached."""
+        """Always 0: a pair caches no prefix."""
         return 0
 
     def close(self) -> None:
-        """Look at what nobody may have touched, then give everything back."""
+        """Check the padding, then free everything."""
         self._emit(ProcessActs(""))
         self._backend.drain()
         for rank in (*self._prefill_ranks, *self._decode_ranks):
@@ -161,7 +161,7 @@ class PairEngine:
 
 
 def _reasons(reports: Sequence[StepReport]) -> list[tuple[int, str]]:
-    """What failed, with the reason of a rank that saw it fail; the others only know that some rank did."""
+    """Failed requests, each with the reason of the rank that saw the failure; others only know that some rank did."""
     reasons = dict(reports[0].failed)
     for request, reason in (each for report in reports for each in report.failed):
         if reasons.get(request) == ANOTHER_RANK:

@@ -2,7 +2,7 @@
 
 Invariants:
 - FIXED names every part; a mutant is FIXED with one part replaced, and nothing else differs.
-- Parts reach what is made of them through constructors: no class names another as an attribute of its own.
+- Engines pass parts on through constructors: no part names another as a class attribute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kvcheck.core.cache.transfer.writer import Writer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetParts:
-    """The classes an engine is made of."""
+    """The classes that an engine is made of."""
 
     pool: type[KVPool] = KVPool
     buffers: type[BufferSet] = BufferSet

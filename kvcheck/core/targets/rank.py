@@ -1,8 +1,8 @@
-"""One rank of a pair: its memory, its end of a wire, and the scheduler on top; in whatever process it runs.
+"""One rank of a pair: its memory, its end of a wire and its scheduler, in this process or in one of its own.
 
 Invariants:
-- A rank is put together the same way whether its peers live in this process or in others.
-- What it is called, on the wire and in every name its backend makes, is "<end>-<number>".
+- A rank is built the same way whether its peers are in this process or in others.
+- Its name is "<end>-<number>", on the wire and in every name that its backend makes.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def prefill_end(
         layout=rank.layout,
         peers=peers,
         clock=clock,
-        patience=pair.patience * 3 // 2,  # the decode end knows what is missing, and says so first
+        patience=pair.patience * 3 // 2,  # the decode end knows what is missing, so its timeout comes first
         sealer=parts.sealer,
         writer=parts.writer,
         aux_over_messages=pair.aux_over_messages,
@@ -188,7 +188,7 @@ def first_words(layout: EndLayout) -> FirstWords:
 
 
 def decision(report: StepReport) -> tuple[int, ...]:
-    """What a round decided, as numbers; reasons may differ, requests may not."""
+    """What a round decided, as numbers. The requests must be equal on all ranks; reasons may differ."""
     finished = [value for request, tokens in report.finished for value in (request, *tokens)]
     groups = (report.admitted, report.joined, report.retracted, report.resumed, finished)
     failed = [request for request, _ in report.failed]

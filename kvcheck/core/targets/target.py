@@ -1,7 +1,7 @@
-"""Target: what is under test, behind one Protocol, with what it can do declared.
+"""Target: what is under test, behind one Protocol, with its declared capabilities.
 
 Invariants:
-- A target builds engines from a Setup and emits what it did as events; it judges nothing itself.
+- A target builds engines from a Setup and emits events of what it does. It judges nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PairSetup:
 
     prefill_sizes: of a prefill rank's pool. paths: leg -> row of PATHS. aux_over_messages: metadata rows travel as
     messages. refuses, vanishes: writes that the engine refuses, and those it reports and loses. tamper: changes
-    messages, as a peer with another idea of the lengths would. copies: loses or repeats messages. patience: rounds a
+    messages, as a peer that counts other lengths would. copies: loses or repeats messages. patience: rounds that a
     room may take. slot_align: bytes that metadata slots of the decode end begin at multiples of. attempts: of
     earlier processes of the decode rank.
     """
@@ -114,7 +114,7 @@ class Engine(Protocol):
         """Prefix tree nodes evicted from the device so far."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

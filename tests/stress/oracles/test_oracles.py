@@ -181,7 +181,8 @@ def test_free_and_cached_pages_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "words"), [(20, "4 of 64 ids of full are held by nobody"), (30, "6 of 64 ids of full exist twice")]
+    ("free", "words"),
+    [(20, "4 of 64 ids of full are neither free nor cached"), (30, "6 of 64 ids of full are counted twice")],
 )
 def test_ids_that_do_not_add_up_are_kv401(free: int, words: str) -> None:
     (finding,) = judge(AccountingOracle(), History.of(Counted("full", free, 40, 64)))

@@ -153,7 +153,7 @@ BAD: dict[str, tuple[tuple[str, int | None, str | None, tuple[str, ...]], tuple[
         (Decided("decode", (decision(finished=(7, 1, 2)), decision(finished=(7, 1, 3)))),),
     ),
     "a healthy request failed": (
-        ("KV901", 7, None, ("nothing was wrong", "too late")),
+        ("KV901", 7, None, ("it had no fault", "too late")),
         (Faulted(8, "x", ()), Failed(7, "too late")),
     ),
     "a fault that was not noticed": (

@@ -1,4 +1,4 @@
-"""The accounting oracle: when everything has finished, everything is free or cached, and after close nothing is held.
+"""The accounting oracle: when idle every unit is free or cached, and after close none is held.
 
 Invariants:
 - free + cached = total for each space when idle; after close free = total, and no memory is allocated.
@@ -24,7 +24,6 @@ class AccountingOracle:
         self.findings: list[Finding] = []
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """Counts at the end."""
         return (
             (Counted, self._counted),
             (Mapped, self._mapped),
@@ -39,7 +38,7 @@ class AccountingOracle:
         self.judged += 1
         lost = event.total - event.free - event.cached
         if lost:
-            verb = "are held by nobody" if lost > 0 else "exist twice"
+            verb = "are neither free nor cached" if lost > 0 else "are counted twice"
             self._add(
                 f"{abs(lost)} of {event.total} ids of {event.space} {verb} after all requests "
                 f"have finished ({event.free} free, {event.cached} cached)"
@@ -50,7 +49,7 @@ class AccountingOracle:
         if event.free != event.total:
             self._add(
                 f"{event.total - event.free} of {event.total} ids of {event.space} are not free after close; "
-                "expected all: cached prefixes go back then, unless a lock is left on them"
+                "expected all; close frees cached prefixes unless a lock is left on them"
             )
 
     def _mapped(self, event: Mapped) -> None:

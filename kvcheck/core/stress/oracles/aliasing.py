@@ -1,7 +1,7 @@
-"""The aliasing oracle: what must be owned shares no storage, and what must not change has not changed.
+"""The aliasing oracle: owned values share no storage with a pool, and page lists are not changed in place.
 
 Invariants:
-- Needs no particular schedule: storage is shared or it is not.
+- It finds shared storage in any schedule.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class AliasingOracle:
         self.findings: list[Finding] = []
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """Storage comparisons and descriptors."""
         return ((Aliased, self._aliased), (Owned, self._owned), (Descriptor, self._descriptor))
 
     def finish(self) -> None:

@@ -1,9 +1,9 @@
-"""The content oracle: every word read is the reader's own, at its place; otherwise it names whose it is.
+"""The content oracle: every word that a request reads is its own, at its position; a finding names the real owner.
 
 Invariants:
-- foreign (KV102), position (KV301), torn (KV103), never written (KV104) and bit difference (KV105) are told apart by
-  decoding what was seen, not by guessing from where.
-- Page and slot 0 belong to nobody: words found there were written by somebody who did not own them (KV403).
+- Foreign (KV102), position (KV301), torn (KV103), never written (KV104) and bit difference (KV105) are told apart by
+  decoding the words, not by where they were read.
+- Page and slot 0 have no owner: words found there were written without owning them (KV403).
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class ContentOracle:
         self._seen: set[tuple[object, ...]] = set()
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """Reads, leases, and what lies in the padding at the end."""
         return (
             (Verified, self._verified),
             (Saw, self._saw),
@@ -121,14 +120,14 @@ class ContentOracle:
                 row=event.row,
                 request=tag.request if tag is not None else None,
                 message=f"{event.buffer}, layer {event.layer}, {unit} 0, row {event.row} holds {whose} after the run; "
-                f"{unit} 0 is padding, which nobody may write",
+                f"{unit} 0 is padding, which no operation may write",
             )
         )
 
     def _deviation(self, found: Mismatch) -> Deviation:
         is_metadata = found.space == "metadata"
         words: tuple[int | None, ...] = found.words
-        if is_metadata:  # a field is used from the front; what follows its last word is empty
+        if is_metadata:  # a field is filled from the front; the words behind its last one are empty
             used = max((at for at, word in enumerate(words, 1) if word), default=len(words))
             words = words[:used]
         poison = content.POISON_HALF if found.half else content.POISON_WORD
@@ -153,7 +152,7 @@ class ContentOracle:
         return next((tag for tag in tags if tag is not None), None)
 
     def _most(self) -> int:
-        """Requests that a 64-bit word may name; it names one for sure."""
+        """The highest request that a 64-bit word is decoded to; its tag cannot be mistaken."""
         return max(self._requests, 1 << 20)
 
 

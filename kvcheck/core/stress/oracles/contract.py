@@ -35,7 +35,6 @@ class ContractOracle:
         self._saved: dict[tuple[str, int], int] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """Passes, saves, restores, operations."""
         return (
             (ProcessActs, self._process_acts),
             (Forward, self._forward),
@@ -73,7 +72,7 @@ class ContractOracle:
         self._reached[key] = event.stop
 
     def _starts_again(self, key: tuple[str, int], at: int) -> bool:
-        """The request was sent again, and is where its first attempt began here."""
+        """True if the request was sent again and starts where its first attempt did on this rank."""
         if at != self._first.get(key) or self._restarts[key] >= self._retries[key[1]]:
             return False
         self._restarts[key] += 1

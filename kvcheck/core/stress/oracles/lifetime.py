@@ -1,9 +1,9 @@
-"""The lifetime oracle: shadow pages that know owner and pending operations of every id.
+"""The lifetime oracle: it tracks the owner and the pending operations of every page and slot.
 
 Invariants:
 - An id is freed only when no submitted operation that names it is pending.
 - An operation that works for requests names live ids only, and writes only ids of the request it writes for.
-- What names no request (a table entry, a first clear) is stream-ordered housekeeping, which the ordering oracle judges.
+- Operations for no request (table entries, a first clear) are ordered by their stream; the ordering oracle judges them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class LifetimeOracle:
         self._pending: dict[int, tuple[str, list[tuple[str, IndexArray]]]] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """Allocations and operations."""
         return (
             (Allocated, self._allocated),
             (Freed, self._freed),

@@ -1,7 +1,7 @@
-"""The liveness oracle: every request that was sent finishes, and the target does not break on the way.
+"""The liveness oracle: every request that was sent ends, and the target raises nothing.
 
 Invariants:
-- An error that the target raises is a finding with the code its kind stands for; a spent step budget is a hang.
+- An error of the target is a finding with the code of its kind. A spent step budget is a hang (KV901).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class LivenessOracle:
         self._broke = False
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """Ends and errors."""
         return (
             (Expected, self._expected),
             (Finished, self._ended),

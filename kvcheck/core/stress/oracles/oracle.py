@@ -1,8 +1,8 @@
-"""Oracle: a judge of histories.
+"""Oracle: judges one contract over a history of events.
 
 Invariants:
 - An oracle keeps its own state, reads events only, and never stops a run.
-- `judged` counts what it looked at; an oracle that looked at nothing has not passed anything.
+- `judged` counts what it looked at. An oracle that looked at nothing has passed nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler, History
 
 MAX_FINDINGS = 20
-"""Findings an oracle reports for one schedule; more of the same helps nobody."""
+"""An oracle reports at most so many findings for one schedule."""
 
 
 class Oracle(Protocol):
@@ -25,14 +25,14 @@ class Oracle(Protocol):
     findings: list[Finding]
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """The kinds of event it wants."""
+        """The kinds of event that it reads, each with its handler."""
 
     def finish(self) -> None:
-        """The history has ended: judge what only the end can show."""
+        """Judge what only the end of the history can show."""
 
 
 def judge(oracle: Oracle, history: History) -> tuple[Finding, ...]:
-    """Findings over a stored history."""
+    """The findings of an oracle over a stored history."""
     table: dict[type, list[Handler]] = {}
     for kind, handler in oracle.handlers():
         table.setdefault(kind, []).append(handler)

@@ -1,7 +1,7 @@
-"""The ordering oracle: of two operations that touch one cell, and not only read it, one is behind the other.
+"""The ordering oracle: if two operations touch one cell and one of them writes, one must wait for the other.
 
 Invariants:
-- Order is what the edges say, never what happened: a missing wait shows in any run, also where everything ran at once.
+- Only edges order operations, not what happened first. So a missing wait is found in any run, also in an eager one.
 - A read behind no edge from an earlier write is KV201; a write behind no edge from an earlier read or write is KV202.
 - Freeing and allocating are neither edges nor writes: stream-ordered reuse is legal, reuse without an edge is not.
 - The chunks of one operation, and the operations of one lane, never race with each other.
@@ -27,7 +27,7 @@ _WORDS = (
     ("table", ("row", "column")),
     ("host.offload", ("value", "row")),
 )
-"""What a unit and a token of a space are called; elsewhere they are pages and rows."""
+"""The words for a unit and a token of a space; other spaces have pages and rows."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,6 @@ class OrderingOracle:
         self._over: Clock = ()
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """Operations and edges."""
         return (
             (Submitted, self._submitted),
             (Recorded, self._recorded),
@@ -150,7 +149,7 @@ class OrderingOracle:
             by_lane[lane] = self.cells()
         return by_lane[lane]
 
-    # What is said
+    # Findings
 
     def _report(
         self,
@@ -193,7 +192,7 @@ class OrderingOracle:
 
 
 def _request(event: Submitted, footprints: Iterable[Footprint], unit: int) -> int | None:
-    """Whom the operation works for at that unit."""
+    """The request that the operation works for at that unit."""
     for footprint in footprints:
         if footprint.owners is not None:
             for owner in footprint.owners[footprint.rows == unit]:
@@ -202,7 +201,7 @@ def _request(event: Submitted, footprints: Iterable[Footprint], unit: int) -> in
 
 
 def _operation(event: Submitted) -> dict[str, object]:
-    """An operation, so that a schedule can be told about it."""
+    """An operation, so that a schedule can name it."""
     return {"ordinal": event.ordinal, "operation": event.name, "lane": event.lane}
 
 

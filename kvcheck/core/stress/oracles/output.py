@@ -1,7 +1,7 @@
 """The output oracle: tokens equal those of the reference run.
 
 Invariants:
-- The reference run is the fixed implementation with room for everything: nothing is retracted, nothing is reused.
+- The reference run is the fixed implementation with room for all requests: it retracts nothing and reuses no page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class OutputOracle:
         self._expected: dict[int, tuple[int, ...]] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """References and outputs."""
         return ((Expected, self._reference), (Finished, self._finished))
 
     def finish(self) -> None:

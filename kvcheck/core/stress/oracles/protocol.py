@@ -1,10 +1,10 @@
-"""The protocol oracle: what ranks say of a room is final, shared by all, and true of the bytes when it is said.
+"""The protocol oracle: a room's terminal status is final, all ranks agree on it, and Success follows the bytes.
 
 Invariants:
-- A room that failed, or was verified, on a rank stays that (KV602).
-- A rank that says Success has every leg of the room in its memory, whatever told it so (KV203).
+- A room that has failed or succeeded on a rank keeps that status (KV602).
+- A rank that reports Success has every leg of the room in its memory (KV203).
 - Ranks of one end decide the same in the same round (KV601).
-- A request with a fault fails, for a reason that names it; one without a fault does not.
+- A request with a fault fails, and the reason names the fault. One without a fault does not fail.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class ProtocolOracle:
         self._aborted: set[int] = set()
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """Rooms, landings, decisions and ends."""
         return (
             (RoomChanged, self._changed),
             (Submitted, self._submitted),
@@ -121,7 +120,7 @@ class ProtocolOracle:
         if event.request in self._aborted:
             return
         if fault is None:
-            text = f"request {event.request} failed, and nothing was wrong with it: {event.reason}"
+            text = f"request {event.request} failed, and it had no fault: {event.reason}"
             self._add("KV901", event.request, text)
         elif unsaid := [name for name in fault.names if name not in event.reason]:
             text = f"request {event.request} failed because {fault.why}, and its reason does not say"

@@ -1,12 +1,12 @@
-"""The residency oracle: what a lookup finds on each tier is what that tier was told to hold, counted independently.
+"""The residency oracle: a lookup finds on each tier what was added to it, by a count of the oracle's own.
 
     host set    {hash: id} by space, from what was added and removed
     lookup      longest prefix of the request's hashes that the sets can serve = the pages that the cache found;
                 it needs each of its pages, and a state at its end or the pages that its next position sees
 
 Invariants:
-- Knows hashes, sets and the model's window only: no tree, no nodes, no order of eviction.
-- A hash leaves a tier under the id under which it came; an id stands for one hash at a time.
+- It knows hashes, sets and the window of the model. It knows no tree, no nodes and no order of eviction.
+- A hash leaves a tier with the id that it came with. An id stands for one hash at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class ResidencyOracle:
         self._by_id: dict[tuple[str, str], dict[int, bytes]] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """The model, lookups and changes."""
         return (
             (Modelled, self._modelled),
             (TierChanged, self._changed),
@@ -113,7 +112,7 @@ class ResidencyOracle:
                     oracle=self.name,
                     request=event.request,
                     message=f"request {event.request} was served {got} {what} by the prefix cache; "
-                    f"what the tiers were told to hold serves {expected}",
+                    f"what was added to the tiers serves {expected}",
                 )
             )
 

@@ -1,11 +1,10 @@
-"""Worn stores: page stores that lose, cut or flip something every so many reads, in memory and in files.
+"""Faulty stores: page stores that lose, truncate or corrupt an object every so many reads, in memory and in files.
 
 Invariants:
-- Damage is done to what is stored, before it is read: the store itself has to notice.
-- Which read, which byte and which kind follow from the count of reads alone.
-- A machine that cannot keep the files stops the schedule, as UNKNOWN where it is full and as a usage error where there
-  is no such folder: its faults are neither in the plan nor the target's, and a store that keeps less would make another
-  schedule of the same line.
+- A stored object is damaged before it is read, so that the store itself has to notice.
+- The count of reads alone decides which read, which byte and which kind of damage.
+- A machine that cannot keep the files stops the schedule: UNKNOWN if it is full, a usage error without the folder.
+  Its faults are not the target's, and a store that kept less would make another schedule of the same line.
 """
 
 from __future__ import annotations
@@ -28,49 +27,49 @@ from kvcheck.core.cache.hicache.file_store import FileStore
 from kvcheck.core.cache.hicache.memory_store import MemoryStore
 from kvcheck.core.cache.hicache.storage import PageStore
 
-WORN_EVERY = 11
-"""Of so many reads of the store, one finds its object damaged."""
+DAMAGE_EVERY = 11
+"""One of so many reads of the store finds its object damaged."""
 
 
-class WornMemory(MemoryStore):
-    """Objects in a dict, on their last legs."""
+class FaultyMemoryStore(MemoryStore):
+    """Objects in a dict; every DAMAGE_EVERY-th read finds one damaged."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._wear = 0
+        self._reads = 0
 
     def get(self, key: str, size: int) -> bytes | None:
-        """What is damaged must be refused, and what is lost recomputed."""
-        self._wear += 1
-        if self._wear % WORN_EVERY == 0 and self.contains(key):
-            kind = self._wear // WORN_EVERY % 3
+        """Damage the object if it is its turn, then read it."""
+        self._reads += 1
+        if self._reads % DAMAGE_EVERY == 0 and self.contains(key):
+            kind = self._reads // DAMAGE_EVERY % 3
             if kind == 0 and (left := len(self._object(key))):  # it may have been cut short before
-                self.corrupt(key, at=self._wear % left)
+                self.corrupt(key, at=self._reads % left)
             elif kind == 1:
-                self.truncate(key, size=self._wear % size)
+                self.truncate(key, size=self._reads % size)
             elif kind == 2:
                 self.drop(key)
         return super().get(key, size)
 
 
-class WornFiles(FileStore):
-    """Objects in a folder, on a disk that is on its last legs."""
+class FaultyFileStore(FileStore):
+    """Objects in a folder; every DAMAGE_EVERY-th read finds one damaged."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._wear = 0
+        self._reads = 0
 
     def put(self, key: str, payload: bytes) -> None:
-        """Keep it: this store has no capacity, so what cannot be kept is the machine's fault."""
+        """Keep it. This store has no limit, so an object that cannot be kept is the machine's fault."""
         try:
             super().put(key, payload)
         except StorageError as error:
             raise _unusable(error) from error
 
     def get(self, key: str, size: int) -> bytes | None:
-        """As in memory, done to the file."""
-        self._wear += 1
-        if self._wear % WORN_EVERY == 0 and self.contains(key):
+        """Damage the file if it is its turn, then read it."""
+        self._reads += 1
+        if self._reads % DAMAGE_EVERY == 0 and self.contains(key):
             try:
                 self._damage(key, size)
             except OSError as error:
@@ -78,32 +77,32 @@ class WornFiles(FileStore):
         return super().get(key, size)
 
     def _damage(self, key: str, size: int) -> None:
-        kind, path = self._wear // WORN_EVERY % 3, self.folder / key[:2] / key[2:4] / key
+        kind, path = self._reads // DAMAGE_EVERY % 3, self.folder / key[:2] / key[2:4] / key
         if kind == 0 and (left := path.stat().st_size):
             with path.open("r+b") as file:
-                file.seek(self._wear % left)
+                file.seek(self._reads % left)
                 byte = file.read(1)
-                file.seek(self._wear % left)
+                file.seek(self._reads % left)
                 file.write(bytes((byte[0] ^ 0xFF,)))
         elif kind == 1:
-            os.truncate(path, self._wear % size)
+            os.truncate(path, self._reads % size)
         elif kind == 2:
             path.unlink()
 
 
 @contextmanager
-def worn_store(kind: str | None) -> Iterator[PageStore | None]:
+def faulty_store(kind: str | None) -> Iterator[PageStore | None]:
     """A new, empty store for one schedule, gone afterwards. kind: "memory", "files", or None for no store."""
     if kind is None:
         yield None
     elif kind == "memory":
-        with closing(WornMemory()) as store:
+        with closing(FaultyMemoryStore()) as store:
             yield store
     elif kind == "files":
-        with _temporary_folder() as folder, closing(WornFiles(folder.path)) as files:
+        with _temporary_folder() as folder, closing(FaultyFileStore(folder.path)) as files:
             yield files
     else:
-        raise InternalError(f"no worn store of kind {kind!r}")
+        raise InternalError(f"no faulty store of kind {kind!r}; expected memory or files")
 
 
 def _temporary_folder() -> ScratchFolder:

@@ -1,4 +1,4 @@
-"""hicache: prefixes go down to the host and come back, layer by layer, while others decode.
+"""hicache: prefixes move to the host and come back, layer by layer, while other requests decode.
 
 Invariants:
 - Device and host pool are both smaller than the working set: nodes leave the device, and the host, and come back.
@@ -18,7 +18,7 @@ from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
 from kvcheck.core.cache.hicache.storage import PageStore
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.scenarios.faulty_store import worn_store
+from kvcheck.core.stress.scenarios.faulty_store import faulty_store
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
     LoadingAborts,
@@ -48,7 +48,7 @@ which keep only the window pages of their ends, so that the host gives windows u
 HOST_STATES = 6
 TRACE_HOST_STATES = 128
 STORES_USED = (None, "memory", None, "files")
-"""What lies behind the host, by the number of the schedule."""
+"""The store behind the host tier, by the number of the schedule."""
 REPLAY_EVERY = 4
 TRACE_HOST_RATIO = 16
 """Host pages for each device page of a trace, whose prefixes come back after hundreds of pages: the host is then far
@@ -91,7 +91,7 @@ class HiCacheScenario:
         """Feed jobs by their arrival rounds until all have finished, then close."""
         emit(Modelled(shape.page_size, shape.window if shape.window_layers else 0, bool(shape.state_layers)))
         readers = Readers(early_send=True, replay_every=REPLAY_EVERY)
-        with worn_store(STORES_USED[variant % 4] if not load.from_trace else "memory") as store:
+        with faulty_store(STORES_USED[variant % 4] if not load.from_trace else "memory") as store:
             tier = host_tier(shape, load, variant, store)
             engine = target.build(make_setup(shape, load, backend, emit, transport, host=tier, readers=readers))
             return serve(engine, load, emit, backend, aborts=LoadingAborts())
@@ -122,7 +122,7 @@ class HiCacheScenario:
 
 
 class HybridScenario(HiCacheScenario):
-    """The same for families whose prefixes carry companions: window pages, recurrent states."""
+    """The same for families whose prefixes also hold window pages or recurrent states."""
 
     name = "hicache-hybrid"
     families = frozenset({"swa", "mamba"})

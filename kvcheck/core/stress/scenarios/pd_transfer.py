@@ -1,9 +1,9 @@
-"""pd-transfer and nvlink-aux: prompts are computed by one end and decoded by another, of other numbers of ranks.
+"""pd-transfer and nvlink-aux: one end computes prompts and another decodes them, each with its own number of ranks.
 
 Invariants:
 - Ranks of both ends, the paths of the legs, faults and the stage of aborts go through their values by the number of the
   schedule; where the plan names the ranks, it is those.
-- A fault is told to the history when it happens, so that what has to fail, and why, is known.
+- A fault is an event of the history when it happens, so that oracles know which request has to fail, and why.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ REQUESTS = 12
 TRACE_RUNNING = 8
 RANKS = ((1, 1), (2, 2), (2, 1), (1, 2), (1, 1), (2, 1), (1, 2), (4, 2), (1, 1), (2, 2), (2, 4), (4, 1), (1, 4), (4, 4))
 STAGES = ("late", "joined", "retracted", "late", "admitted")
-"""When requests are aborted: asked for, some rounds later, arrived, or retracted."""
+"""When requests are aborted: when admitted, some rounds later, when joined, or when retracted."""
 ABORT_EVERY = 4
 FAULT_EVERY = 5
 LATE_ROUNDS = 4
-"""Late is so many rounds at most."""
+"""Stage "late" aborts at most so many rounds after admission."""
 RETRY_ROUNDS = 3
 PATIENCE = 200
 """Rounds of a room. Where one leg at a time is held back, healthy rooms took up to 131; under random orders, 13."""
 ANSWERS = (Done, Abort, Drained)
 TOO_LATE = "nothing complete from"
-"""What a room that waited in vain says, before the names of those it waited for."""
+"""How the reason of a room that is too late begins; the ranks it waited for follow."""
 
 
 class PDTransfer:
@@ -60,7 +60,7 @@ class PDTransfer:
     needs = frozenset({"pd-transfer", "metadata"})
     families = FAMILIES
     sends_rows = False
-    """Between processes: metadata rows travel as messages, beside the engine."""
+    """True if ranks in processes send metadata rows as messages, not through the engine."""
 
     def __init__(self, ranks: tuple[int, int] | None = None) -> None:
         self.ranks = ranks
@@ -149,17 +149,17 @@ class NVLinkAux(PDTransfer):
 
 
 class Faults:
-    """What goes wrong in a schedule, request by request: every fifth one has a fault, of several kinds in turn.
+    """The faults of a schedule: every fifth request has one, of several kinds in turn.
 
         shorter, longer    a decode rank asks with a page list of another length
         refused            the engine refuses a write
         vanished           the engine reports a write and never makes it
-        lost               what a rank asks for, or hears in the end, does not arrive
+        lost               a Want or a Status of a rank does not arrive
 
-    The last two are found out by waiting, which takes long, and have every fourth schedule for themselves. There some
-    answers (Done, Abort, Drained) are lost as well, which costs time and nothing else. A fault is told to the history
-    when it happens, with what the reason of the failure has to name. In one schedule of three a late copy of every
-    message arrives as well, which is no fault.
+    A rank notices the last two only by waiting, so they have every fourth schedule for themselves. There some answers
+    (Done, Abort, Drained) are lost as well, which only costs time. A fault is an event of the history when it happens,
+    with what the reason of the failure has to name. In one schedule of three a late copy of every message arrives as
+    well, which is no fault.
     """
 
     def __init__(self, jobs: tuple[Job, ...], shape: ModelShape, emit: Emit, variant: int) -> None:
@@ -186,18 +186,18 @@ class Faults:
         return request in self._kinds
 
     def end(self, request: int) -> None:
-        """Nothing is wrong with the request's next attempt."""
+        """The next attempt of the request has no fault."""
         self._kinds.pop(request, None)
 
     def refuses(self, writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
-        """The engine refuses one leg of the request: every write of it, or those to the first decode rank alone."""
+        """True if the engine refuses this write: one leg of the request, to all decode ranks or to the first alone."""
         if not self._is_hit(peer, leg, ticket, "refused"):
             return False
         self._tell(ticket.request, f"a write of its {leg} was refused", ("refused", leg))
         return True
 
     def vanishes(self, writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
-        """The engine reports the same write, and never makes it."""
+        """True if the engine reports this write and never makes it."""
         if not self._is_hit(peer, leg, ticket, "vanished"):
             return False
         self._tell(ticket.request, f"a write of its {leg} never landed", (TOO_LATE, writer))
@@ -228,7 +228,7 @@ class Faults:
         return leg == self._leg and is_there and self._kinds.get(ticket.request) == kind
 
     def tamper(self, message: Message) -> Message:
-        """A decode rank that counts one page less, or more, than the prompt has."""
+        """The message of a decode rank that counts one page less, or more, than the prompt has."""
         if not isinstance(message, Want) or self._kinds.get(message.request) not in ("shorter", "longer"):
             return message
         leg, first, pages = message.runs[-1]

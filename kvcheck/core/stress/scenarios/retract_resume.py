@@ -1,7 +1,7 @@
 """retract-resume: a pool too small for its requests, so that running ones are retracted, offloaded and resumed.
 
 Invariants:
-- Pages of a retracted request are given to others before it is resumed, or the run does not count.
+- A run counts only if other requests got pages of a retracted one before it was resumed.
 - The reference run has room for everything: no retraction, no prefix tree, no reuse of pages.
 """
 

@@ -20,9 +20,9 @@ from kvcheck.core.workload.jobs import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Jobs, and the tokens the pool is sized for.
+    """Jobs, and the tokens that the pool is sized for.
 
-    max_running: requests that decode together. note: how a trace was scaled. from_trace: it is one.
+    max_running: requests that decode together. note: how a trace was scaled. from_trace: the jobs are of a trace.
     """
 
     jobs: tuple[Job, ...]
@@ -63,4 +63,4 @@ class Scenario(Protocol):
         """What the number of the schedule picks, each as "kind:value"; none where it picks nothing."""
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
-        """What was not exercised, in words, or None when the evidence is enough."""
+        """Says what was not exercised, or None if the evidence is enough."""

@@ -1,4 +1,4 @@
-"""Serving: feeding jobs to an engine by their arrival rounds, and the setup and reference run that scenarios share.
+"""Serving: feeds jobs to an engine by their arrival rounds; with the setup and the reference run of all scenarios.
 
 Invariants:
 - Jobs are fed in order of arrival; the engine is stepped until it is idle and everything was sent.
@@ -68,7 +68,7 @@ def trace_load(shape: ModelShape, trace: str, *, seed: int, requests: int | None
 
 
 Aborts = Callable[[StepReport], list[int]]
-"""Whom to abort after a round."""
+"""Takes the report of a round; returns the requests to abort."""
 
 
 class Retries(Protocol):
@@ -146,7 +146,7 @@ def buffer_names(shape: ModelShape) -> set[str]:
 
 
 def unread(evidence: Evidence, wanted: set[str]) -> str | None:
-    """What of it no word was verified, or None."""
+    """Says which of the wanted buffers had no word verified, or None."""
     missing = sorted(name for name in wanted if not evidence.words_verified.get(name))
     return f"no word of {', '.join(missing)} was verified" if missing else None
 
@@ -160,7 +160,7 @@ def serve(
     aborts: Aborts | None = None,
     retries: Retries | None = None,
 ) -> int:
-    """Drive an engine to the end, count what it holds, close it; how many nodes the device evicted."""
+    """Drive an engine to the end, count what it holds and close it. Returns how many nodes the device evicted."""
     drive(engine, load.jobs, emit, hurry=HURRY, aborts=aborts, retries=retries)
     for count in engine.counts():
         emit(Counted(count.space, count.free, count.cached, count.total))

@@ -1,4 +1,4 @@
-"""Bugs b and d put back, and the class behind them: reads before a load, pages given away too soon, values shared.
+"""Bugs b and d put back, and others of their class: reads before a load, pages freed too soon, values shared.
 
 Invariants:
 - Each subclass removes one line of the fix and restates nothing else.
@@ -92,14 +92,14 @@ class UnorderedBackup(TransferController):
 
 
 class KvAloneController(TransferController):
-    """A transfer counts as through when the lane of the KV rows is."""
+    """A transfer counts as done when the lane of the KV rows is."""
 
     def _acknowledged_by(self, transfer: Transfer) -> tuple[Signal, ...]:
         return transfer.done[:1]
 
 
 class InPlaceController(TransferController):
-    """Index values are sorted where they lie, for everybody who holds them."""
+    """Index values are sorted in place, also for the others that hold them."""
 
     def move(self, copies: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
         """In place."""
@@ -113,7 +113,7 @@ class InPlaceController(TransferController):
 
 
 class NoLoadPin(Movement):
-    """Nothing keeps the pages of a load."""
+    """The pages of a load are not pinned."""
 
     def _pin(self, transfer: Transfer) -> None:
         if transfer.kind != "load":
@@ -125,7 +125,7 @@ class NoLoadPin(Movement):
 
 
 class NoBackupPin(Movement):
-    """Nothing keeps the pages of a backup."""
+    """The pages of a backup are not pinned."""
 
     def _pin(self, transfer: Transfer) -> None:
         if transfer.kind != "backup":
@@ -189,7 +189,7 @@ def _mutant(name: str, parts: TargetParts, shows: str, matters: str, **rest: str
     return Mutant(name=name, parts=parts, shows=shows, matters=matters, **row)
 
 
-_EARLY = "Attention or the indexer works on what was in the page before: somebody else's prefix, in a few answers."
+_EARLY = "Attention or the indexer works on what was in the page before: another request's prefix, in a few answers."
 _REUSED = "The copy carries another request's bytes into the cache, where every later hit reads them."
 
 HICACHE = (
@@ -232,7 +232,7 @@ HICACHE = (
     _mutant(
         "gate-waits-wrong-entry",
         replace(FIXED, gate=WrongEntryGate),
-        "A read waits for another load than the one that brings its pages.",
+        "A read waits for a load other than the one of its pages.",
         _EARLY,
         shape="llama-3-tiny",
     ),
@@ -253,7 +253,7 @@ HICACHE = (
     _mutant(
         "load-without-pin",
         replace(FIXED, movement=NoLoadPin),
-        "Host pages are evicted and filled anew while a load still reads them.",
+        "Host pages are evicted and overwritten while a load still reads them.",
         _REUSED,
         shape="deepseek-v3-tiny",
         code="KV202",

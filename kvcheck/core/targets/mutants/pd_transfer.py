@@ -1,4 +1,4 @@
-"""Bug e put back, piece by piece: success before the bytes, memory given back too early, ranks on their own.
+"""Bug e put back, piece by piece: success before the bytes, memory freed too early, ranks that do not agree.
 
 Invariants:
 - Each subclass removes one line of the fix and restates nothing else.
@@ -25,7 +25,7 @@ from kvcheck.core.targets.parts import FIXED
 
 
 class OwnStride(Writer):
-    """Slots of the peer are found with this end's own stride."""
+    """The address of a peer's slot is computed with this end's stride."""
 
     def _stride(self, peer: str) -> int:
         return self._layout.row_bytes
@@ -63,7 +63,7 @@ class RoomAlone(Receiver):
 
 
 class OldSeal(Receiver):
-    """Any whole seal in the slot counts, and slots keep theirs when they change hands."""
+    """Any seal in the slot counts, and a slot keeps its seal when it gets a new owner."""
 
     def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
         return bool(self._seals[receiving.slot * self._ranks + self.sources[peer].rank].any())
@@ -74,7 +74,7 @@ class OldSeal(Receiver):
 
 
 class FailedOverwritten(Receiver):
-    """A status table in which a failure is a status like any other."""
+    """A status table in which a failure can be overwritten."""
 
     def _is_open(self, receiving: InboundRoom) -> bool:
         return receiving.status != SUCCESS
@@ -99,10 +99,10 @@ class AbortSaidOnce(Receiver):
 
 
 class DrainedAtOnce(Receiver):
-    """Memory of a failed room is given back without waiting for who may still write it."""
+    """Memory of a failed room is freed while peers may still write it."""
 
     def is_drained(self, receiving: InboundRoom) -> bool:
-        """Nobody is asked."""
+        """No peer is asked."""
         receiving.writers.clear()
         return True
 
@@ -124,7 +124,7 @@ class PagesAtOnce(Arrivals):
 
 
 class DecidesAlone(RankGroup):
-    """Every rank goes by its own poll."""
+    """Every rank decides by its own poll."""
 
     def agree(self, known: Sequence[Sequence[int]]) -> list[list[int]]:
         """Nothing is reduced."""
@@ -214,8 +214,8 @@ PD_TRANSFER: tuple[Mutant, ...] = (
         shape="llama-3-tiny",
         killed_by="protocol",
         code="KV602",
-        shows="A room that failed can become anything again.",
-        matters="Its pages may have been given away by then.",
+        shows="A room that has failed can change its status again.",
+        matters="Its pages may belong to another request by then.",
         example="SGLang's status table kept the larger number, and Failed is 0.",
     ),
     Mutant(
@@ -227,7 +227,7 @@ PD_TRANSFER: tuple[Mutant, ...] = (
         killed_by="protocol",
         code="KV901",
         shows="A request that is sent again in its room has the number of its first attempt.",
-        matters="What was said of the first attempt counts for the second, and what the second asks for is a copy.",
+        matters="Messages of the first attempt count for the second, and the Want of the second is taken for a copy.",
         example="A room number alone names both attempts; SGLang's decode end has no other number.",
     ),
     Mutant(
@@ -239,8 +239,8 @@ PD_TRANSFER: tuple[Mutant, ...] = (
         killed_by="liveness",
         code="KV901",
         shows="A sender is asked once to stop writing a failed room; the request or its answer is lost.",
-        matters="The room's pages and slot stay in quarantine for ever, one lost message after another.",
-        example="Control messages over sockets that reconnect are lost now and then, and nothing says which.",
+        matters="The pages and the slot of the room are never freed; each lost message takes more of them.",
+        example="Sockets that reconnect lose control messages now and then, without a report.",
     ),
     Mutant(
         name="slot-freed-before-drain",
@@ -250,7 +250,7 @@ PD_TRANSFER: tuple[Mutant, ...] = (
         shape="llama-3-tiny",
         killed_by="ordering",
         code="KV202",
-        shows="Slot and pages of an aborted room are given back while the sender may still write them.",
+        shows="Slot and pages of an aborted room are freed while the sender may still write them.",
         matters="A late write lands in the next request's slot.",
         example="SGLang before 0.5.19 had no deferred release.",
     ),
@@ -262,7 +262,7 @@ PD_TRANSFER: tuple[Mutant, ...] = (
         shape="llama-3-tiny",
         killed_by="ordering",
         code="KV202",
-        shows="Pages that were advertised to a sender are given back before it has drained; the slot waits.",
+        shows="Pages that a sender was asked to write are freed before it has drained; the slot waits.",
         matters="KV of an aborted request lands in the pages of a running one.",
         example="SGLang before 0.5.19 had no deferred release.",
     ),

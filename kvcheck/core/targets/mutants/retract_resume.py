@@ -46,7 +46,7 @@ class SaveSkipsIndex(Offload):
 
 
 class RestoreSkipsIndex(Offload):
-    """The index buffer is saved, and forgotten on the way back."""
+    """The index buffer is saved and not restored."""
 
     def restored_buffers(self, offloaded: OffloadedKV) -> tuple[OffloadedBuffer, ...]:
         """All but the index buffer."""
@@ -184,7 +184,7 @@ RETRACT_RESUME: tuple[Mutant, ...] = (
         killed_by="content",
         code="KV102",
         shows="A resumed request counts the token it sampled last as committed; its KV was never written.",
-        matters="Attention reads a row that still holds somebody else's token, and the prefix tree may share it.",
+        matters="Attention reads a row that still holds another request's token, and the prefix tree may share it.",
         example=f"{_UPSTREAM}: fill_ids was one longer than the allocated KV.",
     ),
     Mutant(
@@ -208,7 +208,7 @@ RETRACT_RESUME: tuple[Mutant, ...] = (
         killed_by="aliasing",
         code="KV305",
         shows="The offloaded value refers to the pool's memory instead of holding the bytes.",
-        matters="It is right until the pages are reused, which is what retraction is for.",
+        matters="The value is right only until the pages are reused, and retraction frees them for that.",
         example="A copy to the device that the tensor already lies on returns the same storage.",
     ),
 )

@@ -22,7 +22,7 @@ from kvcheck.core.targets.parts import FIXED
 
 
 def _by_place(source: PageRun, target: PageRun, needed: range) -> tuple[IndexArray, IndexArray]:
-    """Both lists from their own beginnings, as far as they go."""
+    """Both lists, each from its own beginning."""
     return source.pages[max(0, needed.start - source.first) :][: len(needed)], target.pages[: len(needed) + 1]
 
 
@@ -75,7 +75,7 @@ class TrimChangesRequest(Sender):
 
 
 class StateResultIgnored(Sender):
-    """What the engine says about the state write is not looked at."""
+    """The result of the state write is ignored."""
 
     def _send_state(
         self, sending: OutboundRoom, want: Want, peer: str, pairs: Mapping[str, IndexArray], after: Sequence[Signal]
@@ -122,7 +122,7 @@ STATE_PAIRS: tuple[Mutant, ...] = (
         killed_by="protocol",
         code="KV301",
         shows="Two lists of unequal lengths are broadcast against each other.",
-        matters="One page is written over several, or several over one; nothing says so.",
+        matters="One page is written over several, or several over one, and no error is raised.",
         example=f"{_C}: array arithmetic on lists of 1 and n pages.",
     ),
     Mutant(
@@ -146,7 +146,7 @@ STATE_PAIRS: tuple[Mutant, ...] = (
         killed_by="protocol",
         code="KV301",
         shows="A state write fails, and the sender reports success.",
-        matters="Without a seal the request decodes with somebody else's state; with one it waits till it is late.",
+        matters="Without a seal the request decodes with another's state; with one it waits until it times out.",
         example="SGLang before 0.5.17 ignored what the extra transfer returned.",
     ),
 )
