@@ -46,8 +46,8 @@ class Arrivals(HandOver):
         count = len(self.actives)
         self.statuses = {active.request: status for active, status in zip(self.actives, agreed, strict=False)}
         drained = [each for each, is_it in zip(self._draining, agreed[count:], strict=True) if is_it]
+        self.receiver.forget(*(_room(active) for active in drained))
         for active in drained:
-            self.receiver.forget(_room(active))
             self._give_back(active)
         self._draining = [each for each in self._draining if each not in drained]
 

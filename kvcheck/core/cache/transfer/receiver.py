@@ -186,14 +186,17 @@ class Receiver:
         """Nobody can write the room's memory any more. (mutants: pages-freed-before-drain, slot-freed-before-drain)"""
         return not receiving.writers
 
-    def forget(self, receiving: InboundRoom) -> None:
-        """A failed room is over: its slot is given back, and its next attempt may begin."""
-        room = receiving.ticket.room
-        if receiving.writers:
-            raise ForeignAccess(f"room {room}: {', '.join(sorted(receiving.writers))} may still write its memory")
-        del self._rooms[room]
-        self._clear_seals(self._seal_rows(receiving))
-        self._metadata.release(receiving.slot, receiving.ticket.request)
+    def forget(self, *rooms: InboundRoom) -> None:
+        """Failed rooms are over: their seals, then their slots are given back, and their next attempts may begin."""
+        for receiving in rooms:
+            room = receiving.ticket.room
+            if receiving.writers:
+                writers = ", ".join(sorted(receiving.writers))
+                raise ForeignAccess(f"room {room}: {writers} may still write its memory")
+            del self._rooms[room]
+            self._clear_seals(self._seal_rows(receiving))
+        for receiving in rooms:
+            self._metadata.release(receiving.slot, receiving.ticket.request)
 
     def fence(self, peer: str) -> None:
         """The peer is gone and its engine with it: it writes nothing any more, and is asked for nothing."""
