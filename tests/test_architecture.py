@@ -191,16 +191,9 @@ BANS = (
 )
 
 
-@cache
-def parsed(source: str) -> ast.Module:
-    """A file's text, parsed once for all rules."""
-    return ast.parse(source)
-
-
-@cache
-def nodes_of(tree: ast.AST) -> tuple[ast.AST, ...]:
-    """All nodes of a tree, walked once for all rules."""
-    return tuple(ast.walk(tree))
+parsed: Callable[[str], ast.Module] = cache(ast.parse)
+nodes_of: Callable[[ast.AST], tuple[ast.AST, ...]] = cache(lambda tree: tuple(ast.walk(tree)))
+"""Each file is parsed and walked once for all rules."""
 
 
 def is_under(name: str, package: str) -> bool:
@@ -368,23 +361,14 @@ def violations(module: str, source: str) -> list[str]:
     """Everything wrong with one module, from its text alone."""
     tree = parsed(source)
     found = [message for check in CHECKS for message in check(module, tree)]
-    return [*found, *filter(None, [_length(module, source)])]
+    return found + too_long(module, source)
 
 
-def check_length(module: str, path: Path) -> str:
+def too_long(module: str, source: str) -> list[str]:
     """What is wrong with the length of a file; module: "" for one outside the package."""
-    return _length(module, path.read_text(), f"{path.relative_to(PROJECT)}: ")
-
-
-def _length(module: str, source: str, where: str = "") -> str:
     lines = source.count("\n")
     is_as_stated = (lines > LINES_OF_A_FILE) == (module in LONG_FILES)
-    return "" if is_as_stated else f"{where}{lines} lines; at most {LINES_OF_A_FILE} (LONG_FILES)"
-
-
-def tree_of(path: Path) -> ast.Module:
-    """The file, parsed once for all rules."""
-    return parsed(path.read_text())
+    return [] if is_as_stated else [f"{lines} lines; at most {LINES_OF_A_FILE} (LONG_FILES)"]
 
 
 def defined(tree: ast.Module) -> set[str]:
@@ -426,19 +410,16 @@ MODULE_FILES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_modules_keep_the_rule(check: Callable[[str, ast.Module], Iterator[str]]) -> None:
-    found = [
-        f"{path.relative_to(PROJECT)}: {message}"
-        for module, path in MODULE_FILES.items()
-        for message in check(module, tree_of(path))
-    ]
+    found = [f"{name}: {text}" for name, path in MODULE_FILES.items() for text in check(name, parsed(path.read_text()))]
     assert not found, "\n".join(found)
 
 
 def test_no_file_is_long() -> None:
-    """Only the modules of LONG_FILES may be, and they are."""
-    tests = sorted(Path(__file__).parent.rglob("*.py"))
-    found = [*map(check_length, MODULE_FILES, MODULE_FILES.values()), *(check_length("", path) for path in tests)]
-    assert not any(found), "\n".join(filter(None, found))
+    files = [*MODULE_FILES.items(), *(("", path) for path in sorted(Path(__file__).parent.rglob("*.py")))]
+    found = [
+        f"{path.relative_to(PROJECT)}: {text}" for module, path in files for text in too_long(module, path.read_text())
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_nothing_is_dead_and_every_table_row_leads_somewhere() -> None:
