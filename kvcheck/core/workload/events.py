@@ -2,7 +2,7 @@
 
 Invariants:
 - An event holds copies, never live product objects.
-- An event's place in its history is its time; nothing else is.
+- The order of events in a history is the only time that is known.
 """
 
 from __future__ import annotations

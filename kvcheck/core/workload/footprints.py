@@ -1,7 +1,7 @@
 """What a forward pass touches: pages, slots and table entries, down to the tokens inside a page.
 
 Invariants:
-- Computed once a pass; the layers of a space share the arrays, so an onlooker may compare them by identity.
+- Computed once a pass; the layers of a space share the arrays, so an observer may compare them by identity.
 - Pages are named with the span of tokens that is really read or written: an append beside a backup is no overlap.
 """
 

@@ -1,7 +1,7 @@
 """The content of metadata rows: which fields a request uses, and what a row must hold.
 
 Invariants:
-- Fields that a request does not use are zero in its row; anything else there is somebody else's.
+- Fields that a request does not use are zero in its row; any other value there came from another request.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """HostInspector: compares what the host tier holds with what was computed, word by word.
 
 Invariants:
-- A page is known by the hash of its prefix; whoever computed that prefix says what its words must be. Requests whose
-  equal prompts gave equal outputs computed the same hash with words of their own: a page must be one of theirs, whole.
-- A page that nobody is known to have computed is reported, never skipped.
+- A page is known by the hash of its prefix. The request that computed that prefix says what its words must be.
+- Requests with equal prompts and outputs compute the same hash, each with words of its own. All words of a page must
+  be those of one of them.
+- A page that no known request has computed is reported, never skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from kvcheck.kernels.content_rows import differing
 
 
 class UnitReader(Protocol):
-    """A tier that can be looked into."""
+    """A host tier whose words can be read."""
 
     def unit_words(self, space: str, buffer: str, unit: int) -> torch.Tensor:
         """An owned copy of one page or slot of a buffer: [L, r, W] int64."""
@@ -46,7 +47,7 @@ class _Row:
 
 
 class HostInspector:
-    """Knows whose pages are whose by their hashes. codes_of: codes of every position of a request, padded to pages."""
+    """Knows by its hash who computed a page. codes_of: codes of every position of a request, padded to pages."""
 
     def __init__(self, shape: ModelShape, codes_of: Callable[[int], torch.Tensor], emit: Emit) -> None:
         self._size = shape.page_size

@@ -1,7 +1,7 @@
-"""What a pass saw: comparisons that nobody has looked at yet.
+"""Observation: a comparison that a pass has made and the host has not read yet.
 
 Invariants:
-- An observation holds tensors of the device it was made on; looking at it is what waits.
+- An observation holds tensors of the device it was made on. The host waits when it reads them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvcheck.core.base.paging import IndexArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One comparison of a pass, not looked at yet.
+    """One comparison of a pass, not read by the host yet.
 
     bad: bool [n] or [n, tokens]; rows: words of the same leading shape. ids: [n] locs, or pages or slots.
     chunk, positions: [n]; where `tokens` is not 1, positions are those of the first token of each page.

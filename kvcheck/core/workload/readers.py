@@ -1,7 +1,7 @@
 """Readers: who reads the cache, how a packed page is read, and which reads make no wait of their own.
 
 Invariants:
-- Every reader goes through the one guarded read; what differs is the lane, the piece, and when the wait is made.
+- Every reader goes through the one guarded read; readers differ in the lane, the piece, and when they wait.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The seam: everything product code may ask of streams, events and memory.
+"""Backend: all that product code may ask of streams, events and memory.
 
 Invariants:
 - Product code submits operations with their footprint and never touches a stream, an event or a copy itself.
-- A Lane runs its operations one after another; lanes know nothing of each other unless a wait joins them.
+- A Lane runs its operations one after another. Two lanes are ordered only by a wait.
 - A Signal is a re-recordable event: a wait binds to its latest record when the wait is called, and waiting on a
   signal that was never recorded does nothing. SEMANTICS.md states every rule and names its litmus test.
 """
@@ -103,7 +103,7 @@ class Captured:
 
 
 class OperationObserver(Protocol):
-    """What an onlooker of a backend is told; it must not call the backend.
+    """What an observer of a backend is told. It must not call the backend.
 
     Every record of a signal has a number, counted by the backend from 1, whether `submit` or `record` made it.
     """
@@ -188,13 +188,13 @@ class Backend(Memory, Protocol):
         """Join the calling host, or make `lane` wait. Raises Hang where nothing pending can satisfy a host's wait."""
 
     def query(self, signal: Signal) -> bool:
-        """Whether the latest record is reached; may say False while it is pending, never True too early."""
+        """True if the latest record is known to be reached. It may have been reached a little earlier."""
 
     def drain(self) -> None:
         """The calling host joins every lane."""
 
     def idle(self) -> None:
-        """The calling host has nothing to do: time passes, and nothing is joined."""
+        """The calling host has nothing to do. Time passes; the host waits for nothing."""
 
 
 POISON_BYTE = 0xA5

@@ -1,4 +1,4 @@
-"""The CUDA backend: a lane is a stream, a signal is an event, and nothing here knows what runs when.
+"""The CUDA backend: a lane is a stream and a signal is an event; the device decides what runs when.
 
 Invariants:
 - The device is synchronised in `drain` only; a host's wait joins one event. Where delays are imposed, a host that is
@@ -96,7 +96,6 @@ class CudaBackend:
         self._holds = CudaHolds(delays, self.device, self._service) if delays else None
 
     def lane(self, name: str) -> Lane:
-        """The lane of that name, made when first asked for."""
         if name not in self._lanes:
             self._lanes[name] = Lane(len(self._lanes), name)
             self._streams.append(_new_stream(self.device))
@@ -119,13 +118,11 @@ class CudaBackend:
         return tensor
 
     def release(self, name: str) -> None:
-        """Forget the name and its bytes."""
         if name not in self._bytes:
             raise DoubleFree(f"memory {name!r} is not allocated; allocated: {', '.join(sorted(self._bytes)) or 'none'}")
         del self._bytes[name]
 
     def allocated(self) -> dict[str, int]:
-        """Bytes by name."""
         return dict(self._bytes)
 
     def index(self, values: IndexArray) -> torch.Tensor:
@@ -136,7 +133,6 @@ class CudaBackend:
         return ids
 
     def signal(self) -> Signal:
-        """A never-recorded signal."""
         return Signal()
 
     def submit(
@@ -148,7 +144,6 @@ class CudaBackend:
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Launch the chunks on the lane's stream, behind `after`."""
         if self._captures.covers(lane):
             return self._captures.take(operation, reads, writes)
         for signal in after:
@@ -232,7 +227,6 @@ class CudaBackend:
         return is_reached
 
     def drain(self) -> None:
-        """Synchronise the device."""
         self._give_way(lambda: False)
         torch.cuda.synchronize(self.device)
         self._collect()

@@ -33,11 +33,9 @@ class EagerBackend(HostMemory):
         self._records = 0
 
     def lane(self, name: str) -> Lane:
-        """The lane of that name."""
         return self._lanes.setdefault(name, Lane(len(self._lanes), name))
 
     def signal(self) -> Signal:
-        """A never-recorded signal."""
         return Signal()
 
     def submit(
@@ -49,7 +47,6 @@ class EagerBackend(HostMemory):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Run the operation now."""
         if self._captures.covers(lane):
             return self._captures.take(operation, reads, writes)
         self._submitted += 1
@@ -78,7 +75,6 @@ class EagerBackend(HostMemory):
             self._observer.recorded(self._records, lane)
 
     def replay(self, graph: Graph) -> None:
-        """Run every operation of the graph now."""
         self._captures.check(graph)
         for each in graph.operations:
             self.submit(each.operation, lane=graph.lane, reads=each.reads, writes=each.writes)

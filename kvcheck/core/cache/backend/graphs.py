@@ -1,8 +1,8 @@
-"""Graphs: operations of one lane that are taken down without running, and run together when they are replayed.
+"""Graphs: operations of one lane that are captured without running, and run together when they are replayed.
 
     with backend.capture(lane) as graph: ...submit to that lane as ever...
     pool.before_replay(lane)                   what the graph's reads would have waited for
-    backend.replay(graph)                      all of it, in the order in which it was taken down
+    backend.replay(graph)                      all of it, in the order of the capture
 
 Invariants:
 - A capture runs nothing and waits for nothing: waits of its lane, made while it is open, are not part of the graph.
@@ -43,9 +43,9 @@ class Captures:
         return self.open is not None and self.open.lane.index == lane.index
 
     def take(self, operation: Operation, reads: Sequence[Footprint], writes: Sequence[Footprint]) -> Signal:
-        """Take an operation of the captured lane down; the signal is one that is never recorded."""
+        """Add an operation to the open capture. Its signal is never recorded."""
         if self.open is None:
-            raise InternalError(f"{operation.name}: no capture is open that could take it down")
+            raise InternalError(f"{operation.name}: expected an open capture, got none")
         if operation.stage is not None or any(each.place is Place.PAGEABLE for each in (*reads, *writes)):
             raise InternalError(f"{operation.name}: a graph cannot hold copies from or to pageable memory")
         self.open.operations.append(Captured(operation, tuple(reads), tuple(writes)))

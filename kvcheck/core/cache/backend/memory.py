@@ -2,7 +2,7 @@
 
 Invariants:
 - A name is allocated once at a time; its bytes count until it is released.
-- Released memory is poisoned: whoever still reads it sees bytes that were never written.
+- Released memory is poisoned: a read after the release sees bytes that were never written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ class HostMemory:
         self._tensors: dict[str, torch.Tensor] = {}
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        """A poisoned tensor of that name."""
         if name in self._tensors:
             raise InternalError(f"memory {name!r} is allocated already; release it first")
         tensor = torch.empty(tuple(shape), dtype=dtype)
@@ -32,17 +31,14 @@ class HostMemory:
         return tensor
 
     def release(self, name: str) -> None:
-        """Poison the bytes and forget the name."""
         if name not in self._tensors:
             known = ", ".join(sorted(self._tensors)) or "none"
             raise DoubleFree(f"memory {name!r} is not allocated; allocated: {known}")
         self._tensors.pop(name).view(-1).view(torch.uint8).fill_(POISON_BYTE)
 
     def allocated(self) -> dict[str, int]:
-        """Bytes by name."""
         return {name: tensor.numel() * tensor.element_size() for name, tensor in self._tensors.items()}
 
     @staticmethod
     def index(values: IndexArray) -> torch.Tensor:
-        """A copy of the ids as a tensor."""
         return torch.from_numpy(values.copy())

@@ -2,7 +2,7 @@
 
 Invariants:
 - Lanes, memory and spaces of footprints become "<scope>:<name>", so that two ranks never share one by accident.
-- What runs, and when, is the shared backend's business alone.
+- The shared backend decides what runs, and when.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvcheck.core.cache.backend.backend import Backend, Footprint, Graph, Lane, 
 
 
 def scoped(scope: str, name: str) -> str:
-    """A name as that scope's own."""
+    """The name with the scope before it."""
     return f"{scope}:{name}"
 
 
@@ -36,30 +36,24 @@ class ScopedBackend:
         self.split: Mapping[tuple[str, str], tuple[str, ...]] = {}
 
     def lane(self, name: str) -> Lane:
-        """The rank's lane of that name."""
         return self.inner.lane(scoped(self.scope, name))
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        """The rank's memory of that name."""
         return self.inner.empty(scoped(self.scope, name), shape, dtype, place)
 
     def release(self, name: str) -> None:
-        """Give the rank's memory of that name back."""
         self.inner.release(scoped(self.scope, name))
 
     def allocated(self) -> dict[str, int]:
-        """Bytes of the rank's memory by the rank's own names."""
         start = scoped(self.scope, "")
         return {
             name.removeprefix(start): held for name, held in self.inner.allocated().items() if name.startswith(start)
         }
 
     def index(self, values: IndexArray) -> torch.Tensor:
-        """As the shared backend's."""
         return self.inner.index(values)
 
     def signal(self) -> Signal:
-        """As the shared backend's."""
         return self.inner.signal()
 
     def submit(
@@ -71,11 +65,9 @@ class ScopedBackend:
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Queue the operation with the rank's footprints."""
         return self.inner.submit(operation, lane=lane, reads=self.own(reads), writes=self.own(writes), after=after)
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
-        """As the shared backend's."""
         self.inner.record(signal, lane=lane)
 
     def capture(self, lane: Lane) -> AbstractContextManager[Graph]:
@@ -83,15 +75,12 @@ class ScopedBackend:
         return self.inner.capture(lane)
 
     def replay(self, graph: Graph) -> None:
-        """As the shared backend's."""
         self.inner.replay(graph)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """As the shared backend's."""
         self.inner.wait(signal, lane=lane)
 
     def query(self, signal: Signal) -> bool:
-        """As the shared backend's."""
         return self.inner.query(signal)
 
     def drain(self) -> None:
@@ -99,7 +88,6 @@ class ScopedBackend:
         self.inner.drain()
 
     def idle(self) -> None:
-        """As the shared backend's."""
         self.inner.idle()
 
     def own(self, footprints: Sequence[Footprint]) -> tuple[Footprint, ...]:

@@ -109,7 +109,6 @@ class SimulatedBackend(HostMemory):
         return self._lanes[name]
 
     def signal(self) -> Signal:
-        """A never-recorded signal."""
         return Signal()
 
     def submit(

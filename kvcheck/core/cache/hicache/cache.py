@@ -4,11 +4,11 @@
     prepare   name the loads that the next pass reads; copy states into the requests' own slots
     keep      a prefix has been computed: the tree takes its pages, a backup may start
     finish    the request ends: the tree takes what it does not have
-    poll      acknowledge what is through, in order
+    poll      acknowledge the transfers that are done, in order
 
 Invariants:
 - What a lease names stays on the device until the lease is dropped or finished.
-- A page given to the tree is the tree's: the request frees only what the tree did not take.
+- The tree owns a page that it has taken: the request frees only what the tree did not take.
 - A prefix of a model with recurrent layers is cached only together with its state.
 """
 
@@ -115,7 +115,7 @@ class HiCache:
 
     @property
     def is_deferring(self) -> bool:
-        """No load could start now: every entry of the ring is in flight."""
+        """True while every entry of the load ring is in flight, so that no load can start."""
         return self.controller is not None and not self.controller.can_load
 
     def admit(self, tokens: Tokens, holding: Holding, *, priority: int = 0) -> Lease:
@@ -124,7 +124,7 @@ class HiCache:
         self._tell_lookup(tokens, match, holding.request, device_only=False)
         self.tree.lock(match.node)
         if self.movement is not None and not self.movement.load_back(match, holding.request):
-            # No room to load all of it: what the device holds is served, and nothing of the rest is kept.
+            # There is no room to load all of it: serve what the device holds, and load nothing.
             self.tree.unlock(match.node)
             match = self.tree.match(tokens, priority=priority, device_only=True)
             self._tell_lookup(tokens, match, holding.request, device_only=True)
@@ -140,7 +140,7 @@ class HiCache:
         return lease
 
     def fetch(self, tokens: Tokens, request: int) -> bool:
-        """The request is next: fetch, once, what only the store has of its prompt; whether all of it has arrived."""
+        """Fetch, once, what only the store has of a request's prompt. True once all of it has arrived."""
         if self.storage is None:
             return True
         if request not in self._fetched:
@@ -154,7 +154,7 @@ class HiCache:
             self.storage.forget(request)
 
     def is_loaded(self, lease: Lease) -> bool:
-        """Every load of the lease has started: its pages may be read behind the gate."""
+        """True once every load of the lease has started: its pages may be read behind the layer gate."""
         return all(transfer.producer is not None for transfer in lease.loads)
 
     def prepare(self, leases: Iterable[Lease]) -> None:
@@ -173,7 +173,7 @@ class HiCache:
                 lease.state_from = None
 
     def keep(self, lease: Lease, tokens: Tokens) -> None:
-        """The request has computed these whole pages: let others share them from now on."""
+        """Give the tree the whole pages that the request has computed, so that other requests share them."""
         holding = lease.holding
         pages = len(tokens) // self._pool.page_size
         node, known = self.tree.device_match(tokens)
@@ -193,7 +193,7 @@ class HiCache:
         self._grown(taken.grown, holding.request)
 
     def finish(self, lease: Lease, tokens: Tokens) -> Given:
-        """The request ends: offer what the tree lacks; says what the tree owns now."""
+        """The request ends. Offer the tree the pages that it lacks; return what it has taken."""
         holding = lease.holding
         pages = len(tokens) // self._pool.page_size
         given = Given.nothing(len(holding.pages))
@@ -206,11 +206,11 @@ class HiCache:
         return given
 
     def release(self, lease: Lease) -> None:
-        """The request is aborted: nothing is offered, nothing held."""
+        """The request was aborted. The tree is offered nothing, and the lease locks nothing any more."""
         self.tree.unlock(lease.node)
 
     def drop(self, lease: Lease) -> None:
-        """The request is retracted: it holds nothing of the tree any more, and may come back."""
+        """The request is retracted. Its lease locks nothing until it is resumed."""
         self.tree.unlock(lease.node)
         lease.node = self.tree.root
         self.tree.lock(lease.node)
@@ -260,7 +260,7 @@ class HiCache:
             self.controller.start_loads()
 
     def poll(self) -> bool:
-        """Every ack_period rounds: acknowledge what is through; whether there was anything."""
+        """Acknowledge finished transfers, every ack_period rounds. True where there was one."""
         self._rounds += 1
         if self.movement is None or self._rounds % self.config.ack_period:
             return False
@@ -281,7 +281,7 @@ class HiCache:
             self.start_loads()
 
     def locked(self) -> int:
-        """Nodes that somebody holds on either tier; 0 when nothing is under way."""
+        """Locked nodes of either tier; 0 once no request and no transfer is left."""
         return sum(node.locks > 0 or node.host_locks > 0 for node in self.tree.nodes())
 
     def close(self) -> None:
@@ -334,7 +334,7 @@ class HiCache:
                 self.movement.back_up_when_due(node, request)
 
     def _give_state(self, node: Node, holding: Holding) -> None:
-        """A cached prefix lost its state: the request, which is at its end, gives it a new one."""
+        """A cached prefix has lost its state. The request is at its end, and gives the node a copy of its own."""
         node.device.state = self._snapshot(holding)
         self.residency.gained(node, "device", ("state",))
 
@@ -365,4 +365,4 @@ class HiCache:
 
 
 WRITE_BACK = 1
-"""Whose work a backup on eviction is counted as: nobody's in particular, so the first request's."""
+"""The request that a backup on eviction is counted for. Such a backup is no request's own, so it is the first's."""

@@ -3,12 +3,12 @@
     queue    load(nodes of A) load(nodes of B)          one request each
     start    one merged Transfer, layer by layer:       h2d.0       L0 L1 L2 ...
                                                         h2d.0.side  L0 L1 L2 ...   index pages, window, state
-    ack      when every lane's last operation has run   first in, first out
+    ack      when the last operation of every lane has run, first in, first out
 
 Invariants:
 - A copy's index values are frozen; moving or merging gives a new copy. (mutant: move-changes-indices)
 - A backup reads behind everything the forward lane was given when it started. (mutant: backup-before-forward)
-- A transfer is acknowledged when all its lanes are through, the companions' included. (mutant: ack-by-kv-alone)
+- A transfer is acknowledged when all its lanes are done, those of the companions too. (mutant: ack-by-kv-alone)
 - Every buffer of the pool's table that a copy's space holds is copied: there is no second list.
 """
 
@@ -117,11 +117,11 @@ class TransferController:
         self.loads.append(started)
 
     def finished_backups(self) -> int:
-        """Backups at the head of the queue that are through."""
+        """Backups at the head of the queue that are done."""
         return self._finished([(transfer,) for transfer in self.backups])
 
     def finished_loads(self) -> int:
-        """Merged loads at the head of the queue that are through."""
+        """Merged loads at the head of the queue that are done."""
         return self._finished(self.loads)
 
     def take_backup(self) -> Transfer:
@@ -136,7 +136,7 @@ class TransferController:
         return started
 
     def wait(self, transfer: Transfer) -> None:
-        """Make the host wait until a transfer is through."""
+        """Make the calling host wait until a transfer is done."""
         for signal in self._acknowledged_by(transfer):
             self._backend.wait(signal)
 

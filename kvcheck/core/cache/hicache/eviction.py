@@ -33,11 +33,11 @@ EVICTION_ORDERS: dict[str, Order] = {
     "lfu": lambda node: (node.hits, node.last_used, node.ordinal),
     "priority": lambda node: (node.priority, node.last_used, node.ordinal),
 }
-"""Who goes first: least recently used, least often hit, or lowest priority."""
+"""Which node is evicted first: least recently used, least often hit, or of lowest priority."""
 
 
 class CacheListener(Protocol):
-    """What an onlooker of the cache is told."""
+    """What an observer of the cache is told."""
 
     def looked_up(
         self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool
@@ -60,7 +60,7 @@ class CacheListener(Protocol):
         """A backup or a load was acknowledged, with these index values."""
 
     def fetched(self, *, request: int, copies: tuple[SpaceCopy, ...]) -> None:
-        """Pages came from the store into these host pages; device ids stand for nothing."""
+        """Pages came from the store into these host pages. The device ids have no meaning here."""
 
     def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
         """A node lost what a tier held of it. during_load: some load was in flight."""
@@ -117,7 +117,7 @@ class Residency:
     # Giving back
 
     def demote(self, node: Node) -> None:
-        """The host keeps the node; the device forgets it."""
+        """Give back the node's device pages; the host keeps the node."""
         self._leave(node, "device", HELD)
         self._count("device", "full")
 
@@ -133,14 +133,14 @@ class Residency:
         self.tree.remove(node)
 
     def can_drop(self, node: Node) -> bool:
-        """Nothing below the node, nor the node on the host, is in use."""
+        """True where the node's host pages and everything below the node are unused."""
         return not self._is_host_pinned(node) and all(
             not self._is_pinned(child) and not child.device.is_live and self.can_drop(child)
             for child in node.children.values()
         )
 
     def tombstone(self, node: Node, tier: str, space: str) -> None:
-        """A tier forgets the node's window pages or state; its pages stay."""
+        """Give back the window pages or the state that a tier holds of a node; its pages stay."""
         self._leave(node, tier, (space,))
         self._count(tier, space)
 
@@ -188,11 +188,11 @@ class Residency:
         return not any(child.device.is_live for child in node.children.values())
 
     def _is_pinned(self, node: Node) -> bool:
-        """Somebody uses the node's device pages: a request, a load into them or a backup of them."""
+        """True while a request, a load into them or a backup of them uses the node's device pages."""
         return node.locks > 0
 
     def _is_host_pinned(self, node: Node) -> bool:
-        """Somebody uses the node's host pages: a load from them, a backup into them or a store of them."""
+        """True while a load from them, a backup into them or a store of them uses the node's host pages."""
         return node.host_locks > 0
 
     def _count(self, tier: str, space: str) -> None:

@@ -27,7 +27,7 @@ SPACES = ("full", "window", "state")
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Something a match needs on the device that only the host holds. places: pages of the node it is about."""
+    """What a match needs of a node on the device and only the host holds. places: pages of the node."""
 
     node: Node
     space: str
@@ -116,7 +116,7 @@ class Movement:
     # Load-back
 
     def load_back(self, match: Match, request: int) -> bool:
-        """Bring every missing piece of a match to the device; False, and nothing changed, where it does not fit."""
+        """Load all that a match lacks on the device. Where it does not fit: False, and nothing has changed."""
         gaps = [gap for node in match.nodes for gap in self._gaps(node, match)]
         if not gaps:
             return True
@@ -203,7 +203,7 @@ class Movement:
     # Acknowledgement
 
     def poll(self) -> bool:
-        """Acknowledge what is through on every rank, first in, first out; whether there was anything."""
+        """Acknowledge transfers that are done on every rank, first in, first out. True where there was one."""
         backups = self._agree(self.controller.finished_backups())
         loads = self._agree(self.controller.finished_loads())
         for _ in range(backups):

@@ -5,11 +5,11 @@
     publish    the longest prefix for which every space arrived whole becomes a node that the host holds
 
 Invariants:
-- What the store says it has is a hint; only bytes that it served, checked, count.
+- `contains` of a store is a hint. A page counts only once its bytes were served and checked.
 - A prefix is published no longer than its shortest companion, and only after its bytes are in the host pages.
 - Pages that did not arrive, or that somebody else cached meanwhile, are given back; they were never in the tree.
-- What was promised and what arrived counts where it is so on every rank: a store may lose one rank's page alone.
-- A store that cannot keep a page loses the copy, not the page; one that does not answer has nothing.
+- A page counts as promised, or as arrived, only where it is so on every rank: a store may lose one rank's page alone.
+- Where a put fails, the host still has the page. Where a get fails, the page counts as missing.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class StorageTier:
         self._prefetches.append(prefetch)
 
     def is_fetching(self, request: int) -> bool:
-        """Pages of the request are on their way."""
+        """True while pages of the request are being fetched."""
         return any(each.request == request and each.is_wanted for each in self._prefetches)
 
     def forget(self, request: int) -> None:
@@ -216,7 +216,7 @@ class StorageTier:
     # Acknowledgement
 
     def poll(self) -> None:
-        """Acknowledge what is through on every rank, first in, first out."""
+        """Acknowledge writes and fetches that are done on every rank, first in, first out."""
         for _ in range(self._agree(self._finished([each.done for each in self._writes]))):
             self._tree.unlock_host(self._writes.pop(0).node)
         signals = [each.done for each in self._prefetches if each.done is not None]

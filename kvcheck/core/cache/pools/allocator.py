@@ -1,9 +1,9 @@
-"""Allocators of pages, tokens and slots: who owns which id, and what may be freed now.
+"""Allocators of pages, tokens and slots: who owns which id, and which ids may be freed now.
 
 Invariants:
 - free + live = all, at every moment; id 0 of a device pool is never handed out.
 - Freeing an id that is not allocated raises DoubleFree; freeing a pinned id raises FreeInFlight.
-- An id has one owner from `allocate` to `free`; a caller who is somebody else is refused with ForeignAccess.
+- An id has one owner from `allocate` to `free`; any other caller gets ForeignAccess.
 - The order is a function of the calls alone.
 """
 
@@ -20,7 +20,7 @@ from kvcheck.core.base.paging import IndexArray, pages_for
 
 
 class AllocationListener(Protocol):
-    """What an onlooker of an allocator is told."""
+    """What an observer of an allocator is told."""
 
     def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
         """`ids` now belong to request `owner`."""
@@ -97,12 +97,12 @@ class IdAllocator:
             raise FreeInFlight(f"{self.space}: freed {ids.tolist()} while pinned: {ids[self._pins[ids] > 0].tolist()}")
 
     def owner_of(self, unit: int) -> int | None:
-        """Whose the id is now; None where it is nobody's, or no id at all."""
+        """The request that owns the id; None for an id that is free or does not exist."""
         is_live = 0 <= unit < len(self._live) and self._live[unit]
         return int(self._owners[unit]) if is_live else None
 
     def check_live(self, ids: IndexArray) -> None:
-        """Raise ForeignAccess where one of the ids belongs to nobody."""
+        """Raise ForeignAccess where one of the ids is not allocated."""
         if not self._are_live(ids):
             raise ForeignAccess(f"{self.space}: used {ids.tolist()}, of which some are not allocated")
 

@@ -90,7 +90,7 @@ class SpaceSpec:
 
 
 class ReadGate(Protocol):
-    """What a guarded read waits for; pools never import who provides it."""
+    """What a guarded read waits for. The layer gate of the host tier is one; pools never import it."""
 
     def wait(self, layer: int, lane: Lane) -> None:
         """Make `lane` wait until the local `layer` may be read."""
@@ -100,7 +100,7 @@ class ReadGate(Protocol):
 
 
 class OpenGate:
-    """No load is ever pending: the device tier alone."""
+    """The gate of a pool without a host tier: no load is ever pending."""
 
     def wait(self, layer: int, lane: Lane) -> None:
         """Nothing to wait for."""
@@ -137,7 +137,7 @@ class BufferSet:
             self._words[buffer.name] = tensor.view(len(spec.layers), rows, -1).view(torch.uint8).view(torch.int64)
 
     def connect(self, gate: ReadGate) -> None:
-        """Reads wait at this gate from now on."""
+        """From now on, reads wait at this gate."""
         self._gate = gate
 
     def memory_name(self, buffer: str) -> str:

@@ -7,8 +7,8 @@
 Invariants:
 - Growing is all or nothing over every space.
 - A holding's host lists and the device tables name the same pages in the same order.
-- `close` frees what the request owns, in every space, exactly once; shared pages stay the tree's.
-- A closed holding is refused by everything: its ids may be somebody else's by now.
+- `close` frees what the request owns, in every space, exactly once; the tree keeps the shared pages.
+- Every method refuses a closed holding: its ids may belong to another request by now.
 - `commit` is the only writer of `committed`, and commits no token beyond the holding's pages.
 """
 
@@ -161,13 +161,13 @@ class KVPool:
         }
 
     def connect(self, gate: ReadGate) -> None:
-        """Every read of the pool waits at this gate, by the model's layers."""
+        """From now on, every read of the pool waits at this gate. The gate counts the model's layers."""
         self._gate = gate
         for spec in self.specs:
             self.sets[spec.name].connect(_SpaceGate(gate, spec.layers))
 
     def before_replay(self, lane: Lane) -> None:
-        """Before a captured graph is replayed on `lane`: it waits for all that the graph's reads would wait for.
+        """Make `lane` wait for all loads that the reads of a captured graph would wait for; called before the replay.
 
         (mutant: replay-without-whole-wait)
         """
@@ -329,7 +329,7 @@ class KVPool:
         holding.is_open = False
 
     def check_open(self, holding: Holding) -> None:
-        """Raise ForeignAccess for a holding that was closed, or whose row is somebody else's."""
+        """Raise ForeignAccess for a holding that was closed, or whose row belongs to another request."""
         owner = self.allocators["rows"].owner_of(holding.row)
         if not holding.is_open or owner != holding.request:
             whose = "nobody's" if owner is None else f"request {owner}'s"

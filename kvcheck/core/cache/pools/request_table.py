@@ -1,7 +1,7 @@
 """Index tensors that kernels read: request row to locs, full page to window page, request row to state slot.
 
 Invariants:
-- Entries are written by operations on the forward lane, so a kernel sees the entries of its own moment.
+- Entries are written by operations on the forward lane, so a kernel sees what was written before it in that lane.
 - Entries are named by footprints of the space "table": a row, and a span of columns in it.
 - A write that would leave its row is refused before anything is queued.
 - Row 0 is padding. Entries past a request's length are stale and must never be read. (mutant: resume-refeeds-token)

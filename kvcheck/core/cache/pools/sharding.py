@@ -5,7 +5,7 @@
 
 Invariants:
 - Every rank keeps at least one shard, every shard is kept, and all shards have the same number of keepers.
-- What divides neither way is refused, never rounded.
+- Ranks and shards of which neither number divides the other are refused.
 """
 
 from __future__ import annotations
