@@ -84,14 +84,9 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.stress": ((*JUDGED, "core.probes"), "runs targets under workloads; knows no benchmark"),
     "core.report": ((), "a record is all it needs, so that any stored run can be shown again"),
     "core.bench": (JUDGED, "times targets under workloads; knows no schedule search"),
-    "core.bench.case_recorder": (
-        (*JUDGED, "core.bench", "core.stress.history"),
-        "the recorder is what it times",
-    ),
-    **dict.fromkeys(
-        ("core.bench.fresh_rounds", "core.bench.gate_trials"),
-        ((*JUDGED, "core.bench", "core.report.gate"), "measure rows that the gate asks for, and try the gate itself"),
-    ),
+    "core.bench.case_recorder": ((*JUDGED, "core.bench", "core.stress.history"), "the recorder is what it times"),
+    "core.bench.fresh_rounds": (("core.bench", "core.report.gate"), "measures rows that the gate asks for"),
+    "core.bench.gate_trials": (("core.bench", "core.report.gate"), "tries the gate on arms beside themselves"),
     "core.bench.gpu_jobs": (("core.report.store",), "a job's result is the record that it stored"),
     "commands": (("core",), "argv to exit code; nothing imports a command"),
     "__main__": (("commands.main",), "python -m kvcheck"),
@@ -102,11 +97,8 @@ NAMESPACES = frozenset(
     {"core", "core.base", "core.cache"}
 )  # no row: a row would let everything below import everything
 ONLY_COMMANDS = "core.targets.mutants"  # broken on purpose: nothing below a command may reach it, but for
-KNOW_MUTANTS = (
-    "commands",
-    "core.bench",  # the price of a fix is measured beside its mutant
-    "core.stress.mutant_trials",  # judges mutants by their cards
-)
+# commands, the price of a fix beside its mutant, and what judges mutants by their cards
+KNOW_MUTANTS = ("commands", "core.bench", "core.stress.mutant_trials")
 
 MOST_PACKAGES = 14
 LINES_OF_A_FILE = 500
