@@ -93,9 +93,8 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "kvcheck": ((), "the version, for everybody"),
 }
 ROOT_NAMES = frozenset({"kvcheck", "__version__"})  # the root package and what it defines
-NAMESPACES = frozenset(
-    {"core", "core.base", "core.cache"}
-)  # no row: a row would let everything below import everything
+# No row: a row would let everything below import everything.
+NAMESPACES = frozenset({"core", "core.base", "core.cache"})
 ONLY_COMMANDS = "core.targets.mutants"  # broken on purpose: nothing below a command may reach it, but for
 # commands, the price of a fix beside its mutant, and what judges mutants by their cards
 KNOW_MUTANTS = ("commands", "core.bench", "core.stress.mutant_trials")
@@ -147,13 +146,7 @@ BANS = (
         why="a schedule must replay: clock, randomness and order are arguments",
     ),
     Ban(
-        where=(
-            "core.cache.pools",
-            "core.cache.offload",
-            "core.cache.hicache",
-            "core.cache.transfer",
-            "core.cache.scheduler",
-        ),
+        where=tuple(f"core.cache.{name}" for name in ("pools", "offload", "hicache", "transfer", "scheduler")),
         methods=frozenset({"copy_", "to", "cpu", "cuda", "synchronize", "wait_event", "wait_stream"}),
         why="product code moves bytes through a backend and the kernels only",
     ),
@@ -171,12 +164,8 @@ BANS = (
     ),
     Ban(
         where=EVERYWHERE,
-        but=(
-            "commands",
-            "core.base.child",
-            "core.cache.transfer.mooncake.child",
-            "core.probes.frame.probe_server",
-        ),  # read by libraries
+        # read by libraries
+        but=("commands", "core.base.child", "core.cache.transfer.mooncake.child", "core.probes.frame.probe_server"),
         names=frozenset({"os.environ", "os.environb", "os.getenv", "os.putenv"}),
         why="the environment is read in commands/ only, so a plan says everything a run depends on",
     ),
