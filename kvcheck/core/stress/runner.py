@@ -47,6 +47,7 @@ from kvcheck.core.stress.oracles.oracle import Oracle
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import PDTransfer
 from kvcheck.core.stress.scenarios.scenario import Load, Scenario
+from kvcheck.core.stress.scenarios.serving import reference_outputs
 from kvcheck.core.stress.schedule import Plan, parse_ranks, workload_seed
 from kvcheck.core.stress.strategies import Recorder, encode_choices, make_strategy
 from kvcheck.core.targets.target import Target
@@ -129,7 +130,7 @@ class Workloads:
         if self._last is None or self._last[0] != key:
             scenario, shape = scenario_of(plan), shape_named(plan.shape)
             load = scenario.load(shape, seed=seed, requests=plan.requests, trace=plan.trace)
-            self._last = (key, load, MappingProxyType(dict(scenario.reference(shape, load, plan.transport))))
+            self._last = (key, load, MappingProxyType(dict(reference_outputs(shape, load, plan.transport))))
         return self._last[1:]
 
 

@@ -8,8 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
@@ -24,7 +22,6 @@ from kvcheck.core.stress.scenarios.serving import (
     LoadingAborts,
     buffer_names,
     make_setup,
-    reference_outputs,
     serve,
     trace_load,
     unread,
@@ -72,10 +69,6 @@ class HiCacheScenario:
             note = f"{len(jobs)} requests of {SESSIONS} sessions"
             return Load(jobs=jobs, capacity_tokens=capacity, max_running=MAX_RUNNING, note=note)
         return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
-
-    def reference(self, shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
-        """A run with room for everything, and no cache."""
-        return reference_outputs(shape, load, transport)
 
     def run(
         self,

@@ -24,7 +24,6 @@ from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
     buffer_names,
     make_setup,
-    reference_outputs,
     serve,
     synthetic_load,
     trace_load,
@@ -72,10 +71,6 @@ class PDTransfer:
         return synthetic_load(
             shape, pages=SYNTHETIC_PAGES, requests=requests or REQUESTS, max_running=MAX_RUNNING, seed=seed
         )
-
-    def reference(self, shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
-        """One engine with room for everything, and no wire."""
-        return reference_outputs(shape, load, transport)
 
     def run(
         self,

@@ -7,8 +7,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.pools import FAMILIES
@@ -17,7 +15,6 @@ from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
     buffer_names,
     make_setup,
-    reference_outputs,
     serve,
     synthetic_load,
     trace_load,
@@ -45,10 +42,6 @@ class RetractResume:
                 shape, pages=SYNTHETIC_PAGES, requests=requests or 20, max_running=MAX_RUNNING, seed=seed
             )
         return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
-
-    def reference(self, shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
-        """A run with room for everything."""
-        return reference_outputs(shape, load, transport)
 
     def run(
         self,

@@ -6,7 +6,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,9 +41,6 @@ class Scenario(Protocol):
 
     def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None) -> Load:
         """The workload; equal arguments give equal jobs."""
-
-    def reference(self, shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
-        """Every request's output when nothing is retracted, shared or delayed."""
 
     def run(
         self,
