@@ -146,7 +146,8 @@ def run(arguments: list[str]) -> int:
             complain(f"cannot write to stdout: {error.strerror}; expected a file or terminal that takes the output")
             return 2
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):
-            complain(f"{error.format_message().rstrip('.')}; see kvcheck --help")
+            place = getattr(getattr(error, "ctx", None), "command_path", "kvcheck")
+            complain(f"{error.format_message().rstrip('.')}; see {place} --help")
             return 2
         if type(error).__name__ == "Abort":
             complain("interrupted")

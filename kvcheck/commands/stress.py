@@ -38,7 +38,7 @@ from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import cell_lines, complain, warn
-from kvcheck.commands.torchrun import crew_of, exposure, find_place, serve_place
+from kvcheck.commands.torchrun import exposure, find_place, ranks_of, serve_place
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, read_record
 from kvcheck.core.report.gate.builds import changes
@@ -139,7 +139,7 @@ def stress(
     if place is not None and place.rank:
         return serve_place(place)
     make_folder(out)  # whether it can be made is said before an engine is imported, which takes its time
-    with installed_engine(base) as engine, crew_of(place) as crew:
+    with installed_engine(base) as engine, ranks_of(place) as rank_runner:
         session = Session(
             argv=[*ctx.obj],
             repro=repro([word for word in ctx.obj if word != "--resume"], seed=seed, drawn=drawn),
@@ -159,7 +159,7 @@ def stress(
         session.warnings += [*row.untried(base, plans), *exposure(base, place)]
         for line in (_head(session, drawn, plans, workers, engine), ""):
             session.say(line)
-        interrupted = _collect(session, tasks, workers, limit, engine or crew)
+        interrupted = _collect(session, tasks, workers, limit, engine or rank_runner)
         session.warnings += unfound_mutant(session, mutant)
     return close(session, outputs, reports=reports, interrupted=interrupted)
 

@@ -91,21 +91,21 @@ def exposure(plan: Plan, place: Address | None) -> list[str]:
 
 
 @contextmanager
-def crew_of(place: Address | None) -> Iterator[RankRunner | None]:
-    """The runner of rank 0, whose own rank has an agent too; None where there is no crew."""
+def ranks_of(place: Address | None) -> Iterator[RankRunner | None]:
+    """The runner of rank 0, whose own rank has an agent too; None without torchrun."""
     if place is None:
         yield None
         return
     from kvcheck.core.stress.ranks.agent_launcher import ANSWER_S, AgentLauncher
     from kvcheck.core.stress.ranks.runner import RankRunner
 
-    crew = AgentLauncher(place)
+    launcher = AgentLauncher(place)
     agent = Thread(target=serve_place, args=(replace(place, is_host=False),), name="agent", daemon=True)
     agent.start()
     try:
-        yield RankRunner(crew)
+        yield RankRunner(launcher)
     finally:
-        crew.dismiss()
+        launcher.dismiss()
         agent.join(ANSWER_S)
 
 

@@ -114,7 +114,7 @@ def test_a_record_says_which_files_of_an_engine_it_judged(tmp_path: Path, capsys
     command = ["stress", "--target", f"sglang:{fake}", "--shape", "retract.nsa", "--seed", "1", "--schedules", "1"]
     run([*command, "--no-reports", "--format", "json", "--out", str(tmp_path / "runs")])
     record = json.loads(capsys.readouterr().out)
-    package = Path(__file__).parents[1] / "fake_sglang" / "sglang"
+    package = Path(__file__).parents[1] / "fakes" / "sglang" / "sglang"
     engine = record["environment"]["engine"]
     assert (engine["files"], engine["commit"]) == (folder_digest(package), commit_of(package))
     assert folder_digest(package) in record["identity"]["target"]

@@ -1,4 +1,4 @@
-"""Mix: the one seeded generator behind every choice that a workload or a scheduler makes.
+"""Rng: the one seeded generator behind every choice that a workload or a scheduler makes.
 
 The algorithm is splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): a
 counter that advances by an odd constant (2**64 divided by the golden ratio), and a finaliser that mixes each count.

@@ -1,4 +1,4 @@
-"""Parts: the classes that engines under test are made of.
+"""TargetParts: the classes that engines under test are made of.
 
 Invariants:
 - FIXED names every part; a mutant is FIXED with one part replaced, and nothing else differs.

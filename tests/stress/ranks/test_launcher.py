@@ -38,8 +38,8 @@ def place_of(store: TCPStore, rank: int, world: int) -> Address:
 
 
 @contextmanager
-def crew(world: int) -> Iterator[AgentLauncher]:
-    """A supervisor's crew, with an agent in a thread for each place."""
+def launched(world: int) -> Iterator[AgentLauncher]:
+    """A supervisor's launcher, with an agent in a thread for each place."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     agents = [
         Thread(target=run_agent, args=(place_of(store, rank, world), "rigs.troubled_rank")) for rank in range(world)
@@ -59,7 +59,7 @@ def crew(world: int) -> Iterator[AgentLauncher]:
 @pytest.mark.processes
 def test_a_rank_that_dies_under_an_agent_is_told_of_and_started_again() -> None:
     plan = replace(PLAN, ranks="1x1")
-    with crew(2) as launcher:
+    with launched(2) as launcher:
         supervisor = TroubledSupervisor(
             plan,
             extra={"decode-0": {"die": {"at": "receive", "number": 6}}},
@@ -125,7 +125,7 @@ def test_the_place_comes_from_the_variables(monkeypatch: pytest.MonkeyPatch) -> 
         (TORCHRUN | {"MASTER_ADDR": "no-such-host.invalid"}, "auto", "name an address of this machine"),
     ],
 )
-def test_a_crew_that_does_not_fit_is_refused(
+def test_a_launch_that_does_not_fit_is_refused(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], bind: str, text: str
 ) -> None:
     put(monkeypatch, variables)

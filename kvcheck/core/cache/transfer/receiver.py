@@ -331,7 +331,7 @@ class Receiver:
         def run() -> None:
             copy_bytes_torch(found, row)
             seal = parse(found)
-            # The digest is the dear part: first see whether there is a seal of this very attempt at all.
+            # The digest costs most, so first see whether there is a seal of this very attempt at all.
             if seal is None or (seal.room, seal.generation) != (ticket.room, ticket.generation):
                 return
             if seal == self._sealer.seal(content, plan):

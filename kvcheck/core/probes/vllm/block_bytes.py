@@ -1,4 +1,4 @@
-"""Floor: what vLLM's block numbers stand for: bytes of blocks, and their accounts.
+"""BlockBytes: what vLLM's block numbers stand for: bytes of blocks, and their accounts.
 
 Invariants:
 - Bytes are judged by content alone, counts by the tables of live requests alone; neither asks the engine what is right.
