@@ -22,7 +22,7 @@ from kvcheck.core.cache.offload import Offload, OffloadedKV
 from kvcheck.core.cache.pools.buffers import BufferSet
 from kvcheck.core.cache.transfer.blocks import pair_pages
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
-from kvcheck.core.cache.transfer.sealing import Sealer
+from kvcheck.core.cache.transfer.seal import Sealer
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget

@@ -23,8 +23,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.layout import EndLayout, end_layout
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.room_memory import room_units
-from kvcheck.core.cache.transfer.seal import Seal
-from kvcheck.core.cache.transfer.sealing import Content, Sealer
+from kvcheck.core.cache.transfer.seal import Content, Seal, Sealer
 from kvcheck.core.cache.transfer.wire import Ticket
 from kvcheck.core.targets.mutants.pd_transfer import SealWithoutKV
 from kvcheck.kernels.page_copy import gather_rows, scatter_rows

@@ -24,7 +24,7 @@ from kvcheck.core.cache.scheduler.decode import Arrivals, DecodeScheduler
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.receiver import Receiver
-from kvcheck.core.cache.transfer.sealing import Sealer
+from kvcheck.core.cache.transfer.seal import Sealer
 from kvcheck.core.cache.transfer.sender import Sender
 from kvcheck.core.cache.transfer.writer import Writer
 

@@ -4,6 +4,8 @@ Invariants:
 - Page size, dtype, layers, shards and every length are compared, of the metadata row too; what differs is named with
   both values.
 - Offsets in a peer's memory are computed from the peer's own numbers. (mutant: aux-stride-of-the-sender)
+- A layout that is read back from JSON equals the one that was written; anything else is refused before its numbers are
+  used.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvcheck.core.base.errors import LayoutMismatch
+from kvcheck.core.base.record import to_plain, value_from
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import KVPool
@@ -161,3 +164,30 @@ def routes(layout: EndLayout, *, sources: int, targets: int) -> Mapping[tuple[in
 def sources_of(pairs: Mapping[tuple[int, int], object], target: int) -> list[int]:
     """The source ranks that write to a target rank, by the keys of `routes`; the first sends the metadata row."""
     return sorted(source for source, each in pairs if each == target)
+
+
+_KINDS = (str, int, str, int)
+
+
+def layout_to_json(layout: EndLayout) -> object:
+    """Plain values."""
+    return to_plain(layout)
+
+
+def layout_from_json(raw: object) -> EndLayout:
+    """The layout that a peer sent. Raises LayoutMismatch."""
+    try:
+        if not isinstance(raw, dict):
+            raise ValueError(f"expected an object, got {type(raw).__name__}")
+        fields = tuple(tuple(row) for row in raw["fields"])
+        if any(tuple(map(type, row)) != _KINDS for row in fields):
+            raise ValueError("fields: expected [name, width, dtype, offset] of each")
+        return EndLayout(
+            **{name: value_from(str, raw[name], name) for name in ("end", "model")},
+            **{name: value_from(int, raw[name], name) for name in ("rank", "ranks", "page_size", "window")},
+            **{name: value_from(int, raw[name], name) for name in ("row_bytes", "slots")},
+            buffers=value_from(tuple[BufferLayout, ...], raw["buffers"], "buffers"),
+            fields=fields,
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise LayoutMismatch(f"a peer's layout is none: {error}") from error

@@ -28,8 +28,7 @@ from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts, check_r
 from kvcheck.core.cache.transfer.messages import Abort, AuxData, Done, Drained, Message, Status, Want
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
 from kvcheck.core.cache.transfer.room_memory import Units, held_run, register_memory, room_footprints, room_units
-from kvcheck.core.cache.transfer.seal import SEAL_BYTES, Seal, parse
-from kvcheck.core.cache.transfer.sealing import Content, Sealer, piece_of
+from kvcheck.core.cache.transfer.seal import SEAL_BYTES, Content, Seal, Sealer, parse, piece_of
 from kvcheck.core.cache.transfer.wire import Ticket, Wire
 from kvcheck.kernels.content import as_signed, mix64_int
 from kvcheck.kernels.page_copy import copy_bytes_torch, fill_torch

@@ -8,17 +8,30 @@ Invariants:
 - Every field is a full 64-bit value and none of them is a sentinel: room 0 is a room like any other.
 - A whole seal of an earlier user of the slot parses as what it is: whether room and generation are the expected ones is
   the reader's to judge.
+- Every leg counts: all KV, all state, the metadata row. (mutants: seal-without-kv, -state, -aux)
+- Words are taken in logical order, shard by shard, so both ends see the same sequence whatever their pages are.
+- A digest is keyed by room, generation and source rank: equal bytes of another room are not evidence.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
+import numpy as np
 import torch
 
 from kvcheck.core.base.errors import LayoutMismatch
-from kvcheck.kernels.digest import digest_int
+from kvcheck.core.base.paging import IndexArray, locs_of
+from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.pools.pool import KVPool
+from kvcheck.core.cache.transfer.blocks import ShardSlice
+from kvcheck.core.cache.transfer.layout import BufferLayout, EndLayout, Piece
+from kvcheck.core.cache.transfer.wire import Ticket
+from kvcheck.kernels.content import as_unsigned, mix64_int
+from kvcheck.kernels.digest import combined, digest, digest_int
+from kvcheck.kernels.digest_rows import digest_rows
 
 SEAL_BYTES = 64
 _MAGIC = int.from_bytes(b"kvc-seal", "little")
@@ -58,3 +71,71 @@ def parse(row: torch.Tensor) -> Seal | None:
 def _packed(seal: Seal) -> bytes:
     words = (_MAGIC, _VERSION, seal.room, seal.generation, seal.bytes, seal.digest, 0)
     return _WORDS.pack(*words, digest_int(words, key=_CHECK_KEY))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What one source rank sends to one target rank for a room, at one end.
+
+    units: physical pages or slots of this end by leg and space, in logical order. pieces: by buffer, (first shard,
+    count) in this end's row. row: the metadata row of this end, or None where another rank sends it.
+    """
+
+    ticket: Ticket
+    source_rank: int
+    units: Mapping[tuple[str, str], IndexArray]
+    pieces: Mapping[Piece, tuple[int, int]]
+    row: torch.Tensor | None
+
+
+class Sealer:
+    """Reads one end's memory. Calls run inside operations of that end's backend."""
+
+    def __init__(self, pool: KVPool, layout: EndLayout, backend: Backend) -> None:
+        self._pool = pool
+        self._layout = layout
+        self._backend = backend
+
+    def plan(self, content: Content) -> list[tuple[BufferLayout, torch.Tensor]]:
+        """The rows of every covered buffer, [n] on the device; index tensors are made before the operation runs."""
+        rows = []
+        for buffer in self._layout.buffers:
+            if (buffer.space, buffer.name) in content.pieces:
+                units = content.units[buffer.leg, buffer.space]
+                size = buffer.rows.rows_per_unit
+                ids = units if size == 1 else locs_of(units, 0, len(units) * size, size)
+                rows.append((buffer, self._backend.index(np.asarray(ids, dtype=np.int64))))
+        return rows
+
+    def seal(self, content: Content, plan: Sequence[tuple[BufferLayout, torch.Tensor]]) -> Seal:
+        """The seal of what this end's memory holds now.
+
+        In SGLang nothing said that bytes over NVLink had landed when a request was reported done (#23252).
+        """
+        key = self._key(content)
+        parts, size = [], 0
+        for place, (buffer, rows) in enumerate(plan):
+            words = self._words(buffer, content.pieces[buffer.space, buffer.name])
+            parts.append(digest_rows(words, rows, key=mix64_int(key + place + 1)))
+            size += words.shape[0] * len(rows) * words.shape[2] * 8
+        if content.row is not None:
+            words = content.row.contiguous().view(torch.int64)
+            parts.append(digest(words, key=mix64_int(key)))
+            size += words.numel() * 8
+        total = as_unsigned(int(combined(torch.stack(parts)))) if parts else 0
+        ticket = content.ticket
+        return Seal(room=ticket.room, generation=ticket.generation, bytes=size, digest=total)
+
+    def _words(self, buffer: BufferLayout, shards: tuple[int, int]) -> torch.Tensor:
+        """[L, R, words] of the shards [first, first + count) of each row."""
+        first, count = (each * buffer.rows.shard_bytes // 8 for each in shards)
+        return self._pool.sets[buffer.space].write_view(buffer.name)[:, :, first : first + count]
+
+    def _key(self, content: Content) -> int:
+        ticket = content.ticket
+        return mix64_int(mix64_int(mix64_int(ticket.room) ^ ticket.generation) + content.source_rank)
+
+
+def piece_of(slices: Mapping[Piece, ShardSlice], *, at_source: bool) -> dict[Piece, tuple[int, int]]:
+    """(first shard, count) of each buffer in one end's own row."""
+    return {key: (each.source_first if at_source else each.target_first, each.count) for key, each in slices.items()}

@@ -21,8 +21,7 @@ from kvcheck.core.cache.transfer.layout import BufferLayout, EndLayout, Piece, r
 from kvcheck.core.cache.transfer.messages import AuxData, Want
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.room_memory import register_memory, room_footprints, room_units
-from kvcheck.core.cache.transfer.seal import SEAL_BYTES
-from kvcheck.core.cache.transfer.sealing import Content, Sealer, piece_of
+from kvcheck.core.cache.transfer.seal import SEAL_BYTES, Content, Sealer, piece_of
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket, Wire
 from kvcheck.kernels.page_copy import copy_bytes_torch
 

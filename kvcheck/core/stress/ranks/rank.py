@@ -20,8 +20,7 @@ from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
 from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks
 from kvcheck.core.cache.scheduler.request import Request, StepReport
-from kvcheck.core.cache.transfer.layout import EndLayout
-from kvcheck.core.cache.transfer.layout_json import layout_from_json, layout_to_json
+from kvcheck.core.cache.transfer.layout import EndLayout, layout_from_json, layout_to_json
 from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
 from kvcheck.core.cache.transfer.sockets.link import Link, Listener, connect
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire

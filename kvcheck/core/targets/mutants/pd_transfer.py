@@ -17,8 +17,7 @@ from kvcheck.core.cache.scheduler.decode import Arrivals
 from kvcheck.core.cache.scheduler.request import RunningRequest
 from kvcheck.core.cache.transfer.layout import BufferLayout
 from kvcheck.core.cache.transfer.receiver import SUCCESS, InboundRoom, Receiver
-from kvcheck.core.cache.transfer.seal import Seal
-from kvcheck.core.cache.transfer.sealing import Content, Sealer
+from kvcheck.core.cache.transfer.seal import Content, Seal, Sealer
 from kvcheck.core.cache.transfer.writer import Writer
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED
