@@ -14,7 +14,7 @@ from cache.transfer.test_sender import ROOM, ask, hand_over, want
 from rigs.pair import PATIENCE, SENDER_PATIENCE, Rig
 
 from kvcheck.core.base.errors import ForeignAccess
-from kvcheck.core.cache.transfer import wants
+from kvcheck.core.cache.transfer import sender
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status
 from kvcheck.core.cache.transfer.receiver import SUCCESS
 from kvcheck.core.cache.transfer.sender import DONE, PENDING, REFUSED, UNWANTED, WANTED
@@ -106,7 +106,7 @@ def test_a_copy_of_an_old_want_makes_nobody_write() -> None:
 
 
 def test_what_failed_first_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wants, "ENDED_MAX", 2)
+    monkeypatch.setattr(sender, "ENDED_MAX", 2)
     rig = Rig()
     for room in (1, 2, 3):
         rig.sender.open(room, room, 7)
