@@ -16,9 +16,9 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.cache.backend.backend import Lane, Signal
 from kvcheck.core.cache.hicache.cache import HiCache
-from kvcheck.core.cache.offload import Offload, OffloadedBuffer, OffloadedKV
-from kvcheck.core.cache.pools.buffers import BufferSet
-from kvcheck.core.cache.pools.pool import Holding, KVPool
+from kvcheck.core.cache.offload import Offload, OffloadedKV
+from kvcheck.core.cache.pools.buffers import BufferSet, BufferSpec
+from kvcheck.core.cache.pools.pool import Extent, Holding, KVPool
 from kvcheck.core.cache.pools.request_table import IndexTable
 from kvcheck.core.cache.scheduler.request import RunningRequest
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
@@ -88,9 +88,9 @@ class DiscardsOnceSubmitted(Offload):
 class WritesPadding(Offload):
     """Rows of a restore include the padding row, which gets the last row's words."""
 
-    def _restored_rows(self, holding: Holding, kept: OffloadedBuffer, tokens: int) -> IndexArray:
-        rows = super()._restored_rows(holding, kept, tokens)
-        if kept.name not in ("v", "index_k_with_scale", "ssm") or len(rows) < 1:
+    def _restored_rows(self, extent: Extent, space: str, buffer: BufferSpec) -> IndexArray:
+        rows = super()._restored_rows(extent, space, buffer)
+        if buffer.name not in ("v", "index_k_with_scale", "ssm") or len(rows) < 1:
             return rows
         return np.concatenate((rows[:-1], np.zeros(1, dtype=np.int64)))
 

@@ -126,7 +126,7 @@ class Offload:
         behind = self._mark_forward()
         for kept in self.restored_buffers(offloaded):
             buffer = self.pool.sets[kept.space].buffer(kept.name)
-            rows = extent.rows(kept.space, buffer)
+            rows = self._restored_rows(extent, kept.space, buffer)
             target = self.pool.sets[kept.space].write_view(kept.name)
             chunks = tuple(
                 partial(scatter_rows, target, kept.words[:, a:b], index) for a, b, index in self._chunks(rows)
@@ -174,6 +174,10 @@ class Offload:
 
     def _saved_rows(self, extent: Extent, space: str, buffer: BufferSpec) -> IndexArray:
         """The request's own rows. (mutant: offload-saves-wrong-pages)"""
+        return extent.rows(space, buffer)
+
+    def _restored_rows(self, extent: Extent, space: str, buffer: BufferSpec) -> IndexArray:
+        """The rows of the new holding, in the order in which they were saved."""
         return extent.rows(space, buffer)
 
     def _window_start(self, holding: Holding) -> int:

@@ -206,7 +206,7 @@ def test_a_failed_call_poisons_until_the_fence(
         assert after.write(peer("ok"), [scattered(1)]) == 8
 
 
-@pytest.mark.processes
+@pytest.mark.processes(starts=True)
 def test_a_crash_is_told_with_its_signal_and_words(engine: MooncakeEngine) -> None:
     with pytest.raises(TransferError, match=r"(?s)ended by signal SIGABRT in write 1;.*it printed: .*Fatal Python"):
         engine.write(peer("crash"), [scattered(1)])

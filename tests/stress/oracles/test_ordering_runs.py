@@ -12,7 +12,7 @@ import pytest
 
 from kvcheck.core.cache.backend.backend import Backend, Lane, Signal
 from kvcheck.core.cache.offload import Offload, OffloadedKV
-from kvcheck.core.cache.pools.pool import Holding, KVPool
+from kvcheck.core.cache.pools.pool import Extent, Holding, KVPool
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import parse_line
@@ -50,7 +50,7 @@ class RestoreTellsNobody(Offload):
 class SaveTellsNobody(Offload):
     """A save's signal was never recorded, and nothing pins what it reads: asking whether a pin is gone is an edge."""
 
-    def _hold(self, kept: object, holding: Holding, tokens: int, done: Signal) -> None:
+    def _hold(self, kept: object, extent: Extent, done: Signal) -> None:
         """No pin."""
 
     def save(self, holding: Holding) -> OffloadedKV:
