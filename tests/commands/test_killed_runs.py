@@ -166,6 +166,7 @@ def test_a_strangers_folder_is_kept(temporary: Path) -> None:
     assert sweep().removed == () and theirs.is_dir()
 
 
+@pytest.mark.processes
 def test_doctor_says_what_it_removed(temporary: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     stale = temporary / "kvcheck-ranks-abcdefgh"
     stale.mkdir(mode=0o700)
