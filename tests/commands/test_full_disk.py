@@ -13,7 +13,6 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -87,7 +86,7 @@ def broken_writer(*_: object) -> None:
 def test_reports_that_break_change_no_verdict(
     command: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(import_module("kvcheck.core.report.to_csv"), "write", broken_writer)  # as its table finds it
+    monkeypatch.setattr("kvcheck.core.report.to_csv.write", broken_writer)
     assert run([*command, "--out", str(tmp_path)]) == code
     printed = capsys.readouterr()
     assert printed.out.endswith(f" exit {code}\n")
@@ -104,7 +103,7 @@ def test_reports_that_break_change_no_verdict(
 def test_a_saved_record_keeps_its_code_where_the_warnings_cannot_be_added(
     command: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(import_module("kvcheck.core.report.to_csv"), "write", broken_writer)  # as its table finds it
+    monkeypatch.setattr("kvcheck.core.report.to_csv.write", broken_writer)
     failing_saves(monkeypatch, lambda record: any("no csv report" in text for text in record.warnings))
     assert run([*command, "--out", str(tmp_path)]) == code
     printed = capsys.readouterr()
