@@ -6,15 +6,13 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes.engine import environment, put_fault
-from probes.test_sglang_probes import GOOD, first_bad
+from fakes.engine import put_fault
+from probes.test_sglang_probes import first_bad
 
-from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
-from kvcheck.core.probes.installed import parse_target
+from kvcheck.core.probes.frame.engine_process import EngineProcess
 
 # fault, shape, codes under no assumption, codes under one.
 CONDITIONS = [
@@ -23,18 +21,6 @@ CONDITIONS = [
     ("state-trims", "state-lengths.nsa-shorter", set(), {"KV102", "KV301"}),
     ("state-dies", "state-lengths.nsa-longer", {"KV902"}, set()),
 ]
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return environment(tmp_path_factory.mktemp("fake") / "env", GOOD)
-
-
-@pytest.fixture(scope="module")
-def child(fake: Path) -> Iterator[EngineProcess]:
-    started = parse_target(f"sglang:{fake}").start(Patience())
-    yield started
-    started.close()
 
 
 @pytest.mark.processes

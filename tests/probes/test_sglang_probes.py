@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -104,18 +103,6 @@ def first_bad(child: EngineProcess, shape: str) -> Reply:
     """The first schedule that is no pass, or the last."""
     replies = [child.ask(ask_of(shape, number)) for number in range(SCHEDULES)]
     return next((reply for reply in replies if reply.findings or reply.unknown), replies[-1])
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return environment(tmp_path_factory.mktemp("fake") / "env", GOOD)
-
-
-@pytest.fixture(scope="module")
-def child(fake: Path) -> Iterator[EngineProcess]:
-    started = parse_target(f"sglang:{fake}").start(Patience())
-    yield started
-    started.close()
 
 
 @pytest.mark.processes

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes.engine import environment, put_fault
+from fakes.engine import put_fault
 
 import kvcheck
 from kvcheck.commands.main import run
@@ -59,11 +59,6 @@ def first_bad(child: EngineProcess, shape: str) -> Reply:
     asks = [Ask(probe=probe, subject=subject, seed=1, schedule=number) for number in range(SCHEDULES)]
     replies = [child.ask(ask) for ask in asks]
     return next((reply for reply in replies if reply.findings or reply.unknown), replies[-1])
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return environment(tmp_path_factory.mktemp("fake") / "env", GOOD)
 
 
 @pytest.fixture(scope="module")

@@ -153,7 +153,7 @@ def decode_end(
         attempts=pair.attempts,
     )
     decoder = setup.decoder(rank.pool, rank.metadata.fields, rank.first_words)
-    engine_parts = SchedulerDeps(
+    deps = SchedulerDeps(
         backend=rank.backend,
         pool=rank.pool,
         offload=WatchedOffload(parts.offload(rank.pool, rank.backend), rank.emit),
@@ -163,9 +163,7 @@ def decode_end(
         transport=None,
         decoder=WatchedDecoder(decoder, rank.metadata, rank.emit),
     )
-    return parts.decode_scheduler(
-        engine_parts, setup.config, receiver=receiver, room_of=pair.room_of, arrivals=parts.arrivals
-    )
+    return parts.decode_scheduler(deps, setup.config, receiver=receiver, room_of=pair.room_of, arrivals=parts.arrivals)
 
 
 def rank_counts(rank: Rank) -> list[SpaceCount]:
