@@ -1,4 +1,4 @@
-"""What is run: model shapes, request traces, synthetic requests and the generator that every seeded choice draws from.
+"""Workloads: model shapes, request traces, synthetic requests, events, and the decoder that writes and checks content.
 
 Invariants:
 - Importing the package imports none of its modules.

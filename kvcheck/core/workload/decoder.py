@@ -1,11 +1,10 @@
 """ContentDecoder: a model whose KV is content words and whose attention checks every word it reads.
 
 Invariants:
-- A token is a function of what the attention read: the expected codes of the positions read when every word is as
-  expected (then they are what was read), and of the deviating words otherwise. A run that reads only its own data
-  therefore gives exactly the tokens of any other such run.
+- A token is a function of what the attention read. If every word is as expected, that is the expected codes of the
+  positions; otherwise the deviating words change it. So all runs that read only their own data give the same tokens.
 - Rows are found through the pool's tables at the moment a kernel runs, on whatever backend it runs.
-- Comparing never makes the host wait inside a pass; verdicts are collected after it.
+- A comparison never makes the process wait inside a pass. The results are collected after the pass.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class ContentDecoder:
         return done
 
     def _send_early(self) -> Signal | None:
-        """Read cached prefixes on a lane of their own, each once; reached when they have been read."""
+        """Read each cached prefix once, on a second lane. Returns the signal that is reached when all are read."""
         first = [n for n, chunk in enumerate(self._chunks) if chunk.request not in self._begun]
         self._begun.update(chunk.request for chunk in self._chunks)
         numbers = [n for n in first if self._chunks[n].start > 0]
@@ -121,7 +120,7 @@ class ContentDecoder:
         return sent
 
     def collect(self) -> tuple[int, ...]:
-        """Report what the pass saw; the tokens it samples."""
+        """Report what the pass saw. Returns the tokens that it samples."""
         deltas = [0] * len(self._chunks)
         for seen in self._observed:
             self._emit(Verified(seen.site.buffer, seen.judged * seen.rows.shape[-1]))
@@ -147,7 +146,7 @@ class ContentDecoder:
     def join(self, request: int, row: MetadataRow) -> None:
         """Compare the request's whole packed row with what its prefill produced."""
         job = self._jobs[request]
-        self._learn(request)  # where the prompt was computed elsewhere, its first token is what it has to be
+        self._learn(request)  # a decode end has not computed the prompt, so it takes the expected first token
         first = self._first.get(request, self._token(request, job.prompt_tokens, 0))
         expected = handover.expected_row(job, first, self._fields)
         self._handed_over.pop(request, None)
@@ -160,7 +159,7 @@ class ContentDecoder:
         return mix64_int((int(self._folds[request][stop - 1]) + delta) & ((1 << 64) - 1)) >> 33
 
     def codes_of(self, request: int) -> torch.Tensor:
-        """Codes of every position of a request, padded to whole pages, on the host."""
+        """Codes of every position of a request, padded to whole pages, in host memory."""
         self._learn(request)
         return self._codes[request]
 
@@ -209,7 +208,7 @@ class ContentDecoder:
         touch: SpaceTouch | None = None,
     ) -> None:
         owner, on = self._pool.sets[space], lane or self._pool.forward
-        # What a graph has captured is not done again when it is replayed: it relies on the wait before.
+        # A replayed graph makes no waits of its own: it relies on the wait before it.
         layers = () if self._is_replayed and lane is None else (local,)
         views = [owner.read_view(buffer.name, layers, on, piece=piece) for buffer in buffers]
         work = tuple(

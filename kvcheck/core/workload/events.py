@@ -1,8 +1,8 @@
-"""Events: what can happen in one schedule, as values that oracles judge.
+"""Events: what can happen in one schedule. Oracles judge these values.
 
 Invariants:
 - An event holds copies, never live product objects.
-- The order of events in a history is the only time that is known.
+- Events carry no time. Their order in the history is all that an oracle knows of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvcheck.core.workload.mismatch import Mismatch
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """An operation was queued, with what it reads and writes. record: reached when it has run."""
+    """An operation was queued, with what it reads and writes. record: its signal, reached when it has run."""
 
     ordinal: int
     name: str
@@ -44,7 +44,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class LaneWaited:
-    """What is queued in the lane from now on runs behind the record."""
+    """What is queued in the lane from now on runs after the record is reached."""
 
     record: int
     lane: str
@@ -52,7 +52,7 @@ class LaneWaited:
 
 @dataclass(frozen=True, slots=True)
 class ProcessJoined:
-    """The process waited for the record, or asked and was told that it is reached."""
+    """The process waited for the record, or asked for it and found it reached."""
 
     record: int
 
@@ -64,7 +64,7 @@ class ProcessDrained:
 
 @dataclass(frozen=True, slots=True)
 class ProcessActs:
-    """From now on the process of that name submits and waits; "": the harness, which knows everything."""
+    """From now on the named process submits and waits. "" is the harness, whose acts need no order."""
 
     process: str
 
@@ -97,7 +97,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Words of a buffer were read and compared. request: whose they are, where it is known."""
+    """Words of a buffer were read and compared. request: the request that they belong to, None if it is not known."""
 
     buffer: str
     words: int
@@ -113,7 +113,7 @@ class Saw:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A metadata slot was handed out. residue: (field, words) of fields that were not empty."""
+    """A metadata slot was handed out. residue: (field, words) of each field that was not empty."""
 
     request: int
     space: str
@@ -123,7 +123,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A request was offloaded. buffers: in the value. table: of the pool."""
+    """A request was offloaded. buffers: names of those in the value. table: names of those in the pool."""
 
     request: int
     tokens: int
@@ -207,7 +207,7 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Accounting of a space when idle: free + cached must be total."""
+    """Counts of a space when idle. free + cached must be total."""
 
     space: str
     free: int
@@ -217,14 +217,14 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Bytes still allocated after close, by name of memory."""
+    """Bytes that are still allocated after close, by name of the memory."""
 
     held: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What each rank of an end did in one round, as numbers that have to be equal."""
+    """What each rank of an end decided in one round, as numbers. They must be equal."""
 
     end: str
     decisions: tuple[tuple[int, ...], ...]
@@ -253,14 +253,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """A request that failed was sent once more; nothing is wrong with it this time."""
+    """A request that failed was sent once more, this time without a fault."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class Faulted:
-    """The scenario put a fault into a request's transfer. names: what the reason of its failure has to say."""
+    """The scenario put a fault into a request's transfer. names: words that the reason of its failure must contain."""
 
     request: int
     why: str
@@ -269,7 +269,8 @@ class Faulted:
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """What prefixes of the model need besides their pages. window: tokens that a window layer sees, 0 without."""
+    """What prefixes of the model need besides their pages. window: tokens that a window layer sees, 0 if there is
+    none."""
 
     page_size: int
     window: int
@@ -278,9 +279,10 @@ class Modelled:
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """A request looked its prompt up. chain: one hash a whole page. pages: found. device_pages: of them, on the device.
+    """A request looked its prompt up. chain: one hash for each whole page. pages: how many were found. device_pages:
+    how many of those are on the device.
 
-    device_only: what the host holds could not be loaded, and was left out.
+    device_only: pages of the host could not be loaded and were left out.
     """
 
     request: int
@@ -322,7 +324,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """Accounting of a space after close: free must be total."""
+    """Counts of a space after close. free must be total."""
 
     space: str
     free: int
@@ -331,7 +333,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """Entries of an index table that are not empty when idle: (unit, what it is still mapped to)."""
+    """Entries of an index table that are not empty when idle, as (unit, what it is still mapped to)."""
 
     table: str
     entries: tuple[tuple[int, int], ...]
@@ -339,7 +341,7 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """The padding unit of a buffer when idle. words: of the first row that is not as it was made; none if all are.
+    """The padding unit of a buffer when idle. words: those of the first row that has changed, empty if none has.
 
     layer: global layer id. piece, row: as in a Mismatch.
     """
@@ -354,7 +356,7 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """The target raised. code: the finding that the kind of error stands for."""
+    """The target raised an error. code: the finding for that kind of error."""
 
     code: str
     error: str

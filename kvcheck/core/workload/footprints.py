@@ -1,8 +1,8 @@
-"""What a forward pass touches: pages, slots and table entries, down to the tokens inside a page.
+"""Footprints of a forward pass: the pages, slots and table entries that it touches, down to tokens inside a page.
 
 Invariants:
-- Computed once a pass; the layers of a space share the arrays, so an observer may compare them by identity.
-- Pages are named with the span of tokens that is really read or written: an append beside a backup is no overlap.
+- They are computed once a pass. The layers of a space share the arrays, so an observer may compare them by identity.
+- A page comes with the span of tokens that is read or written. So an append does not overlap a backup of other tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvcheck.core.workload.passes import ragged
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Pages or slots of a space, with their spans and the request each is touched for."""
+    """Pages or slots of a space. Each has its span and the request that it is touched for."""
 
     rows: IndexArray
     spans: IndexArray | None
@@ -40,11 +40,11 @@ class SpaceTouch:
     written_tables: tuple[Footprint, ...]
 
     def reads(self, buffers: Sequence[BufferSpec], layer: int) -> tuple[Footprint, ...]:
-        """Of an operation that reads these buffers in one layer."""
+        """The footprint of an operation that reads these buffers in one layer."""
         return (self._footprint(self.read, buffers, layer), *self.read_tables)
 
     def writes(self, buffers: Sequence[BufferSpec], layer: int) -> tuple[Footprint, ...]:
-        """Of an operation that writes these buffers in one layer; it reads `written_tables`."""
+        """The footprint of an operation that writes these buffers in one layer. It also reads `written_tables`."""
         return (self._footprint(self.written, buffers, layer),)
 
     def _footprint(self, units: Units, buffers: Sequence[BufferSpec], layer: int) -> Footprint:
@@ -53,7 +53,7 @@ class SpaceTouch:
 
 
 def pass_touches(chunks: Sequence[Chunk], pool: KVPool) -> Mapping[str, SpaceTouch]:
-    """What a pass over these chunks touches, by space."""
+    """The footprint of a pass over these chunks, by space."""
     return {
         spec.name: _state(chunks, pool) if spec.name == "state" else _paged(chunks, pool, spec.name)
         for spec in pool.specs
@@ -80,7 +80,7 @@ def _paged(chunks: Sequence[Chunk], pool: KVPool, space: str) -> SpaceTouch:
 def _span(
     chunks: Sequence[Chunk], pool: KVPool, space: str, starts: IndexArray, stops: IndexArray
 ) -> tuple[Units, tuple[Footprint, ...]]:
-    """The pages that hold the tokens [starts[i], stops[i]) of each chunk, and the entries that lead there.
+    """The pages that hold the tokens [starts[i], stops[i]) of each chunk, and the table entries that name those pages.
 
     page     |---------------|---------------|---------------|
     tokens            [start ................. stop)

@@ -1,7 +1,7 @@
-"""The content of metadata rows: which fields a request uses, and what a row must hold.
+"""The content of metadata rows: which fields a request uses, and which bytes a row must hold.
 
 Invariants:
-- Fields that a request does not use are zero in its row; any other value there came from another request.
+- A field that a request does not use is zero in its row. Any other value there is another request's.
 """
 
 from __future__ import annotations

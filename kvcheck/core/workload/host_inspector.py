@@ -1,7 +1,7 @@
 """HostInspector: compares what the host tier holds with what was computed, word by word.
 
 Invariants:
-- A page is known by the hash of its prefix. The request that computed that prefix says what its words must be.
+- A page is named by the hash of its prefix. The request that computed that prefix determines its words.
 - Requests with equal prompts and outputs compute the same hash, each with words of its own. All words of a page must
   be those of one of them.
 - A page that no known request has computed is reported, never skipped.
@@ -36,7 +36,7 @@ class UnitReader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """A row that differs: where in its unit, and what was seen, as in Mismatch."""
+    """A row that differs: its place in its unit and what was seen, as in Mismatch."""
 
     piece: str
     layer: int
@@ -47,7 +47,7 @@ class _Row:
 
 
 class HostInspector:
-    """Knows by its hash who computed a page. codes_of: codes of every position of a request, padded to pages."""
+    """Compares host pages with the words of the requests that computed them. codes_of: see ContentDecoder.codes_of."""
 
     def __init__(self, shape: ModelShape, codes_of: Callable[[int], torch.Tensor], emit: Emit) -> None:
         self._size = shape.page_size
@@ -57,7 +57,7 @@ class HostInspector:
         self._authors: dict[bytes, list[tuple[int, int, torch.Tensor]]] = {}
 
     def computed(self, request: int, chain: tuple[bytes, ...]) -> None:
-        """The first pages of a request have these hashes."""
+        """Note the hashes of a request's first pages."""
         codes = self._codes_of(request).cpu()
         for page, each in enumerate(chain):
             wanted = codes[page * self._size : (page + 1) * self._size]
@@ -68,7 +68,7 @@ class HostInspector:
     def inspect(
         self, host: UnitReader, space: str, chain: tuple[bytes, ...], units: IndexArray, *, tier: str = "host"
     ) -> None:
-        """Compare every word of these host pages or slots. tier: host after a backup, storage after a fetch."""
+        """Compare every word of these host pages or slots. tier: "host" after a backup, "storage" after a fetch."""
         spec = self._specs[space]
         nobody = (0, 0, torch.zeros(self._size, dtype=torch.int64))
         for each, unit in zip(chain, units.tolist(), strict=True):

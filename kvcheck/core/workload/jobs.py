@@ -1,4 +1,4 @@
-"""Job and Workload: the requests a scheduler is fed, with the authorship of every prompt token.
+"""Job and Workload: the requests for a scheduler, with the author of every prompt token.
 
 Content is named by (author, position): two prompts hold the same token at a position exactly when the same author is
 named there. An author is the request that first brought the prefix, so its own prompt names itself at those positions.
@@ -63,7 +63,7 @@ class Job:
 class Workload:
     """Jobs made from a trace, and how they were made.
 
-    input_scale, output_scale: trace tokens that one job token stands for, in prompts and in outputs.
+    input_scale, output_scale: how many trace tokens one job token stands for, in prompts and in outputs.
     clamped: jobs whose prompt or output was cut to fit the pool. note: the same in words, for the report.
     """
 

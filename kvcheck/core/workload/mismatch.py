@@ -1,7 +1,7 @@
 """Mismatch: a row that a read found to differ, with what was seen there.
 
 Invariants:
-- Holds numbers only, so that it can be stored and judged anywhere.
+- It holds no tensors, so it can be stored, sent and judged anywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """A row that a read found to differ. words: what was seen, signed. half: words are 32-bit.
+    """A row that a read found to differ. words: what was seen, signed. half: True if words have 32 bits.
 
     layer: global layer id. page: physical page or slot. row: token within the page. position: logical token.
     author: the request whose word belongs there. count: deviating rows of this read, this one included. tier: "device",

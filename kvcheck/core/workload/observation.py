@@ -1,7 +1,7 @@
-"""Observation: a comparison that a pass has made and the host has not read yet.
+"""Observation: a comparison that a pass has queued on its device. Nobody has read the result yet.
 
 Invariants:
-- An observation holds tensors of the device it was made on. The host waits when it reads them.
+- An observation holds tensors of the device that it was made on. Reading them makes the process wait.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvcheck.core.base.paging import IndexArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One comparison of a pass, not read by the host yet.
+    """One comparison of a pass.
 
     bad: bool [n] or [n, tokens]; rows: words of the same leading shape. ids: [n] locs, or pages or slots.
     chunk, positions: [n]; where `tokens` is not 1, positions are those of the first token of each page.

@@ -1,7 +1,7 @@
 """PassPlan: the index tensors and expected codes of one forward pass over a batch.
 
 Invariants:
-- Positions come from the chunks alone; which rows they lie in is read from the pool's tables when a kernel runs.
+- Positions come from the chunks alone. A kernel reads their rows from the pool's tables when it runs.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def plan_pass(
     *,
     numbers: Sequence[int] | None = None,
 ) -> PassPlan:
-    """Build the plan. codes: request to [padded tokens] int64 on the host, padded to whole pages.
+    """Build the plan. codes: request to [padded tokens] int64 in host memory, padded to whole pages.
 
-    All of it is put together on the host and uploaded by the backend: what a lane reads is complete when this returns.
+    The plan is built in host memory and uploaded by the backend. It is complete on the device when this returns.
 
     numbers: which chunks of the pass these are; all of them by default.
     """

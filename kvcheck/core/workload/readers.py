@@ -1,7 +1,7 @@
-"""Readers: who reads the cache, how a packed page is read, and which reads make no wait of their own.
+"""Readers: the settings that choose which readers a run has besides the forward pass.
 
 Invariants:
-- Every reader goes through the one guarded read; readers differ in the lane, the piece, and when they wait.
+- Every reader calls the one guarded read. Readers differ in their lane, in the piece they read and in when they wait.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ INDEX_READERS = (("key", "scale"), ("",), ("scale", "key"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readers:
-    """Who reads besides the forward pass, layer by layer.
+    """Which reads a run makes besides those of the forward pass.
 
     early_send: a second lane reads a request's cached prefix beside its first pass, as an early send to a decode node
-    or a draft model does. replay_every: every so many passes is a replayed graph, whose reads make no waits of their
-    own; 0: none is. one_layer: only the first layer of each space is written and read; what a pass samples depends on
-    positions, not on how many layers say the same, so a reference run needs no more.
+    or a draft model does. replay_every: one pass in so many is a replayed graph, whose reads make no waits; 0: no pass
+    is. one_layer: only the first layer of each space is written and read. A pass samples the same tokens with one layer
+    as with all, so the reference run uses one.
     """
 
     early_send: bool = False

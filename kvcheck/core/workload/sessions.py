@@ -1,8 +1,8 @@
-"""Sessions: requests that come back with a longer prompt, more of them than either tier can hold.
+"""Sessions: conversations whose requests come back with longer prompts. Together they are larger than either tier.
 
 Invariants:
-- Everything here is a function of its arguments.
-- A session's next prompt is its last one, cut anywhere at or after its first page, and something new behind it.
+- The jobs depend on the arguments alone.
+- A session's next prompt is a leading part of its last one, at least one page long, followed by new tokens.
 - prompt + output of a job is never more than half of the pool.
 """
 
@@ -16,9 +16,9 @@ from kvcheck.core.workload.jobs import Job, leading_runs, merge_runs
 def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, sessions: int, seed: int) -> tuple[Job, ...]:
     """Jobs for a pool of `capacity_tokens` in pages of `page_size`, spread over `sessions` sessions.
 
-    Sessions take turns, so that each comes back after the others have pushed its prefix down a tier; one job in four
-    takes any of them. New text is a fraction of a page to two pages long; most outputs are
-    shorter than half a page, some reach two. Two jobs arrive a round.
+    Sessions take turns, so each comes back after the others have pushed its prefix down a tier. One job in four belongs
+    to a random session. New text is a fraction of a page to two pages long. Most outputs are shorter than half a page,
+    some reach two pages. Two jobs arrive in each round.
     """
     half = capacity_tokens // 2
     if half < 3 * page_size or requests < 1 or sessions < 1:
@@ -57,7 +57,7 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
 
 
 def _kept(mix: Rng, tokens: int, page: int) -> int:
-    """How much of the last prompt comes again: mostly all of it, or cut to whole pages, or cut anywhere."""
+    """How many tokens of the last prompt are repeated: mostly all, else cut to whole pages or cut anywhere."""
     if tokens <= page:
         return tokens
     draw = mix.below(4)

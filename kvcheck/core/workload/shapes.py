@@ -1,12 +1,12 @@
 """Model presets: tiny shapes for the simulator and the public dimensions of real models for benchmarks.
 
-A tiny shape keeps the structure that its family's bugs live in (page kinds, packed rows, layer patterns) and shrinks
-the rest. An NSA index page is never shrunk: 64 keys of 128 bytes and 64 fp32 scales are 8448 bytes, as in the field.
-Page sizes are a serving choice, not a model's: 64 for the latent families, whose kernels ask for it, and 16 elsewhere.
+A tiny shape keeps what its family's bugs depend on (page kinds, packed rows, layer patterns) and shrinks the rest. An
+NSA index page is never shrunk: 64 keys of 128 bytes and 64 fp32 scales are 8448 bytes, as in real models. A page size
+is chosen by the server, not by the model: 64 for the latent families, whose kernels require it, and 16 for the others.
 
 Invariants:
 - Every row of every buffer, and every per-layer state, is a multiple of 8 bytes in the tiny shapes.
-- A shape's key is its name; its `source` says where the numbers come from.
+- A shape's key in the table is its name. Its `source` says where the numbers come from.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _every_fourth(count: int) -> tuple[int, ...]:
 
 
 def _but_every_fourth(count: int) -> tuple[int, ...]:
-    """The layers that _every_fourth leaves."""
+    """The layers that _every_fourth does not name."""
     return tuple(layer for layer in range(count) if layer % 4 != 3)
 
 

@@ -1,9 +1,9 @@
-"""Synthetic requests: jobs whose lengths sit on every page and chunk boundary, and the packaged sample trace.
+"""Synthetic requests: jobs whose lengths lie on page and chunk boundaries and one beside them, and the sample trace.
 
 Invariants:
-- Everything here is a function of its arguments; the packaged trace equals what `sample_trace_text` makes.
+- The jobs depend on the arguments alone. The packaged trace equals what `sample_trace_text` returns.
 - prompt + output of a job is never more than half of the pool.
-- Jobs come in bursts, each of which asks for more than the pool holds.
+- Jobs arrive in bursts. Each burst needs more than the pool holds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvcheck.core.workload.traces import BLOCK_TOKENS, TraceRow
 SAMPLE_SEED: Final = 20250221
 SAMPLE_REQUESTS: Final = 400
 
-_RECENT: Final = 12  # a prefix is shared with one of the last twelve requests, most of which are still cached
+_RECENT: Final = 12  # a prefix is shared with one of the last twelve requests; most of those are still cached
 
 
 def synthetic_jobs(
@@ -28,14 +28,15 @@ def synthetic_jobs(
 ) -> tuple[Job, ...]:
     """Jobs for a pool of `capacity_tokens`, in pages of `shape_page_size` and prefill chunks of `chunk_tokens`.
 
-    Prompts lie at multiples of the page and of the chunk, one below and one above, near and far (up to a sixth of the
-    pool), and at 1. Outputs end at or just after the end of a page, or some pages later. A third of the jobs
-    start with a run of a recent one: whole pages, a page and a bit, or everything.
+    Prompt lengths are multiples of the page and of the chunk, one less or one more, up to a sixth of the pool, and 1.
+    Outputs end at or just after the end of a page, or some pages later. A third of the jobs start with leading tokens
+    of a recent job: whole pages, some tokens more than whole pages, or its whole prompt.
 
-    A burst ends when its tokens pass three halves of the pool, shared ones counted once; the next burst comes after
+    A burst ends when its tokens, shared ones counted once, exceed one and a half pools. The next burst comes after
         sum of (total tokens * output tokens) / (1.3 * capacity)
-    rounds: the token-rounds it asks for, over those the pool has, so the pool stays overloaded. 64 requests run a pool
-    of up to 64 pages out of pages while decoding; a pool of a thousand needs a few hundred.
+    rounds. That is the demand in tokens times rounds divided by 1.3 times the supply, so the pool stays overloaded. 64
+    requests exhaust a pool of up to 64 pages while they decode. A pool of a thousand pages needs a few hundred
+    requests.
     """
     page, half = shape_page_size, capacity_tokens // 2
     if page < 1 or chunk_tokens < 1 or requests < 1:
@@ -81,7 +82,7 @@ def sample_trace_path() -> Path:
 
 
 def trace_file(name: str) -> Path:
-    """The file behind `--trace`: a path, or "sample" for the packaged one ("./sample" is a file of that name)."""
+    """The file that `--trace` names: a path, or "sample" for the packaged one ("./sample" is a file of that name)."""
     return sample_trace_path() if name == "sample" else Path(name)
 
 
@@ -103,10 +104,10 @@ def sample_trace_text() -> str:
 
 
 def sample_trace_rows(*, requests: int, seed: int) -> tuple[TraceRow, ...]:
-    """Made-up conversations: a few system prompts, and turns that repeat what was said and add to it.
+    """Invented conversations: a few system prompts, and turns that repeat the conversation so far and add to it.
 
-    A turn keeps the full blocks of its conversation so far, because a block that was partial holds other content once
-    it is full. Most prompts are short and a few are very long, as in production.
+    A turn repeats the hash ids of the full blocks only, because a partial block gets other content when it fills up.
+    Most prompts are short and a few are very long, as in production.
     """
     mix = Rng(seed)
     systems = [tuple(range(first, first + count)) for first, count in ((0, 1), (1, 2), (3, 4))]
@@ -137,7 +138,7 @@ def sample_trace_rows(*, requests: int, seed: int) -> tuple[TraceRow, ...]:
 
 
 def _prompt_length(mix: Rng, *, page: int, chunk: int, capacity: int) -> int:
-    """A length on, just under or just over a boundary; at least 1, and two tokens short of half of the pool."""
+    """A length on, just under or just over a boundary: at least 1, at most half of the pool less two tokens."""
     kind, near = mix.below(8), mix.below(3) - 1
     far_pages = max(3, capacity // (6 * page))
     multiples = (1 + mix.below(3), 1 + mix.below(far_pages))
@@ -149,15 +150,15 @@ def _prompt_length(mix: Rng, *, page: int, chunk: int, capacity: int) -> int:
         length = multiples[0] * chunk + near
     else:
         length = multiples[1] * page + near
-    # A chunk can be larger than the pool; the cut keeps the boundary of a page.
+    # A chunk can be larger than the pool. The cut then falls on a page boundary.
     most = (capacity // 2 - 2) // page * page
     return max(1, length if length <= most else most + near)
 
 
 def _output_length(mix: Rng, *, prompt: int, page: int, pages: int) -> int:
-    """A length that ends before, at or after a page's end; 1 when the boundary leaves nothing.
+    """A length that ends just before, at or after the end of a page; 1 if that leaves no token.
 
-    Most outputs go on for up to a sixteenth of the pool: with ten requests at once, that uses up the last pages.
+    Most outputs then continue for up to a sixteenth of the pool. Ten requests at once so use up the last pages.
     """
     to_end = -prompt % page
     choices = (1, to_end, to_end + 1, to_end + 2, to_end + page, to_end + page + 1)

@@ -1,13 +1,13 @@
-"""Request traces in Mooncake's JSONL format, and how they are scaled to the pool at hand.
+"""Request traces in Mooncake's JSONL format, and their scaling to a pool.
 
 A line is one request: `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`, one for each block
-of 512 prompt tokens, the last of which may be partial. Equal ids after an equal prefix are equal content. Other keys
-are ignored.
+of 512 prompt tokens; the last block may be partial. Equal ids after an equal prefix mean equal content. Other keys are
+ignored.
 
 Invariants:
-- A line that breaks the format ends reading with its path and number; no line is skipped or repaired.
-- Scaling keeps the sharing: two jobs share exactly the blocks their rows share, as far as both were kept.
-- A prompt or an output that was cut is counted and said in the workload's note.
+- A line that breaks the format is a UsageError that names its path and number. No line is skipped or repaired.
+- Scaling keeps the sharing: two jobs share exactly the blocks that their rows share, as far as both kept them.
+- The workload's note counts the prompts and outputs that were cut.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.workload.jobs import Job, Workload, merge_runs
 
 BLOCK_TOKENS: Final = 512
-"""Prompt tokens behind one hash id."""
+"""Prompt tokens that one hash id stands for."""
 
 MIN_CAPACITY_TOKENS: Final = 32
-"""The smallest pool that a trace is scaled to: below it a prompt, its output and a second request do not fit."""
+"""The smallest pool that a trace is scaled to. A smaller one cannot hold a prompt, its output and a second request."""
 
 MAX_REQUESTS: Final = 10_000_000
-"""Requests of one run: a word of content has 24 bits for its request, and beyond them two would share their words."""
+"""The most requests of one run. A word of content has 24 bits for its request, so more requests would share words."""
 
-_LONGEST: Final = 2**31 - 1  # lengths and timestamps above this are damage, and would overflow the arithmetic below
+_LONGEST: Final = 2**31 - 1  # larger lengths and timestamps can only be damage and would overflow the arithmetic below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,9 @@ class TraceRow:
 
 
 def read_trace(path: Path, limit: int | None) -> tuple[TraceRow, ...]:
-    """The rows of `path`, or its first `limit` ones; lines after those are not read.
+    """The rows of `path`, or the first `limit` of them. Later lines are not read.
 
-    Raises UsageError, with path and line, for anything that is not a trace; timestamps must not go backwards.
+    Timestamps must not decrease. Raises UsageError with path and line for anything that is not a trace.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"trace {path}: expected a limit of at least 1 request, got {limit}")
@@ -81,20 +81,21 @@ def read_trace(path: Path, limit: int | None) -> tuple[TraceRow, ...]:
 def scale_trace(
     rows: tuple[TraceRow, ...], capacity_tokens: int, *, seed: int, mean_output: int | None = None
 ) -> Workload:
-    """Jobs for a pool of `capacity_tokens`, made from `rows`; `seed` decides which metadata fields each job uses.
+    """Jobs for a pool of `capacity_tokens`, made from `rows`. `seed` decides which metadata fields each job uses.
 
-    Prompts. Every full block becomes b tokens, a partial one max(1, floor(length * b / 512)). b is the largest for
-    which no prompt is cut and the mean prompt is at most a tenth of the capacity; if that leaves the mean under a
-    sixteenth, b grows until it is reached, and longer prompts are cut to the whole blocks that fit. b is 1 .. 512 and
-    at most a quarter of the capacity. prompt + output is never more than half of the capacity.
+    Prompts: a full block becomes b tokens, a partial one max(1, floor(length * b / 512)). b is the largest number for
+    which no prompt is cut and the mean prompt is at most a tenth of the capacity. If the mean is then under a
+    sixteenth, b grows until the mean reaches that, and longer prompts are cut to the whole blocks that fit. b is 1 ..
+    512 and at most a quarter of the capacity. prompt + output is never more than half of the capacity.
 
-    Outputs. Scaled by one factor to a mean of `mean_output` (20 where the pool has at least 320 tokens, else a
-    sixteenth of it), rounded, at least 1, cut at a quarter of the capacity.
+    Outputs: all are scaled by one factor to a mean of `mean_output` (20 if the pool has at least 320 tokens, else a
+    sixteenth of the pool), rounded, at least 1, and cut at a quarter of the capacity.
 
-    Arrivals. With C = capacity / mean total tokens requests at once and one token a request and round, the pool
-    finishes C / mean output requests a round. Timestamps are mapped linearly onto
+    Arrivals: C = capacity / mean total tokens is how many requests run at once. Each makes one token a round, so the
+    pool finishes C / mean output requests a round. Timestamps are mapped linearly onto
         n * mean output * mean total / (1.3 * capacity)
-    rounds, so the trace offers 1.3 times that. Shared prefixes count in full; a prefix cache lowers the true demand.
+    rounds, so the trace offers 1.3 times that. Shared prefixes count in full here; a prefix cache lowers the real
+    demand.
     """
     if capacity_tokens < MIN_CAPACITY_TOKENS:
         raise UsageError(
@@ -158,14 +159,14 @@ def _row(line: bytes, where: str) -> TraceRow:
 
 
 def _integer(value: object, key: str, where: str, *, least: int) -> int:
-    """`value` as an integer in range; true and 1.0 are not integers here."""
+    """`value` if it is an integer in range; true and 1.0 are refused."""
     if type(value) is not int or not least <= value <= _LONGEST:
         raise _bad(where, key, f"an integer from {least} to {_LONGEST}", value)
     return value
 
 
 def _bad(where: str, what: str, expected: str, got: object) -> UsageError:
-    """One line of message; what was found is cut, because a damaged line can be long."""
+    """The error for a bad line. What was found is cut, because a damaged line can be long."""
     found = repr(got)
     return UsageError(f"{where}: {what}: expected {expected}, got {found if len(found) <= 80 else found[:77] + '...'}")
 
@@ -173,7 +174,7 @@ def _bad(where: str, what: str, expected: str, got: object) -> UsageError:
 def _scale_outputs(
     rows: tuple[TraceRow, ...], capacity_tokens: int, mean_output: int | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], float]:
-    """Scaled outputs, which of them were cut, and trace tokens for one scaled token."""
+    """Scaled outputs, which of them were cut, and how many trace tokens one scaled token stands for."""
     mean = mean_output if mean_output is not None else min(20, max(1, capacity_tokens // 16))
     lengths = np.array([row.output_length for row in rows], dtype=np.int64)
     total = int(lengths.sum())
@@ -194,7 +195,7 @@ def _block_tokens(inputs: npt.NDArray[np.int64], outputs: npt.NDArray[np.int64],
         if total * 10 > capacity_tokens * len(prompts):
             break
         if cut.any() and block > 1:
-            # Past the largest block that cuts nothing: go on only while the mean is too small to load the pool.
+            # A larger block cuts prompts, so grow only while the mean is too small to load the pool.
             before, _ = _prompts(inputs, outputs, block=chosen, capacity_tokens=capacity_tokens)
             if int(before.sum()) * 16 >= capacity_tokens * len(before):
                 break
@@ -237,7 +238,7 @@ def _jobs(
     block: int,
     seed: int,
 ) -> tuple[Job, ...]:
-    """The jobs, each prompt authored along a tree of blocks."""
+    """The jobs. The author of each prompt token comes from a tree of blocks."""
     mix = Rng(seed)
     tree = _BlockTree()
     jobs: list[Job] = []
@@ -261,19 +262,19 @@ def _jobs(
 
 
 class _BlockTree:
-    """Who first brought each block, after each prefix.
+    """The request that first brought each block, for each prefix before it.
 
-    A node is one block after one prefix. Its content is known as far as some request has reached into it; a request
-    that reaches further authors the rest. So a partial last block is shared with a later prompt that has the same id.
+    A node is one block after one prefix. A request that has more of a block than any before it is the author of the
+    rest. So a later prompt shares a partial last block that has the same id.
     """
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, int], int] = {}  # (parent node, hash id) -> node; the root is -1
-        self._authors: list[int] = []  # node -> who brought its first tokens
-        self._ends: list[int] = []  # node -> how many tokens those are
+        self._authors: list[int] = []  # node -> the request that brought its first tokens
+        self._ends: list[int] = []  # node -> how many tokens it brought
         self._longer: dict[
             int, list[tuple[int, int]]
-        ] = {}  # node -> (author, end) of what came later, in growing order
+        ] = {}  # node -> (author, end) of later requests that had more of it, in growing order
 
     def author(
         self, hash_ids: tuple[int, ...], *, request: int, prompt: int, block: int
@@ -297,7 +298,7 @@ class _BlockTree:
         return merge_runs(runs)
 
     def _reach_further(self, node: int, size: int, request: int) -> list[tuple[int, int]]:
-        """Runs of the first `size` tokens of a block that its first author did not bring whole."""
+        """Runs of the first `size` tokens of a block of which its first author had fewer."""
         longer = self._longer.setdefault(node, [])
         known = longer[-1][1] if longer else self._ends[node]
         if known < size:
