@@ -1,9 +1,9 @@
-"""AccessLog: which cells of one buffer a lane has touched last.
+"""AccessLog: which places of one buffer a lane has touched last.
 
 Invariants:
-- A cell is (layer, unit, token inside the unit). A footprint without spans touches the whole unit, also the tokens that
-  nobody has named yet.
-- Only the last touch of a lane is kept: lanes are in order, so who is behind it is behind all the earlier ones.
+- A place is (layer, unit, token inside the unit). A footprint without spans touches the whole unit, also tokens that no
+  footprint has named yet.
+- Only the last touch of a lane is kept. A lane runs in order, so whatever waits for the last touch waits for all.
 - Touches that every process has joined are forgotten: no later operation can overlap them.
 """
 
@@ -24,9 +24,9 @@ LOG_MAX = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """A cell that was touched too late. event: of the other lane; token: None where no footprint named it.
+    """A place that an event touched without an edge from another one. event: the number of the other one in its lane.
 
-    count: how many cells were.
+    token: None if no footprint named it. count: how many such places there are.
     """
 
     layer: int
@@ -64,7 +64,7 @@ class AccessLog:
             self._enter()
 
     def after(self, bound: int, footprint: Footprint) -> Overlap | None:
-        """The first cell of the footprint that was touched by an event after `bound`."""
+        """The first place of the footprint that an event after `bound` has touched."""
         if self.latest <= bound or not len(footprint.rows):
             return None
         self._enter()
@@ -96,7 +96,7 @@ class AccessLog:
                     layers[:, units, tokens] = touch.event
 
     def _places(self, layers: int, rows: IndexArray, spans: IndexArray | None) -> tuple[IndexArray, IndexArray | None]:
-        """Units and tokens of every cell in the table, or whole units; the table is made large enough for them."""
+        """Units and tokens of every place in the table, or whole units. The table grows if they do not fit."""
         self._reach(layers, int(rows.max()) + 1, 0 if spans is None else int(spans[:, 1].max()))
         if spans is None:
             return rows, None
@@ -119,5 +119,5 @@ class AccessLog:
 
 
 def _own(ids: IndexArray) -> IndexArray:
-    """Ids that stay as they are now: a view belongs to a product that may go on using it."""
+    """A copy of the ids, if they are a view: its owner may change them later."""
     return ids if ids.base is None else ids.copy()

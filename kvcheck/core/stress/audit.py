@@ -1,13 +1,13 @@
-"""Audit: what an operation touches, seen from its tensor calls, against the footprint it declared.
+"""Audit: compares what an operation touches, as seen from its tensor calls, with the footprint that it declared.
 
-Memory that a backend hands out is known by name. Each call that a chunk makes is seen by a dispatch mode; a tensor
-argument is mapped to its memory, and there to cells: by the bytes of the view, and by the index tensors of a gather or
-scatter.
+The audit knows the memory that a backend hands out by its name. A dispatch mode sees each call that a chunk makes. It
+maps each tensor argument to its memory and to places there: by the bytes of the view, and by the index tensors of a
+gather or scatter.
 
 Invariants:
-- For the CPU backends only, and slow: a check of footprints, not a way to stress.
-- A chunk may touch less than was declared, never more. Memory of no known name is the operation's own.
-- What leaves torch (numpy, lists, other threads) is not seen.
+- It works on the CPU backends only, and it is slow. It checks footprints and does not replace a stress run.
+- A chunk may touch less than was declared, never more. Memory without a known name belongs to the operation.
+- Accesses outside torch (numpy, lists, other threads) are not seen.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _SHAPES_ONLY = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What footprints call an allocation: cells [layers, units, tokens], all of one size.
+    """An allocation as footprints name it: places [layers, units, tokens], all of one size.
 
     first: id of the first unit.
     """
@@ -72,29 +72,29 @@ class Memory:
     first: int = 0
 
     def named(self, footprint: Footprint) -> npt.NDArray[np.bool_]:
-        """Whether each cell is in the footprint: [layers, units, tokens]."""
-        cells = np.zeros((self.layers, self.units, self.tokens), dtype=np.bool_)
+        """Which places the footprint holds: bool [layers, units, tokens]."""
+        places = np.zeros((self.layers, self.units, self.tokens), dtype=np.bool_)
         if footprint.space == self.space and self.buffer in footprint.buffers:
             for index, unit in enumerate((footprint.rows - self.first).tolist()):
                 if 0 <= unit < self.units:
                     whole = footprint.spans is None or self.tokens == 1
                     span = slice(None) if whole or footprint.spans is None else slice(*footprint.spans[index].tolist())
-                    cells[slice(*footprint.layers), unit, span] = True
-        return cells
+                    places[slice(*footprint.layers), unit, span] = True
+        return places
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A cell that an operation touched without having declared it."""
+    """A place that an operation touched and had not declared."""
 
     operation: str
     verb: str
     memory: Memory
-    cell: int
+    place: int
 
     def finding(self) -> Finding:
-        """KV306."""
-        layer, unit, token = (int(n) for n in np.unravel_index(self.cell, _dimensions(self.memory)))
+        """The finding KV306 for this place."""
+        layer, unit, token = (int(n) for n in np.unravel_index(self.place, _dimensions(self.memory)))
         row = token if self.memory.tokens > 1 else None
         where = f"layer {layer}, unit {unit + self.memory.first}" + ("" if row is None else f", row {row}")
         return Finding(
@@ -110,7 +110,7 @@ class Excess:
 
 
 Naming = Callable[[str, Sequence[int]], Memory | None]
-"""What an allocation of that name and shape is; None where footprints do not name it."""
+"""The memory for an allocation of that name and shape; None if footprints do not name it."""
 
 
 def naming(shape: ModelShape) -> Naming:
@@ -138,7 +138,8 @@ def naming(shape: ModelShape) -> Naming:
 
 
 class AuditBackend:
-    """A CPU backend whose operations are watched. `found`: the first cell too many of each call that had one."""
+    """A CPU backend whose operations are watched. `found`: for each call that touched too much, the first such
+    place."""
 
     def __init__(self, inner: Backend, name_memory: Naming) -> None:
         self.name, self.device = inner.name, inner.device
@@ -153,7 +154,7 @@ class AuditBackend:
         self.capture, self.replay = inner.capture, inner.replay
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        """Memory of that name, known from now on."""
+        """Allocate, and note the memory under that name."""
         tensor = self._inner.empty(name, shape, dtype, place)
         memory = self._name_memory(name, shape)
         if memory is not None and tensor.numel():
@@ -161,7 +162,6 @@ class AuditBackend:
         return tensor
 
     def release(self, name: str) -> None:
-        """Give the memory back."""
         self._inner.release(name)
         self._memories.pop(name, None)
 
@@ -174,7 +174,7 @@ class AuditBackend:
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Submit, with every chunk watched."""
+        """Submit the operation with every chunk watched."""
         chunks = tuple(self._watched(operation.name, chunk, tuple(reads), tuple(writes)) for chunk in operation.chunks)
         return self._inner.submit(replace(operation, chunks=chunks), lane=lane, reads=reads, writes=writes, after=after)
 
@@ -189,12 +189,12 @@ class AuditBackend:
         def watched() -> None:
             with _Watch(self._memories) as watch:
                 chunk()
-            for verb, memory, cells in watch.touched:
-                self.judged += len(cells)
+            for verb, memory, places in watch.touched:
+                self.judged += len(places)
                 named = np.zeros(_dimensions(memory), dtype=np.bool_)
                 for footprint in reads if verb == "reads" else writes:
                     named |= memory.named(footprint)
-                beyond = cells[~named.reshape(-1)[cells]]
+                beyond = places[~named.reshape(-1)[places]]
                 if len(beyond):
                     self.found.append(Excess(name, verb, memory, int(beyond[0])))
 
@@ -202,7 +202,7 @@ class AuditBackend:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the cells of known memory that the calls inside it touch."""
+    """Notes which places of known memory the calls inside it touch."""
 
     def __init__(self, memories: Mapping[str, tuple[torch.Tensor, Memory]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -227,12 +227,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if known is None or not tensor.numel():
             return
         whole, memory = known
-        cell_bytes = whole.numel() * whole.element_size() // (memory.layers * memory.units * memory.tokens)
+        place_bytes = whole.numel() * whole.element_size() // (memory.layers * memory.units * memory.tokens)
         offsets = _offsets(tensor)
         if index is not None:
             offsets = offsets[index]
-        cells: IndexArray = np.unique((offsets.reshape(-1) + tensor.data_ptr() - whole.data_ptr()) // cell_bytes)
-        self.touched.append((verb, memory, cells))
+        places: IndexArray = np.unique((offsets.reshape(-1) + tensor.data_ptr() - whole.data_ptr()) // place_bytes)
+        self.touched.append((verb, memory, places))
 
 
 def _offsets(tensor: torch.Tensor) -> IndexArray:
@@ -244,7 +244,7 @@ def _offsets(tensor: torch.Tensor) -> IndexArray:
 
 
 def _index(name: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """What narrows the first argument of a gather or scatter to some of its elements."""
+    """The index that narrows the first argument of a gather or scatter to some of its elements."""
     if name in _ONE_DIMENSION:
         return (*(slice(None),) * int(args[1]), args[2].numpy())
     if name in _MANY_DIMENSIONS:

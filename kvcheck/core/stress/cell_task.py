@@ -1,7 +1,7 @@
-"""CellTask: what a process that runs cells is asked; and Report: what it answers, a schedule at a time.
+"""CellTask and Report: what a process that runs cells is asked, and what it answers after each schedule.
 
 Invariants:
-- Both are JSON between processes; nothing is unpickled.
+- Both travel between processes as JSON. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from kvcheck.core.stress.schedule import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellTask:
-    """A cell to run: its first plan, how many schedules, and how many of them whatever they cost.
+    """A cell to run: its first plan, how many schedules are wanted, and how many have to run at any cost.
 
-    before: what an interrupted run has judged of the cell; this one goes on behind it. confirms: run what the first
-    failing schedule left unordered in the other order too. fails_on_conditional: a conditional finding ends the cell.
+    before: what an interrupted run has judged of the cell; this run continues after that. confirms: also run operations
+    that the first failing schedule left unordered in the other order. fails_on_conditional: a conditional finding ends
+    the cell.
     """
 
     plan: Plan
@@ -31,10 +32,10 @@ class CellTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What a run may take; None: no limit.
+    """The limits of a run. None: no limit.
 
-    cpu_s: CPU seconds of each process that runs cells, after which only cells below their floors go on. until: the
-    time.monotonic() at which everything ends; that clock is the same in all processes of a machine.
+    cpu_s: CPU seconds of each process that runs cells. After them only cells below their floors continue. until: the
+    time.monotonic() at which everything ends. All processes of a machine share that clock.
     """
 
     cpu_s: float | None = None
@@ -43,10 +44,10 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One schedule's outcome, or the end of a cell (`evidence` None). reason: why it cannot count as a pass.
+    """The outcome of one schedule, or the end of a cell (`evidence` is None). reason: why it cannot count as a pass.
 
-    schedule: its number. divergence: how a replay left its recorded choices. cut: what the limit of wall time ended.
-    note: for the record; is_note_told: for the terminal too.
+    schedule: its number. divergence: how a replay differed from its recorded choices. cut: what the limit of wall time
+    ended. note: a text for the record; is_note_told: the terminal shows it too.
     """
 
     cell: int = 0
@@ -63,5 +64,4 @@ class Report:
     exit_code: int | None = None
 
     def line(self) -> str:
-        """As one line of JSON."""
         return json.dumps(to_plain(self))

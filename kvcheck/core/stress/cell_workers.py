@@ -1,7 +1,7 @@
-"""Cell workers: cells in child processes, which report one JSON line a schedule.
+"""Cell workers: run cells in child processes that report one JSON line for each schedule.
 
 Invariants:
-- A child that dies is a finding (KV902) of the cell it was running, not the end of the run.
+- A child that dies is a finding (KV902) of the cells that it was running. The run continues.
 - Children speak JSON lines over a pipe; nothing is unpickled.
 """
 
@@ -31,7 +31,7 @@ BEGUN = '{"begun": true}'
 
 
 def run_in_workers(tasks: Sequence[CellTask], jobs: int, limit: Limit, worker: str) -> Iterator[Report]:
-    """Run all cells in so many processes. worker: the module that each of them runs, which calls work()."""
+    """Run all cells in so many processes. worker: the module that each process runs; it calls work()."""
     messages: queue.Queue[tuple[int, str | None]] = queue.Queue()
     shares = [list(range(start, len(tasks), jobs)) for start in range(min(jobs, len(tasks)))]
     texts = [tasks_text([(n, tasks[n]) for n in share], limit) for share in shares]
@@ -67,13 +67,14 @@ def run_in_workers(tasks: Sequence[CellTask], jobs: int, limit: Limit, worker: s
                 why, exit_code = f"{why} while kvcheck was loaded, before its first schedule", UnknownVerdict.exit_code
             yield from _failed(Report(error=why, exit_code=exit_code), open_cells[index])
     finally:
-        end(*children, within_s=ENDING_S)  # asked first, so that they take their temporary folders away
+        end(*children, within_s=ENDING_S)  # SIGTERM first, so that they remove their temporary folders
 
 
 def _failed(report: Report, open_cells: set[int]) -> Iterator[Report]:
-    """The ends of the cells that a process has left: its death, or its last line, which says why it could not go on.
+    """End reports for the cells that a process has not finished, from its death or from its last line, which says why
+    it stopped.
 
-    Raises what the process has raised where a run without other processes would have ended with it.
+    Raises UsageError or InternalError if the process has raised one, as a run in this process would.
     """
     if report.exit_code == UsageError.exit_code:
         raise UsageError(str(report.error))
@@ -112,7 +113,7 @@ def _plain(task: CellTask) -> dict[str, object]:
 
 
 def work(text: str, target_of: TargetOf) -> Iterator[str]:
-    """A child's side: tasks as JSON in, reports as JSON lines out."""
+    """Run in a child: read tasks as JSON, write reports as JSON lines."""
     asked = json.loads(text)
     limit: Limit = value_from(Limit, asked["limit"], "limit")
     share = []

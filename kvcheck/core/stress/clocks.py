@@ -1,4 +1,4 @@
-"""Clocks: which events of which lane are over before another begins, from the edges that a backend tells.
+"""Clocks: which events of each lane are over before another event begins, worked out from the backend's edges.
 
 The actors are the processes and the lanes; most runs have one process. A lane counts its events (operations and
 records) from 1. A clock holds, for each lane by its number, the last event that is over. Edges:
@@ -8,10 +8,11 @@ records) from 1. A clock holds, for each lane by its number, the last event that
     record -> lane, process  what the record covers, for whoever waits for it
 
 Invariants:
-- Clocks are closed: one that holds an event holds everything that this event is behind.
-- A wait joins the waiter and nobody else; freeing, allocating and an order that merely happened are no edges.
-- Everything that is submitted later is behind what every process has joined, so nothing older is kept.
-- The process without a name is the harness. Others begin with what it knows; when it acts again, it knows all they do.
+- A clock that holds an event holds everything that this event waits for.
+- A wait makes an edge for the waiter alone. Freeing, allocating and the order of completion are no edges.
+- Nothing is kept that every process has joined, because all later operations come after it.
+- The process without a name is the harness. Other processes begin with its clock. When it acts again, it has joined all
+  that they have.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ class Clocks:
                 self.process = joined(self.process, clock)
 
     def known_to_all(self, lane: int) -> int:
-        """The last event of that lane that every process has joined; the harness too, whose clock new processes get."""
+        """The last event of that lane that every process, the harness included, has joined."""
         return (
             min(at(self.process, lane), at(self._least_of_others(), lane)) if self._others else at(self.process, lane)
         )
 
     def common(self) -> Clock:
-        """What every process has joined, of all lanes. While it stays the same, nothing more is over."""
+        """The last event of each lane that every process has joined."""
         return tuple(map(min, self.process, self._least_of_others())) if self._others else self.process
 
     def _least_of_others(self) -> Clock:
@@ -87,19 +88,19 @@ class Clocks:
         return clock
 
     def lane_waits(self, record: int, lane: int) -> None:
-        """What is queued in the lane from now on is behind the record."""
+        """What is queued in the lane from now on comes after the record."""
         self._lanes[lane] = joined(self._lanes[lane], self._of(record))
 
     def process_joins(self, record: int) -> None:
-        """The acting process is behind the record."""
+        """The acting process has joined the record."""
         self._join_process((self._of(record),))
 
     def process_drains(self) -> None:
-        """The acting process is behind everything."""
+        """The acting process has joined all lanes."""
         self._join_process(self._lanes)
 
     def _of(self, record: int) -> Clock:
-        """A record's clock. A record that is not kept says nothing new: every process has joined it."""
+        """A record's clock. A record that is no longer kept has been joined by every process, so its clock is empty."""
         return self._records.get(record, ())
 
     def _join_process(self, clocks: Iterable[Clock]) -> None:
@@ -115,7 +116,7 @@ class Clocks:
 
 
 def joined(one: Clock, other: Clock) -> Clock:
-    """The later of the two, lane by lane."""
+    """The later event of the two clocks in each lane."""
     if one == other or not other:
         return one
     if len(one) < len(other):

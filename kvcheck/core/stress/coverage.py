@@ -1,10 +1,10 @@
-"""Coverage: how many schedules a cell has run of those it wanted, what they tried, and when that is enough for a pass.
+"""Coverage: how many of the wanted schedules a cell has run, what they tried, and whether that is enough for a pass.
 
-A name of what is tried is "eager", "lazy", "random", or "kind:value" such as "delay:d2h" or "rank layout:2x1".
+What is tried has a name: "eager", "lazy", "random", or "kind:value" such as "delay:d2h" or "rank layout:2x1".
 
 Invariants:
-- A cell below its floor is no pass, whatever ended it.
-- What a full round of schedules would try and none of these did is named, however few were asked for.
+- A cell below its floor is no pass, for whatever reason it ended.
+- All that a full round of schedules would try and these did not is named, also if fewer were asked for.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import DELAYS, order_of
 
 ROUND = 24
-"""Schedules by which every order and every setting has come at least once."""
+"""So many schedules try every order and every setting at least once."""
 
 
 def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
-    """Schedules without which a cell is no pass. least: what the user asks for at least; it can only raise the floor.
+    """How many schedules a pass needs. least: how many the user asks for; it can only raise the floor.
 
-    A trace is one workload and ranks as processes run in an order of the machine's own: of both, one schedule is what
-    was asked for. A mutant is there to be found, so that all of its schedules have to run.
+    A trace is one workload, and processes run in an order that the machine decides. So one schedule is enough for both.
+    A mutant has to be found, so all of its schedules have to run.
     """
     usual = 1 if plan.trace is not None else row_of(plan).floor
     if plan.mutant is not None:
@@ -35,7 +35,7 @@ def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
 
 
 def tried_by(plan: Plan) -> tuple[str, ...]:
-    """What one schedule tries: its order and the settings that its number picks; nothing for an engine's probe."""
+    """What one schedule tries: its order and the settings that its number picks. A probe of an engine tries none."""
     order = row_of(plan).order(plan)
     return () if order is None else (order, *scenario_of(plan).settings(plan.schedule))
 
@@ -52,7 +52,7 @@ def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earli
 
 
 def shortfall(plan: Plan, found: Coverage, *, ran: int) -> str | None:
-    """Why so many schedules are too few for a pass, or None."""
+    """Why so many schedules are too few for a pass; None if they are enough."""
     if ran < found.floor:
         return f"{ran} of {found.wanted} schedules ran, and a pass takes {found.floor}"
     if plan.strategy == "portfolio" and plan.backend == "simulated" and {*found.tried} & {*_ORDERS} == {"eager"}:
@@ -64,5 +64,5 @@ _ORDERS = ("eager", "lazy", "random", *(order_of("delay", number) for number in 
 
 
 def _names(plan: Plan, numbers: Iterable[int]) -> list[str]:
-    """What these schedules try, each once, in the order in which they come to it."""
+    """What these schedules try: each name once, in the order of the schedules."""
     return [*dict.fromkeys(name for at in numbers for name in tried_by(dataclasses.replace(plan, schedule=at)))]

@@ -1,8 +1,8 @@
 """Delays of a device as part of a plan: as the text of a line, and by the number of a schedule.
 
-    3.hicache.load~17.decode.read     the lane of the 3rd hicache.load is held until the 17th decode.read has run
-    hicache.load/storage.put          the lanes of every one of these are held until the process waits
-    h2d                               so are the lanes of that group
+    3.hicache.load~17.decode.read the lane of the 3rd hicache.load is held until the 17th decode.read has run
+    hicache.load/storage.put the lanes of all operations of these names are held until the process waits h2d the lanes
+    of that group are held until the process waits
 
 Invariants:
 - Text and value round-trip; any other text is a UsageError.
@@ -24,7 +24,8 @@ _SITE = re.compile(r"(?:([1-9][0-9]{0,11})\.)?([A-Za-z_][^~/]{0,79})")
 
 
 def delays_of(plan: Plan) -> tuple[Delay, ...]:
-    """The delays that a plan names, or those of its schedule; none without strategy delay on a device."""
+    """The delays that a plan names, or those that its schedule's number picks. Only strategy delay on a device has
+    any."""
     if plan.kind is not Kind.DELAYED:
         return ()
     if plan.choices is not None:

@@ -1,9 +1,10 @@
-"""Delays that were found on a CPU, imposed on a device: which to try, and how often they serve wrong bytes.
+"""Delayed runs: delays that were found on a CPU are imposed on a device, and runs with wrong bytes are counted.
 
 Invariants:
 - A delay for a device comes from a run of the same schedule on a CPU.
-- Every run with delays has one without. A missing wait is found in both, so only wrong bytes show a bug on the device.
-- Delays that held nothing show nothing, and the report says so.
+- Every run with delays is paired with one without. Both find a missing wait, so only wrong bytes show a bug on the
+  device.
+- The report says when delays held nothing. Such a run shows nothing.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ def check_operations(runner: ScheduleRunner, plan: Plan) -> None:
 
 
 def device_plans(runner: ScheduleRunner, plan: Plan, device: str) -> tuple[Plan, ...]:
-    """What a schedule that fails on a CPU is tried as on a device, the narrowest delay first; none where none is known.
+    """Device plans for a schedule that fails on a CPU, the narrowest delay first. There are none if no pair is known.
 
-    The two operations that no edge orders; then every one of the earlier name, since a device may number them in
-    another way; then the group of lanes it runs on; then the next pairs.
+    First the two operations that no edge orders are tried; then all operations of the earlier one's name, since a
+    device may number them differently; then its group of lanes; then the next pairs.
     """
     outcome, submitted = _on_cpu(runner, plan)
     found = _candidates(outcome.findings, submitted)
-    if not found and plan.backend == "simulated":  # what goes missing only where the process saw something late
+    if not found and plan.backend == "simulated":  # some waits are missing only if the process saw something late
         submitted = []
         outcome = runner.run(plan, handlers=((Submitted, submitted.append),))
         found = _candidates(outcome.findings, submitted)
@@ -65,7 +66,7 @@ def device_plans(runner: ScheduleRunner, plan: Plan, device: str) -> tuple[Plan,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """How often wrong bytes were served, without delays and with them; and what came of the delays."""
+    """How often wrong bytes were served without delays and with them, and how the delays ended."""
 
     free_runs: int = 0
     free_wrong: int = 0
@@ -74,7 +75,7 @@ class Rates:
     report: DelayReport | None = None
 
     def plus(self, free: Outcome, held: Outcome) -> Rates:
-        """One more run of each."""
+        """Add one run without delays and one with them."""
         report = held.delays
         if self.report is not None and report is not None:
             report = self.report.plus(report)
@@ -92,7 +93,7 @@ class Rates:
         return "not exercised: nothing was delayed" if self.report is None else self.report.gap
 
     def text(self) -> str:
-        """Both rates, and holds that imposed nothing."""
+        """Both rates and the holds that had no effect, in words."""
         parts = [
             f"wrong bytes in {self.free_wrong} of {self.free_runs} runs without delays, "
             f"{self.held_wrong} of {self.held_runs} with"
@@ -103,7 +104,8 @@ class Rates:
 
 
 def run_both(runner: Runner, plan: Plan) -> tuple[Outcome, Outcome]:
-    """A plan without its delays, then with them. The first run also loads what must not be loaded beside a hold."""
+    """Run a plan without its delays, then with them. The first run also loads kernels, which cannot be loaded during a
+    hold."""
     free = runner.run(dataclasses.replace(plan, strategy="eager", choices=None, expect=None))
     return free, runner.run(plan)
 
@@ -145,12 +147,12 @@ class Try:
 
     @property
     def shown(self) -> bool:
-        """Wrong bytes were served under the delays."""
+        """True if wrong bytes were served under the delays."""
         return self.wrong is not None
 
     @property
     def message(self) -> str:
-        """What was read, or why that says nothing."""
+        """What was read, or why the try shows nothing."""
         found = None if self.wrong is None else wrong_bytes(self.wrong)
         return self.rates.gap or "what was read was right" if found is None else f"{found.code} {found.message}"
 
@@ -204,7 +206,7 @@ def _candidates(findings: Sequence[Finding], submitted: Sequence[Submitted]) -> 
 
 
 def _exact(pair: Pair, submitted: Sequence[Submitted]) -> Delay:
-    """The pair by how many operations of the same name came first: a device numbers all together in another way."""
+    """The pair, numbered among operations of the same name: a device numbers all operations together in another way."""
     held, until = (
         Site(operation=name, nth=sum(each.name == name for each in submitted[:ordinal]))
         for ordinal, name in ((pair.held, pair.held_name), (pair.until, pair.until_name))

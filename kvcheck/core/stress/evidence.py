@@ -1,4 +1,4 @@
-"""EvidenceCount: how much a schedule exercised and verified.
+"""EvidenceCount: counts what a schedule exercised and verified.
 
 Invariants:
 - A foreign reuse is a resume into at least one page that another request was given after the retraction.
@@ -51,7 +51,7 @@ class EvidenceCount:
         self._retries = 0
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """What is counted."""
+        """The kinds of event that are counted, each with its handler."""
         return (
             (Verified, self._verified),
             (Expected, self._expected),
@@ -70,7 +70,7 @@ class EvidenceCount:
         )
 
     def total(self, *, events: int, evictions: int, orderings: int) -> Evidence:
-        """The counts so far. orderings: what the ordering oracle compared; 0 is nothing, so None."""
+        """The counts so far. orderings: how many pairs the ordering oracle compared; 0 becomes None."""
         return Evidence(
             schedules=1,
             events=events,
@@ -88,7 +88,7 @@ class EvidenceCount:
         )
 
     def _tiers(self) -> dict[str, int]:
-        """Counts of the host tier; none where nothing was ever backed up, so that they stay absent."""
+        """Counts of the host tier. They are absent if nothing was ever backed up."""
         if not any(self._moved.values()):
             return {}
         lookups = self._lookups.values()

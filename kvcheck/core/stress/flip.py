@@ -24,9 +24,9 @@ WRONG_BYTES = ("content", "output")
 
 
 def confirm(runner: Runner, plan: Plan, finding: Finding) -> Outcome | None:
-    """Run the plan with the pair of an ordering finding, which an eager run of it gave, in the other order.
+    """Run the plan with the pair of an ordering finding in the other order. The finding is of an eager run.
 
-    Returns the outcome if it was that pair and has wrong bytes.
+    Returns the outcome if it ran that pair and read wrong bytes.
     """
     pair = pair_of(finding)
     if pair is None or plan.backend == "cuda":
@@ -49,7 +49,7 @@ def pair_of(finding: Finding) -> Pair | None:
 
 
 def wrong_bytes(outcome: Outcome, near: Finding | None = None) -> Finding | None:
-    """The first finding of an outcome that saw wrong bytes, before all others where `near` says that they are."""
+    """The first finding of an outcome that saw wrong bytes. Findings for which `near` is True come first."""
     found = [each for each in outcome.findings if each.oracle in WRONG_BYTES]
     if near is not None:
         found.sort(key=lambda each: _distance(each, near))
@@ -57,10 +57,10 @@ def wrong_bytes(outcome: Outcome, near: Finding | None = None) -> Finding | None
 
 
 def confirmed(runner: Runner, outcome: Outcome, may_go_on: Callable[[], bool] = lambda: True) -> tuple[Finding, ...]:
-    """The findings of an outcome, the first ordering finding that can be confirmed with its confirmation.
+    """The findings of an outcome. The first ordering finding that can be confirmed carries its confirmation.
 
-    At most one eager run and MAX_FLIPS flipped ones; none where wrong bytes were seen already, or nothing is unordered.
-    may_go_on: asked before each of them.
+    This takes at most one eager run and MAX_FLIPS flipped ones, and none if wrong bytes were seen already or no finding
+    is about ordering. may_go_on: asked before each run.
     """
     plan, findings = outcome.plan, outcome.findings
     if plan.backend == "cuda" or wrong_bytes(outcome) is not None or not any(map(pair_of, findings)):
@@ -86,7 +86,7 @@ def _simulated(plan: Plan, strategy: str, choices: str | None) -> Plan:
 
 
 def _is_eager(plan: Plan) -> bool:
-    """Whether the plan's own run numbers operations as the flipped one will."""
+    """True if the plan's own run numbers operations as the flipped run will."""
     if plan.backend == "eager":
         return True
     made = make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices)
@@ -103,20 +103,20 @@ def _one_a_pair(findings: tuple[Finding, ...]) -> list[Finding]:
 
 
 def _edge(finding: Finding) -> tuple[object, ...]:
-    """What the same missing edge has in common in another run of the plan."""
+    """The fields of a finding that are the same for the same missing edge in another run of the plan."""
     pair = pair_of(finding)
     names = None if pair is None else (pair.held_name, pair.until_name)
     return finding.oracle, finding.code, finding.lane, finding.buffer, names
 
 
 def _distance(finding: Finding, near: Finding) -> int:
-    """In how many ways a finding is elsewhere."""
+    """In how many fields of its place a finding differs from another."""
     names = ("tier", "buffer", "layer", "page", "request")
     return sum(getattr(finding, name) != getattr(near, name) for name in names)
 
 
 def _told(finding: Finding, turned: Finding, other: Outcome) -> Finding:
-    """The finding, with what the pair `turned` gave in the other order."""
+    """The finding, with what the pair `turned` read in the other order."""
     wrong = wrong_bytes(other, near=turned)
     assert wrong is not None and finding.minimal is not None
     more = {"confirmed": f"in the other order {wrong.message}", "replay": wrong.replay}

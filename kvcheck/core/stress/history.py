@@ -2,7 +2,7 @@
 
 Invariants:
 - Oracles see events only; an event holds copies, never live product objects.
-- An event's place in the list is its time; nothing else is.
+- Time is an event's place in the list. There is no other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Handler = Callable[[Any], None]
 
 
 class History:
-    """Takes events and passes each to the handlers of its kind; keeps them too when asked to."""
+    """Passes each event to the handlers of its kind. It keeps the events too if asked to."""
 
     def __init__(self, *, keep: bool = False) -> None:
         self.events: list[Event] = []

@@ -1,12 +1,12 @@
 """Trials of mutants: each is run beside the fixed build, on the CPU or under delays on a device.
 
-On a device, what the CPU finds unordered is delayed, until wrong bytes are served or there are no more plans.
+On a device, operations that the CPU run finds unordered are delayed until wrong bytes are served or no plan is left.
 
 Invariants:
-- The fixed build must pass the very plan a mutant is judged by, or the mutant is not judged.
+- The fixed build must pass the plan by which a mutant is judged. Otherwise the mutant is not judged.
 - On the CPU a mutant is killed only by the oracle and with the code its card names; any other end is not a pass.
 - On a device it is judged by the bytes that it serves under delays; a missing wait alone is not enough.
-- What does not reproduce is UNKNOWN, with the reason, never a pass and never a failure of the fixed build.
+- A mutant that does not reproduce is UNKNOWN with the reason. It is no pass and no failure of the fixed build.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ JUDGE = "ordering"
 
 
 def timed_mutants(mutants: Sequence[Mutant], device: str) -> list[Mutant]:
-    """Those that a delay can show. Raises UsageError where none is."""
+    """The mutants that a delay can show. Raises UsageError if there is none."""
     timed = [each for each in mutants if each.killed_by == JUDGE]
     if not timed:
         names = ", ".join(each.name for each in mutants)
@@ -42,7 +42,7 @@ def timed_mutants(mutants: Sequence[Mutant], device: str) -> list[Mutant]:
 
 
 def not_begun(mutant: Mutant, device: str, max_time_s: float) -> MutantResult:
-    """The row of a mutant that the time was too short for, also one that was under way."""
+    """The row of a mutant for which the time was too short, also if it had begun."""
     row = _row(mutant, mutant.killed_by if device == "cpu" else BY_DELAYS)
     return dataclasses.replace(
         row, outcome="not-begun", message=f"--max-time {max_time_s:g} was over before it was judged"

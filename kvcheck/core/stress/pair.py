@@ -1,4 +1,4 @@
-"""Pair: two operations of a run that touch one cell and that no edge orders, as a value and as the text of a line.
+"""Pair: two operations of a run that touch one place and that no edge orders, as a value and as the text of a line.
 
     459.hicache.load~472.decode.read      operation 459 is held until operation 472 has run
 
@@ -19,7 +19,8 @@ _PAIR = re.compile(r"([1-9][0-9]{0,11})\.([^~]{1,80})~([1-9][0-9]{0,11})\.([^~]{
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """held: number of the operation that runs late; until: of the one that it waits for. The names are a check."""
+    """held: number of the operation that runs late. until: number of the operation that it waits for. Names are checked
+    too."""
 
     held: int
     held_name: str

@@ -1,9 +1,9 @@
-"""ProbeRunner: plans of probes on installed engines, run in their children, answers made into outcomes.
+"""ProbeRunner: runs plans of probes on an installed engine in a child process, and makes outcomes of its answers.
 
-A plan's probe is "NAME.SUBJECT", such as retract.nsa: what is tried, and on what.
+A plan's probe is "NAME.SUBJECT", such as retract.nsa: the probe and what it is tried on.
 
 Invariants:
-- A child that was lost makes the schedule UNKNOWN, and the next one gets a new child.
+- If the child is lost, the schedule is UNKNOWN, and the next schedule gets a new child.
 - The same plan gives the same findings.
 """
 
@@ -30,7 +30,7 @@ UNREAD = ("mutant", "backend", "device", "transport", "ranks", "strategy", "requ
 def probe_plans(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> Iterator[Plan]:
     """The plans of the target's probes for the base's kind of device.
 
-    Of all, or of the scenarios and "PROBE.SUBJECT" or PROBE that were named.
+    scenarios, and names as "PROBE.SUBJECT" or PROBE, limit them; without names all probes have a plan.
     """
     kind = base.device.partition(":")[0]
     rows = [row for row in parse_target(base.target).spec.probes if kind in row.devices]
@@ -42,7 +42,7 @@ def probe_plans(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> 
 
 
 def probe_of(plan: Plan) -> tuple[ProbeRow, str]:
-    """The probe and subject of a plan. Raises UsageError for what the engine has no probe for."""
+    """The probe and subject of a plan. Raises UsageError if the engine has no such probe."""
     name, _, subject = (plan.probe or "").partition(".")
     spec = parse_target(plan.target).spec
     row = spec.probe(name)
@@ -56,7 +56,7 @@ def probe_of(plan: Plan) -> tuple[ProbeRow, str]:
 
 
 def check_probe_plan(plan: Plan) -> None:
-    """Raise UsageError for what an engine's probes do not take."""
+    """Raise UsageError for options that an engine's probes do not read."""
     parse_target(plan.target)
     default = Plan(scenario=plan.scenario, probe=plan.probe)
     if plan.device != "cpu":
@@ -83,7 +83,7 @@ def probe_cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> 
 
 
 def untried_by_probes(base: Plan, plans: Sequence[Plan]) -> list[str]:
-    """Scenarios that no probe of the engine tries, and probes that a run leaves out; one line each at most."""
+    """Scenarios that no probe of the engine tries, in one line, and probes that a run leaves out, in one line."""
     every = list(probe_plans(base, [], []))
     tried, ran = {plan.scenario for plan in every}, {plan.cell for plan in plans}
     lacking = [name for name in SCENARIOS.names() if name not in tried]
@@ -94,7 +94,7 @@ def untried_by_probes(base: Plan, plans: Sequence[Plan]) -> list[str]:
 
 @dataclass(slots=True)
 class ProbeRunner:
-    """Runs plans of one target, in one child as long as that lives."""
+    """Runs plans of one target, all in one child while that lives."""
 
     target: str
     patience: Patience = field(default_factory=Patience)
@@ -103,13 +103,13 @@ class ProbeRunner:
     _spent_s: float = 0.0
 
     def start(self) -> Hello:
-        """The engine, ready. Raises UnknownVerdict."""
+        """Start the engine. Raises UnknownVerdict if it cannot be used."""
         if self._child is None:
             self._child = parse_target(self.target).start(self.patience, self.device)
         return self._child.hello
 
     def run(self, plan: Plan) -> Outcome:
-        """One schedule; its findings carry the plan's line."""
+        """Run one schedule. Its findings carry the plan's line."""
         row, subject = probe_of(plan)
         try:
             self.start()
@@ -138,11 +138,10 @@ class ProbeRunner:
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds that its children have taken."""
+        """CPU seconds that its children have used."""
         return self._spent_s + (0.0 if self._child is None else self._child.cpu_s)
 
     def close(self) -> None:
-        """End the child."""
         if self._child is not None:
             self._spent_s = self.cpu_s
             self._child.close()

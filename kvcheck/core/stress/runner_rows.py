@@ -1,8 +1,9 @@
-"""Runners: which of the four runs a plan's schedules, and all that depends on it; chosen by the plan's kind.
+"""RUNNERS: the table of the four runners. A plan's kind chooses its row, and the row holds all that depends on the
+kind.
 
 Invariants:
-- RUNNERS is the only place that says how kinds of plans differ.
-- A runner keeps what the schedules of its cells share, such as the workload; it never looks at a clock.
+- How kinds of plans differ is stated in RUNNERS and nowhere else.
+- A runner keeps what the schedules of its cells share, such as the workload. It reads no clock.
 """
 
 from __future__ import annotations
@@ -28,27 +29,28 @@ from kvcheck.core.workload.shapes import TINY_SHAPES
 from kvcheck.core.workload.shapes import shape as shape_named
 
 FLOOR = 3
-"""The portfolio's first three are eager, lazy and one delay; by then ranks and settings have changed too."""
+"""The portfolio's first three schedules are eager, lazy and one delay, with different ranks and settings."""
 PROBE_FLOOR = 12
 """prefixes.swa of SGLang 0.5.10.post1 failed in the sixth schedule of a seed, and passed with two."""
 
 
 TargetOf = Callable[[Plan], Target]
-"""What a plan has under test, fixed or broken."""
+"""The target of a plan, fixed or broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerRow:
     """How plans of one kind are checked, run and counted.
 
-    make: the runner of one cell. check_names: that scenario and shape, or the probe, exist. check: that nothing is
-    named that it does not read, and that it has what it needs. cells: the plans of a run, from one without scenario
-    and shape. floor: schedules without which a cell is no pass. order: what order a plan tries. left_out: orders that
-    it does not. cost: of a schedule, in words. shows: what a cell is about. untried: what no cell of a run exercises.
+    make: makes the runner of one cell. check_names: checks that scenario and shape, or the probe, exist. check: refuses
+    options that the runner does not read, and a plan that lacks what it needs. cells: the plans of a run, made from one
+    without scenario and shape. floor: how many schedules a pass needs. order: the order that a plan tries. left_out:
+    the orders that a plan does not try. cost: the cost of a schedule, in words. shows: what a cell is about. untried:
+    what no cell of a run exercises.
 
-    confirms: what was left unordered can be run in the other order. is_once: one schedule is what was asked for.
-    is_alone: cells do not run beside one another. is_shared: one runner, that was started before, runs all cells.
-    tells_notes: its notes are for the terminal too. opens_device: this process works on the plan's device.
+    confirms: unordered operations can be run in the other order too. is_once: a run is one schedule. is_alone: cells
+    never run at the same time. is_shared: one runner, started before, runs all cells. tells_notes: the terminal shows
+    its notes too. opens_device: this process works on the plan's device.
     """
 
     make: Callable[[Plan, TargetOf], Runner]
@@ -70,7 +72,7 @@ class RunnerRow:
 
 
 def row_of(plan: Plan) -> RunnerRow:
-    """The row of what runs a plan."""
+    """The row of the runner for a plan."""
     return RUNNERS[plan.kind]
 
 
@@ -80,7 +82,7 @@ def _check_names(plan: Plan) -> None:
 
 
 def _check_choices(plan: Plan) -> None:
-    """Choices that nothing would read are refused: the line says another schedule than it seems to."""
+    """Refuse choices that no strategy reads: the line would name another schedule than it seems to."""
     readers = {"replay": decode_choices, "flip": parse_pair}
     if plan.strategy not in readers:
         if plan.choices is not None:
@@ -102,7 +104,7 @@ def _check_delays(plan: Plan) -> None:
 
 
 def _check_ranks(plan: Plan) -> None:
-    """What real processes cannot do is refused; a library that is missing is UNKNOWN before anything starts."""
+    """Refuse what real processes cannot do. A missing library is UNKNOWN before any process starts."""
     strategy = None if plan.trace is not None else plan.strategy
     for name, value, able in (
         ("--backend", plan.backend, "eager"),
@@ -135,7 +137,7 @@ def _cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[
 
 
 def _for_scenario(plan: Plan) -> Plan:
-    """The plan of one cell. Raises UsageError where its scenario has no ranks, or none in other processes."""
+    """The plan of one cell. Raises UsageError if its scenario has no ranks, or cannot run them as processes."""
     if "pd-transfer" in SCENARIOS.load(plan.scenario).needs:
         return plan
     able = " or ".join(name for name in SCENARIOS.names() if "pd-transfer" in SCENARIOS.load(name).needs)
@@ -154,7 +156,7 @@ def _order(plan: Plan) -> str:
 
 
 def _left_out(plan: Plan) -> tuple[str, ...]:
-    """Orders that a plan leaves out by its strategy or backend."""
+    """Orders that a plan's strategy or backend does not try."""
     if plan.backend == "eager":
         return ("lazy", "delays", "random")
     others = {"eager": ("lazy", "delays", "random"), "lazy": ("eager", "delays", "random")}

@@ -1,9 +1,9 @@
-"""Turns: cells that take turns in this process, a schedule of each at a time, until each has ended.
+"""Turns: runs cells in this process, one schedule of each in turn, until all have ended.
 
 Invariants:
-- Cells take turns by the number of the schedule, so that every cell has run a few before one has run many.
-- A cell goes on until its floor, whatever it costs; only a limit of wall time that was asked for ends it before.
-- Whatever a schedule has found stays found, also where there is no time left to confirm it.
+- Cells take turns after each schedule. So every cell has run a few schedules before one has run many.
+- A cell always runs up to its floor. Only a limit of wall time that was asked for ends it earlier.
+- A finding stays a finding, also if there is no time left to confirm it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kvcheck.core.stress.runner_rows import TargetOf, row_of
 from kvcheck.core.stress.schedule import Plan, further_workloads
 
 UNKNOWNS = 12
-"""Schedules without any that could be judged, after which a cell is given up: settings have gone round by then."""
+"""A cell is given up after so many schedules of which none could be judged. All settings have been tried by then."""
 LOSSES = 2
-"""Processes that a cell may lose before it is given up."""
+"""A cell is given up after it has lost so many processes."""
 MORE_WORKLOADS = 6
 """One workload of retract-resume in five resumes nobody into pages that others had used (9 of 48, glm-5.1-tiny)."""
 
@@ -37,9 +37,9 @@ def run_cell(number: int, task: CellTask, target_of: TargetOf, shared: Runner | 
 def take_turns(
     share: Sequence[tuple[int, CellTask]], limit: Limit, target_of: TargetOf, shared: Runner | None = None
 ) -> Iterator[Report]:
-    """Run cells, a schedule of each in turn, until all have ended; each ends with a report of its own.
+    """Run cells, one schedule of each in turn, until all have ended. The last report of a cell says that it has ended.
 
-    shared: runs all of them; None: each has a runner of its own, by its plan's kind.
+    shared: the runner of all cells; None: each cell gets its own runner, by its plan's kind.
     """
 
     def spent() -> float:
@@ -56,7 +56,7 @@ def take_turns(
 
 
 class Budget:
-    """What is left of a limit. spent: the CPU seconds of who runs the cells, until now."""
+    """What is left of a limit. spent: CPU seconds that the runners have used so far."""
 
     def __init__(self, limit: Limit, spent: Callable[[], float]) -> None:
         self.until = limit.until
@@ -64,21 +64,21 @@ class Budget:
         self._cpu_until = None if limit.cpu_s is None else spent() + limit.cpu_s
 
     def fits(self, *, cpu_s: float, wall_s: float) -> bool:
-        """Whether half of a schedule that is expected to take so long is still inside: limits are kept on average."""
+        """True if half of a schedule that is expected to take so long still fits. Limits are so kept on average."""
         is_in_cpu = self._cpu_until is None or self.spent() + cpu_s / 2 <= self._cpu_until
         return is_in_cpu and (self.until is None or time.monotonic() + wall_s / 2 <= self.until)
 
     @property
     def is_over(self) -> bool:
-        """The limit of wall time has come."""
+        """True once the limit of wall time has passed."""
         return self.until is not None and time.monotonic() >= self.until
 
 
 class Turns:
-    """One cell under way.
+    """A cell that is being run.
 
-    Its schedules run in order; when the budget ends them and there is no evidence yet, the first schedules of up to
-    MORE_WORKLOADS further workloads follow: one may exercise what another does not.
+    Its schedules run in order. If the budget ends them before there is evidence, the first schedules of up to
+    MORE_WORKLOADS further workloads follow, because another workload may exercise what this one does not.
     """
 
     def __init__(self, number: int, task: CellTask, budget: Budget, runner: Runner) -> None:
@@ -92,7 +92,7 @@ class Turns:
         self.is_open = True
 
     def turn(self) -> Iterator[Report]:
-        """The next schedule; the cell's end, where there is none or this one fails."""
+        """Run the next schedule. The cell ends if there is none or if this one fails."""
         plan = self._next()
         if plan is None:
             yield self._end(self._gap())
@@ -142,7 +142,7 @@ class Turns:
 
     @property
     def _gives_up(self) -> bool:
-        """Further schedules would say nothing new."""
+        """True if further schedules would show nothing new."""
         return (self._unknown >= UNKNOWNS and not self._judged) or self._lost >= LOSSES
 
     def _count(self, outcome: Outcome) -> None:
@@ -155,7 +155,7 @@ class Turns:
         return self._runner.gap(self._task.plan, self._total)
 
     def _confirmed(self, outcome: Outcome) -> tuple[Finding, ...]:
-        """The findings of a schedule, confirmed where that can be done and there is time; they stay found without."""
+        """The findings of a schedule. They are confirmed first if that is possible and there is time."""
         if not (outcome.findings and self._task.confirms):
             return outcome.findings
         try:
@@ -165,7 +165,7 @@ class Turns:
             return outcome.findings
 
     def _news(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-        """The findings without the conditional ones that an earlier schedule has given: they do not end the cell."""
+        """The findings without conditional ones that an earlier schedule has reported already."""
         fresh = [each for each in findings if (each.code, each.buffer, each.condition) not in self._conditional]
         self._conditional |= {(each.code, each.buffer, each.condition) for each in fresh if each.condition is not None}
         return tuple(fresh)

@@ -270,12 +270,12 @@ class RecordCoversItsLaneOnly(Clocks):
         return clock
 
 
-class PageCells(AccessLog):
+class PageLog(AccessLog):
     def touch(self, event: int, footprint: Footprint, *, over: int) -> None:
         super().touch(event, replace(footprint, spans=None), over=over)
 
 
-class LayerlessCells(AccessLog):
+class LayerlessLog(AccessLog):
     def touch(self, event: int, footprint: Footprint, *, over: int) -> None:
         super().touch(event, replace(footprint, layers=(0, 2)), over=over)
 
@@ -288,7 +288,7 @@ class NamedTokensOnly(AccessLog):
         self._last[:, :, -1] = 0
 
 
-class FirstTouchCells(AccessLog):
+class FirstTouchLog(AccessLog):
     def touch(self, event: int, footprint: Footprint, *, over: int) -> None:
         if not self.latest:
             super().touch(event, footprint, over=over)
@@ -298,8 +298,8 @@ def with_clocks(kind: type[Clocks]) -> Make:
     return type(kind.__name__, (OrderingOracle,), {"clocks": kind})
 
 
-def with_cells(kind: type[AccessLog]) -> Make:
-    return type(kind.__name__, (OrderingOracle,), {"cells": kind})
+def with_log(kind: type[AccessLog]) -> Make:
+    return type(kind.__name__, (OrderingOracle,), {"log": kind})
 
 
 class FreeIsAnEdge(OrderingOracle):
@@ -340,10 +340,10 @@ BROKEN: tuple[tuple[Make, str], ...] = (
     (with_clocks(WaitTakesTheLanesPresent), "recorded too early"),
     (with_clocks(RecordCoversItsLaneOnly), "waits compose"),
     (with_clocks(RecordCoversItsLaneOnly), "a record covers what its lane waited for"),
-    (with_cells(PageCells), "append beside a backup"),
-    (with_cells(LayerlessCells), "a layer at a time"),
-    (with_cells(NamedTokensOnly), "the whole page, then a row that nobody had named"),
-    (with_cells(FirstTouchCells), "the last layer"),
+    (with_log(PageLog), "append beside a backup"),
+    (with_log(LayerlessLog), "a layer at a time"),
+    (with_log(NamedTokensOnly), "the whole page, then a row that nobody had named"),
+    (with_log(FirstTouchLog), "the last layer"),
     (FreeIsAnEdge, "reuse without an edge"),
     (ReadersExclude, "two readers"),
     (MixesSpaces, "another space"),

@@ -1,4 +1,4 @@
-"""Oracles: each judges one contract over a history."""
+"""Oracles: each one judges one contract over a history."""
 
 from __future__ import annotations
 

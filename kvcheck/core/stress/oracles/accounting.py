@@ -1,4 +1,4 @@
-"""The accounting oracle: when idle every unit is free or cached, and after close none is held.
+"""The accounting oracle: when the engine is idle every unit is free or cached, and after close none is held.
 
 Invariants:
 - free + cached = total for each space when idle; after close free = total, and no memory is allocated.

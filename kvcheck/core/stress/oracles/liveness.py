@@ -1,4 +1,4 @@
-"""The liveness oracle: every request that was sent ends, and the target raises nothing.
+"""The liveness oracle: every request that was sent ends, and the target raises no error.
 
 Invariants:
 - An error of the target is a finding with the code of its kind. A spent step budget is a hang (KV901).

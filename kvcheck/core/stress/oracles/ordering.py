@@ -1,4 +1,4 @@
-"""The ordering oracle: if two operations touch one cell and one of them writes, one must wait for the other.
+"""The ordering oracle: if two operations touch one place and one of them writes, one must wait for the other.
 
 Invariants:
 - Only edges order operations, not what happened first. So a missing wait is found in any run, also in an eager one.
@@ -38,20 +38,20 @@ class _Buffer:
     writes: dict[int, AccessLog] = field(default_factory=dict)
 
     def only_writes(self) -> tuple[tuple[dict[int, AccessLog], str], ...]:
-        """What a read must be behind, and what is done there."""
+        """The accesses that a read must wait for."""
         return ((self.writes, "writes"),)
 
     def both(self) -> tuple[tuple[dict[int, AccessLog], str], ...]:
-        """What a write must be behind."""
+        """The accesses that a write must wait for."""
         return ((self.writes, "writes"), (self.reads, "reads"))
 
 
 class OrderingOracle:
-    """Every read waits for the writes it needs, and nothing is written over while another operation may use it."""
+    """Every read waits for the writes it needs, and nothing is overwritten while another operation may use it."""
 
     name = "ordering"
     clocks = Clocks
-    cells = AccessLog
+    log = AccessLog
 
     def __init__(self) -> None:
         self.judged = 0
@@ -120,15 +120,15 @@ class OrderingOracle:
                 self._judge(event, lane, known, footprint, is_write=False)
                 continue
             for touched in self._judge(event, lane, clock, footprint, is_write=False):
-                self._cells_of(touched.reads, lane).touch(clock[lane], footprint, over=over)
+                self._log_of(touched.reads, lane).touch(clock[lane], footprint, over=over)
         for footprint in event.writes:
             for touched in self._judge(event, lane, clock, footprint, is_write=True):
-                self._cells_of(touched.writes, lane).touch(clock[lane], footprint, over=over)
+                self._log_of(touched.writes, lane).touch(clock[lane], footprint, over=over)
 
     def _judge(
         self, event: Submitted, lane: int, clock: Clock, footprint: Footprint, *, is_write: bool
     ) -> list[_Buffer]:
-        """Look for touches of other operations that this one is not behind; returns the footprint's buffers."""
+        """Look for touches of other operations that no edge puts before this one. Returns the footprint's buffers."""
         found = []
         for buffer in footprint.buffers:
             touched = self._buffers.get((footprint.space, buffer))
@@ -136,17 +136,17 @@ class OrderingOracle:
                 touched = self._buffers[footprint.space, buffer] = _Buffer()
             found.append(touched)
             for by_lane, doing in touched.both() if is_write else touched.only_writes():
-                for other, cells in by_lane.items():
+                for other, log in by_lane.items():
                     bound = at(clock, other)
                     if other != lane:
                         self.judged += len(footprint.rows)
-                    if cells.latest > bound and (overlap := cells.after(bound, footprint)) is not None:
+                    if log.latest > bound and (overlap := log.after(bound, footprint)) is not None:
                         self._report(event, footprint, buffer, other, overlap, is_write, doing)
         return found
 
-    def _cells_of(self, by_lane: dict[int, AccessLog], lane: int) -> AccessLog:
+    def _log_of(self, by_lane: dict[int, AccessLog], lane: int) -> AccessLog:
         if lane not in by_lane:
-            by_lane[lane] = self.cells()
+            by_lane[lane] = self.log()
         return by_lane[lane]
 
     # Findings

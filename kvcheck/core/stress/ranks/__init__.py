@@ -1,1 +1,1 @@
-"""A pair's ranks as real processes: one worker a rank, a supervisor that starts, watches and judges them."""
+"""A pair's ranks as real processes: one worker for each rank, and a supervisor that starts, watches and judges them."""

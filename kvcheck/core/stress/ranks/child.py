@@ -1,4 +1,4 @@
-"""Child: the process of a rank, as its supervisor holds it, and what starts it on this machine.
+"""Child: the supervisor's handle of a rank's process, and the launcher that starts it on this machine.
 
 Invariants:
 - Processes that a rank had started end with it, also stopped ones.

@@ -67,7 +67,8 @@ Say = Callable[[str, dict[str, object]], None]
 
 
 class RankRun:
-    """One rank. parts: what it is made of. say: reports to the supervisor. inbox: what the supervisor tells."""
+    """One rank. parts: the classes that it is built from. say: reports to the supervisor. inbox: lines of the
+    supervisor."""
 
     def __init__(self, spec: RankSpec, wire: type[ProcessWire], say: Say, inbox: Inbox, *, parts: TargetParts) -> None:
         self._spec = spec
@@ -211,7 +212,7 @@ class RankRun:
                 self._scheduler.abort(request)  # the new process does not ask for it any more
 
     def _is_awaited(self, peer: str) -> bool:
-        """The peer is gone, will be started again, and is not overdue."""
+        """True if the peer is gone, will be started again and is not overdue."""
         return peer in self._returns and time.monotonic() - self._fenced.get(peer, time.monotonic()) < RETURN_S
 
     def _seconds(self) -> int:
@@ -251,7 +252,8 @@ class RankRun:
         return self._feed.due(is_idle=self._scheduler.is_idle)
 
     def _agree_on(self, known: list[int]) -> list[int]:
-        """All ranks of this end admit more requests, or none does: a rank may notice late that a peer is gone."""
+        """All ranks of this end admit more requests, or none does. They have to agree, because a rank may notice late
+        that a peer is gone."""
         first, *agreed = self._agree([int(not any(map(self._is_awaited, self.wire.gone()))), *known])
         if isinstance(self._scheduler, DecodeScheduler):
             self._scheduler.may_ask = bool(first)

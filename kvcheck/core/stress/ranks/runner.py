@@ -1,8 +1,8 @@
-"""RankRunner: one plan in, one judged outcome out, with every rank in a process of its own.
+"""RankRunner: runs one plan with every rank in a process of its own and judges the outcome.
 
 Invariants:
 - This process makes the reference run, counts the bytes and judges. It moves no bytes itself.
-- The same plan makes the same work. The machine decides what happens first; that is not recorded.
+- The same plan makes the same work. The machine decides the order of events, and that order is not recorded.
 """
 
 from __future__ import annotations

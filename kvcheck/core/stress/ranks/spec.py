@@ -1,4 +1,5 @@
-"""What a rank's process is told when it starts, and what it says while it runs: one JSON object a line, both ways.
+"""RankSpec and RankSummary: what a rank's process is told at its start, and what it reports. Each line is a JSON
+object.
 
     to the rank      RankSpec, then {"addresses": ...} for a prefill rank, and again when a decode rank was started
                      again, then {"close": true}; end of input: the end

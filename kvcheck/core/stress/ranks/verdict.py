@@ -2,8 +2,9 @@
 
 Invariants:
 - A run is green only if every request has the reference's tokens on every decode rank, every receiver has read and
-  verified exactly the bytes that were worked out beforehand, and every rank gave everything back.
-- A request fails only for what was done to it, and its reason says so. A request with a fault must fail.
+  verified exactly the bytes that this process had computed before the run, and every rank gave everything back.
+- A request fails only because of a fault or an abort of its own, and its reason names that. A request with a fault must
+  fail.
 - A rank that was killed or frozen on purpose excuses failed requests and nothing else.
 """
 
@@ -25,7 +26,8 @@ MOST = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """expected, verified: bytes at all receivers, worked out and read there. evidence: of the decode ranks together."""
+    """expected: bytes for all receivers, computed before the run. verified: bytes that they read. evidence: of all
+    decode ranks."""
 
     findings: tuple[Finding, ...]
     expected: int
@@ -190,7 +192,7 @@ def _expected(report: RankReport, shape: ModelShape, load: Load, *, ranks: int) 
 
 
 def _judged(report: RankReport) -> set[int]:
-    """Requests whose bytes this process of the rank has verified; an earlier one that died has reported none."""
+    """Requests whose bytes this process of the rank has verified. An earlier process that died has reported none."""
     return report.finished.keys() - report.before
 
 
