@@ -114,7 +114,7 @@ def excess(touch: Touch, declared: Sequence[Footprint], verb: str) -> list[tuple
     operation = Operation("touch", (lambda: touch(words),))
     backend.submit(operation, lane=backend.lane("forward"), reads=reads, writes=writes)
     assert backend.judged > 0
-    return [(each.verb, each.cell) for each in backend.found]
+    return [(each.verb, each.place) for each in backend.found]
 
 
 TOUCHES: tuple[tuple[str, Touch, tuple[tuple[int, int, int, int], ...]], ...] = (

@@ -1,1 +1,1 @@
-"""What every other package stands on: errors, ids and pages, registries, the run record, child processes."""
+"""Base: errors, ids and pages, registries, the run record and child processes, for all other packages."""

@@ -1,4 +1,4 @@
-"""Children: how every process of kvcheck is started, what it inherits, and which kvcheck it has to be.
+"""Child processes: how every process of kvcheck is started, greeted and ended, and what it inherits.
 
 Invariants:
 - A child imports the parent's own kvcheck, and nothing from the current folder.
@@ -56,7 +56,7 @@ PACKAGE = str(Path(kvcheck.__file__).resolve().parent)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """Which kvcheck a process runs: the package's folder, its version, and that of Python."""
+    """The kvcheck that a process runs: the package's folder, its version, and the version of Python."""
 
     package: str
     version: str
@@ -67,7 +67,7 @@ OWN = Build(package=PACKAGE, version=kvcheck.__version__, python=sys.version.spl
 
 
 def inherited(variables: Mapping[str, str], *, is_engine: bool = False) -> dict[str, str]:
-    """What a child sees of the caller's variables."""
+    """The caller's environment variables that a child inherits."""
     return {
         name: value
         for name, value in variables.items()
@@ -95,7 +95,7 @@ class Started:
         self._hello = hello
 
     def greet(self, within_s: float = GREETING_S) -> Build | None:
-        """Which kvcheck it says that it is; None where it ended without a word. Raises TimeoutError."""
+        """The build that the child reports; None if it ended before it reported. Raises TimeoutError."""
         said = b""
         deadline = time.monotonic() + within_s
         poll = select.poll()
@@ -122,10 +122,11 @@ def start(
     variables: Mapping[str, str] | None = None,
     leads_group: bool = True,
 ) -> subprocess.Popen[str]:
-    """A process of this interpreter that runs `program` as __main__, and has said that it is this very kvcheck.
+    """Start a process of this interpreter that runs `program` as __main__, and wait until it has reported this very
+    build.
 
-    variables: set besides what it inherits. leads_group: whether it has a process group of its own.
-    Raises UnknownVerdict where the machine cannot start it, InternalError where it is another kvcheck.
+    variables: set in addition to those it inherits. leads_group: True gives it its own process group. Raises
+    UnknownVerdict if the machine cannot start it, InternalError if it imports another kvcheck.
     """
     try:
         child = spawn(program, *arguments, streams=streams, variables=variables, leads_group=leads_group)
@@ -151,7 +152,7 @@ def start(
 
 
 def check(build: Build, program: str, *, is_own_python: bool = True) -> None:
-    """Raise InternalError unless `build` is the kvcheck that runs here, under the same Python where it has to be."""
+    """Raise InternalError unless `build` is the kvcheck that runs here; if asked for, under the same Python too."""
     expected = OWN if is_own_python else Build(package=OWN.package, version=OWN.version, python=build.python)
     if build != expected:
         raise InternalError(
@@ -168,9 +169,10 @@ def spawn(
     leads_group: bool = True,
     engine_python: Path | None = None,
 ) -> Started:
-    """The same, not greeted yet. engine_python: the interpreter of an engine's environment. Raises OSError.
+    """Like `start`, but without waiting for the report. engine_python: the interpreter of an engine's environment.
+    Raises OSError.
 
-    An engine's process leads a group, which ends with kvcheck as a whole, and imports what its own environment has.
+    An engine's process leads a group, which ends as a whole with kvcheck. It imports from its own environment.
     """
     is_engine = engine_python is not None
     hello, said = os.pipe()
@@ -212,9 +214,9 @@ def spawn(
 
 
 def listen(process: subprocess.Popen[str], put: Callable[[str | None], None], longest: int = -1) -> None:
-    """Give `put` every line that the child writes, from a thread of its own, and None when its output has ended.
+    """Start a thread that gives `put` every line that the child writes, and None when its output has ended.
 
-    longest: characters after which a line is cut; -1: none is.
+    longest: a line is cut after so many characters; -1: never.
     """
     stdout = process.stdout
     assert stdout is not None, "the child's output is a pipe"
@@ -229,7 +231,7 @@ def listen(process: subprocess.Popen[str], put: Callable[[str | None], None], lo
 
 
 def tell(process: subprocess.Popen[str], line: str) -> None:
-    """A line for the child; lost where it is dead, and the end of its output says so."""
+    """Write a line to the child. It is lost if the child is dead; the end of the child's output shows that."""
     assert process.stdin is not None, "the child's input is a pipe"
     with contextlib.suppress(OSError, ValueError):
         process.stdin.write(line + "\n")
@@ -237,7 +239,7 @@ def tell(process: subprocess.Popen[str], line: str) -> None:
 
 
 def close_input(process: subprocess.Popen[str]) -> None:
-    """The end of the child's input."""
+    """Close the child's input."""
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
@@ -250,7 +252,7 @@ def tail(descriptor: int, most_bytes: int) -> str:
 
 
 def has_ended(process: subprocess.Popen[str], within_s: float | None = None) -> bool:
-    """Whether the child ends in that time, or in its own; it is left to be waited for, and keeps its number."""
+    """True if the child ends within that time. None: wait until it ends. It is not reaped, so it keeps its pid."""
     deadline = None if within_s is None else time.monotonic() + within_s
     while process.returncode is None:
         if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
@@ -262,15 +264,15 @@ def has_ended(process: subprocess.Popen[str], within_s: float | None = None) -> 
 
 
 def kill_group(process: subprocess.Popen[str]) -> int:
-    """Kill the child with all that it has started, stopped or not; returns the child's status."""
-    if process.returncode is None:  # its number is not free before it is waited for
+    """Kill the child and all processes of its group, also stopped ones. Returns the child's status."""
+    if process.returncode is None:  # its pid is not reused before it is reaped
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
 
 
 def end(*processes: subprocess.Popen[str], within_s: float = ENDING_S) -> None:
-    """SIGTERM to all, and SIGKILL to those that are not gone in time, as a stopped process never is."""
+    """Send SIGTERM to all, and SIGKILL to those that have not ended in time. A stopped process never does."""
     for process in processes:
         if process.poll() is None:
             process.terminate()
@@ -284,7 +286,7 @@ def end(*processes: subprocess.Popen[str], within_s: float = ENDING_S) -> None:
 
 
 def import_paths(paths: list[str]) -> list[str]:
-    """Where this process imports from, without the current folder: relative entries, and it by its name."""
+    """`paths` without the current folder, which may stand there as a relative entry or by its full path."""
     try:
         here = os.getcwd()
     except OSError:  # it was removed
@@ -293,7 +295,7 @@ def import_paths(paths: list[str]) -> list[str]:
 
 
 def _interpreter_flags() -> list[str]:
-    """Flags of this interpreter that -I would lose."""
+    """Flags of this interpreter that a child started with -I would lose."""
     return [
         *(["-B"] if sys.flags.dont_write_bytecode else []),
         *([f"-{'O' * sys.flags.optimize}"] if sys.flags.optimize else []),
@@ -315,8 +317,8 @@ def _text(build: Build) -> str:
 
 
 class _Starter:
-    """The thread that starts all children. The kernel ends a tied child with the thread that started it, so this one
-    stays until the process ends.
+    """The thread that starts all children. The kernel ends a tied child with the thread that started it, so this thread
+    runs until the process ends.
     """
 
     def __init__(self) -> None:
@@ -326,7 +328,8 @@ class _Starter:
         self._thread: threading.Thread | None = None
 
     def run(self, begin: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
-        """What `begin` returns or raises. A process that nobody waits for any more is ended."""
+        """Call `begin` in the thread; return or raise what it does. If the caller is interrupted, the new process is
+        ended."""
         future: Future[subprocess.Popen[str]] = Future()
         with self._lock:
             if self._thread is None or not self._thread.is_alive():

@@ -1,15 +1,15 @@
-"""Start of a child: the first lines that a process of kvcheck runs, before it imports anything of kvcheck.
+"""The start of a child: the first lines that a child process runs, before it imports anything of kvcheck.
 
     python -I -u child_start.py PROGRAM BUILD HELLO PARENT TIE PATHS [ARGUMENTS...]
 
-    PROGRAM  module to run as __main__     BUILD  which kvcheck: {"package": folder, "version": ..., "python": ...}
-    HELLO    descriptor to say it on       PARENT process id       TIE  process or group
-    PATHS    where to import from besides, a list; null: where the interpreter itself looks
+    PROGRAM module to run as __main__ BUILD the kvcheck to import: {"package": folder, "version": ..., "python": ...}
+    HELLO file descriptor to report it PARENT process id TIE "process" or "group" PATHS sys.path of the child, a list;
+    null: the interpreter's own
 
 Invariants:
 - kvcheck is found by its folder alone, and nothing is imported from the current folder.
-- The process ends with its parent, stopped or not, whatever its main thread is at.
-- The file can be read by older interpreters than kvcheck needs, so that it can say so.
+- The process ends with its parent, also if it is stopped or busy.
+- Interpreters that are too old for kvcheck can run this file, so that it can report their version as the problem.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def tie_to(parent: int, tie: str) -> None:
-    """End this process with its parent. GROUP: and all that it has started, which has to be in its own group.
+    """End this process with its parent. GROUP: also all processes of its group, which it has to lead.
 
     The kernel sends a signal when the parent ends: SIGKILL, which ends a stopped process too; or, for a group, SIGCONT,
     so that a thread sees the end of standard input and kills the whole group.
@@ -55,19 +55,19 @@ def tie_to(parent: int, tie: str) -> None:
         sys.exit(f"this process cannot be tied to its parent: {os.strerror(ctypes.get_errno())}")
     if tie == GROUP:
         poll = select.poll()
-        poll.register(sys.stdin.fileno(), 0)  # what is still to be read does not count, its end does
+        poll.register(sys.stdin.fileno(), 0)  # wake at the end of the input, not for data in it
 
         def watch() -> None:
             poll.poll()
             os.killpg(0, signal.SIGKILL)
 
         threading.Thread(target=watch, name="lifeline", daemon=True).start()
-    if os.getppid() != parent:  # it was gone before the signal was asked for
+    if os.getppid() != parent:  # the parent ended before the signal was requested
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def load_package(folder: str) -> dict[str, str]:
-    """Import kvcheck from its folder; returns what was found there."""
+    """Import kvcheck from its folder. Returns the build that was found there."""
     spec = importlib.util.spec_from_file_location(
         "kvcheck", f"{folder}/__init__.py", submodule_search_locations=[folder]
     )
@@ -84,7 +84,7 @@ def load_package(folder: str) -> dict[str, str]:
 
 
 def say_hello(descriptor: int, build: dict[str, str]) -> None:
-    """One line for the parent."""
+    """Report the build to the parent, as one line of JSON."""
     with os.fdopen(descriptor, "w", encoding="utf-8") as pipe:
         pipe.write(json.dumps(build) + "\n")
 

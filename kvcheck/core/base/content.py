@@ -1,6 +1,6 @@
 """The content rule: every word of KV, state and metadata encodes its request, its position and its place.
 
-`classify` is the one verdict on words that a read should not have seen; the oracle and the probes both ask it.
+`classify` gives the verdict on words that a read should not have seen. The oracle and the probes both call it.
 
 word = mix64(tag) XOR mask(space, buffer, piece, layer, word index),   tag = request:24 | attempt:8 | position:32
 
@@ -31,20 +31,21 @@ POISON_HALF = POISON_WORD >> 32
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Whose word it is: the request that wrote it, its attempt, and the token position (or state version)."""
+    """The owner of a word: the request that wrote it, its attempt, and the token position (or state version)."""
 
     request: int
     attempt: int
     position: int
 
     def packed(self) -> int:
-        """The 64 bits that are mixed."""
+        """The three numbers in 64 bits, as mix64 takes them."""
         return (self.request << 40) | (self.attempt << 32) | self.position
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a word lies, as far as the rule cares. first_word: of the model's whole row, where a rank's row begins."""
+    """The place of a word, as the mask uses it. first_word: the word of the model's whole row at which a rank's row
+    begins."""
 
     space: str
     buffer: str
@@ -60,7 +61,7 @@ def codes(authors: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> t
 
 @lru_cache(maxsize=1024)
 def mask(site: Site, words: int) -> torch.Tensor:
-    """The masks of a row's words: [W] int64; shared by all callers, never to be written."""
+    """The masks of a row's words: [W] int64. All callers share this tensor, so nobody may write it."""
     places = np.arange(1, words + 1, dtype=np.uint64) + np.uint64(site.first_word)
     counts = places * np.uint64(_GOLDEN) ^ np.uint64(_site_key(site))
     return mix64_torch(torch.from_numpy(counts.view(np.int64)))
@@ -72,7 +73,7 @@ def word(tag: Tag, site: Site, index: int) -> int:
 
 
 def decode(value: int, site: Site, index: int, *, requests: int) -> Tag | None:
-    """The tag that a 64-bit word (signed) carries at that place, or None where it carries none of this run."""
+    """The tag that a 64-bit word (signed) carries at that place; None if it carries no tag of this run."""
     packed = unmix64_int((value & _U64) ^ _mask_int(site, index))
     tag = Tag(packed >> 40, (packed >> 32) & 0xFF, packed & 0xFFFFFFFF)
     plausible = 1 <= tag.request <= requests and tag.attempt == 0 and tag.position < 1 << 22
@@ -109,10 +110,11 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owners:
-    """Who may have written a row: requests 1 to `requests`, or nobody, which leaves words of `unwritten`.
+    """The possible writers of a row: requests 1 to `requests`, or nobody. A row that nobody wrote has the words
+    `unwritten`.
 
-    positions: tried for 32-bit words; None where words have 64 bits. has_others: something else writes there as well,
-    whose words are not by the rule.
+    positions: those to try for 32-bit words; None for 64-bit words. has_others: somebody else also writes there, with
+    words that do not follow the rule.
     """
 
     requests: int
@@ -123,7 +125,8 @@ class Owners:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """What a row holds instead. owner: the request whose words they are. story: follows "saw" or "holds"."""
+    """What a row holds instead. owner: the request whose words it holds. story: a text that follows "saw" or
+    "holds"."""
 
     code: str
     owner: int | None
@@ -131,7 +134,7 @@ class Deviation:
 
 
 def classify(words: Sequence[int | None], site: Site, expected: Expectation, owners: Owners) -> Deviation:
-    """Why a row that is not as expected is wrong. words: as read, signed; None where a word was not read."""
+    """Say what is wrong with a row that differs. words: as read, signed; None for a word that was not read."""
     read = {at: word for at, word in enumerate(words) if word is not None}
     if read and all(word in owners.unwritten for word in read.values()):
         return Deviation("KV104", None, "memory that was never written")

@@ -2,7 +2,7 @@
 
 Invariants:
 - TimeUp passes through `except Exception`, so that no target or oracle can catch it by accident.
-- It is raised in the main thread, never while a module is imported, and not after `time_limit` has been left.
+- It is raised in the main thread inside `time_limit`, and never while a module is imported.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class TimeUp(BaseException):
 def time_limit(until: float | None) -> Iterator[None]:
     """Raise TimeUp inside the block when time.monotonic() reaches `until`; None: there is no limit.
 
-    Signals do it, so a single call into C code is not cut, only what follows it. Raises InternalError outside the main
-    thread, where no signal arrives, and for a limit within a limit.
+    A signal does it, so a single call into C code is not cut; TimeUp is raised when it returns. Raises InternalError
+    outside the main thread, where no signal arrives, and for a limit within a limit.
     """
     if until is None:
         yield
@@ -61,7 +61,7 @@ def time_limit(until: float | None) -> Iterator[None]:
 
 
 def is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported: a library may abort the process if an exception comes then, or lose it."""
+    """True while a module is imported. An exception then could be lost, or make a library abort the process."""
     while frame is not None:
         if frame.f_code.co_filename == IMPORTING:
             return True

@@ -16,7 +16,7 @@
     +-- InternalError         70  kvcheck itself is wrong
 
 Invariants:
-- A leaf's exit code is a class attribute; nothing else decides exit codes, but for `machine_trouble`, which is 4.
+- A leaf's exit code is a class attribute. The only other rule is that `machine_trouble` means exit code 4.
 - Messages say what was wrong, what was expected, what was found, and the command to run next where one helps.
 """
 
@@ -45,7 +45,7 @@ class StorageError(KvcheckError):
 
 
 class UnknownVerdict(KvcheckError):
-    """What was asked for could not be judged; this is not a pass."""
+    """What was asked for could not be judged. This is no pass."""
 
     exit_code = 4
 
@@ -77,11 +77,12 @@ class ForeignAccess(TargetError):
 
 
 class TransferError(TargetError):
-    """A transfer of one request failed: the engine refused or broke, a peer is gone, a wait was over. Others go on."""
+    """A transfer of one request failed: the engine refused or broke, a peer is gone, or a wait took too long. Others go
+    on."""
 
 
 class WrongOutput(TargetError):
-    """An arm of a benchmark left wrong bytes; it has no price."""
+    """An arm of a benchmark left wrong bytes, so it has no price."""
 
 
 class Hang(TargetError):
@@ -115,7 +116,8 @@ _TEXTS = {
 
 
 def machine_trouble(error: BaseException) -> str | None:
-    """What the machine lacks, such as memory, if that raised `error` or its cause; None for any other error."""
+    """What the machine lacks, such as memory, if that is why `error` or its cause was raised; None for any other
+    error."""
     cause: BaseException | None = error
     while cause is not None:
         short = _short_of(cause)

@@ -34,7 +34,7 @@ def folder_digest(folder: Path) -> str:
     found = hashlib.sha256()
     for name in sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.is_file()):
         content = (folder / name).read_bytes()
-        # Both lengths, so that no name can run into a content.
+        # Both lengths are hashed too, so no path can be taken for content.
         found.update(f"{len(name)} {len(content)} {name}".encode("utf-8", "surrogateescape"))
         found.update(content)
     return found.hexdigest()
@@ -50,14 +50,14 @@ def file_digest(path: Path) -> str:
 
 
 def short(text: str | None) -> str:
-    """What a digest, or a text with digests in it, is called where people read it; "n/a" where there is none."""
+    """A digest, or a text with digests in it, in the short form that people read; "n/a" for None."""
     return "n/a" if text is None else DIGEST.sub(r"\1", text)
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit that the folder's files are of, with " and changes" where they differ from it.
+    """The commit of the folder's files, with " and changes" if the files differ from it.
 
-    None where git does not track them, does not answer, or is not there.
+    None if git does not track them, does not answer, or is not installed.
     """
     if not _git(folder, "ls-files", "--", "."):  # a folder that git ignores may lie inside somebody else's tree
         return None
@@ -67,7 +67,7 @@ def commit_of(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git answers; None where it fails."""
+    """What git answers; None if it fails."""
     program = shutil.which("git")
     if program is None:
         return None

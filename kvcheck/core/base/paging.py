@@ -1,7 +1,7 @@
 """Ids, letters and page arithmetic shared by every layer.
 
 Invariants:
-- Page 0 and slot 0 of a device pool are padding: they are never handed out and never hold a live request.
+- Page 0 and slot 0 of a device pool are padding: they are never allocated and never hold a live request.
 - `loc` is a token's place in a pool: `page * page_size + offset`.
 
 Letters used in shape comments throughout the package:

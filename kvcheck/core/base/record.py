@@ -1,10 +1,10 @@
 """RunRecord: all results of one run, as one versioned value that all reports are made from.
 
 Invariants:
-- Where a key does not apply it is None, never 0.
+- A key that does not apply is None, never 0.
 - Worst wins: FAIL over UNKNOWN over PASS, and the verdict over no scenarios is UNKNOWN.
-- A record is read back exactly as it was written, one of version 1 with what it could not say as None. A file that is
-  not a record, down to the type of each key, is a UsageError, never a guess.
+- A record is read back exactly as it was written. Keys that version 1 did not have are then None. A file that is no
+  record, down to the type of each key, is a UsageError.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Evidence:
     orderings_checked: int | None = None
 
     def plus(self, other: Evidence) -> Evidence:
-        """Sums; None plus a number is the number."""
+        """The sums of both. None plus a number is the number."""
         sums: dict[str, object] = {}
         for row in dataclasses.fields(self):
             mine, theirs = getattr(self, row.name), getattr(other, row.name)
@@ -97,8 +97,8 @@ class Evidence:
 class Finding:
     """One violation, with everything needed to name the owner and to see it again.
 
-    condition: the assumption, outside what the engine promises, under which it is one; None: under none. A conditional
-    finding is shown and fails a run only when asked to.
+    condition: an assumption that the engine does not make and this finding needs; None: it needs none. A conditional
+    finding is shown, and fails a run only if that was asked for.
     """
 
     id: str = ""
@@ -130,8 +130,8 @@ class Finding:
 class Coverage:
     """How much of what was planned a cell has run.
 
-    wanted: schedules planned. floor: schedules without which the cell is no pass. tried, not_tried: strategies such as
-    "lazy" and settings such as "ranks 2x1", planned and run, and planned and not run.
+    wanted: schedules planned. floor: how many schedules a pass needs. tried, not_tried: strategies such as "lazy" and
+    settings such as "ranks 2x1" that were planned and have run, or have not run.
     """
 
     wanted: int
@@ -142,7 +142,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a run was about, as digests that change when it does. None where there is nothing of the kind.
+    """Digests of what a run judged. A digest is None if the run has nothing of that kind.
 
     code: kvcheck's own. trace: the trace file's. target: the installed engine's.
     """
@@ -198,11 +198,11 @@ class BenchRow:
     """What one arm of a case costs beside its baseline, at one size.
 
     us, baseline_us: microseconds a call. ratio: time of the arm over time of the baseline, in the same rounds; below 1
-    is faster. An arm "plus-..." is work on top of the baseline's, and its ratio that of both to the baseline.
-    ratios: that of each round, from which `ratio` is made. floor: how far from 1 the baseline's ratio to itself lies in
-    a round of the same run (upper end of that distance's interval); a smaller difference says nothing.
-    limit: the physical limit that was measured beside it, and limit_ratio the share of it that the arm reached.
-    status: "ok", or "noisy" where the floor is above 5 %, or "unknown" with the reason in `note`.
+    is faster. An arm "plus-..." is work on top of the baseline's, and its ratio is that of both to the baseline.
+    ratios: the ratio of each round; `ratio` is made from them. floor: how far from 1 the baseline's ratio to itself
+    lies in a round of the same run (upper end of that distance's interval); smaller differences are noise. limit: the
+    physical limit that was measured beside it. limit_ratio: the share of the limit that the arm reached. status: "ok",
+    "noisy" if the floor is above 5 %, or "unknown" with the reason in `note`.
     """
 
     case: str
@@ -224,7 +224,7 @@ class BenchRow:
 
     @property
     def id(self) -> str:
-        """ "case/arm/size" and the shape, where it has one."""
+        """ "case/arm/size", with the shape if it has one."""
         return "/".join(part for part in (self.case, self.arm, self.size, self.shape) if part)
 
 
@@ -297,7 +297,7 @@ def read_record(path: Path) -> RunRecord:
 
 
 def _with_added(raw: dict[str, object]) -> dict[str, object]:
-    """The keys of version 1 and those that came later; what is no record of version 1 stays none."""
+    """The record with the keys that later versions added, each with the value for its absence."""
     whole = dict(raw)
     for key, added in ADDED.items():
         rows = raw.get(key)
@@ -343,19 +343,19 @@ def value_from(kind: Any, raw: object, where: str) -> Any:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """Working annotations out takes longer than reading a row by them."""
+    """Resolved annotations of a class, kept because resolving them takes longer than reading a row."""
     return typing.get_type_hints(kind)
 
 
 def _expect(kind: type[T], raw: object, where: str) -> T:
-    """`raw`, which has to be of exactly this type: true is not 1 here."""
+    """`raw` if it is of exactly this type; true is refused as a number."""
     if type(raw) is not kind:
         raise ValueError(f"{where}: expected {kind.__name__}, got {type(raw).__name__}")
     return raw
 
 
 def _checked(raw: object, where: str, room: int) -> object:
-    """Any JSON value of bounded depth and numbers, so that whatever is made from it later can be."""
+    """Any JSON value with bounded depth and numbers, so that it can be written again later."""
     if isinstance(raw, (dict, list)):
         if room == 0:
             raise ValueError(f"{where}: expected at most {MAX_DEPTH} levels of nesting")
@@ -367,7 +367,7 @@ def _checked(raw: object, where: str, room: int) -> object:
 
 
 def to_plain(value: object) -> object:
-    """Dataclasses, enums and tuples as the JSON types they are written as."""
+    """Dataclasses, enums and tuples as the JSON types that stand for them."""
     return _plain(value)
 
 

@@ -1,8 +1,8 @@
-"""Names to objects, written out in literal tables and imported only when asked for.
+"""Registry: a literal table of names and objects that are imported when they are loaded.
 
 Invariants:
-- An entry is "module:attribute", with a sentence for `kvcheck list` where people choose among the names; importing
-  the table imports none of its entries.
+- An entry is "module:attribute". Tables that people choose from also hold a sentence for `kvcheck list`. Importing the
+  table imports none of its entries.
 - An unknown name is a UsageError that lists the known ones.
 """
 

@@ -30,7 +30,7 @@ class Rng:
         return z ^ (z >> 31)
 
     def below(self, n: int) -> int:
-        """An integer 0 .. n - 1; `n` must be at least 1. The bias of the multiply-shift is under n / 2**64."""
+        """An integer 0 .. n - 1. `n` must be at least 1. The bias of the multiply-shift is under n / 2**64."""
         assert n >= 1, f"below() needs at least one choice, got {n}"
         return (self.next_u64() * n) >> 64
 

@@ -1,17 +1,17 @@
 """The statistics of rounds: medians, intervals and tests that assume no distribution, the noise floor, exact limits.
 
-A round is one number, measured with memory and an order of its own; rounds are what is repeated, so nothing below them
-is counted. The interval of n rounds goes from the k-th smallest value to the k-th largest, with the largest k for which
-the median lies outside at most once in twenty times: whether a round falls on one side of the median is the toss of a
-coin, whatever the distribution. 15 rounds: from the 4th to the 12th value, 96.5 %. Busy machines give long tails and no
-bell curve, so nothing here knows a mean or a variance. Order statistics and sign tests: Conover, Practical
+A round is one number, measured with fresh memory and in a random order of its own. Only rounds count as independent
+samples. The interval of n rounds goes from the k-th smallest value to the k-th largest, with the largest k for which
+the median lies outside in at most 5 % of cases. A round falls on either side of the median with probability 1/2 in any
+distribution, so k follows from the binomial distribution. 15 rounds: from the 4th to the 12th value, 96.5 %. Busy
+machines give long tails, so means and variances are not used. Order statistics and sign tests: Conover, Practical
 Nonparametric Statistics; several claims at once: Holm, Scand. J. Statist. 6 (1979); limits of a share: Clopper and
 Pearson, Biometrika 26 (1934).
 
 Invariants:
-- Fewer than LEAST_ROUNDS values have no interval: even from the smallest to the largest they would not reach 95 %.
-- What is equal to a threshold is not above it.
-- Ratios are worked with as logarithms, so that twice as fast and twice as slow lie equally far from 1.
+- Fewer than LEAST_ROUNDS values have no interval: from the smallest to the largest value it would have less than 95 %.
+- A value equal to a threshold is not above it.
+- Statistics of ratios use logarithms, so that twice as fast and twice as slow lie equally far from 1.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from kvcheck.core.base.record import Interval
 LEAST_ROUNDS = 6
 CONFIDENCE = 0.95
 TAIL = (1.0 - CONFIDENCE) / 2.0
-"""What lies beyond one end of an interval, at most."""
+"""The most probability that may lie beyond one end of an interval."""
 
 
 def order_of(rounds: int) -> int | None:
-    """k: the interval is from the k-th smallest to the k-th largest value; None where there is none."""
+    """k: the interval is from the k-th smallest to the k-th largest value; None if there is no interval."""
     if rounds < LEAST_ROUNDS:
         return None
     k, below = 0, 0.0
@@ -58,27 +58,27 @@ def ratio_interval(logs: Sequence[float]) -> Interval:
 
 
 def half_width(ratio: Interval) -> float | None:
-    """How far the ratio's interval reaches to either side, as a share; None where there is no interval."""
+    """The half width of a ratio's interval, as a share of the ratio; None if there is no interval."""
     if ratio.lo is None or ratio.hi is None:
         return None
     return (math.log(ratio.hi) - math.log(ratio.lo)) / 2.0
 
 
 def floor_of(logs: Sequence[float]) -> float:
-    """How far from 1 the baseline's ratio to itself may lie: the upper end of its distance's interval."""
+    """The noise floor: the upper end of the interval for the distance from 1 of the baseline's ratio to itself."""
     found = interval([abs(each) for each in logs])
     upper = found.hi if found.hi is not None else max(abs(each) for each in logs)
     return math.expm1(upper)
 
 
 def sign_p(rounds: Sequence[float], threshold: float) -> float:
-    """How likely that many rounds above `threshold` were, if the true median were not above it."""
+    """p-value of a one-sided sign test against the claim that the true median is not above `threshold`."""
     above = sum(value > threshold for value in rounds)
     return min(1.0, math.fsum(_binomial(len(rounds), number, 0.5) for number in range(above, len(rounds) + 1)))
 
 
 def holm(values: Sequence[float]) -> tuple[float, ...]:
-    """p-values corrected for their number, in the order given: any at most `a` is wrong in at most `a` of families."""
+    """Holm-corrected p-values, in the order given. Accepting all up to `a` errs in at most `a` of families."""
     adjusted, worst = [0.0] * len(values), 0.0
     for rank, at in enumerate(sorted(range(len(values)), key=values.__getitem__)):
         worst = max(worst, min(1.0, (len(values) - rank) * values[at]))
@@ -87,7 +87,7 @@ def holm(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def share_above(hits: int, runs: int, *, tail: float = 0.05) -> float:
-    """The largest share of hits that still gives this few in so many runs with a chance of `tail`."""
+    """Upper limit of a share: the largest one that gives so few hits in so many runs with probability `tail`."""
     if not 0 <= hits <= runs or not runs:
         raise ValueError(f"expected at least one run and no more hits than runs, got {hits} of {runs}")
     if hits == runs:
@@ -103,12 +103,13 @@ def share_above(hits: int, runs: int, *, tail: float = 0.05) -> float:
 
 
 def share_below(hits: int, runs: int, *, tail: float = 0.05) -> float:
-    """The smallest share of hits that still gives this many in so many runs with a chance of `tail`."""
+    """Lower limit of a share: the smallest one that gives so many hits in so many runs with probability `tail`."""
     return 1.0 - share_above(runs - hits, runs, tail=tail)
 
 
 def _binomial(count: int, number: int, share: float) -> float:
-    """Chance of exactly `number` hits; in logarithms, since a thousand tosses have no float."""
+    """Probability of exactly `number` hits, computed with logarithms, since the factors of a thousand runs overflow a
+    float."""
     if share in (0.0, 1.0):
         return float(number == count * share)
     ways = math.lgamma(count + 1) - math.lgamma(number + 1) - math.lgamma(count - number + 1)

@@ -1,8 +1,9 @@
-"""Scratch folders: temporary folders that are gone with the run that made them, at the latest when another one begins.
+"""Scratch folders: temporary folders that are removed when their run ends, or else when the next run begins.
 
 Invariants:
-- A folder belongs to a process as long as that holds its lock; the kernel lets go of it when the process ends.
-- Only a folder of this user, of the form that is made here, that nobody holds is removed; no link is followed.
+- A process owns a folder while it holds the folder's lock. The kernel releases the lock when the process ends.
+- A folder is removed only if this user owns it, its name has the form that is made here, and nobody holds its lock. No
+  link is followed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TRIES = 100
 
 
 class ScratchFolder:
-    """A new, empty folder of this process, gone when it is closed. kind: one of KINDS. Raises OSError."""
+    """A new, empty folder of this process. Closing removes it. kind: one of KINDS. Raises OSError."""
 
     def __init__(self, kind: str) -> None:
         assert kind in KINDS
@@ -40,7 +41,7 @@ class ScratchFolder:
         self._end = weakref.finalize(self, _remove, str(self.path), lock)
 
     def close(self) -> None:
-        """Remove it. What cannot be removed now is removed by a later run."""
+        """Remove the folder. If that fails now, a later run removes it."""
         self._end()
 
     def __enter__(self) -> Self:
@@ -52,7 +53,8 @@ class ScratchFolder:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """Folders of processes that are gone: those that were removed, and those that could not be, with the reason."""
+    """Folders of processes that have ended: those that were removed, and those that could not be removed, with the
+    reason."""
 
     removed: tuple[str, ...]
     kept: tuple[str, ...]
@@ -63,7 +65,7 @@ def sweep() -> Swept:
     removed, kept = [], []
     try:
         paths = [entry for entry in Path(tempfile.gettempdir()).iterdir() if MADE_HERE.fullmatch(entry.name)]
-    except OSError:  # there is no such folder, or it cannot be read: nothing was left there that could be removed
+    except OSError:  # the folder is missing or unreadable, so nothing in it can be removed
         paths = []
     for path in sorted(paths):
         try:
@@ -74,7 +76,7 @@ def sweep() -> Swept:
                 removed.append(str(path))
             finally:
                 os.close(lock)
-        except FileNotFoundError:  # another run was faster
+        except FileNotFoundError:  # another run removed it first
             continue
         except OSError as error:
             kept.append(f"{path}: {error.strerror}")
@@ -82,9 +84,10 @@ def sweep() -> Swept:
 
 
 def _lock(path: Path, *, is_strict: bool = False) -> int | None:
-    """A descriptor that holds the folder's lock; None where another process has it, or the folder is not of our making.
+    """A descriptor that holds the folder's lock; None if another process holds it or if kvcheck has not made the
+    folder.
 
-    is_strict: None also where this file system has no locks, as nobody can say then whether the folder is in use.
+    is_strict: None also on a file system without locks, since the folder may then be in use.
     """
     try:
         folder = os.open(path, FLAGS)

@@ -1,4 +1,4 @@
-"""Prices: the cost of a function beside the plainest code that does the same.
+"""Benchmarks: the cost of a function compared with the plainest code that does the same.
 
 Invariants:
 - Every case is a row of CASES. A case that applies to some pool families only is a row of FAMILIES too.
@@ -70,10 +70,10 @@ CASES: Registry[Callable[..., Any]] = Registry(
     },
 )
 
-# Cases that not every model has a part for: the pool families that do.
+# Cases that apply to some pool families only, and those families.
 FAMILIES: dict[str, tuple[str, ...]] = {"index-read": ("nsa",)}
 
 
 def applies(case: str, family: str) -> bool:
-    """Whether models of that pool family have what the case measures."""
+    """True if models of that pool family have what the case measures."""
     return family in FAMILIES.get(case, (family,))

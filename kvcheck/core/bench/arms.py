@@ -1,10 +1,10 @@
-"""What is measured: arms, each with memory of its own, and points, which compare arms at one size.
+"""Arms and points: an arm is one way to do the work, with memory of its own; a point compares arms at one size.
 
     case "metadata-read"  ->  point "row"  ->  arms         ten-views (A), ten-views again (A'), ten-clones, packed-get
                                                comparisons  packed-get to ten-views, packed-get to ten-clones
 
 Invariants:
-- A maker gives an arm fresh memory whenever it is called; two arms never share a buffer.
+- A maker gives its arm fresh memory at each call. Two arms never share a buffer.
 - Every arm has a check of its output.
 - The first arm of a point is its baseline A, and the only one that is run a second time as A'.
 """
@@ -31,11 +31,11 @@ def nothing() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One way to do the work. call: once. check: raises WrongOutput unless what the last call left is right.
+    """One way to do the work. call: does it once. check: raises WrongOutput unless the last call left the right bytes.
 
-    clock: how a device times it: "wall" (the host waits for it), "events" or "graph"; a CPU knows wall time alone.
-    "own": the call returns nanoseconds that were taken in another process.
-    close: gives back what is more than memory.
+    clock: how it is timed on a device: "wall" (the process waits for it), "events" or "graph". A CPU has wall time
+    only. "own": the call returns nanoseconds that were measured in another process. close: releases resources other
+    than memory.
     """
 
     call: Callable[[], object]
@@ -49,10 +49,10 @@ Maker = Callable[[FreshMemory], Arm]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One row of the record: an arm beside a baseline. limit: the arm that measures what the machine can do at most.
+    """One row of the record: an arm compared with a baseline. limit: the arm that measures the most the machine can do.
 
-    name: what the row calls the arm where one arm has several baselines; "" for its own name.
-    is_extra: the arm is work on top of the baseline's, and does none of it: the ratio is that of both to the baseline.
+    name: the arm's name in the row, needed if one arm has several baselines; "" for its own name. is_extra: the arm
+    does only work on top of the baseline's; the ratio is that of both together to the baseline.
     """
 
     arm: str
@@ -64,7 +64,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A case at one size. bytes: that one call moves; None where that says nothing. note: what a reader must know."""
+    """A case at one size. bytes: moved by one call; None if that number means nothing. note: what a reader must
+    know."""
 
     case: str
     size: str
@@ -87,7 +88,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What points are built for. stack: closes, when the run ends, what a case has opened for all its rounds."""
+    """What points are built for. stack: closes at the end of the run what a case has opened for all its rounds."""
 
     shape: ModelShape
     device: torch.device

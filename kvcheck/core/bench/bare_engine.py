@@ -1,8 +1,8 @@
-"""The plainest use of the transfer engine: its library in a loop, timed where the loop runs.
+"""The plainest use of the transfer engine: calls of its library in a loop, timed in the same process.
 
 Invariants:
-- Set up as the engine process is: same library, variables and registered regions.
-- Between the two readings of the clock there are calls of the library and nothing else.
+- The loop has the library, the variables and the registered regions of the engine process.
+- Only calls of the library lie between the two readings of the clock.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ RUN_S = 120.0
 
 
 class BareEngine(MooncakeEngine):
-    """An engine process that is given a whole run of calls at once."""
+    """An engine process that takes a whole run of calls at once."""
 
     program = __name__
 
     def run(self, peer: PeerInfo, batches: Sequence[Batch]) -> float:
-        """Seconds that one call a batch took, one after the other, unchecked and unmerged."""
+        """Seconds for all batches, one call each, one after the other, unchecked and unmerged."""
         calls = []
         for batch in batches:
             source, target, length = batch.blocks.T
@@ -41,7 +41,7 @@ class BareEngine(MooncakeEngine):
 
 
 def loop(channel: Channel, library: Library) -> None:
-    """Answer runs with their code and time, for ever."""
+    """Answer each run with its return code and its time, until the process ends."""
     while True:
         asked = unpack_json(channel.receive().payload)
         peer, calls = str(asked["peer"]), asked["calls"]

@@ -1,8 +1,8 @@
-"""Filling rows with content words and verifying them, beside what one core copies and reads.
+"""Case: fill rows with content words and verify them, compared with memcpy and with reading the memory once.
 
 Invariants:
-- Both cases work on the same rows: as wide as the shape's widest token row, as many as make the size.
-- An arm that verifies is also given rows with one wrong word when it is checked, and has to name it.
+- Both cases use rows as wide as the shape's widest token row, and as many as the size takes.
+- The check of an arm that verifies also gives it rows with one wrong word, which the arm has to name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEY = 0x5EED
 
 
 def fill_points(setting: Setting) -> tuple[Point, ...]:
-    """Writing rows of content words, against memcpy of as many bytes."""
+    """Writing rows of content words, compared with memcpy of as many bytes."""
     return tuple(
         _point(
             "content-fill",
@@ -44,7 +44,7 @@ def fill_points(setting: Setting) -> tuple[Point, ...]:
 
 
 def verify_points(setting: Setting) -> tuple[Point, ...]:
-    """Verifying every word of rows, against reading as many bytes once."""
+    """Verifying every word of rows, compared with reading as many bytes once."""
     return tuple(
         _point(
             "content-verify",
@@ -62,7 +62,7 @@ def verify_points(setting: Setting) -> tuple[Point, ...]:
 
 
 def _point(case: str, setting: Setting, size: int, makers: dict[str, Maker]) -> Point:
-    """The first arm is what all others are compared with, and the limit of what they can reach."""
+    """The first arm is the baseline of all others and their limit."""
     base, *arms = makers
     return Point(
         case=case,

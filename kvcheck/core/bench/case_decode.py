@@ -1,9 +1,9 @@
-"""A whole decode step with every protection on and off, and with the recorder on.
+"""Case: a whole decode step with each protection on and off, and with the recorder on.
 
 Invariants:
-- All arms compute the same numbers from equal rows; they are compared bit for bit with what bare() computes.
-- "guards-alone" computes nothing: its time is what guards add to a step, without the noise of the step.
-- Rows with graphs exist on a device only; a CPU has none.
+- All arms compute the same numbers from equal rows. The check compares them bit for bit with those of bare().
+- "guards-alone" computes nothing. Its time is what guards add to a step, without the noise of the step.
+- Rows with graphs exist on a device only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SIZE = f"{REQUESTS}x{CONTEXT} tokens"
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """A decode step with guarded reads, owned metadata and checked holdings, against the same step without."""
+    """A decode step with guarded reads, owned metadata and checked holdings, compared with the same step without
+    them."""
     shape = setting.shape
     makers: dict[str, Callable[[FreshMemory], Arm]] = {
         "bare": lambda memory: _arm(memory, shape, "bare"),
@@ -66,7 +67,7 @@ def _guards(memory: FreshMemory, shape: ModelShape) -> Arm:
 
 
 def _graph_arm(memory: FreshMemory, shape: ModelShape, name: str) -> Arm:
-    """A step that is captured once and replayed; guarded: behind a load that is waited for whole before each replay."""
+    """A step that is captured once and replayed. guarded: each replay first waits for a whole load."""
     backend = memory.backend()
     step = DecodeStep(memory, shape, backend)
     call = step.graphed(getattr(step, name), is_guarded=name == "guarded")
@@ -82,7 +83,7 @@ def _graph_arm(memory: FreshMemory, shape: ModelShape, name: str) -> Arm:
 
 
 def arm_of(step: DecodeStep, name: str) -> Arm:
-    """A step in one degree of protection, checked against bare()."""
+    """A step with one degree of protection, checked against bare()."""
 
     def check() -> None:
         got = torch.stack(step.out)

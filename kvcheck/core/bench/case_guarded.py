@@ -1,8 +1,8 @@
-"""Reading rows of a pool through the gate that waits for a layer's load, and straight from the tensor.
+"""Case: read rows of a pool through the gate that waits for a layer's load, compared with reading the tensor directly.
 
 Invariants:
-- All arms gather the same rows of every layer they name, from pools in the same state; what they gather is compared.
-- "behind-load" consumes a load that the host has not seen finish, so that every read asks for its events.
+- All arms gather the same rows of each layer that they name, from pools in the same state. The check compares the rows.
+- "behind-load" reads after a load that the process has not seen finish, so every read asks for its events.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS = 1024
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """Guarded reads of one layer and of all layers of a decode step, against the same reads without a guard."""
+    """Guarded reads of one layer and of all layers of a decode step, compared with the same reads without a guard."""
     return tuple(_point(setting.shape, name, layers) for name, layers in (("one layer", 1), ("all layers", None)))
 
 
@@ -90,7 +90,7 @@ def _arm(memory: FreshMemory, shape: ModelShape, layers: int, *, guard: str) -> 
 
 
 def queue_load(gate: LayerGate, shape: ModelShape, lanes: tuple[Lane, ...]) -> None:
-    """A load whose layers have all been queued, and which the host has not seen finish."""
+    """A load whose layers have all been queued and which the process has not seen finish."""
     producer = gate.begin()
     assert producer is not None, "the ring is empty"
     for layer in range(shape.num_layers):

@@ -1,8 +1,8 @@
-"""Reading index pages of an NSA pool: keys and scales in one pass, in two, and as plain torch indexing.
+"""Case: read index pages of an NSA pool, keys and scales in one pass, in two passes, and by plain torch indexing.
 
 Invariants:
-- All arms read the same tokens of the same requests, of different lengths, through page ids in any order.
-- Keys and scales are compared bit for bit with the plain reading.
+- All arms read the same tokens of the same requests. The requests have different lengths and unordered page ids.
+- The check compares keys and scales bit for bit with the plain reading.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REQUESTS = 8
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """Keys and scales of an index buffer read together, against two reads and against torch."""
+    """Keys and scales of an index buffer read together, compared with two reads and with torch."""
     shape = setting.shape
     if shape.family != "nsa":
         raise UsageError(f"index-read: expected a shape with an index buffer, got {shape.name}; try --shape glm-5.1")
@@ -79,7 +79,7 @@ def _arm(memory: FreshMemory, *, shape: ModelShape, pages: int, way: str) -> Arm
 
 
 def _plain(rows: torch.Tensor, reads: IndexReads, layout: IndexLayout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Request by request, page by page."""
+    """Keys and scales read with torch indexing, one request and one page at a time."""
     keys, scales = [], []
     split = layout.page_size * layout.key_words
     for request, (start, stop) in enumerate(zip(reads.starts[:-1].tolist(), reads.starts[1:].tolist(), strict=True)):

@@ -1,9 +1,9 @@
-"""Bringing a prefix back from the host beside a decode step: waited for layer by layer, as a whole, or not at all.
+"""Case: load a prefix from the host tier next to a decode step that waits by layer, for the whole load, or not.
 
 Invariants:
-- All arms load the same pages and then take the same step; when they are checked the loaded pages were wiped before, so
-  an arm that reads without a load behind it is seen.
-- Not waiting is right on one thread alone, where a copy runs when it is submitted; it is what waiting is priced by.
+- All arms load the same pages and then run the same step. The check wipes the loaded pages before the load, so it finds
+  an arm that reads without a load.
+- An arm that does not wait is right on one thread only, where a copy runs when it is submitted. It is the baseline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """A load from the host with a decode step behind it: layer-wise waits, one whole wait, no wait."""
+    """A load from the host followed by a decode step: a wait for each layer, one wait for all layers, no wait."""
     ways = ("no-wait", "layer-wise", "whole-wait")
     shape = setting.shape
     return (

@@ -1,8 +1,9 @@
-"""Reading a request's metadata row: one packed copy that is owned, ten views that are not, ten clones.
+"""Case: read a request's metadata row as one packed copy that the caller owns, as ten views, and as ten clones.
 
 Invariants:
-- Every arm reads the same ten fields of the same slot, with random values in them.
-- The upstream method is ten tensors of one row a slot: a row of each is sliced (ten views), and cloned (ten clones).
+- Every arm reads the same ten fields of the same slot. Their values are random.
+- The upstream method has ten tensors with one row for each slot. It slices a row of each (ten views); "ten clones"
+  copies each slice.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ REQUEST = 7
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """A metadata row as one owned copy, against ten views of it and ten clones."""
+    """A metadata row as one owned copy, compared with ten views of it and ten clones."""
     hidden = setting.shape.hidden_size
     fields = metadata_fields(hidden)
     return (

@@ -1,12 +1,12 @@
-"""Three ways to send a metadata row to a decode rank: peer memory with a seal, a socket, peer memory without a seal.
+"""Case: send a metadata row to a decode rank over peer memory with a seal, a socket, and peer memory without a seal.
 
     unproved  row -> peer's slot, status at once                  fast, and wrong where bytes are late
     sealed    row -> peer's slot, seal -> peer, peer verifies     what this project does
     socket    row -> host -> TCP -> host -> slot                  the fallback
 
 Invariants:
-- Each way ends with the row in the peer's slot; its bytes are compared.
-- Without two devices the peer's memory is memory of this host, and the note says so; the socket is a real one.
+- Each way ends with the row in the peer's slot. The check compares its bytes.
+- Without two devices the peer's memory is host memory, and the note says so. The socket is always a real one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOM, GENERATION = 5, 1
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """A metadata row to a peer: sealed in its memory, over host and socket, and unproved."""
+    """A metadata row to a peer: sealed in its memory, over a socket, and unproved."""
     shape = setting.shape
     return (
         Point(

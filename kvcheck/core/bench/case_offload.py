@@ -1,12 +1,12 @@
-"""Saving and restoring a retracted request, beside the upstream method and two plain copies of as many bytes.
+"""Case: save and restore a retracted request, compared with the upstream method and two plain copies of as many bytes.
 
-The upstream method indexes each layer of each buffer by chunks of token rows and moves the result to the host; as it
-was first written it left the index buffer of an NSA model behind.
+The upstream method indexes each layer of each buffer by chunks of token rows and moves the result to the host. Its
+first version did not save the index buffer of an NSA model.
 
 Invariants:
-- Every arm moves the same request out of fragmented pages into other fragmented pages, and every byte of the target is
-  checked; what the partial method forgets is not expected of it.
-- Each call saves, restores and gives the host memory back.
+- Every arm moves the same request from fragmented pages to other fragmented pages, and every byte of the target is
+  checked. The index buffer is not checked for the partial method.
+- Each call saves, restores and releases the host memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TARGET_BYTES = (4 << 20, 16 << 20, 64 << 20)
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """Save and restore of a retracted request, against indexing by chunks and against plain copies."""
+    """Save and restore of a retracted request, compared with indexing by chunks and with plain copies."""
     return tuple(_point(setting.shape, tokens) for tokens in sizes(setting.shape))
 
 

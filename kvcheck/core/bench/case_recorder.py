@@ -1,7 +1,7 @@
-"""The recorder: a decode step whose operations are written down as a history, and the same step unobserved.
+"""Case: a decode step whose operations are recorded as a history, compared with the same step unobserved.
 
 Invariants:
-- Both arms submit the same operations with the same footprints; the observed one has to have seen them all.
+- Both arms submit the same operations with the same footprints. The check counts the recorded operations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvcheck.core.stress.history import History, OperationEvents
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """A decode step with the recorder on, against the same step without it."""
+    """A decode step with the recorder on, compared with the same step without it."""
     shape = setting.shape
     return (
         Point(

@@ -1,10 +1,10 @@
-"""Sealing a transferred request: the digest of all its bytes at both ends, beside moving those bytes.
+"""Case: seal a transferred request with the digest of all its bytes at both ends, compared with moving those bytes.
 
-The baseline is the cheapest possible transfer: out of the source's pages into one block, and from there into the
-target's pages, in one memory. Over a network the same seal is a smaller share.
+The baseline is the cheapest possible transfer: from the source's pages to one block and from there to the target's
+pages, in one memory. Over a network the cost of the seal is a smaller share.
 
 Invariants:
-- Both ends' seals are compared with each other, and the target's bytes with the source's.
+- The check compares the seals of both ends, and the target's bytes with the source's.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def points(setting: Setting) -> tuple[Point, ...]:
 
 
 class _End:
-    """What seals one holding of the pool."""
+    """The seal of one holding of the pool."""
 
     def __init__(
         self, kind: type[Sealer], held: TwoHoldings, holding: Holding, layout: EndLayout, row: torch.Tensor
@@ -74,7 +74,7 @@ class _End:
         )
 
     def seal(self) -> Seal:
-        """The seal of what the memory holds."""
+        """The seal of the bytes in memory."""
         return self._sealer.seal(self._content, self._sealer.plan(self._content))
 
 
@@ -89,7 +89,7 @@ def _arm(
     source, target = (_End(kind, held, each, layout, metadata.row_view(0)) for each in (held.source, held.target))
     pairs = []
     for space, buffer, words in held.buffers():
-        # Whole pages travel, as they do between ranks: a seal covers them to their end.
+        # Ranks send whole pages, so a seal covers each page to its end.
         rows = [held.whole_rows(each, space, buffer) for each in (held.source, held.target)]
         pairs.append((words, rows[0], rows[1], memory.words(len(words), len(rows[0]), words.shape[2])))
     seals: list[Seal] = []

@@ -1,9 +1,9 @@
-"""Operations of the prefix tree, beside a dictionary from each page's bytes to its id.
+"""Case: operations of the prefix tree, compared with a dictionary from each page's bytes to its id.
 
-The dictionary is the plainest prefix cache there is: it can neither split, lock nor evict a prefix.
+The dictionary is the plainest prefix cache: it cannot split, lock or evict a prefix.
 
 Invariants:
-- Both hold the same prompts, which share prefixes of random lengths; a lookup has to find the same pages.
+- Both hold the same prompts, which share prefixes of random lengths. A lookup has to find the same pages in both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAGES = (4, 64)
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """Prefix lookup and locking in the tree, against a dictionary of pages."""
+    """Prefix lookup and locking in the tree, compared with a dictionary of pages."""
     size = setting.shape.page_size
     return tuple(
         Point(

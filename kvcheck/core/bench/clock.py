@@ -1,13 +1,13 @@
-"""Clocks: what times a batch of calls, on a CPU and on a CUDA device.
+"""Clocks: time a batch of calls on a CPU or on a CUDA device.
 
-On a device: "graph" captures the batch and replays it between two events, so that launching a small operation does not
-drown it; "events" times work of one stream as it is launched; "wall" waits for the device before and after and reads
-the host's clock, which is the only way to see what a wait costs the host. Batches go round several buffer sets, as many
-as the second-level cache cannot hold, so that each call finds it cold. On a CPU the host's clock is used, less the
-time for which the measuring thread was ready while another thread had its core.
+On a device, "graph" captures the batch and replays it between two events, so that the time of launches is left out.
+"events" times work of one stream as it is launched. "wall" waits for the device before and after and reads the
+process's clock; only this shows what a wait costs the process. Batches use several buffer sets in turn, more than the
+second-level cache holds, so each call finds that cache cold. On a CPU the process's clock is used, less the time for
+which the measuring thread was ready while another thread had its core.
 
 Invariants:
-- Between two readings of a clock there are calls of one arm and nothing else.
+- Only calls of one arm lie between two readings of a clock.
 - Clocks of the device are never set.
 """
 
@@ -40,16 +40,16 @@ class Clock(Protocol):
     device: torch.device
 
     def sets(self, size: int | None) -> int:
-        """Buffer sets that the batches of an arm go round, for calls that move so many bytes."""
+        """How many buffer sets the batches of an arm use in turn, for calls that move so many bytes."""
 
     def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Batch:
-        """`count` calls, one after the other, round the given ones."""
+        """Nanoseconds for `count` calls, one after the other, over the given ones in turn."""
 
 
 class CpuClock:
-    """The host's clock, less the time for which this thread was ready and had no core.
+    """The process's clock, less the time for which this thread was ready and had no core.
 
-    On a shared machine that time is most of the noise, and none of the work; waits that the work itself makes stay in.
+    On a shared machine that time is most of the noise. Waits that the work itself makes are counted.
     """
 
     def __init__(self) -> None:
@@ -57,11 +57,9 @@ class CpuClock:
         self._delay = _run_delay(self)
 
     def sets(self, size: int | None) -> int:
-        """One."""
         return 1
 
     def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Batch:
-        """Calls in a loop that does nothing else."""
         (call,) = calls
         if kind == "own":
             return lambda: sum(_told(call()) for _ in range(count))
@@ -88,20 +86,20 @@ class CpuClock:
 
 
 class CudaClock:
-    """Events, graphs and the host's clock around a device."""
+    """Events, graphs and the process's clock for work on a device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def sets(self, size: int | None) -> int:
-        """As many as the cache cannot hold; one where a call says not how much it moves."""
+        """More sets than the cache holds; one if a call does not say how many bytes it moves."""
         if not size:
             return 1
         cache = int(torch.cuda.get_device_properties(self.device).L2_cache_size)
         return max(1, min(SETS_MOST, -(-COLD_SHARE * cache // size)))
 
     def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Batch:
-        """Calls by the clock that the arm asks for."""
+        """Time the calls with the clock that the arm asks for."""
         chosen = [call for _, call in zip(range(count), itertools.cycle(calls), strict=False)]
         if kind == "wall":
             return lambda: self._wall(chosen)
@@ -142,7 +140,7 @@ class CudaClock:
 
 
 def _run_delay(owner: object) -> Callable[[], int]:
-    """Nanoseconds for which the calling thread has waited for a core so far; 0 where the system does not tell."""
+    """Nanoseconds for which the calling thread has waited for a core so far; 0 if the system does not say."""
     try:
         file = os.open(SCHEDULING, os.O_RDONLY)
     except OSError:
@@ -152,7 +150,7 @@ def _run_delay(owner: object) -> Callable[[], int]:
 
 
 def _told(value: object) -> int:
-    """Nanoseconds that a call returned, where the work is timed in another process."""
+    """Nanoseconds that a call returned. Its work is timed in another process."""
     if not isinstance(value, int):
         raise InternalError(f"expected nanoseconds from a call that times itself, got {type(value).__name__}")
     return value
@@ -163,7 +161,7 @@ def _timing_event() -> torch.cuda.Event:
 
 
 def clock_for(device: str) -> Clock:
-    """The clock of a device. Raises UnknownVerdict where this machine has no such device."""
+    """The clock of a device. Raises UnknownVerdict if this machine has no such device."""
     kind, _, number = device.partition(":")
     if kind == "cpu":
         return CpuClock()

@@ -1,10 +1,10 @@
-"""One decode step as work: every layer gathers the rows of a few requests, attends over them and writes a token.
+"""The work of one decode step: every layer gathers the rows of a few requests, attends to them and writes a token.
 
     requests  [ctx 0 ... 63 | new]  x 4      per layer: rows -> float32 -> scores -> softmax -> mix -> out[layer]
 
 Invariants:
-- With and without protections the same rows are read, the same products are computed and the same rows are written.
-- Values are proper numbers of the model's type, so that no product meets a NaN or a denormal.
+- With and without protections a step reads the same rows, computes the same products and writes the same rows.
+- Values are normal numbers of the model's type, so no product is a NaN or a denormal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Layer:
 
 
 class DecodeStep:
-    """A pool with four requests in it, and a step over it in several degrees of protection."""
+    """A pool with four requests in it, and a step over it with several degrees of protection."""
 
     def __init__(self, memory: FreshMemory, shape: ModelShape, backend: Backend) -> None:
         self._backend = backend
@@ -101,7 +101,7 @@ class DecodeStep:
         ]
 
     def check_guards(self) -> None:
-        """Raises WrongOutput unless guards() was handed what the layers attend over."""
+        """Raise WrongOutput unless guards() returned the rows that the layers attend to."""
         for number, (got, each) in enumerate(zip(self.views, self._layers, strict=True)):
             same(f"keys of layer {number}", got[0], each.words)
             same(f"values of layer {number}", got[1], each.value_words)
@@ -113,7 +113,8 @@ class DecodeStep:
         self.out = [self._guarded(each) for each in self._layers]
 
     def submitted(self) -> None:
-        """protected(), every layer's work an operation with its footprint, as a recorder needs it."""
+        """protected(), with the work of each layer submitted as an operation with its footprint, as a recorder needs
+        it."""
         self._grow()
         self._joined = self.metadata.get(self._slot, 1)
         self.out = []
@@ -129,9 +130,9 @@ class DecodeStep:
             )
 
     def graphed(self, work: Callable[[], None], *, is_guarded: bool) -> Callable[[], None]:
-        """Replay work() as a captured graph of the forward lane; guarded: behind the whole load, which it waits for.
+        """Replay work() as a captured graph of the forward lane. guarded: each replay first waits for the whole load.
 
-        The first replay, which captures, is made here.
+        This makes the first replay, which captures the graph.
         """
         lane = self.pool.forward
         work()  # kernels and the libraries of products are loaded before a capture
@@ -149,7 +150,7 @@ class DecodeStep:
         return call
 
     def context_pages(self, space: str) -> IndexArray:
-        """The pages that a step reads and does not write: those of each context's whole pages."""
+        """The pages that a step reads and does not write: the whole pages of each context."""
         size = self.pool.page_size
         return np.concatenate([self._pages(space, at)[: CONTEXT // size] for at in range(REQUESTS)])
 
@@ -202,7 +203,7 @@ class DecodeStep:
             words = {buffer.name: self.pool.sets[spec.name].write_view(buffer.name) for buffer in tokens}
             for each in words.values():
                 each.copy_(self._numbers(memory, (1, *each.shape[1:])).expand_as(each))
-            # Where rows have scales beside them, the second buffer holds values all the same.
+            # The second buffer holds values also if rows have scales.
             names = [tokens[0].name, tokens[1].name if len(tokens) > 1 and spec.name != "state" else tokens[0].name]
             if words[names[0]].shape[2] != words[names[1]].shape[2]:
                 names[1] = names[0]
@@ -217,7 +218,7 @@ class DecodeStep:
 
     @staticmethod
     def _numbers(memory: FreshMemory, shape: tuple[int, ...]) -> torch.Tensor:
-        """Words that are four bfloat16 numbers around zero each."""
+        """Words of four bfloat16 numbers each, all near zero."""
         random = torch.Generator().manual_seed(int(memory.random.integers(1 << 31)))
         numbers = torch.randn((*shape[:-1], shape[-1] * 4), generator=random).to(torch.bfloat16)
         return numbers.view(torch.int64).to(memory.device)

@@ -1,8 +1,8 @@
-"""Fresh rounds: the gate measures rows again that it is not sure of, with the build and on the machine they are from.
+"""Fresh rounds: the gate measures uncertain rows again, with the build and on the machine that they were recorded with.
 
 Invariants:
-- More rounds than a benchmark needs at least, with a seed of their own: no recorded round is used again.
-- A row that cannot be measured here says why; a wrong output is kept as an integrity problem.
+- There are more rounds than a benchmark needs at least, with another seed. No recorded round is used again.
+- A row that cannot be measured here gets the reason. A wrong output becomes an integrity problem.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ PRECISION = 0.03
 
 
 class FreshRounds:
-    """Measures recorded rows again; at most MEASURED_AGAIN times within max_time_s together.
+    """Measures recorded rows again, at most MEASURED_AGAIN times and within max_time_s in all.
 
-    build: name and version of kvcheck here, and its environment, under the keys of a record. choose: what of the
-    cases' points to measure; without it, the rows that are asked for. say: is told what is measured. progress: is
-    told each round.
+    build: name and version of this kvcheck, and its environment, under the keys of a record. choose: which of the
+    cases' points to measure; None: the rows that are asked for. say: gets a line about what is measured. progress: gets
+    a line for each round.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class FreshRounds:
 
 
 def _shape(record: RunRecord, row: BenchRow) -> str:
-    """The shape the run was asked for, which rows without one do not name."""
+    """The shape that the run was asked for. Rows without a shape do not name it."""
     asked = record.plan.get("shape")
     return asked if isinstance(asked, str) else row.shape or ""
 
 
 def _elsewhere(record: RunRecord, build: Mapping[str, object]) -> str | None:
-    """Why fresh rounds here would say nothing about that run; None if they do."""
+    """Why fresh rounds on this machine cannot be compared with that run; None if they can."""
     here: dict[str, object] = {**build, "hardware": machine()}
     there: dict[str, object] = {**record.environment, **record.tool}
     for name, value in here.items():

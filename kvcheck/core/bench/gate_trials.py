@@ -1,11 +1,11 @@
-"""Trials of the gate on this machine: an arm is gated against itself, and the gate has to pass it.
+"""Trials of the gate on this machine: an arm is compared with itself, and the gate has to pass it.
 
-With a slow-down planted in one of the two, the gate has to catch it. A trial goes the way a run goes: a benchmark is
-measured, its record is gated by a budget of 1, and what is not OK is measured again. The position of memory differs
-from process to process and stays the same within one, so each process does only TRIALS of them.
+If a slow-down is planted in one of the two, the gate has to catch it. A trial has the steps of a run: a benchmark is
+measured, the gate judges its record with a budget of 1, and rows that are not OK are measured again. The position of
+memory differs from process to process and stays the same within one, so each process makes only TRIALS trials.
 
 Invariants:
-- The gate passes a set of trials within MOST_FALSE false alarms, and with at least LEAST_CAUGHT planted ones caught.
+- The gate passes its trials if at most MOST_FALSE are false alarms and at least LEAST_CAUGHT planted ones are caught.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TrialPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One run of the gate over an arm beside itself."""
+    """One run of the gate over an arm compared with itself."""
 
     case: str
     arm: str
@@ -63,10 +63,10 @@ class Trial:
 
 
 def run_trials(plan: TrialPlan, command: Callable[[int, int], Sequence[str]]) -> Iterator[Trial]:
-    """Run trials, in processes of their own where they are more than TRIALS.
+    """Run trials. If they are more than TRIALS, they run in child processes.
 
-    command: what follows the interpreter's -m for a process that runs so many trials from a seed, and prints the
-    trials as JSON.
+    command: the arguments after the interpreter's -m for a process that runs so many trials from a seed and prints them
+    as JSON.
     """
     if plan.count <= TRIALS:
         for number in range(plan.count):
@@ -77,7 +77,7 @@ def run_trials(plan: TrialPlan, command: Callable[[int, int], Sequence[str]]) ->
 
 
 def _in_process(command: Sequence[str], first: int) -> Iterator[Trial]:
-    streams = Streams(stderr=subprocess.PIPE)  # an interruption is told once, by this process, and not by the child too
+    streams = Streams(stderr=subprocess.PIPE)  # this process alone reports an interruption
     child = start(*command, streams=streams)
     try:
         text, errors = child.communicate()

@@ -1,4 +1,4 @@
-"""What `make gpu` runs: a table of jobs, what each job needs, and what its exit code means.
+"""The jobs of `make gpu`: a table of them, what each job needs, and what its exit code means.
 
 Invariants:
 - The budgets of all jobs together are under eight minutes; the most telling jobs come first.
@@ -35,9 +35,10 @@ SANITIZED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuJob:
-    """One process. arguments: behind the interpreter; "{out}" is the folder of all results, "{tests}" the test files.
+    """One process. arguments: those of the interpreter; "{out}" is the folder of all results, "{tests}" the test files.
 
-    needs: modules it cannot run without. tests: picks files of the folder of tests. tool: the sanitizer's, if any.
+    needs: modules without which it cannot run. tests: which files of the folder of tests. tool: of the sanitizer, if
+    any.
     """
 
     name: str
@@ -61,7 +62,7 @@ def _is_litmus(path: str) -> bool:
     return "litmus" in path
 
 
-# The options of pyproject.toml name plugins that need not be there.
+# The options of pyproject.toml name plugins that may be missing here.
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "filterwarnings=default")
 _STRICT = ("--import-mode=importlib", "--strict-markers", "--junitxml={out}/{name}.xml")
 _KVCHECK = ("-m", "kvcheck")
@@ -155,7 +156,7 @@ def missing(job: GpuJob, has: Callable[[str], bool], tool: str | None) -> str | 
 def chosen_tests(job: GpuJob, sources: Mapping[str, str], has: Callable[[str], bool]) -> tuple[list[str], str | None]:
     """The test files of a job, and which were left out. sources: text of every test file, by path.
 
-    Of marked tests, only files that have some; none that imports what is missing.
+    With a marker, only files with marked tests are chosen. Files that import missing modules are left out.
     """
     if job.tests is None:
         return [], None
@@ -181,7 +182,7 @@ def command_of(job: GpuJob, tests: Sequence[str], *, python: str, out: str, tool
 
 
 def judge_end(job: GpuJob, exit_code: int | None, out: Path) -> tuple[Verdict, str | None]:
-    """What the end of a job means. exit_code: None where its time was over."""
+    """The result of a job that has ended. exit_code: None if its time was over."""
     if exit_code is None:
         return Verdict.UNKNOWN, f"its {job.budget_s} s were over; what it had written is there"
     if job.tool is not None and exit_code == SANITIZER_FOUND:
@@ -210,7 +211,7 @@ def _tests_judged(exit_code: int, report: Path) -> tuple[Verdict, str | None]:
 
 
 def summary_lines(out: Path, job: GpuJob) -> tuple[str, ...]:
-    """What a job's record adds to the summary: each mutant, and the warnings, which hold the rates."""
+    """The lines that a job's record adds to the summary: each mutant, and the warnings, which hold the rates."""
     lines: list[str] = []
     for path in sorted((out / "runs" / job.name).glob(f"*/{RUN_FILE}")):
         try:

@@ -1,7 +1,7 @@
-"""A pool that holds one request twice, in random pages: what is moved from one holding to the other can be compared.
+"""TwoHoldings: a pool with two holdings of one request in random pages, to compare what is moved between them.
 
 Invariants:
-- No page lies where a fresh allocator would have put it: pages of both holdings are one random order of all pages.
+- The pages of both holdings are a random order of all pages, not the order in which a fresh allocator gives them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TwoHoldings:
             PoolSizes(pages=2 * pages, requests=2, max_tokens=tokens, window_pages=2 * pages, state_slots=2),
             backend=self.backend,
         )
-        for space in self.pool.paged:  # freed pages are handed out first: after this, in a random order
+        for space in self.pool.paged:  # freed pages are allocated first: after this, in a random order
             allocator = self.pool.allocators[space]
             ids = allocator.allocate(2 * pages, REQUEST)
             assert ids is not None, "the pool is empty"
@@ -42,7 +42,7 @@ class TwoHoldings:
 
     @staticmethod
     def bytes_of(shape: ModelShape, tokens: int) -> int:
-        """Bytes of one save."""
+        """Bytes that one save moves."""
         rows = {Granularity.TOKEN: tokens, Granularity.PAGE: -(-tokens // shape.page_size), Granularity.SLOT: 1}
         return sum(
             len(spec.layers) * buffer.row_bytes * rows[buffer.rows]
@@ -68,7 +68,7 @@ class TwoHoldings:
             yield space, buffer, self.pool.sets[space].write_view(buffer.name)
 
     def check(self, *, but: str = "") -> None:
-        """The target holds what the source does, in every buffer `but` one."""
+        """Raise WrongOutput unless the target holds the bytes of the source in every buffer except `but`."""
         for space, buffer, words in self.buffers():
             if buffer.name != but:
                 mine, theirs = (words[:, self.rows(each, space, buffer)] for each in (self.target, self.source))

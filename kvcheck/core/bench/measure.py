@@ -1,12 +1,14 @@
-"""One round of a point, and the rows that its rounds add up to.
+"""Samples: measures the rounds of a point and makes rows of them.
 
-A round: fresh memory for every arm, in a random order; a few batches that are not counted; then blocks, each a random
-order of the arms and that order backwards (with two arms: ABBA or BAAB). A batch is as many calls as take 100 to 500
-microseconds. The round's value of an arm is the median over its batches; its ratio is made within the round.
+A round gives every arm fresh memory, in a random order. It then runs a few batches that are not counted, and after
+those blocks: each block runs the arms in a random order and then backwards (with two arms: ABBA or BAAB). A batch has
+as many calls as take 100 to 500 microseconds. The value of an arm in a round is the median over its batches. Ratios are
+made within a round.
 
 Invariants:
-- No garbage is collected between the first batch and the last, and one thread on one core does the work on a CPU.
-- Each arm's output is checked after its last batch, outside the timed region; a wrong one raises and has no price.
+- No garbage is collected between the first batch and the last. On a CPU one thread on one core does the work.
+- Each arm's output is checked after its last batch, outside the timed region. A wrong output raises WrongOutput, and
+  the arm has no price.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ NOISY_FLOOR = 0.05
 
 
 class Samples:
-    """The rounds of one point. is_told: its rows have been handed out."""
+    """The rounds of one point. is_told: its rows have been reported."""
 
     def __init__(self, point: Point, clock: Clock) -> None:
         self.point = point
@@ -56,7 +58,7 @@ class Samples:
         return len(self._rounds)
 
     def add_round(self, random: np.random.Generator) -> None:
-        """One more round. Raises WrongOutput where an arm's output is wrong."""
+        """Measure one more round. Raises WrongOutput if an arm's output is wrong."""
         makers = {**self.point.makers, CONTROL: self.point.makers[self.point.baseline]}
         arms: dict[str, list[Arm]] = {}
         try:
@@ -76,17 +78,17 @@ class Samples:
         self._rounds.append({name: value / self._calls[name] for name, value in medians.items()})
 
     def is_precise(self, precision: float) -> bool:
-        """Whether every ratio's interval is that narrow."""
+        """True if the interval of every ratio is that narrow."""
         widths = [half_width(ratio_interval(self._compared(row))) for row in self.point.comparisons]
         return all(width is not None and width <= precision for width in widths)
 
     def rows(self) -> list[BenchRow]:
-        """One row a comparison, over the rounds so far."""
+        """A row for each comparison, from the rounds so far."""
         floor = floor_of(self._logs(CONTROL, self.point.baseline))
         return [self._row(row, floor) for row in self.point.comparisons]
 
     def _check(self, name: str, arm: Arm) -> None:
-        """Refuse the whole point where one of its arms is wrong: its rounds so far are not told either."""
+        """Refuse the whole point if one of its arms is wrong: its earlier rounds are not reported either."""
         try:
             arm.check()
         except WrongOutput as error:
@@ -95,7 +97,7 @@ class Samples:
 
     def _row(self, row: Comparison, floor: float) -> BenchRow:
         logs = self._compared(row)
-        if row.is_extra:  # the baseline's noise is in what the extra work is divided by, and not in what it is added to
+        if row.is_extra:  # the baseline's noise is in the divisor alone
             floor = math.expm1(math.log1p(floor) * math.expm1(statistics.median(logs)))
         return BenchRow(
             case=self.point.case,
@@ -124,11 +126,11 @@ class Samples:
         return [math.log(each[arm] / each[baseline]) for each in self._rounds]
 
     def _batch(self, name: str, arms: list[Arm]) -> Batch:
-        """A warm batch of the arm; how many calls it has is found out in the first round."""
+        """Run a warm batch of the arm. The first round finds out how many calls it has."""
         calls = [arm.call for arm in arms]
         kind = arms[0].clock
         if name not in self._calls:
-            # Both runs of the baseline have equally many calls, or they would not be the same work.
+            # Both runs of the baseline have the same number of calls, so they do the same work.
             twin = self.point.baseline if name == CONTROL else CONTROL if name == self.point.baseline else name
             self._calls[name] = self._calls.get(twin) or _calibrated(self._clock, calls, kind)
         batch = self._clock.batch(calls, self._calls[name], kind)
@@ -149,7 +151,7 @@ def _calibrated(clock: Clock, calls: list[Callable[[], object]], kind: str) -> i
 
 
 def _again(batch: Batch) -> int:
-    """One call took long enough; but the first call of anything does. 1 if it still does, else calls for BATCH_NS."""
+    """Calls of a batch if the first call alone took long enough: 1 if later ones do, else calls for BATCH_NS."""
     taken = max(1, min(batch() for _ in range(2)))
     return 1 if taken >= BATCH_NS_LEAST else max(1, round(BATCH_NS / taken))
 
@@ -168,7 +170,7 @@ def run_blocks(batches: dict[str, Batch], random: np.random.Generator) -> dict[s
 
 @contextmanager
 def _undisturbed(device: torch.device) -> Iterator[None]:
-    """No garbage collection; on a CPU, this thread stays on the core it is on."""
+    """Inside the block no garbage is collected, and on a CPU this thread stays on its core."""
     was_enabled = gc.isenabled()
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     gc.disable()

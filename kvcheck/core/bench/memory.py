@@ -1,11 +1,12 @@
-"""Fresh memory for every arm of every round, at an offset drawn anew, and a backend that allocates from it.
+"""Fresh memory for every arm of every round, at a random offset, and a backend that allocates from it.
 
-The position of buffers changes a ratio by more than most code changes do, for as long as they stay there. Many rounds
-over one layout are therefore one sample.
+The position of buffers changes a ratio by more than most code changes do. So many rounds with buffers in one position
+are one sample.
 
 Invariants:
 - Memory is filled with random bytes, never zeros, and starts at a random multiple of 64 bytes into its allocation.
-- The backend reuses pinned memory that was released, as serving does. It poisons nothing: only a checker needs that.
+- The backend reuses pinned memory that was released, as serving engines do. It does not poison memory, which only
+  checks need.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class FreshMemory:
         self._pattern = torch.from_numpy(np.frombuffer(random.bytes(PATTERN_BYTES + 8), dtype=np.uint8).copy())
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, *, is_host: bool = False) -> torch.Tensor:
-        """A tensor of random bytes on the device, or on the host, pinned where there is a device to copy from."""
+        """A tensor of random bytes on the device, or in host memory, which is pinned if there is a device."""
         size = math.prod(shape) * dtype.itemsize
         start = int(self.random.integers(PADDING_BYTES // ALIGN_BYTES)) * ALIGN_BYTES
         is_cpu = is_host or self.device.type == "cpu"
@@ -58,11 +59,11 @@ class FreshMemory:
         return first + self.random.permutation(count).astype(np.int64)
 
     def backend(self, observer: OperationObserver | None = None) -> Backend:
-        """A backend whose memory is fresh too."""
+        """A backend that allocates from this memory."""
         return LeanCudaBackend(self, observer) if self.device.type == "cuda" else LeanBackend(self, observer)
 
     def _fill(self, block: torch.Tensor) -> None:
-        """One random pattern, shifted and repeated: as cheap as a copy, and no value of a buffer tells where it is."""
+        """Fill with one random pattern, shifted and repeated. This costs no more than a copy."""
         shift = int(self.random.integers(8))
         pattern = self._pattern[shift : shift + PATTERN_BYTES]
         for start in range(0, len(block), PATTERN_BYTES):
@@ -89,7 +90,7 @@ class LeanBackend(EagerBackend):
         return whole.view(dtype).view(tuple(shape))
 
     def release(self, name: str) -> None:
-        """Forget the name; pinned memory waits to be handed out again."""
+        """Forget the name; pinned memory is kept for reuse."""
         if name not in self._tensors:
             raise DoubleFree(f"memory {name!r} is not allocated")
         whole, place = self._tensors.pop(name), self._places.pop(name)
@@ -119,7 +120,7 @@ class LeanCudaBackend(CudaBackend):
         return fresh.view(dtype).view(tuple(shape))
 
     def release(self, name: str) -> None:
-        """Forget the name; pinned memory waits to be handed out again."""
+        """Forget the name; pinned memory is kept for reuse."""
         super().release(name)
         if name in self._held:
             whole = self._held.pop(name)

@@ -1,7 +1,7 @@
 """How busy the machine is: readings before and after a run, for its record.
 
-Time stolen by a hypervisor does not show it, and load averages lag; the pressure file says for what share of time some
-task had to wait for a core.
+The pressure file gives the share of time in which some task had to wait for a core. Stolen time does not show other
+tasks, and load averages lag.
 
 Invariants:
 - A reading that this system does not have is None, never 0.
@@ -28,7 +28,7 @@ def noise() -> dict[str, object]:
 
 
 def machine() -> dict[str, object]:
-    """What prices depend on and does not change during a run."""
+    """Facts of the machine that prices depend on and that do not change during a run."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     return {"cpu_model": _cpu_model(), "cores_allowed": cores, "caches": _caches(), "threads": 1}
 

@@ -18,8 +18,8 @@ from kvcheck.core.workload.shapes import shape as shape_named
 class BenchPlan:
     """cases: rows of CASES. shape: a model preset. device: cpu, cuda or cuda:N.
 
-    precision: half width of a ratio's interval at which its rounds may stop. max_time_s: after it no round goes on.
-    rounds_min, rounds_max: of each size; fewer than rounds_min where the time is up.
+    precision: half width of a ratio's interval at which its rounds may stop. max_time_s: the run ends after it, also
+    within a round. rounds_min, rounds_max: for each size; there are fewer than rounds_min if the time is over.
     """
 
     cases: tuple[str, ...]

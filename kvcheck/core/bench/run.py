@@ -1,10 +1,10 @@
-"""run_bench: the points of all cases, round by round, until each is known closely enough or the time is up.
+"""run_bench: measures the points of all cases, round by round, until each is precise enough or the time is over.
 
 Invariants:
-- Rounds of all points alternate, so that a bad minute costs each of them one round.
+- Rounds of all points alternate, so that a disturbed minute affects one round of each.
 - Rounds stop for precision or time only, never because of a result.
 - When interrupted, it reports every row that has a round, then raises the interruption again.
-- The time limit holds inside a round too; a round that it cuts is dropped, and a point without a round is named.
+- The time limit also ends a round. Such a round is dropped, and a point without a complete round is named.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Choose = Callable[[list[Point]], list[Point]]
 
 
 def all_of(points: list[Point]) -> list[Point]:
-    """Measure what the plan names."""
+    """Choose all points of the plan."""
     return points
 
 
@@ -47,12 +47,12 @@ def run_bench(
     progress: Progress | None = None,
     choose: Choose = all_of,
 ) -> tuple[BenchRow, ...]:
-    """Measure what the plan names; each row is told once, when its last round is done.
+    """Measure what the plan names. Each row is reported once, when its last round is done.
 
-    skip: told the case and the reason where a case cannot be measured here; without it that raises UnknownVerdict.
-    late: told each case with its sizes that have no round when the time is up; no sizes where it was not made ready.
-    choose: what of the plan's points is measured, or what in their place.
-    progress: told what happens, between rounds. Raises WrongOutput where an arm did other work.
+    skip: gets each case that cannot be measured here and the reason; None: such a case raises UnknownVerdict. late:
+    gets each case with its sizes that have no round when the time is over; no sizes if it was not prepared. choose:
+    replaces the plan's points by those to be measured. progress: gets a line between rounds. Raises WrongOutput if an
+    arm left wrong bytes.
     """
     deadline = time.monotonic() + plan.max_time_s
     clock = clock_for(plan.device)
@@ -83,7 +83,7 @@ def run_bench(
 def _points(
     plan: BenchPlan, setting: Setting, skip: Skip | None, deadline: float
 ) -> tuple[list[Point], dict[str, tuple[str, ...]]]:
-    """The points of all cases, and the cases that the time was too short to make ready, with no sizes."""
+    """The points of all cases, and the cases that could not be prepared in time, each without sizes."""
     points: list[Point] = []
     left: dict[str, tuple[str, ...]] = {}
     for name in dict.fromkeys(plan.cases):

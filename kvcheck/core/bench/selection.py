@@ -1,9 +1,9 @@
-"""Selection: the comparisons that were asked for, of all that a case measures; or one arm beside itself.
+"""Selection: picks the comparisons of a case that were asked for, or compares one arm with itself.
 
 Invariants:
 - The first arm of a point stays in it: it is the baseline whose second run gives the noise floor.
-- An arm beside itself is the very same maker, unless a slow-down is planted; then both arms carry the clock that plants
-  it, so that the ratio is at most what was planted.
+- An arm that is compared with itself has one maker for both. If a slow-down is planted, both arms have the clock that
+  plants it, so the ratio is at most what was planted.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LEAST_WAIT_NS = 5_000
 
 
 def key(row: BenchRow) -> Key:
-    """What a row compares, whatever it found."""
+    """The key of a row: what it compares."""
     return row.case, row.size, row.arm, row.baseline, row.shape
 
 
 def only(points: list[Point], wanted: Collection[Key]) -> list[Point]:
-    """The comparisons that are wanted, each point with the arms that these need; points without any are left out."""
+    """The wanted comparisons: each point with the arms that they need. Points without any are left out."""
     kept = []
     for point in points:
         rows = tuple(
@@ -44,7 +44,7 @@ def only(points: list[Point], wanted: Collection[Key]) -> list[Point]:
 
 
 def beside_itself(points: list[Point], arm: str, percent: float) -> list[Point]:
-    """The first point that has this arm: the arm beside itself, slowed down by so many percent."""
+    """The first point that has this arm, with the arm compared with itself and slowed down by so many percent."""
     for point in points:
         if make := point.makers.get(arm):
             makers = {arm: make, AGAIN: make} if percent == 0 else {arm: slowed(make, 0), AGAIN: slowed(make, percent)}
@@ -54,7 +54,7 @@ def beside_itself(points: list[Point], arm: str, percent: float) -> list[Point]:
 
 
 def slowed(make: Maker, percent: float) -> Maker:
-    """The arm, which does nothing for so many percent of the time that its calls took."""
+    """The arm with a wait after its calls of so many percent of their time."""
 
     def made(memory: FreshMemory) -> Arm:
         arm = make(memory)
@@ -64,7 +64,7 @@ def slowed(make: Maker, percent: float) -> Maker:
 
 
 def _slowed_call(call: Callable[[], object], share: float) -> Callable[[], None]:
-    """Waits add up to LEAST_WAIT_NS first: a shorter one would be mostly the reading of the clock."""
+    """Waits shorter than LEAST_WAIT_NS are added up first, because reading the clock would be most of them."""
     clock = time.perf_counter_ns
     owed = 0.0
 

@@ -1,12 +1,13 @@
-"""What the engine's process, checks and framing cost: its throughput beside a bare loop of the library.
+"""Case: throughput of the transfer engine in its own process, with checks, compared with a bare library loop.
 
-Engines and their registered regions are started once for all rounds, which takes seconds; in every round each way gets
-blocks of its own, in places drawn anew, in a part of the regions that another way had before.
+Engines and their registered regions are started once for all rounds, which takes seconds. In every round each arm gets
+its own blocks at random places, in a section of the regions that another arm used before.
 
 Invariants:
-- Every byte between a way's first block and its last is compared, outside the timed region; wrong bytes have no price.
-- Blocks have gaps between them, so that merging neighbours helps nobody.
-- The bare loop is timed where it runs: it pays for no process, check or framing at all.
+- Every byte between an arm's first block and its last is compared, outside the timed region. An arm with wrong bytes
+  has no price.
+- Blocks have gaps between them, so that no arm gains by merging neighbours.
+- The bare loop is timed in its own process, so its time has no message, check or framing in it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ WAYS_OF_A_ROUND = 4
 
 @dataclass(frozen=True, slots=True)
 class RunShape:
-    """What one timed run sends: `batches` times `blocks` blocks of `block_bytes`."""
+    """The size of one timed run: `batches` times `blocks` blocks of `block_bytes`."""
 
     block_bytes: int
     blocks: int
@@ -57,7 +58,7 @@ class RunShape:
 
     @property
     def spread_bytes(self) -> int:
-        """Bytes of a region that a run's blocks and gaps lie in."""
+        """Bytes of a region that a run's blocks and gaps take."""
         return self.blocks * self.batches * (self.block_bytes + GAP_BYTES)
 
 
@@ -70,12 +71,12 @@ SHAPES = (
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """The transfer engine in its own process, checked, against a bare loop of its library."""
+    """The transfer engine in its own process, checked, compared with a bare loop of its library."""
     return points_of(setting, SHAPES)
 
 
 def points_of(setting: Setting, shapes: Sequence[RunShape]) -> tuple[Point, ...]:
-    """One point a run's shape. Raises UnknownVerdict where the library is missing."""
+    """A point for each size of run. Raises UnknownVerdict if the library is missing."""
     require_library()
     if setting.device.type != "cpu":
         raise UnknownVerdict("transport: measured between host regions only; next: --device cpu")
@@ -99,7 +100,7 @@ def points_of(setting: Setting, shapes: Sequence[RunShape]) -> tuple[Point, ...]
 
 
 class _Rig:
-    """Three engine processes over two regions, and the parts of the regions that ways take in turn."""
+    """Three engine processes over two regions, and the sections of the regions that arms use in turn."""
 
     def __init__(self, setting: Setting, spread: int) -> None:
         self._spread = spread
@@ -114,7 +115,7 @@ class _Rig:
         self._parts: Iterator[int] = itertools.cycle(range(WAYS_OF_A_ROUND))
 
     def arm(self, shape: RunShape, run: Callable[[Sequence[Batch]], object], clock: str, memory: FreshMemory) -> Arm:
-        """A way over blocks of its own."""
+        """An arm with its own blocks."""
         start = next(self._parts) * self._spread
         source, target = (
             region.bytes_view()[start : start + shape.spread_bytes] for region in (self._source, self._target)
@@ -133,16 +134,16 @@ class _Rig:
         return Arm(call=lambda: run(batches), check=check, clock=clock)
 
     def bare_run(self, batches: Sequence[Batch]) -> int:
-        """One call a batch; its own nanoseconds."""
+        """One call for each batch. Returns the nanoseconds that the engine process measured."""
         return round(self._bare.run(self._peer, batches) * 1e9)
 
     def write(self, batches: Sequence[Batch]) -> None:
-        """Wait for each batch before the next is planned."""
+        """Plan and write one batch at a time, and wait for each."""
         for batch in batches:
             self._engine.write(self._peer, [batch])
 
     def submit(self, batches: Sequence[Batch]) -> None:
-        """Plan as many batches ahead as the engine process is given at once."""
+        """Plan as many batches ahead as the engine process takes at once."""
         open_submissions: deque[Submission] = deque()
         for batch in batches:
             open_submissions.append(self._engine.submit(self._peer, [batch]))
@@ -153,7 +154,7 @@ class _Rig:
 
 
 def _batches(shape: RunShape, random: np.random.Generator, start: int) -> list[Batch]:
-    """Batches over blocks that are drawn without repetition at both ends, from offset `start` on."""
+    """Batches over random blocks, each used once at both ends, from offset `start` on."""
     count = shape.blocks * shape.batches
     blocks = np.empty((count, 3), dtype=np.int64)
     for column in (0, 1):

@@ -1,5 +1,4 @@
-"""RUNNERS: the table of the four runners. A plan's kind chooses its row, and the row holds all that depends on the
-kind.
+"""RUNNERS: the table of the four runners. A plan's kind chooses its row, which holds all that depends on the kind.
 
 Invariants:
 - How kinds of plans differ is stated in RUNNERS and nowhere else.

@@ -1,5 +1,4 @@
-"""RankSpec and RankSummary: what a rank's process is told at its start, and what it reports. Each line is a JSON
-object.
+"""RankSpec and RankSummary: what a rank's process is told at its start and what it reports, as lines of JSON.
 
     to the rank      RankSpec, then {"addresses": ...} for a prefill rank, and again when a decode rank was started
                      again, then {"close": true}; end of input: the end
