@@ -1,15 +1,15 @@
-"""Tensor operations: the torch meaning of each, and a fast form beside it; they import nothing of the package.
+"""Tensor operations: each has a torch form, which defines its result, and a fast form. They import nothing of kvcheck.
 
 Invariants:
-- A fast form is called like its meaning and gives its result to the bit, except where the meaning states a tolerance.
-- Importing any of these modules loads neither triton nor numba, except those that are named after them.
+- A fast form has the arguments of its torch form and gives the same bits, unless the torch form states a tolerance.
+- Importing these modules loads neither triton nor numba, except for modules with these names.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# The torch meaning: what chooses the fastest form of it.
+# The torch form: the function that chooses the fastest form.
 KERNELS: Final[dict[str, str]] = {
     "kvcheck.kernels.attention:index_scores_torch": "kvcheck.kernels.attention:index_scores",
     "kvcheck.kernels.attention:sparse_attention_torch": "kvcheck.kernels.attention:sparse_attention",

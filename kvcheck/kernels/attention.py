@@ -1,11 +1,11 @@
 """Sparse attention of a decode step: score index keys, pick the best tokens, attend to their rows alone.
 
 Invariants:
-- top_k is exact and has one answer: of equal scores the earlier token is better, and positions come out ascending.
-- index_scores is exact where it can be: where products of keys, queries, weights and scales are whole multiples of one
-  power of two and their sums stay below 2**24 of it, all forms give the same bits. Otherwise a score is off by at most
-  (D + H + 4) * 2**-22 * scale * sum over h of abs(weight[h]) * sum over d of abs(query[h, d] * key[d]): each of
-  D + H + 4 operations rounds by 2**-24, or drops up to 2**-22 in a matrix unit.
+- top_k is exact and has one result: of equal scores the earlier token is better, and positions are ascending.
+- index_scores is exact, and all forms give the same bits, if products of keys, queries, weights and scales are whole
+  multiples of one power of two and their sums stay below 2**24 of it. Otherwise a score is off by at most (D + H + 4) *
+  2**-22 * scale * sum over h of abs(weight[h]) * sum over d of abs(query[h, d] * key[d]): each of D + H + 4 operations
+  rounds by 2**-24, or drops up to 2**-22 in a matrix unit.
 - sparse_attention is off by at most (exp(2 * d) - 1 + u + (n + 4) * 2**-22) * max(abs(value)), where d is the error of
   a logit, (D + 2) * 2**-22 * scale * sum over d of abs(query * row), n counts the tokens, and u is one unit in the
   last place of a probability in the type of the rows: 2**-7 for bfloat16, 2**-10 for float16, 0 for float32.
@@ -63,7 +63,7 @@ def top_k_torch(scores: torch.Tensor, starts: torch.Tensor, k: int) -> torch.Ten
     order = order[request[order].sort(stable=True).indices]
     is_best = torch.zeros_like(request, dtype=torch.bool)
     is_best[order] = token - starts[request] < k
-    # How many of the best are before a token, in all and then in its own request.
+    # Number of the best tokens before each token, first in all requests and then in its own.
     before = torch.cat((starts.new_zeros(1), is_best.cumsum(0)))
     column = before[:-1] - before[starts[request]]
     best = torch.full((len(starts) - 1, k + 1), -1, dtype=torch.int64, device=scores.device)
@@ -118,7 +118,7 @@ def _runs_kernel(memory: torch.Tensor) -> bool:
 
 
 def _requests(starts: torch.Tensor, count: int) -> torch.Tensor:
-    """Which request each of `count` tokens is of."""
+    """The request of each of `count` tokens."""
     token = torch.arange(count, device=starts.device)
     return torch.searchsorted(starts, token, right=True) - 1
 

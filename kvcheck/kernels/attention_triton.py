@@ -128,7 +128,7 @@ def _score_page(  # type: ignore[no-untyped-def]  # triton reads annotations as 
 
 
 def _ordered(scores, at, inside):  # type: ignore[no-untyped-def]
-    # Unsigned numbers in the order of the scores; adding zero makes one of both zeros.
+    # Unsigned numbers in the order of the scores. Adding zero turns -0.0 into 0.0.
     bits = (tl.load(scores + at, mask=inside, other=0.0) + 0.0).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, ~bits, bits | -0x80000000).to(tl.uint32, bitcast=True)
 
@@ -143,7 +143,7 @@ def _pick(scores, starts, best, k, BLOCK: tl.constexpr):  # type: ignore[no-unty
     count = tl.load(starts + request + 1) - start
     missing = tl.minimum(count, k).to(tl.int32)
     digits = tl.arange(0, 512)
-    bound = tl.full((), 0, tl.uint32)  # the digits found so far, of the last number that belongs to the best
+    bound = tl.full((), 0, tl.uint32)  # digits found so far of the k-th best number
     for step in tl.static_range(4):
         shift = 24 - 8 * step
         counts = tl.zeros((512,), tl.int32)

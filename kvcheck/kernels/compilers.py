@@ -1,8 +1,8 @@
-"""Which optional compiler an operation asks for: triton for device tensors, numba for much memory of the host.
+"""Compilers: decides whether an operation uses triton (device tensors) or numba (much host memory), both optional.
 
 Invariants:
-- Neither library is imported here: both take long to import, and work that needs none of them does not load them.
-- What is chosen changes how fast a result comes, never the result.
+- Neither library is imported here. Both take long to import, and work that needs none of them does not load them.
+- The choice changes the speed and never the result.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ MANY_BYTES = 4 << 20
 
 
 def asks_triton(*tensors: torch.Tensor) -> bool:
-    """Whether to ask for the triton form: on a device where triton is installed, on the CPU where it is loaded.
+    """True if the triton form may be used: on a device if triton is installed, on the CPU if it is loaded.
 
-    On the CPU the form also has to be interpreted, which the module that holds it knows.
+    On the CPU triton also has to interpret the kernel. The module of the kernel checks that.
     """
     if any(tensor.is_cuda for tensor in tensors):
         return _is_installed("triton")
@@ -28,14 +28,14 @@ def asks_triton(*tensors: torch.Tensor) -> bool:
 
 
 def asks_numba(tensor: torch.Tensor) -> bool:
-    """Whether to ask for the numba form of a pass over a CPU tensor: once it is loaded, for every size."""
+    """True if a pass over a CPU tensor uses the numba form. Once numba is loaded, every size does."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         return False
     return "numba" in sys.modules or asks_numba_of(tensor.numel() * tensor.element_size())
 
 
 def asks_numba_of(size: int) -> bool:
-    """Whether a pass over so many bytes of the host asks for the numba form, loaded or not."""
+    """True if a pass over so many bytes of host memory uses the numba form, also if numba is not loaded yet."""
     return size >= MANY_BYTES and _is_installed("numba")
 
 

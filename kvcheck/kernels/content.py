@@ -1,4 +1,4 @@
-"""Content words: fill rows with words that say whose they are, verify rows, tell where they differ.
+"""Content words: fill rows with words that encode their owner, and find the rows that differ.
 
 word[row, w] = mix64(tag[row]) XOR mask[w]. The caller passes mix64(tag) as `codes` and one mask a word of the row.
 
@@ -67,7 +67,7 @@ def rows_torch(codes: torch.Tensor, mask: torch.Tensor, dtype: torch.dtype) -> t
 def low_half(words: torch.Tensor) -> torch.Tensor:
     """The low 32 bits of int64 words, as int32 with the same bits."""
     whole = words.contiguous()
-    if whole.stride(-1) != 1:  # torch calls a single word contiguous whatever its stride, and then has no view of it
+    if whole.stride(-1) != 1:  # torch calls a single word contiguous with any stride, and then cannot view it
         whole = words.clone(memory_format=torch.contiguous_format)
     return whole.view(torch.int32)[..., ::2]
 
@@ -76,7 +76,7 @@ def differing_torch(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor)
     """Which rows differ from their expected words. rows: [..., W]; codes: [...]. Returns bool [...]."""
     expected = rows_torch(codes, mask, rows.dtype)
     if rows.device.type == "cpu" and torch.equal(rows, expected):
-        return torch.zeros(codes.shape, dtype=torch.bool)  # the usual case: one comparison that makes no mask
+        return torch.zeros(codes.shape, dtype=torch.bool)  # the usual case is one comparison without a mask
     return (rows != expected).any(-1)
 
 

@@ -1,11 +1,11 @@
-"""Rows of content words in one pass: fill them, find those that differ and whose words they hold, digest them.
+"""Rows of content words in one pass: fill them, find the rows that differ and their words' owners, and digest them.
 
 rows: [T, W], codes: [T], mask: [W]; word w of row t is to be codes[t] XOR mask[w]. Rows of int32 hold the low halves.
 The digest is that of all words in order, as kernels/digest defines it; only int64 rows have one.
 
 Invariants:
-- A verdict names the first differing word of all rows in order; it does not depend on how the work is split.
-- Nothing here waits for a device: what was seen stays there until somebody reads it.
+- A verdict names the first differing word of all rows in order. It does not depend on how the work is split.
+- Nothing here waits for a device. The result stays there until somebody reads it.
 - The blocked, compiled and device forms give bit for bit what the torch forms give.
 """
 
@@ -30,7 +30,7 @@ NONE = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsSeen:
-    """What a pass over rows saw, on their device.
+    """The result of a pass over rows, on their device.
 
     differing: bool [T]. first: int64 [4], of the first word that differs: its row, its place in it, the word, and the
     packed tag that it carries at that place (0 for halves, which do not say); -1, -1, 0, 0 where no word differs.
@@ -68,7 +68,8 @@ def fill(
         return fill_digest_numba(rows, codes, mask, start)
     if rows.dtype == torch.int32:
         codes, mask = low_half(codes), low_half(mask)
-    torch.bitwise_xor(codes.unsqueeze(-1), mask, out=rows)  # reads next to nothing, so it is as fast as memory takes it
+    torch.bitwise_xor(codes.unsqueeze(-1), mask, out=rows)  # reads almost nothing, so it runs at the speed of memory
+    # writes
     return None if key is None else digest(rows.reshape(-1), key=key, first=first)
 
 
@@ -154,7 +155,7 @@ def _first_of(found: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def _first_on_host(
     differing: torch.Tensor, rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """`first` of RowsSeen from the rows that differ, at least one, looking at it again."""
+    """`first` of RowsSeen, found by reading the rows that differ (at least one) again."""
     at = int(differing.to(torch.int8).argmax())
     row = slice(at, at + 1)
     first = _first_torch(rows[row] != rows_torch(codes[row], mask, rows.dtype), rows[row], mask)
@@ -163,7 +164,7 @@ def _first_on_host(
 
 
 def _differing_blocks(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Which rows of CPU memory differ: [T] bool. Only a block that is not as expected is looked at word by word."""
+    """Which rows of CPU memory differ: [T] bool. Only a block that differs is compared word by word."""
     differing = torch.zeros(len(rows), dtype=torch.bool)
     if not rows.numel():
         return differing
@@ -172,7 +173,7 @@ def _differing_blocks(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tenso
     rows = rows.contiguous()
     row_bytes = rows.shape[1] * rows.element_size()
     step = min(len(rows), max(1, BLOCK_BYTES // row_bytes))
-    # The interpreter compares two byte strings by memcmp, without a mask of verdicts: no torch comparison does.
+    # Python compares two byte strings by memcmp, which makes no mask. Every torch comparison makes one.
     memory = bytearray(step * row_bytes)
     block, seen = torch.frombuffer(memory, dtype=rows.dtype).view(step, -1), rows.numpy()
     for at in range(0, len(rows), step):

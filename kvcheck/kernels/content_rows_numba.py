@@ -17,14 +17,14 @@ from kvcheck.kernels.digest_numba import GOLDEN, folded
 
 
 def fill_digest_numba(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor, start: int) -> torch.Tensor:
-    """Fill int64 `rows`; the digest of what was written. start: what the place of the first word adds, unsigned."""
+    """Fill int64 `rows`. Returns the digest of the words. start: what the place of the first word adds, unsigned."""
     return torch.tensor(as_signed(int(_FILL_DIGEST(_words(rows), _words(codes), _words(mask), np.uint64(start)))))
 
 
 def verify_numba(
     rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor, start: int | None
 ) -> tuple[torch.Tensor, bool, torch.Tensor | None]:
-    """Which rows differ, bool [T], whether any does, and the digest of int64 rows where `start` is given."""
+    """Which rows differ, bool [T]; whether any does; and, if `start` is given, the digest of int64 rows."""
     if rows.dtype == torch.int32:
         codes, mask = low_half(codes), low_half(mask)
     differing = torch.empty(len(rows), dtype=torch.bool)
@@ -52,8 +52,8 @@ def _fill_digest(rows, codes, mask, start):  # type: ignore[no-untyped-def]  # n
 
 
 def _verify(rows, codes, mask, differing):  # type: ignore[no-untyped-def]
-    # Two runs of rows at a time: one core asks memory for more at once than it does along a single run, and with more
-    # than two it loses again what it knows of the next page of each.
+    # Two runs of rows at a time: one core then has more memory reads in flight than with one run. With more than two
+    # runs its prefetcher loses track of their pages.
     zero = codes.dtype.type(0)
     every = zero
     run = rows.shape[0] // 2

@@ -1,9 +1,9 @@
 """Content rows as Triton kernels that touch each word once; importing this module needs triton.
 
 Invariants:
-- They mean what `fill_torch` and `verify_torch` mean: programs leave findings and partial digests of their own, and
-  what is made of those does not depend on the order in which programs ran.
-- A verdict and the word it names come from one load: memory that changes meanwhile cannot make them disagree.
+- They give the results of `fill_torch` and `verify_torch`. Each program writes its own findings and partial digests,
+  and these are combined in a way that does not depend on the order of programs.
+- A verdict and the word that it names come from one load. So they agree also if the memory changes meanwhile.
 - Addresses are 64-bit and every load and store is masked.
 """
 
@@ -32,10 +32,11 @@ def fill_triton(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor, sta
 def verify_triton(
     rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor, start: int | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """`differing` of verify_torch, what programs found first, and partial digests [programs] where `start` is given.
+    """`differing` of verify_torch, the first finding of each program, and partial digests [programs] if `start` is
+    given.
 
-    found: [programs, 3], number of the first word that differs, the word, its tag; the number is the largest there is
-    where a program found none, and the rest then means nothing.
+    found: [programs, 3], the number of the first word that differs, the word, its tag. If a program found none, the
+    number is the largest of its type, and the rest has no meaning.
     """
     programs = triton.cdiv(rows.numel(), BLOCK_WORDS)
     differing = torch.zeros(len(rows), dtype=torch.uint8, device=rows.device)
@@ -153,7 +154,7 @@ def _verify_block(  # type: ignore[no-untyped-def]
         is_first = differs & (at == first)
         tl.store(finding, first)
         tl.store(finding + 1, tl.sum(tl.where(is_first, seen, 0).to(tl.int64), axis=0))
-        # Halves do not say whose they are; what is stored of them here is not used.
+        # Halves do not name their owner. What is stored for them here is not used.
         tl.store(finding + 2, _UNMIX64(tl.sum(tl.where(is_first, seen ^ masks, 0), axis=0)))
     else:
         tl.store(finding, 0x7FFFFFFFFFFFFFFF)

@@ -4,10 +4,10 @@ digest = sum over i of mix64(word[i] + mix64(start(key) + (first + i) * GOLDEN))
 
 Invariants:
 - Integer arithmetic that wraps, exact and the same on every device and in every order of the sum.
-- mix64 is a bijection, so a change of a single word always changes the digest; any other change goes unseen by chance
-  alone, once in 2**64. It is no protection from somebody who means to forge one.
-- Digests of parts add up to the digest of the whole, if each part says where it starts.
-- A zero word counts: a word left out is seen, whatever it was.
+- mix64 is a bijection, so a change of a single word always changes the digest. Any other change is missed with
+  probability 2**-64. The digest does not protect from deliberate forgery.
+- Digests of sections add up to the digest of the whole if each section gives its start.
+- Zero words count too, so a missing word is always seen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BLOCK_WORDS = 32768
 def digest_torch(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
     """Digest of int64 `words` [n], the first of which has place `first` under `key`: an int64 scalar, there.
 
-    key: any unsigned 64-bit value; neighbouring keys have nothing in common. Nothing waits for the device.
+    key: any unsigned 64-bit value; the digests of neighbouring keys are independent. Nothing waits for the device.
     """
     assert words.dtype == torch.int64 and words.ndim == 1, f"words are int64 [n], got {words.dtype}{[*words.shape]}"
     places = torch.arange(len(words), device=words.device) * as_signed(GOLDEN) + as_signed(start_of(key, first))
@@ -41,7 +41,7 @@ def digest_torch(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tens
 
 
 def digest(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
-    """digest_torch by one pass over the words: by triton, by numba for much host memory, by blocks otherwise."""
+    """digest_torch in one pass over the words: with triton, with numba for much host memory, by blocks otherwise."""
     if asks_triton(words):
         from kvcheck.kernels import digest_triton
 
@@ -87,7 +87,8 @@ def combined(parts: torch.Tensor) -> torch.Tensor:
 
 
 def start_of(key: int, first: int) -> int:
-    """What the place `first` adds under `key`, unsigned: keys are mixed, so that no key continues its neighbour."""
+    """What the place `first` adds under `key`, unsigned. Keys are mixed, so that neighbouring keys have unrelated
+    starts."""
     assert 0 <= key <= _U64 and first >= 0, f"key is an unsigned 64-bit value and first at least 0, got {key}, {first}"
     return (mix64_int(key ^ _KEYED) + first * GOLDEN) & _U64
 

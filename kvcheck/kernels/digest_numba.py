@@ -1,8 +1,8 @@
 """The digests as compiled loops over host memory; importing this module needs numba.
 
 Invariants:
-- They mean what `digest_torch` and `digest_rows_torch` mean, the first for words of any stride.
-- All constants are unsigned 64-bit: numba makes a float of a signed and an unsigned operand.
+- They give the results of `digest_torch` and `digest_rows_torch`. The first takes words of any stride.
+- All constants are unsigned 64-bit, because numba turns a signed and an unsigned operand into a float.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def digest_numba(words: torch.Tensor, start: int) -> torch.Tensor:
 def digest_rows_numba(source: torch.Tensor, rows: torch.Tensor, start: int) -> torch.Tensor:
     """Digest of the rows of `source` [L, R, W] on the CPU, whose words lie side by side within a row."""
     layers, wide = source.shape[0], source.shape[2]
-    # One long line of words: within a row they are side by side, so the loop over them is one over neighbours.
+    # The words of a row lie side by side, so the inner loop runs over neighbours.
     span = 1 + sum((size - 1) * stride for size, stride in zip(source.shape, source.stride(), strict=True))
     words = source.as_strided((span,), (1,)).numpy().view(np.uint64)
     layer_stride, row_stride = source.stride(0), source.stride(1)

@@ -1,8 +1,7 @@
-"""The digest of rows where they lie as one Triton kernel that reads each word once; importing this module needs triton.
+"""The digest of rows in place as one Triton kernel that reads each word once; importing this module needs triton.
 
 Invariants:
-- It means what `digest_rows_torch` means: programs leave partial sums, and the sum of those does not depend on their
-  order.
+- It gives the result of `digest_rows_torch`. Programs write partial sums, whose sum does not depend on their order.
 - Addresses are 64-bit and every load is masked.
 """
 
@@ -60,8 +59,8 @@ def _fold_rows(  # type: ignore[no-untyped-def]  # triton reads annotations as t
     base = program * BLOCK
     offset = tl.arange(0, BLOCK)
     inside = offset < count - base
-    # A program's first word says which row of the list it begins in; from there on 32-bit divisions are enough, and
-    # those by 64-bit numbers take longer than the load.
+    # A program's first word gives the row of the list in which it begins. From there 32-bit divisions are enough;
+    # 64-bit divisions take longer than the load.
     place = (base % WIDE).to(tl.int32) + offset
     row = base // WIDE
     in_list = (row % rows_count).to(tl.int32) + place // WIDE

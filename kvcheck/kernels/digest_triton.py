@@ -1,7 +1,7 @@
 """The digest as one Triton kernel that reads each word once; importing this module needs triton.
 
 Invariants:
-- It means what `digest_torch` means: programs leave partial sums, and the sum of those does not depend on their order.
+- It gives the result of `digest_torch`. Programs write partial sums, whose sum does not depend on their order.
 - Addresses are 64-bit and every load is masked.
 """
 

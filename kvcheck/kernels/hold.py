@@ -1,15 +1,15 @@
 """Holds a lane until somebody raises a flag, or a watchdog has counted to its end.
 
 flag: [1] int64, on the device or in pinned memory of the host; it is raised when it is at least `until`.
-outcome: [2] int64: whether the flag was seen raised (1) or the watchdog ended the hold (0), and how often was looked.
+outcome: [2] int64: 1 if the flag was raised, 0 if the watchdog ended the hold; and the number of looks at the flag.
+
+A kernel that has never run may have to be loaded, and loading can wait for the device. So all kernels that run during a
+hold must have run before.
 
 Invariants:
-- A hold ends after a stated number of looks, and sooner by the clock where one is asked for: no device ever hangs.
-- The host is not joined: it, or another lane, raises the flag whenever it likes.
-- How a hold ended is always said; a hold that the watchdog ended has imposed no order.
-
-A kernel that has never run may have to be loaded, and loading can wait for the device: whatever is to run while a lane
-is held has to have run before.
+- A hold ends after a given number of looks, or earlier by the clock if a time is given. So no device hangs.
+- A hold does not make the process wait. The process, or another lane, raises the flag at any time.
+- The outcome always says how a hold ended. A hold that the watchdog ended has imposed no order.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kvcheck.kernels.compilers import asks_triton
 def hold_torch(
     flag: torch.Tensor, outcome: torch.Tensor, *, until: int, looks: int, limit_ns: int | None = None
 ) -> None:
-    """Look at the flag at most `looks` times. On the CPU alone, where the clock is not asked: looks are the watchdog.
+    """Look at the flag at most `looks` times. For the CPU only, which reads no clock and counts looks alone.
 
-    limit_ns: end the hold after so much time of the device's clock.
+    limit_ns: the hold ends after so many nanoseconds of the device's clock.
     """
     _check(flag, outcome, looks, limit_ns)
     assert not outcome.is_cuda, "torch has no operation that holds a lane of a device: install triton"
@@ -36,7 +36,7 @@ def hold_torch(
 
 
 def hold(flag: torch.Tensor, outcome: torch.Tensor, *, until: int, looks: int, limit_ns: int | None = None) -> None:
-    """hold_torch by a kernel of one warp on the current stream. outcome lies where it runs."""
+    """hold_torch by a kernel of one warp on the current stream. outcome lies on the same device."""
     if asks_triton(outcome):
         from kvcheck.kernels import hold_triton
 
@@ -48,7 +48,8 @@ def hold(flag: torch.Tensor, outcome: torch.Tensor, *, until: int, looks: int, l
 
 
 def release_torch(flag: torch.Tensor, value: int) -> None:
-    """Raise the flag: in the order of the current stream where it lies on the device, at once where on the host."""
+    """Raise the flag: at once if it lies in host memory, in the order of the current stream if it lies on the
+    device."""
     flag.fill_(value)
 
 

@@ -1,8 +1,8 @@
 """The hold as a Triton kernel of one warp; importing this module needs triton.
 
 Invariants:
-- It means what `hold_torch` means, and ends after `looks` looks whatever the flag and the clock do.
-- The flag is read anew at every look: loads are volatile, and nothing is written to it, so no release is lost.
+- It does what `hold_torch` does, and ends after `looks` looks in any case.
+- Every look reads the flag from memory, because loads are volatile. The kernel never writes it, so no release is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from triton.language.extra import cuda
 
 
 def hold_triton(flag: torch.Tensor, outcome: torch.Tensor, until: int, looks: int, limit_ns: int | None) -> None:
-    """hold_torch. Where kernels are interpreted there is no clock of a device, and looks alone end a hold."""
+    """hold_torch. Interpreted kernels have no device clock, so only looks end their hold."""
     _KERNEL[(1,)](
         flag,
         outcome,

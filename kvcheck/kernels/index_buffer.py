@@ -1,4 +1,4 @@
-"""Index pages of NSA pools, all keys of a page and then all its scales: write tokens, read whole requests.
+"""Index pages of NSA pools, which hold all keys of a page and then all its scales: write tokens, read whole requests.
 
 rows: [N, W] int64 words, a page a row; of page_size P tokens with K words of key and H halves (32 bits) of scale:
     words [0, P * K)          keys,   token o at [K * o, K * o + K)
@@ -7,8 +7,8 @@ A request's tokens are those of its pages in logical order, the last page cut wh
 
 Invariants:
 - Bytes are moved, never converted: an FP8 key and an fp32 scale arrive with their bits, NaN included.
-- Page ids are read when the operation runs; those behind the end of a request are never looked up.
-- Nothing waits for the device: how many tokens come out is the caller's knowledge.
+- Page ids are read when the operation runs. Pages behind the end of a request are not read.
+- Nothing waits for the device, because the caller passes the number of tokens.
 """
 
 from __future__ import annotations

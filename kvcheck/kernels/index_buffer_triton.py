@@ -1,7 +1,7 @@
 """Index pages written and read by Triton kernels; importing this module needs triton.
 
 Invariants:
-- They mean what `set_index_torch` and the `get_..._torch` functions mean, for pages at any distance from each other.
+- They give the results of `set_index_torch` and the `get_..._torch` functions, for pages at any distance.
 - Addresses are 64-bit, whatever the type of the ids, and every load and store is masked.
 """
 
@@ -30,7 +30,8 @@ def get_index_triton(
     requests, columns = reads.pages.shape
     words = layout.page_size * layout.key_words
     block = min(BLOCK_WORDS, triton.next_power_of_2(words))
-    # A program copies some words of one page's keys, which lie in one piece on both sides; the first the scales too.
+    # A program copies some words of one page's keys, which are contiguous on both sides. The first program also copies
+    # scales.
     splits = 1 if keys is None else triton.cdiv(words, block)
     if not reads.tokens:
         return

@@ -1,7 +1,7 @@
-"""Where keys and scales lie in the index pages of NSA pools, and which tokens a read takes.
+"""IndexLayout and IndexReads: where keys and scales lie in an index page of an NSA pool, and which tokens to read.
 
 Invariants:
-- Plain values: the torch form and the triton form of an operation take the same ones.
+- The torch form and the triton form of an operation take the same values.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class IndexLayout:
 class IndexReads:
     """Which tokens to read.
 
-    pages: [B, M] page ids, int32 or int64. starts: [B + 1] int64, where each request's tokens begin in what comes out,
-    and last their sum. tokens: that sum, on the host. No request has more than M pages.
+    pages: [B, M] page ids, int32 or int64. starts: [B + 1] int64, where each request's tokens begin in the result, and
+    last their sum. tokens: that sum, as a Python integer. No request has more than M pages.
     """
 
     pages: torch.Tensor

@@ -1,10 +1,10 @@
-"""Fields of packed metadata rows, each into memory of its own, by one launch for all fields and rows.
+"""Metadata rows: copies each field of packed rows to memory of its own, with one launch for all fields and rows.
 
 rows: [R, S] bytes, a slot a row; a field is the bytes [offset, offset + width) of every row.
 
 Invariants:
 - Bytes are moved, never converted; offsets and widths are multiples of 4.
-- Outputs are independent memory: nothing that later happens to the rows changes them.
+- Outputs have memory of their own, so later writes to the rows do not change them.
 - Slot ids are read when the copy runs.
 """
 
@@ -22,7 +22,7 @@ def split_rows_torch(
 ) -> None:
     """outputs[f][i] = the bytes of field f in rows[slots[i]].
 
-    outputs: one a field, [n, values] of any dtype, each in one piece; slots: [n]; offsets: of the fields, in bytes.
+    outputs: one for each field, [n, values] of any dtype, contiguous. slots: [n]. offsets: of the fields, in bytes.
     """
     _check(outputs, rows, slots, offsets)
     for output, offset in zip(outputs, offsets, strict=True):
@@ -33,7 +33,7 @@ def split_rows_torch(
 def split_rows(
     outputs: Sequence[torch.Tensor], rows: torch.Tensor, slots: torch.Tensor, *, offsets: Sequence[int]
 ) -> None:
-    """split_rows_torch by one kernel."""
+    """split_rows_torch with one kernel."""
     if asks_triton(rows):
         from kvcheck.kernels import metadata_row_triton
 

@@ -1,7 +1,7 @@
 """The metadata row copy as one Triton kernel; importing this module needs triton.
 
 Invariants:
-- It means what `split_rows_torch` means, for any number of fields: offsets and widths are known when it is compiled.
+- It gives the result of `split_rows_torch` for any number of fields. Offsets and widths are constants of the kernel.
 - Addresses are 64-bit and every load and store is masked.
 """
 

@@ -1,13 +1,12 @@
 """Row copies between pool buffers, packed memory and host pages.
 
-A row is what one id names: a token, a page with all its tokens, or a slot. Whoever has more than one way to cut memory
-into rows takes the widest.
+A row is what one id names: a token, a page with all its tokens, or a slot. Callers that can choose use the widest rows.
 
 Invariants:
 - Bytes are moved, never converted; both sides have the same trailing shape and dtype.
 - Index tensors are read when the copy runs.
-- A copy between host and device touches host memory in contiguous blocks or by kernel only: torch packs a strided host
-  block on the calling thread, at once, and so would read it before the lane has come that far.
+- A copy between host and device touches host memory in contiguous blocks or by a kernel. Torch packs a strided host
+  block at once on the calling thread, so it would read the block before the lane has reached the copy.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def scatter_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.T
 
 
 def gather_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """gather_rows_torch by one kernel for all layers, or on the host by blocks: no copy lies in between."""
+    """gather_rows_torch with one kernel for all layers, or in host memory by blocks. There is no intermediate copy."""
     if kernels := _kernels(target, source):
         kernels.gather_rows_triton(target, source, rows)
     elif not gather_blocks(target, source, rows):
@@ -46,7 +45,7 @@ def gather_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) 
 
 
 def scatter_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """scatter_rows_torch by one kernel for all layers, or on the host by blocks: no copy lies in between."""
+    """scatter_rows_torch with one kernel for all layers, or in host memory by blocks. There is no intermediate copy."""
     if kernels := _kernels(target, source):
         kernels.scatter_rows_triton(target, source, rows)
     elif not scatter_blocks(target, source, rows):
@@ -59,17 +58,17 @@ def copy_rows_torch(
     """target[l, u, o] = source[l, v, p] for each pair of rows u * r + o, v * r + p and each layer l.
 
     target: [L, U, r, W], source: [L, V, r, W], of any strides; target_rows: [n], no duplicates; source_rows: [n].
-    Between host and device this joins the calling thread to the stream; `copy_rows` does not where triton is installed.
+    Between host and device the calling thread waits for the stream. `copy_rows` does not wait if triton is installed.
     """
     rows_of_unit = target.shape[2]
-    # On the way to another device the ids come over first, which waits until the stream has reached this copy.
+    # For a copy to another device the ids are copied first, which waits until the stream has reached this copy.
     into, out_of = target_rows.to(target.device), source_rows.to(source.device)
     picked = source[:, out_of // rows_of_unit, out_of % rows_of_unit]
     target[:, into // rows_of_unit, into % rows_of_unit] = picked.to(target.device)
 
 
 def copy_rows(target: torch.Tensor, target_rows: torch.Tensor, source: torch.Tensor, source_rows: torch.Tensor) -> None:
-    """copy_rows_torch by one kernel, which reaches pinned host memory from the device and joins nobody."""
+    """copy_rows_torch with one kernel, which reads or writes pinned host memory from the device. Nobody waits."""
     if kernels := _kernels(target, source):
         kernels.copy_rows_triton(target, target_rows, source, source_rows)
         return
@@ -79,14 +78,14 @@ def copy_rows(target: torch.Tensor, target_rows: torch.Tensor, source: torch.Ten
 def move_rows_torch(buffer: torch.Tensor, target_rows: torch.Tensor, source_rows: torch.Tensor) -> None:
     """buffer[l, target_rows[i]] = buffer[l, source_rows[i]] for all rows at once: the lists may name the same rows.
 
-    buffer: [L, U, r, W], a row being u * r + o; target_rows: [n], no duplicates; source_rows: [n]. What is written is
-    what was there before: swaps, rotations and chains come out right in any order of the lists.
+    buffer: [L, U, r, W], a row is u * r + o; target_rows: [n], no duplicates; source_rows: [n]. All rows are read
+    before any is written, so swaps, rotations and chains are right in any order of the lists.
     """
     copy_rows_torch(buffer, target_rows, buffer, source_rows)  # it reads all rows into memory of its own first
 
 
 def move_rows(buffer: torch.Tensor, target_rows: torch.Tensor, source_rows: torch.Tensor) -> None:
-    """move_rows_torch by one kernel, or two where the lists are too long for one to hold what it has read."""
+    """move_rows_torch with one kernel, or with two if the lists are too long for one to hold all that it reads."""
     if kernels := _kernels(buffer):
         kernels.move_rows_triton(buffer, target_rows, source_rows)
         return
@@ -94,7 +93,7 @@ def move_rows(buffer: torch.Tensor, target_rows: torch.Tensor, source_rows: torc
 
 
 def copy_block_torch(target: torch.Tensor, source: torch.Tensor) -> None:
-    """target = source, of one shape and any strides, in the order of the stream wherever the two lie."""
+    """target = source, of one shape and any strides, in the order of the stream, for any devices."""
     if target.device == source.device:
         target.copy_(source)
         return
@@ -112,10 +111,10 @@ def copy_bytes_torch(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def copies_to_host(source: torch.Tensor) -> Callable[[], torch.Tensor | bytearray]:
-    """A function that copies the bytes `source` [n] uint8 holds when it runs to memory of their own on the host.
+    """A function that copies the bytes that `source` [n] uint8 holds when it runs to new host memory.
 
-    From a device they are complete once the stream has come that far. On a CPU they are no tensor yet: for a small row,
-    making one takes as long as copying it.
+    From a device the copy is complete once the stream has reached it. On a CPU the result is no tensor yet, because for
+    a small row making a tensor takes as long as the copy.
     """
     if source.is_cuda:
         return lambda: torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source, non_blocking=True)
@@ -128,7 +127,7 @@ def fill_torch(target: torch.Tensor, value: int) -> None:
 
 
 def _kernels(*sides: torch.Tensor) -> ModuleType | None:
-    """The module of the kernels where they run: on a device, and on the CPU where triton is loaded and interprets."""
+    """The module of the kernels if they can run: on a device, and on the CPU if triton is loaded and interprets."""
     if not asks_triton(*sides):
         return None
     from kvcheck.kernels import page_copy_triton

@@ -1,12 +1,12 @@
-"""Row copies between memories of the host, by the largest blocks of rows that lie side by side.
+"""Row copies within host memory, by the largest blocks of neighbouring rows.
 
-Torch gathers row by row into memory of its own and copies that; here a block goes straight to where it belongs, and
-much memory past the caches, where numba is installed.
+Torch gathers row by row into new memory and copies that. Here each block is copied directly to its target. If numba is
+installed, large copies bypass the caches.
 
 Invariants:
-- It means what `gather_rows_torch` and `scatter_rows_torch` mean, and refuses a row that there is not.
-- Where that does not pay, or rows do not lie side by side, the caller is told, and nothing has been written. So it is
-  where a dispatch mode is active: whoever watches tensor calls, such as the audit of footprints, sees no numpy.
+- It gives the results of `gather_rows_torch` and `scatter_rows_torch`, and refuses rows out of range.
+- If that does not pay, or rows are not neighbours, it returns False and writes nothing. It does the same while a
+  dispatch mode is active, because a watcher of tensor calls, such as the audit of footprints, cannot see numpy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LINE_BYTES = 64
 
 
 def gather_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> bool:
-    """gather_rows_torch by blocks; False, and nothing done, where there are none."""
+    """gather_rows_torch by blocks. Returns False, with nothing written, if there are no blocks."""
     if (ids := _ids(target, source, rows)) is None:
         return False
     if _is_much(target):
@@ -45,13 +45,13 @@ def gather_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor
         into[:, at : at + count] = out_of[:, row : row + count]
     if blocks.are_many:
         for to, layer in zip(into, out_of, strict=True):
-            # No row is out of range, so nothing is clipped; it spares numpy a second copy of all that it takes.
+            # No row is out of range, so clipping changes nothing. It saves numpy a second copy.
             _by(layer, blocks.size).take(blocks.ids, 0, _by(to[: blocks.whole], blocks.size), "clip")
     return True
 
 
 def scatter_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> bool:
-    """scatter_rows_torch by blocks; False, and nothing done, where there are none."""
+    """scatter_rows_torch by blocks. Returns False, with nothing written, if there are no blocks."""
     if (ids := _ids(source, target, rows)) is None:
         return False
     if _is_much(source):
@@ -88,11 +88,12 @@ class _Blocks:
 
     @property
     def are_many(self) -> bool:
-        """It pays to go layer by layer, which reads and writes in order, and not block by block, in fewer calls."""
+        """True if it pays to copy layer by layer, which reads and writes in order, instead of block by block in fewer
+        calls."""
         return len(self.ids) > FEW_BLOCKS
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """(place, first row, count) of what is copied for all layers at once: the tail, and blocks that are few."""
+        """(place, first row, count) of each copy for all layers at once: the tail, and the blocks if they are few."""
         if not self.are_many:
             for number, block in enumerate(self.ids.tolist()):
                 yield number * self.size, block * self.size, self.size
@@ -101,7 +102,7 @@ class _Blocks:
 
 
 def _ids(packed: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor) -> npt.NDArray[np.int64] | None:
-    """The rows of `pool`, every one of them there; None where they are not for this module to move."""
+    """The rows of `pool`, checked to be in range; None if this module cannot move them."""
     if any(each.device.type != "cpu" for each in (packed, pool, rows)) or not len(rows):
         return None
     if (packed.dtype, packed.shape[::2]) != (pool.dtype, pool.shape[::2]):  # torch says what is wrong with them
@@ -119,13 +120,13 @@ def _ids(packed: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor) -> npt.ND
 
 
 def _is_much(packed: torch.Tensor) -> bool:
-    """Whether it pays to move all of it past the caches, in rows of a cache line or more."""
+    """True if it pays to bypass the caches, in rows of a cache line or more."""
     row_bytes = packed.shape[2] * packed.element_size()
     return row_bytes >= LINE_BYTES and row_bytes % 8 == 0 and asks_numba_of(packed.numel() * packed.element_size())
 
 
 def _blocks(pool: torch.Tensor, ids: npt.NDArray[np.int64]) -> _Blocks | None:
-    """The largest blocks that rows of `pool` are made of; None where they are too small to pay."""
+    """The largest blocks of neighbouring rows of `pool`; None if they are too small to pay."""
     starts = np.flatnonzero(ids[1:] - ids[:-1] != 1) + 1  # where a row does not follow the one before
     counts = np.diff(starts, prepend=0)
     size = math.gcd(int(np.gcd.reduce(ids[starts], initial=int(ids[0]))), int(np.gcd.reduce(counts, initial=0)))
@@ -138,7 +139,7 @@ def _blocks(pool: torch.Tensor, ids: npt.NDArray[np.int64]) -> _Blocks | None:
 
 
 def _memory(rows: torch.Tensor) -> npt.NDArray[np.signedinteger]:
-    """The same memory as whole numbers: numpy does not know all types of torch, and bytes are moved, not converted."""
+    """The same memory as integers: numpy does not know all types of torch, and bytes are moved, not converted."""
     return rows.view(WHOLE_NUMBERS[rows.element_size()]).numpy()
 
 

@@ -1,12 +1,12 @@
-"""Row copies between memories of the host that go past the caches; importing this module needs numba.
+"""Row copies within host memory that bypass the caches; importing this module needs numba.
 
-A plain store reads the line that it is about to overwrite, so a copy moves three bytes for each byte copied; a store
-past the caches moves two. What is saved to the host or restored from it is not read again soon, and the caches keep
-what somebody works with. Small copies are better off in the caches.
+A plain store first reads the cache line that it overwrites, so a copy moves three bytes for each byte. A store that
+bypasses the caches moves two. Bytes that are saved to the host or restored from it are not read again soon, so the
+caches keep other data. Small copies are faster in the caches.
 
 Invariants:
-- They mean what `gather_rows_torch` and `scatter_rows_torch` mean, for layers whose rows lie in one piece.
-- Stores past the caches are seen by other threads once the function has returned.
+- They give the results of `gather_rows_torch` and `scatter_rows_torch`, for layers with contiguous rows.
+- Other threads see the stores once the function has returned.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def copy_runs_numba(
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def _copy_line(typing: Any, target: Any, source: Any) -> Any:
-    """Copy 64 bytes between two addresses past the caches; the target's is a multiple of 64."""
+    """Copy 64 bytes between two addresses and bypass the caches. The target's address is a multiple of 64."""
 
     def code(context: Any, builder: Any, signature: Any, addresses: Any) -> Any:
         line = ir.VectorType(ir.IntType(64), WORDS_OF_LINE).as_pointer()
@@ -79,7 +79,7 @@ def _copy_word(typing: Any, target: Any, source: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def _fence(typing: Any) -> Any:
-    """Stores so far are seen before anything later is."""
+    """Make earlier stores visible before later ones."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence("seq_cst")

@@ -1,8 +1,8 @@
 """The row copies of page_copy as Triton kernels; importing this module needs triton.
 
 Invariants:
-- They mean what the torch forms mean, for every layout: a layout is nothing but strides.
-- Rows of all layers are copied by one launch, whatever their width: no lane idles because rows are short or odd.
+- They give the results of the torch forms for every layout, since a layout is a set of strides.
+- One launch copies the rows of all layers, for any width. Short or odd rows leave no lane idle.
 - Addresses are 64-bit and every load and store is masked.
 """
 
@@ -43,7 +43,7 @@ def move_rows_triton(buffer: torch.Tensor, target_rows: torch.Tensor, source_row
     layers, _, rows_of_unit, words = buffer.shape
     count = len(target_rows)
     _check(buffer, target_rows, source_rows)
-    if count > MOVED_ROWS:  # what was read waits in memory of its own, and the second launch is behind the first
+    if count > MOVED_ROWS:  # the first launch reads into new memory, and the second one writes from there
         kept = buffer.new_empty((layers, count, 1, words))
         _copy(kept, None, buffer, source_rows, count)
         _copy(buffer, target_rows, kept, None, count)
@@ -71,7 +71,7 @@ def _copy(
     source_rows: torch.Tensor | None,
     count: int,
 ) -> None:
-    """Copy `count` rows of all layers, both sides [L, U, r, W]. Without ids, the units of a side in their order."""
+    """Copy `count` rows of all layers, both sides [L, U, r, W]. A side without ids has its units in order."""
     layers, words = target.shape[0], target.shape[3]
     _check(target, target_rows)
     _check(source, source_rows)
@@ -159,7 +159,7 @@ def _move_words(  # type: ignore[no-untyped-def]
     at = _ROW_AT(source_rows, pair, is_pair, unit_stride, row_stride, R)
     to = _ROW_AT(target_rows, pair, is_pair, unit_stride, row_stride, R)
     seen = tl.load(layer + at + word, mask=inside, other=0)
-    tl.debug_barrier()  # the threads of a program run apart: all of them have read before one writes
+    tl.debug_barrier()  # all threads of a program have to read before one of them writes
     tl.store(layer + to + word, seen, mask=inside)
 
 

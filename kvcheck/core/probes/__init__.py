@@ -1,1 +1,1 @@
-"""Probes of installed engines: what SGLang, vLLM and LMCache keep in a cache, driven on a CPU."""
+"""Probes of installed engines: drive the caches of SGLang, vLLM and LMCache and judge what they hold."""

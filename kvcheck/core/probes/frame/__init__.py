@@ -1,4 +1,4 @@
-"""What driving an installed engine takes, whichever it is: the child, stand-ins, names, content, probes.
+"""The frame that all engines share: the child process, stand-ins, names, content, probes.
 
 Invariants:
 - Nothing here names an engine; nothing here imports one outside the child.

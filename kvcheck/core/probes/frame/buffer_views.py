@@ -74,7 +74,7 @@ def among(found: Inventory, named: Iterable[tuple[Sequence[int], Sequence[int], 
 
 
 def memories(thing: object, package: str) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """(name, index in its list, tensor) of each storage below an object, by the tensor that shows most of it."""
+    """(name, index in its list, tensor) of each storage below an object: the tensor that covers most of it."""
     largest: dict[int, tuple[str, int, torch.Tensor]] = {}
     for name, at, tensor in _tensors(thing, package, "", 0, set()):
         start = tensor.untyped_storage().data_ptr()

@@ -1,8 +1,8 @@
 """Content: writes content by kvcheck's rule to an engine's own memory, and judges what is there later.
 
 Invariants:
-- Each row says whose it is, in which buffer, layer and place; what is judged is compared byte for byte.
-- Words are counted where they were compared, by buffer; a buffer that was not compared has no count.
+- Each row encodes its owner, buffer, layer and place. All judged bytes are compared.
+- Compared words are counted by buffer. A buffer that was not compared has no count.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class ProbeJudge:
             self.findings.append(found)
 
     def absorb(self, other: ProbeJudge, code: str | None = None, why: str = "") -> None:
-        """What another judge has compared and found. code, why: what more is known of the rows that were not right."""
+        """Add what another judge has compared and found. code, why: replace the code and explain the rows that were
+        wrong."""
         self.reads += other.reads
         for name, words in other.words.items():
             self.words[name] = self.words.get(name, 0) + words
@@ -94,9 +95,9 @@ class ProbeJudge:
     ) -> int:
         """Compare rows with the request's content; how many are right. part: bytes of a row that count, [bytes] bool.
 
-        code: of a row that is stale, foreign, torn or was never written, where another code says more. lane: who read
-        it. condition: the assumption under which wrong rows are a finding. has_others: as in Owners. wanted: the rows,
-        where the engine itself wrote words for the request.
+        code: replaces the code of a stale, foreign, torn or unwritten row. lane: who read it. condition: the assumption
+        under which wrong rows are a finding. has_others: as in Owners. wanted: the expected rows, if the engine itself
+        wrote words for the request.
         """
         site = Site(held.unit, held.name, "", held.layer)
         seen = seen.cpu()
@@ -134,7 +135,7 @@ class ProbeJudge:
 
 
 def _words(row: torch.Tensor, part: torch.Tensor | None) -> list[int | None]:
-    """The whole words of a row of bytes; None where a byte of the word does not count."""
+    """The words of a row of bytes; None for a word of which a byte does not count."""
     whole = len(row) // 8 * 8
     words: list[int] = row[:whole].clone().view(torch.int64).tolist()
     if part is None:
@@ -150,13 +151,13 @@ class ContentWriter:
         self.found = found
 
     def write(self, request: int, unit: str, ids: Sequence[int], first: int = 0) -> None:
-        """The request's content in these units, position by position from `first`."""
+        """Write the request's content to these units, position by position from `first`."""
         for held in self.found.buffers:
             if held.unit == unit:
                 self.write_field(held, request, ids, first)
 
     def write_field(self, held: BufferView, request: int, ids: Sequence[int], first: int = 0) -> None:
-        """The same in one buffer alone, as where parts of a row arrive one by one."""
+        """Write the content to one buffer only, for tests in which buffers arrive one by one."""
         at = torch.as_tensor(list(ids), dtype=torch.int64)
         site = Site(held.unit, held.name, "", held.layer)
         rows = content(site, request, range(first, first + len(at)), held.rows.shape[1])
@@ -173,9 +174,9 @@ class ContentWriter:
         first: int = 0,
         part: Callable[[int], torch.Tensor | None] | None = None,
     ) -> tuple[str, ...]:
-        """Compare these units of every buffer that has them; the buffers of which nothing at all was right.
+        """Compare these units of every buffer that has them. Returns the buffers of which no row was right.
 
-        part: row size -> bytes that count, None where the buffer has no such rows.
+        part: row size -> bytes that count; None if the buffer has no such rows.
         """
         at = torch.as_tensor(list(ids), dtype=torch.int64)
         right: dict[str, int] = {}

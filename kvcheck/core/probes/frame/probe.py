@@ -65,7 +65,7 @@ class StreamsOfDevice(Protocol):
     """Streams to queue work on: stand-ins on a CPU, real ones on a device."""
 
     def reset(self, order: str, seed: int) -> None:
-        """Drop what is queued, or wait for it. From now on work is late by this order."""
+        """Drop what is queued, or wait for it. From now on work is delayed in this order."""
 
     def side(self) -> Any:
         """A new stream."""

@@ -1,7 +1,7 @@
 """LMCache as a target: where its names are, and the probe that tries its host memory.
 
 Invariants:
-- A new probe is a module and a row here; nothing else changes.
+- A new probe is a module and a row here. Nothing else changes.
 """
 
 from __future__ import annotations

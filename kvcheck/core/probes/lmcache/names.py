@@ -1,7 +1,7 @@
-"""Where LMCache keeps what the probe needs: one row a capability, one place a release range.
+"""Where LMCache has what the probe needs: one row for each capability, one place for each range of releases.
 
 Invariants:
-- Rows are tried in order and by name alone; a release that nobody has seen is driven if it has the names.
+- Places are tried in order and by name alone. An unknown release is driven if it has the names.
 """
 
 from __future__ import annotations

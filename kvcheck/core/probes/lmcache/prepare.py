@@ -1,7 +1,7 @@
-"""Runtime: what LMCache is told before its first object is made.
+"""Prepare: the settings that LMCache gets before its first object is made.
 
 Invariants:
-- Nothing that is judged is changed.
+- The settings change nothing that is judged.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ from kvcheck.core.probes.frame.names import Names
 
 
 def prepare(names: Names) -> None:
-    """A full allocator warns at every eviction; that is no news where every schedule fills it."""
+    """Silence the warning of a full allocator at every eviction: every schedule fills it."""
     logging.disable(logging.WARNING)

@@ -1,12 +1,12 @@
 """Probe agreement: requests that are reported done before their bytes have landed, at a different time on each rank.
 
-Metadata goes by the default route, or by the intra-node NVLink route, which a variable of the engine asks for. Either
-the metadata or every byte lands after it was reported done. The device of the metadata and its route are noted and
-decide nothing. In half of the schedules other requests have used every slot and page before, and their content is
+Metadata takes the default route, or the intra-node NVLink route, which an environment variable of the engine selects.
+Either the metadata or every byte lands after it was reported done. The device of the metadata and its route are noted
+and decide nothing. In half of the schedules other requests have used every slot and page before, and their content is
 still there.
 
 Invariants:
-- Late writes of a rank land in the order in which they were sent, and messages arrive in theirs.
+- Late writes of a rank land in the order in which they were sent. Messages arrive in the order of their sending too.
 - The ranks are judged by what they did: their queues are equal after each poll, and each committed request was whole.
 """
 
@@ -325,7 +325,7 @@ class AgreementScene:
 
 
 def _scheduler() -> SimpleNamespace:
-    """What a queue asks its scheduler for when nothing has failed."""
+    """The attributes of a scheduler that a queue reads when nothing has failed."""
     quiet = SimpleNamespace(enable_metrics=False)
     return SimpleNamespace(
         server_args=SimpleNamespace(disaggregation_transfer_backend="mooncake"),
@@ -343,7 +343,7 @@ def _scheduler() -> SimpleNamespace:
 
 @contextmanager
 def route(rig: Rig) -> Iterator[None]:
-    """Ask for the subject's route, as a server's environment would."""
+    """Set the environment variable that selects the subject's route."""
     if rig.subject.startswith(DEFAULT):
         if rig.names.has("transfer.custom-pool") and rig.names["transfer.custom-pool"]()[0]:
             raise CannotDrive(f"expected the default route, and the environment asks for another; unset {VARIABLE}")

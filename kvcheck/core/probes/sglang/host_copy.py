@@ -1,13 +1,14 @@
 """Probe host-copy: pages of several requests backed up, evicted, loaded back and read, on both tiers at once.
 
-The release's own controller does it, over its own pools of both tiers; the copies between them are restated, and run
-when somebody waits for them or when the seed lets them. The probe does what a prefix tree does: it gives pages away as
-soon as, and not before, the controller has acknowledged what used them; what it gives away is somebody else's at once.
+The release's own controller makes the copies, over its own pools of both tiers. Python versions replace the compiled
+copies; they run when the engine waits for them or when the seed lets them. The probe acts like a prefix tree: it frees
+pages once the controller has acknowledged the copies that use them, and another request writes them at once.
 
 Invariants:
-- What a request's pages hold, on either tier, was written by the content rule or by a copy of the controller's.
-- As few getters read as show every byte, those of token rows first: who waits for a layer is layer-wait's matter.
-- The control runs on the plainest pool, where everything is done at once.
+- The pages of a request, on both tiers, are written by the content rule or by a copy of the controller.
+- Only as many getters read as are needed to see every byte, those of token rows first. The probe layer-wait tries the
+  waits of all getters.
+- The control runs on the plainest pool, and all its copies run at once.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class HostCopy:
         return (*dict.fromkeys((*host_tier_needs(PLAINEST), *host_tier_needs(_family(subject)))),)
 
     def control(self, rig: Rig) -> None:
-        """Two pages there and back on the plainest pool, done at once; and every getter of this one, with no load."""
+        """Back up and load two pages of the plainest pool, with copies that run at once; and read every getter of this
+        pool without a load."""
         rig.stand_ins.reset(EAGER, 0)
         backend = rig.subject.partition("-")[2]
         scene = HostCopyScene(rig, make_host_tier(rig, PLAINEST, backend, "layer_first"), ())
@@ -74,7 +76,7 @@ class HostCopy:
         self._readers = _fewest(rig, made, tokens)
 
     def measure(self, rig: Rig) -> None:
-        """One schedule over one layout."""
+        """Run one schedule over one layout."""
         family, _, backend = rig.subject.partition("-")
         layouts = LAYOUTS.get(rig.subject, LAYOUTS[backend])
         layout = layouts[rig.schedule % len(layouts)]
@@ -103,7 +105,7 @@ class CachedRequest:
 
 @dataclass(slots=True)
 class HostCopyScene:
-    """One tier and what lies in it. readers: getters to read with."""
+    """A host tier and the requests in it. readers: getters to read with."""
 
     rig: Rig
     tier: HostTier
@@ -116,7 +118,7 @@ class HostCopyScene:
     others: int = OTHERS
 
     def run(self) -> None:
-        """Rounds of what a server does, in an order of the seed's."""
+        """Rounds of a server's work, in an order that the seed draws."""
         judge, mix, controller = self.rig.judge, self.rig.mix, self.tier.controller
         for name in self.tier.lacking:
             judge.find("KV304", "contract", f"there is no memory for {name} on the host", buffer=name, tier="host")
@@ -147,7 +149,7 @@ class HostCopyScene:
         self.finish()
 
     def admit(self, pages: int) -> None:
-        """A request computes so many pages, if there is room for them."""
+        """Admit a request of so many pages, if there is room for them."""
         made = self.tier.made
         tokens = made.allocator.alloc(pages * made.page_size)
         if tokens is None:
@@ -158,12 +160,12 @@ class HostCopyScene:
         self.compute(partial(made.write, self.requests, tokens.clone()))
 
     def compute(self, work: Callable[[], None]) -> None:
-        """The model's work on the device, on the stream that the engine has it on."""
+        """Write the request's content on the device, on the stream that the engine uses for the model."""
         with self.rig.stand_ins.on(self.forward):
             self.rig.stand_ins.queue(work)
 
     def backup(self) -> None:
-        """All that is on the device alone, one node a request; some merged into one copy."""
+        """Back up all requests that lie on the device alone, one node for each; some are merged into one copy."""
         controller, mix = self.tier.controller, self.rig.mix
         later = optional(controller.write, flush=False) if mix.chance(1, 2) else {}
         for cached in self.of(lambda each: each.host is None and each.device is not None):
@@ -183,7 +185,7 @@ class HostCopyScene:
             self.engine(controller.start_writing, "start_writing")
 
     def poll(self, wait: bool = False) -> None:
-        """Take what is acknowledged, in its order. wait: for all of it, as a tree that needs pages does."""
+        """Take acknowledgements in order. wait: wait for all of them, like a tree that needs pages."""
         controller = self.tier.controller
         for queue, done in ((controller.ack_write_queue, self.written), (controller.ack_load_queue, self.loaded)):
             while queue and (wait or queue[0].finish_event.query()):
@@ -193,17 +195,17 @@ class HostCopyScene:
                     done(self.cached[request])
 
     def written(self, cached: CachedRequest) -> None:
-        """The host has it all now."""
+        """Note that the host holds the whole request now."""
         cached.writing = False
         self.judged(partial(self.check_host, cached, "acknowledged as backed up"))
 
     def loaded(self, cached: CachedRequest) -> None:
-        """The device has it all now."""
+        """Note that the device holds the whole request now."""
         cached.loading = False
         self.judged(partial(self.check_device, cached, "acknowledged as loaded"))
 
     def judged(self, look: Callable[[ProbeJudge], None]) -> None:
-        """Look at what has to be there; where it is not, but is once everything has run, the wait was missing."""
+        """Compare what has to be there. If it is wrong now and right once everything has run, a wait is missing."""
         first, later = ProbeJudge(), ProbeJudge()
         look(first)
         if first.findings:
@@ -215,7 +217,7 @@ class HostCopyScene:
         self.rig.judge.absorb(first, "KV201" if late else None, why if late else "")
 
     def evict(self, every: bool = False) -> None:
-        """Pages of the device are given away; somebody else writes them at once. every: all that can be."""
+        """Free pages of the device. Another request writes them at once. every: free all that can be freed."""
         mix, made = self.rig.mix, self.tier.made
         able = self.of(lambda each: each.device is not None and each.host is not None and not busy(each))
         while able and (every or mix.chance(2, 3) or made.allocator.available_size() < MOST_PAGES * made.page_size):
@@ -229,7 +231,8 @@ class HostCopyScene:
             self.rig.judge.count("foreign_reuses")
 
     def evict_host(self, most: int | None = None) -> None:
-        """Pages of the host are given away; somebody else's are in them at once. most: requests, if it is no chance."""
+        """Free pages of the host. Another request's content is put there at once. most: so many requests; None: a
+        random choice."""
         mix = self.rig.mix
         able = self.of(lambda each: each.host is not None and not busy(each))
         while able and (mix.chance(1, 2) if most is None else most > 0):
@@ -245,7 +248,7 @@ class HostCopyScene:
                 del self.cached[cached.request]
 
     def load(self) -> None:
-        """One or two requests that are on the host alone come back, in one load."""
+        """Load one or two requests that lie on the host alone, in one load."""
         controller, mix = self.tier.controller, self.rig.mix
         able = self.of(lambda each: each.device is None and each.host is not None and not busy(each))
         taken: list[int] = []
@@ -265,7 +268,7 @@ class HostCopyScene:
             self.loads.append((producer, taken))
 
     def read(self, producer: int, requests: list[int]) -> None:
-        """A pass over the layers reads what it loads, by the pool's own getters."""
+        """Read what is loaded, layer by layer, with the pool's own getters."""
         machine, mix, made = self.rig.stand_ins, self.rig.mix, self.tier.made
         counter = self.tier.controller.layer_done_counter
         counter.set_consumer(producer)
@@ -281,14 +284,14 @@ class HostCopyScene:
         counter.set_consumer(-1)
 
     def read_layer(self, cached: CachedRequest, layer: int, made: SmallPool) -> None:
-        """Every getter of a layer."""
+        """Read a layer with every getter."""
         assert cached.device is not None
         for name in self.readers:
             got = self.rig.measured(partial(call, made, name, layer, cached.device), name)
             self.judged(partial(self.check_read, cached, layer, name, got))
 
     def check_read(self, cached: CachedRequest, layer: int, name: str, got: Any, judge: ProbeJudge) -> None:
-        """What a getter returned of a layer."""
+        """Check what a getter returned of a layer."""
         assert cached.device is not None
         for each in seen(self.tier.made, got, layer, cached.device):
             judge.compare(
@@ -303,7 +306,7 @@ class HostCopyScene:
             )
 
     def finish(self) -> None:
-        """Everything is done; both tiers hold what they say."""
+        """Let everything run, then check the pages of all requests on both tiers."""
         while self.loads:
             self.read(*self.loads.pop(0))
         self.poll(wait=True)
@@ -318,28 +321,28 @@ class HostCopyScene:
             raise CannotDrive("no copy between the tiers was asked for by a name that is known here")
 
     def check_device(self, cached: CachedRequest, when: str, judge: ProbeJudge) -> None:
-        """Every buffer of the pool holds the request's content."""
+        """Check that every buffer of the pool holds the request's content."""
         if cached.device is not None:
             self.tier.made.check(judge, cached.request, cached.device, when=when)
 
     def check_host(self, cached: CachedRequest, when: str, judge: ProbeJudge) -> None:
-        """Every buffer of the host holds it."""
+        """Check that every buffer of the host holds the request's content."""
         if cached.host is not None:
             self.tier.check_host(judge, cached.request, cached.host, when)
 
     def of(self, wanted: Callable[[CachedRequest], bool]) -> list[CachedRequest]:
-        """Requests that are so, in their order."""
+        """Requests in that state, in their order."""
         return [each for each in self.cached.values() if wanted(each)]
 
     def engine(self, work: Callable[[], Any], what: str) -> Any:
-        """The engine works, on the stream that it is called on."""
+        """In here the engine is called, on its own stream."""
         stream = self.rig.stand_ins.main if self.fenced else self.forward
         with self.rig.stand_ins.on(stream), self.tier.copies.lent_to(self.tier.modules):
             return self.rig.measured(work, what)
 
 
 def busy(cached: CachedRequest) -> bool:
-    """Whether a copy of it is not acknowledged."""
+    """True if a copy of the request is not acknowledged yet."""
     return cached.writing or cached.loading
 
 
@@ -352,7 +355,8 @@ def _content(request: int, held: BufferView, count: int) -> torch.Tensor:
 
 
 def _fewest(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> tuple[str, ...]:
-    """Getters that show every buffer whole, those of token rows first; the plainest are tried first."""
+    """Getters that together show every byte of every buffer. Getters of token rows are tried first, and of those the
+    plainest."""
     hidden = {held.name: torch.ones(held.rows.shape[1], dtype=torch.bool) for held in made.writer.found.buffers}
     taken: list[tuple[bool, str]] = []
     for name in sorted(

@@ -1,11 +1,12 @@
 """Probe index-moves: lists of page ids that are moved for a copy, while the prefix tree keeps the same lists.
 
-The hybrid controller is called as a tree calls it (`hybrid_moves`); trees are driven whole, by their own calls
-(`tree_moves`). The device is a stand-in, so that a list on the wrong side shows. Copies themselves are not made.
+The hybrid controller gets the calls that a tree makes (`hybrid_scene`). Trees are driven by their own calls
+(`tree_scene`). The device is a stand-in, so that a list on the wrong side is seen. No bytes are copied.
 
 Invariants:
-- What the tree keeps is as it was when the controller took it: the same values, on the same side, on both tiers.
-- What the copy is given pairs the same host and device pages, on the side where the copy needs its lists, if on any.
+- The lists that the tree keeps do not change after the controller has got them: same values, same side, on both tiers.
+- The lists that the copy gets pair the same host and device pages. They lie on the side where the copy needs them, if
+  it needs one.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ class IndexMoves:
     """write and load of the hybrid controller; trees over a host tier."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """The controller, and what holds its lists."""
+        """The controller, and the classes that hold its lists."""
         if subject.startswith("hybrid"):
             own = ("hybrid", "transfer", "pool-name", "host-group", "host-entry")
             return (*(f"hicache.{name}" for name in own), "layers.counter")
         return NEEDS
 
     def control(self, rig: Rig) -> None:
-        """A page that nobody keeps is copied; a tree asks for no copy."""
+        """Copy a page whose list nobody keeps; and run a tree that asks for no copy."""
         if rig.subject.startswith("hybrid"):
             with present():
                 HybridScene(rig, STAGED).plain()
@@ -50,7 +51,7 @@ class IndexMoves:
             _each_tree(rig, (STAGED,), "write_back", TreeScene.fill)
 
     def measure(self, rig: Rig) -> None:
-        """A copy that needs its lists on the device, or in another order."""
+        """Make copies that need their lists on the device, or in another order."""
         ways = WAYS[rig.subject.rpartition("-")[2]]
         if rig.subject.startswith("hybrid"):
             way, turn = ways[rig.schedule % len(ways)], rig.schedule // len(ways)
@@ -63,7 +64,7 @@ class IndexMoves:
 
 
 def _each_tree(rig: Rig, ways: tuple[tuple[str, str], ...], policy: str, drive: Callable[[TreeScene], object]) -> None:
-    """Every tree of the release that holds the subject's model, with the first of the ways that it takes."""
+    """Every tree of the release for the subject's model, with the first way of copying that it accepts."""
     model = rig.subject.rpartition("-")[0]
     for kind in found_kinds(rig, model):
         _one_tree(rig, kind, model, ways, policy, drive)

@@ -1,11 +1,11 @@
-"""Probe state-failure: a copy of states that fails, between a copy of pages and one of metadata that do not.
+"""Probe state-failure: a copy of states fails, and the copies of pages and of metadata around it succeed.
 
-One request goes through the worker, and the copy engine says of every copy of states that it failed, as over a link
-that broke. Half of the schedules let the first of them through.
+One request goes through the worker. The copy engine reports that every copy of states failed, as over a broken link.
+Half of the schedules let the first of them succeed.
 
 Invariants:
 - The control sends the same request by the same calls, and no copy fails.
-- Both sides are judged by their status. A request without its states is Success on no side, and waits on none.
+- Both sides are judged by their status. A request without its states must end on both sides, and on neither as Success.
 """
 
 from __future__ import annotations

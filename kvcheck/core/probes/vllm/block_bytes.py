@@ -1,8 +1,9 @@
-"""BlockBytes: what vLLM's block numbers stand for: bytes of blocks, and their accounts.
+"""BlockBytes: the bytes of the blocks that vLLM numbers, and the accounts of those blocks.
 
 Invariants:
-- Bytes are judged by content alone, counts by the tables of live requests alone; neither asks the engine what is right.
-- Block 0 is the engine's placeholder: it is in no account.
+- Bytes are judged by the content rule, and counts by the block tables of live requests. The engine's own opinion is not
+  used.
+- Block 0 is the engine's placeholder and is in no account.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def request_generator(rig: Rig) -> RequestGenerator:
 
 
 def _request(rig: Rig, tracked: TrackedRequest) -> Any:
-    """The engine's own object."""
+    """Make the engine's own request object."""
     names = rig.names
     hasher = names["hash.blocks"](BLOCK, names["hash.function"])
     sampling = names["request.sampling"](max_tokens=tracked.outputs, ignore_eos=True)
@@ -70,7 +71,7 @@ def cache_config(rig: Rig, blocks: int) -> Any:
 
 
 class BlockBytes:
-    """The bytes of all blocks, and who may look at them."""
+    """The bytes of all blocks, and the blocks of each live request."""
 
     def __init__(self, rig: Rig, manager: Any, blocks: int) -> None:
         self._rig = rig
@@ -83,12 +84,12 @@ class BlockBytes:
             raise CannotDrive(f"the pool has {len(self._pool.blocks)} blocks; {blocks} were asked for")
 
     def table(self, tracked: TrackedRequest) -> tuple[int, ...]:
-        """Its blocks, as the manager tells them."""
+        """The request's blocks, as the manager reports them."""
         (group,) = self._rig.measured(lambda: self._manager.get_block_ids(tracked.name), "get_block_ids")
         return tuple(group)
 
     def write(self, tracked: TrackedRequest, first: int, end: int, others: Sequence[TrackedRequest]) -> None:
-        """It computes these positions. others: live requests, whose blocks are not to be written differently."""
+        """Write the positions that the request computes. others: live requests, whose content must not change."""
         ids = self._ids(tracked, first, end)
         for block in dict.fromkeys(each // BLOCK for each in ids):
             for other in others:
@@ -102,7 +103,7 @@ class BlockBytes:
             self.held.rows[at] = content(self._site, author, range(start, stop), ROW_BYTES)
 
     def read(self, tracked: TrackedRequest, end: int, when: str) -> None:
-        """It attends to everything before `end`."""
+        """Read all positions before `end`, to which the request attends."""
         ids = self._ids(tracked, 0, end)
         for start, stop, author in tracked.author_runs(0, end):
             part = ids[start:stop]
@@ -116,7 +117,8 @@ class BlockBytes:
             )
 
     def account(self, running: Sequence[TrackedRequest], when: str) -> None:
-        """Every block is free or held, never both; its count is the number of tables that have it."""
+        """Check that every block is free or held, never both, and that its reference count is the number of tables with
+        it."""
         find = self._rig.judge.find
         pool, held = self._pool, Counter(block for tracked in running for block in tracked.table if block)
         free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
@@ -141,7 +143,7 @@ class BlockBytes:
         return [tracked.table[at // BLOCK] * BLOCK + at % BLOCK for at in range(first, end)]
 
     def _is_same(self, tracked: TrackedRequest, other: TrackedRequest, block: int) -> bool:
-        """Whether both mean the same tokens by the block: a shared prefix that is computed by both is no harm."""
+        """True if the block has the same tokens for both requests. Then it is right that both compute it."""
         place = tracked.table.index(block)
         span = range(place * BLOCK, (place + 1) * BLOCK)
         same = all(tracked.author_at(at) == other.author_at(at) for at in span)

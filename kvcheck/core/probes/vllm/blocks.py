@@ -1,11 +1,11 @@
-"""Probe blocks: vLLM's KVCacheManager and block pool, driven like its scheduler does, first come first served.
+"""Probe blocks: vLLM's KVCacheManager and block pool, driven by the calls of its scheduler, first come first served.
 
 Requests with shared prefixes are admitted, prefilled in pieces, grow token by token, are preempted when blocks run out,
 resume, are aborted and finish, over a pool that is too small for them.
 
 Invariants:
-- A request that got blocks in a step is not preempted in that step: the manager's cache relies on it.
-- Hits are compared with a dictionary of prefixes before they are used, contents after the step has computed.
+- A request that got blocks in a step is not preempted in that step. The manager's cache relies on it.
+- Hits are compared with a dictionary of prefixes before they are used. Contents are compared after the step.
 """
 
 from __future__ import annotations

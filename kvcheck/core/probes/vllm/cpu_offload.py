@@ -1,10 +1,10 @@
 """Probe cpu-offload: vLLM's CPUOffloadingManager, whose chunks are stored, pinned by loads, evicted and stored again.
 
-Subjects are its replacement policies; which chunk they choose is theirs, that it is free to be chosen is judged.
+Subjects are its replacement policies. A policy may choose any chunk that no load has pinned; this is judged.
 
 Invariants:
-- A load reads its chunks when it is prepared and again before it is completed: what is pinned does not change.
-- A store that is refused is right only where too few chunks are free or idle, by the dictionary beside the manager's.
+- A load reads its chunks when it is prepared and again before it is completed. Pinned chunks must not change.
+- The manager may refuse a store only if too few chunks are free or idle by the probe's own dictionary.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PENDING = 4
 
 @dataclass(slots=True)
 class Chunk:
-    """What a key has. place: chunk id. loads: that read it now."""
+    """The chunk of a key. place: chunk id. loads: how many loads read it now."""
 
     place: int
     is_ready: bool = False
@@ -41,7 +41,7 @@ class Chunk:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A store or load under way, of these keys."""
+    """A store or load of these keys that is not completed."""
 
     is_load: bool
     keys: list[int]
@@ -52,11 +52,11 @@ class CpuOffload:
     """The manager under requests that share prefixes of chunks."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """The manager, and what it is asked with."""
+        """The manager, and the classes of its arguments."""
         return ("offload.manager", "offload.request", "offload.key")
 
     def control(self, rig: Rig) -> None:
-        """Three chunks stored and loaded, with room for all."""
+        """Store and load three chunks, with room for all."""
         desk = _Desk(rig)
         desk.store([1, 2, 3], desk.context())
         desk.complete(0)
@@ -64,7 +64,7 @@ class CpuOffload:
         desk.complete(0)
 
     def measure(self, rig: Rig) -> None:
-        """Lookups, loads and stores that overlap; then every chunk is idle and can be had."""
+        """Run lookups, loads and stores that overlap. At the end every chunk is idle and can be allocated."""
         desk, mix = _Desk(rig), rig.mix
         for _ in range(REQUESTS):
             family, depth = mix.below(FAMILIES), 1 + mix.below(DEPTH)
@@ -101,7 +101,7 @@ class _Desk:
         self.held = BufferView(name="chunks", layer=0, unit="chunk", rows=rows, tier="host")
 
     def context(self) -> Any:
-        """A new request's."""
+        """The context of a new request."""
         self.asked += 1
         made = fitted(self.rig.names["offload.request"], {"req_id": str(self.asked)})
         self.rig.measured(lambda: self.manager.on_new_request(made), "on_new_request")
@@ -124,7 +124,7 @@ class _Desk:
         self.rig.measured(lambda: self.manager.on_request_finished(context), "on_request_finished")
 
     def lookup(self, key: int, context: Any) -> str:
-        """What the manager says of a key, compared with the dictionary."""
+        """Look up a key, and compare the manager's answer with the dictionary."""
         told = self.rig.measured(lambda: self.manager.lookup(self._key(key), context), "lookup")
         name = getattr(told, "name", None)
         if name not in ("MISS", "HIT", "HIT_PENDING"):
@@ -138,7 +138,7 @@ class _Desk:
         return str(name)
 
     def load(self, keys: list[int], context: Any) -> None:
-        """Pin and read."""
+        """Pin the chunks of a load and read them."""
         names = [self._key(key) for key in keys]
         places = _places(self.rig.measured(lambda: self.manager.prepare_load(names, context), "prepare_load"))
         for key, place in zip(keys, places, strict=True):
@@ -153,7 +153,7 @@ class _Desk:
         self.jobs.append(Job(is_load=True, keys=keys, context=context))
 
     def store(self, keys: list[int], context: Any) -> None:
-        """Ask for room for those that are not there, and see who had to go for it."""
+        """Ask for room for the chunks that are missing, and note which chunks were evicted for it."""
         names = [self._key(key) for key in keys]
         new = [key for key in keys if key not in self.chunks]
         idle = sum(each.is_ready and not each.loads for key, each in self.chunks.items() if key not in keys)
@@ -181,7 +181,7 @@ class _Desk:
             self.jobs.append(Job(is_load=False, keys=new, context=context))
 
     def complete(self, number: int, fails: bool = False) -> None:
-        """The transfer of a job is over."""
+        """Complete the job."""
         job = self.jobs.pop(number)
         names, context = [self._key(key) for key in job.keys], job.context
         there = {key: self.chunks[key] for key in job.keys if key in self.chunks}  # all, unless one was evicted wrongly

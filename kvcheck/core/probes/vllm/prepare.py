@@ -1,4 +1,4 @@
-"""Runtime: what vLLM wants to have been set before a block can be hashed.
+"""Prepare: sets what vLLM needs before it can hash a block.
 
 Invariants:
 - The same hash function begins the chain of blocks and continues it, as in the engine.
@@ -12,6 +12,6 @@ HASHES = ("hash.function", "hash.begin", "hash.blocks")
 
 
 def prepare(names: Names) -> None:
-    """Begin the chain of hashes, where a release has one to begin."""
+    """Set the first hash of every chain, in releases that have one."""
     if names.has("hash.begin") and names.has("hash.function"):
         names["hash.begin"](names["hash.function"])

@@ -4,7 +4,7 @@ Subjects are its policies. A threshold cuts prompts into pieces, so that one ste
 and preempt it for another. One subject has no threshold, and a draft model with lookahead slots.
 
 Invariants:
-- Only what a step's plan says is computed. Each request then reads all that the scheduler counts as computed.
+- A step computes exactly what its plan names. Each request then reads all that the scheduler counts as computed.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class _SchedulerRun:
             del self.unfinished[name]
 
     def _count(self, tracked: TrackedRequest, scheduled: int) -> None:
-        """Preemptions and resumes, as its own counters tell."""
+        """Count preemptions and resumes by the scheduler's own counters."""
         preempted = int(tracked.request.num_preemptions)
         if preempted > tracked.preemptions:
             self.rig.judge.count("retractions", preempted - tracked.preemptions)
@@ -175,7 +175,7 @@ class _SchedulerRun:
 
 
 def _is_whole(tracked: TrackedRequest) -> bool:
-    """Whether all its tokens are computed, so that it produces the next one."""
+    """True if all its tokens are computed, so that it produces the next one."""
     return bool(tracked.request.num_computed_tokens >= tracked.request.num_tokens)
 
 

@@ -1,1 +1,1 @@
-"""What the probes of SGLang drive its parts with: pools, trees, both sides of a transfer."""
+"""The rig for probes of SGLang: its pools, its trees and both sides of a transfer, made without a server."""

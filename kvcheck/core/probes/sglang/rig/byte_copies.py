@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 def reads_lists_on(backend: str, device: str) -> str | None:
-    """The side on which copies of an `io_backend` need their index lists. None: either side will do.
+    """The side on which copies of an `io_backend` need their index lists. None: on either.
 
     A kernel reads the lists on the device. Direct copies first take both lists to the host: a list on the device costs
     a wait and is no error.

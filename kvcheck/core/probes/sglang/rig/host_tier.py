@@ -1,7 +1,7 @@
 """Host tier: a release's own prefix tree over a small pool, for its cache controller and its host pools.
 
 The tree is made by its constructor with a server's arguments, so the release itself puts pools and controller together.
-Copies between the tiers are those of `copies`.
+Copies between the tiers are those of `copy_engine.py`.
 
 Invariants:
 - Host memory is found by a search for tensors. The sizes of its axes tell its layout, not the layout's name.
@@ -83,7 +83,7 @@ class HostTier:
         return tuple(name for name in self.made.writer.found.names() if name not in has)
 
     def extras(self, phase: str, names: Any, **indices: torch.Tensor | None) -> dict[str, Any]:
-        """What the tree hands to the controller besides the indices of a node."""
+        """Arguments that the tree gives the controller in addition to the indices of a node."""
         if hasattr(self.tree, "_get_extra_pools"):
             extra: dict[str, Any] = self.tree._get_extra_pools()
             return extra
@@ -240,7 +240,7 @@ def _buffers(made: SmallPool, found: Sequence[tuple[str, int, torch.Tensor]], to
 def _pieces(name: str, tensor: torch.Tensor, page_size: int, tokens: int) -> tuple[str, int, list[list[torch.Tensor]]]:
     """Unit, tokens of a page (0 without such an axis), and the layers of each buffer in a tensor, units first.
 
-    The sizes of the axes tell what they are.
+    The sizes of the axes tell their meaning.
     """
     shape = list(tensor.shape)
     pages = [at for at, size in enumerate(shape) if size in (tokens // page_size, tokens // page_size + 1)]

@@ -1,11 +1,12 @@
-"""Lists given to the hybrid controller, called as a tree of hybrid models calls it: pages, and a side pool's states.
+"""HybridScene: calls the hybrid controller with lists of pages and states, as a tree of hybrid models does.
 
-The group of host pools is the release's own, so that what it can do follows from its pools as it does in a server. The
-pools in it stand in: they hand out ids and record what a copy is given.
+The group of host pools is the release's own. Its pools are stand-ins that allocate ids and record the lists that a copy
+gets.
 
 Invariants:
-- What the tree keeps is as it was when the controller took it: the same values, on the same side, on both tiers.
-- What the copy is given pairs the same host and device pages, on the side where the copy needs its lists, if on any.
+- The lists that the tree keeps do not change after the controller has got them: same values, same side, on both tiers.
+- The lists that the copy gets pair the same host and device pages. They lie on the side where the copy needs them, if
+  it needs one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ POLICIES = ("write_through", "write_back", "write_through_selective")
 
 @dataclass(frozen=True, slots=True)
 class GivenLists:
-    """Lists that a copy is given. is_staged: it reads the host's on either side."""
+    """Lists that a copy gets. is_staged: it can read the list of host ids on either side."""
 
     host: torch.Tensor
     device: torch.Tensor
@@ -44,7 +45,7 @@ class GivenLists:
 
 @dataclass(slots=True)
 class KeptList:
-    """A list that the tree keeps. copy: its values when it was given out."""
+    """A list that the tree keeps. copy: its values when it was allocated."""
 
     what: str
     name: str
@@ -56,9 +57,9 @@ class KeptList:
 
 @dataclass(slots=True)
 class HybridScene:
-    """A controller over pools that hand out ids and record what a copy is given.
+    """A controller over pools that allocate ids and record the lists that a copy gets.
 
-    staged: one of STAGED_BACKUPS, for a way of copying that may be staged and a group of pools that lets each do so.
+    staged: one of STAGED_BACKUPS: whether the way of copying, and each pool of the group, may be staged.
     """
 
     rig: Rig
@@ -71,14 +72,14 @@ class HybridScene:
     issued: list[torch.Tensor] = field(default_factory=list)
 
     def run(self, nodes: int, how: str) -> None:
-        """So many nodes backed up, evicted from the device, and loaded again."""
+        """Back up so many nodes, evict them from the device, and load them again."""
         _hybrid(self, nodes, how)
         self.rig.judge.count("requests", nodes)
         self.rig.judge.count("backups", nodes)
         self.rig.judge.count("loads", nodes)
 
     def plain(self) -> None:
-        """A page alone, with no side pool: there is nothing to reorder and nothing that anybody keeps."""
+        """Copy one page without a side pool. There is nothing to reorder, and nobody keeps the list."""
         controller, rig = self.controller("hicache.hybrid"), self.rig
         host = rig.measured(partial(controller.write, self.ids(1, DEVICE), node_id=0), "write")
         value, was_host = self.issued[-2:]
@@ -90,7 +91,7 @@ class HybridScene:
         self.check_given("load")
 
     def ids(self, count: int, side: str) -> torch.Tensor:
-        """Ids in an order that no sort leaves alone."""
+        """Allocate ids in an order that every sort changes."""
         drawn = list(range(HOST_SLOTS))
         picked = [drawn.pop(self.rig.mix.below(len(drawn))) for _ in range(count)]
         if count > 1 and picked == sorted(picked):
@@ -101,14 +102,15 @@ class HybridScene:
     def keep(
         self, what: str, name: str, tier: str, read: Callable[[], torch.Tensor | None], was: torch.Tensor | None = None
     ) -> None:
-        """From now on this list may not change, nor have changed since it was given out with these values."""
+        """Watch this list. It may not have changed since it was allocated with these values, and may not change
+        later."""
         value = read()
         if value is None:
             raise CannotDrive(f"{what}: no list of {tier} pages where the release has kept one")
         self.kept.append(KeptList(what, name, tier, read, SIDES[tier], on_host(value if was is None else was)))
 
     def check(self, how: str) -> None:
-        """Every list that is kept is as it was, and on its side."""
+        """Check that every kept list has its values and lies on its side."""
         judge = self.rig.judge
         for kept in self.kept:
             value = kept.read()
@@ -126,7 +128,7 @@ class HybridScene:
                 judge.find("KV303", "contract", text, tier=kept.tier, lane=kept.name)
 
     def check_given(self, how: str) -> None:
-        """The copy was given the same pairs, on the side where it reads them."""
+        """Check that the copy got the same pairs, on the side where it reads them."""
         judge = self.rig.judge
         reads = reads_lists_on(self.way[0], DEVICE)
         for given in self.given:
@@ -181,12 +183,12 @@ class HybridScene:
         return made
 
     def _pools(self) -> dict[str, Any]:
-        """The release's group over pools of pages and states, and what gives out ids on the device."""
+        """The release's group over pools of pages and states, and the allocators of device ids."""
         group = self._group(self.staged)
         if self.staged != (False, False) and not hasattr(group, "can_use_write_back_jit"):
             group = self._group((False, False))  # a release without staged backups
         elif len({*self.staged}) > 1 and not getattr(group, "supports_per_pool_backup_indices", False):
-            group = self._group((False, False))  # a release whose pools are all staged, or none is
+            group = self._group((False, False))  # a release in which either all pools are staged or none
         device = SimpleNamespace(
             alloc=lambda count: self.ids(count, DEVICE),
             free=lambda _: None,
@@ -215,7 +217,7 @@ class HybridScene:
         return fitted(names["hicache.host-group"], {"entries": entries})
 
     def _host_pool(self, is_staged: bool) -> SimpleNamespace:
-        """A pool of the host, as far as a group and a controller look at it."""
+        """A host pool, with the attributes that a group and a controller read."""
         return SimpleNamespace(
             alloc=lambda count, *_, **__: self.ids(count, HOST),
             free=lambda ids: len(ids),
@@ -233,7 +235,7 @@ class HybridScene:
     def _submitted(
         self, is_backup: bool, transfers: Any, *_: object, on_layer_done: Any = None, **__: object
     ) -> SimpleNamespace:
-        """Copies that a controller hands over together, and that are done."""
+        """Submit the copies of a controller together, and report them as done."""
         for each in transfers:
             is_staged = is_backup and each.host_pool.can_use_write_back_jit
             self._take(each.host_indices, each.device_indices, is_staged)
@@ -242,12 +244,12 @@ class HybridScene:
         return SimpleNamespace(start_event=None, finish_event=None, timing_enabled=False)
 
     def _take(self, host: torch.Tensor, device: torch.Tensor, is_staged: bool) -> None:
-        """What a copy is given."""
+        """Record the lists that a copy gets."""
         self.given.append(GivenLists(host, device, is_staged))
 
 
 def _hybrid(scene: HybridScene, nodes: int, how: str) -> None:
-    """Backup and load with a side pool, as a tree of hybrid models asks for them."""
+    """Back up and load with a side pool, by the calls of a hybrid model's tree."""
     names, rig = scene.rig.names, scene.rig
     controller = scene.controller("hicache.hybrid")
     transfer = names["hicache.transfer"]
@@ -285,7 +287,7 @@ def _hybrid(scene: HybridScene, nodes: int, how: str) -> None:
 
 
 def _reader(holder: Any, name: str) -> Callable[[], torch.Tensor | None]:
-    """Read an attribute, which may be one of an attribute, each time anew."""
+    """A function that reads an attribute, which may be "name.name", at each call."""
     return lambda: operator.attrgetter(name)(holder)
 
 

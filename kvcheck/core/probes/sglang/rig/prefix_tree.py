@@ -1,10 +1,10 @@
 """Prefix trees: SGLang's own, made by their constructors, and those over a host tier with their lists.
 
-The device under a tree with a host tier is a stand-in (`engines.device`): index lists that lie on it say so and have
-values. The compiled copies are not there, so what a host pool is told to copy is handed to the probe.
+The device under a tree with a host tier is a stand-in (`frame/device.py`): its index lists have values and report that
+they lie on it. The compiled copies are missing, so the probe gets the lists that a host pool should copy.
 
 Invariants:
-- Which trees a release has is found by name. Every list that a node holds is seen, on both tiers.
+- The trees of a release are found by name. Every list that a node holds is seen, on both tiers.
 - Pools give out their slots in a shuffled order, so that a sorted list differs from the original.
 """
 

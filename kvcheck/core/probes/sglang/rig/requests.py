@@ -1,4 +1,4 @@
-"""Requests: SGLang's own request objects, made for a probe, and what they say of themselves in any release.
+"""Requests: makes SGLang's own request objects for a probe, and reads their fields in any release.
 
 Invariants:
 - An attribute that was renamed or moved is found by trying its names, never by a version.
@@ -53,13 +53,13 @@ def record_of(request: Any) -> Any:
 
 
 def row_of(request: Any) -> int | None:
-    """The request's row of token ids, where it holds one."""
+    """The request's row of token ids, if it holds one."""
     row = record_of(request).req_pool_idx
     return None if row is None else int(row)
 
 
 def state_of(request: Any) -> int | None:
-    """The request's slot of recurrent state, where it holds one."""
+    """The request's slot of recurrent state, if it holds one."""
     slot = getattr(record_of(request), "mamba_pool_idx", None)
     return None if slot is None else int(slot)
 

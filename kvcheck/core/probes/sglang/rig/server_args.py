@@ -1,8 +1,8 @@
-"""Server arguments: what SGLang reads while its pools, trees and requests are made, published as its own tests do it.
+"""Server arguments: publishes the arguments that SGLang reads when its pools, trees and requests are made.
 
 Invariants:
-- They are published by name where a release has the names; nothing is decided by a version.
-- What was published for one probe is not there for the next.
+- They are published by name, in the same way as SGLang's own tests do it. No version is read.
+- Arguments that were published for one probe are gone for the next.
 """
 
 from __future__ import annotations

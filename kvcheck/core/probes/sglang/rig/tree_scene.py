@@ -1,12 +1,12 @@
-"""Lists of a tree while their pages are copied: what each slot holds is followed, and every list has to say so.
+"""TreeScene: follows what each slot holds while pages of a tree are copied, and compares it with the tree's lists.
 
-A slot holds a token of a prefix, or the state at a prefix's end. Copies move what slots hold, as they pair them; no
-bytes are moved. Whatever reorders, moves or mixes up a list that the tree keeps is then seen in the list itself, in
-the slots it names, or in what the engine refuses when it frees it.
+A slot holds a token of a prefix, or the state at a prefix's end. A copy moves the contents of the slots that it pairs,
+in this record alone; no bytes are moved. If the engine reorders, moves or mixes up a list that the tree keeps, the list
+itself, the slots that it names, or the engine's own error at a free shows it.
 
 Invariants:
-- A list of device slots lies on the device, one of host slots on the host, on both tiers and of both kinds.
-- What lies in the slots of a list is its node's tokens, in their order; of a state, the end of its prefix.
+- A list of device slots lies on the device, and a list of host slots on the host. This holds for pages and states.
+- The slots of a list hold the tokens of its node in order. The slot of a state holds the end of its prefix.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ WORTH = 6
 class TreeScene:
     """A tree and what its slots hold. way: how copies are made.
 
-    tail, tokens: the longest end of a prefix, and slots on the device, as the release's tree needs them.
+    tail: the most tokens that a prefix adds. tokens: slots on the device. Both are set as the release's tree needs
+    them.
     """
 
     rig: Rig
@@ -46,9 +47,9 @@ class TreeScene:
     tree: Tree = field(init=False)
 
     def start(self, kind: TreeKind, model: str, arguments: Any) -> None:
-        """Make the tree, and a larger one where it loads no prefix of ours, which are too short for it.
+        """Make the tree. If it loads no prefix because all are too short, make a larger tree with longer ones.
 
-        Raises ValueError, of the engine, where it refuses the way.
+        Raises the engine's ValueError if it refuses the way of copying.
         """
         self.tree = build(self.rig, kind, model, arguments, self._copy, self.tokens)
         fewest = int(getattr(self.tree.cache, "load_back_threshold", 0))
@@ -59,7 +60,7 @@ class TreeScene:
             self.rig.judge.note(f"{self.tree.name} loads {fewest} tokens or more: prefixes of {self.tail}")
 
     def fill(self) -> list[tuple[int, ...]]:
-        """Three prefixes, two of which begin alike."""
+        """Insert three prefixes; two of them begin with the same tokens."""
         mix, token = self.rig.mix, 1000
         apart = 100 * -(-self.tail // 100)
         prefixes: list[tuple[int, ...]] = []
@@ -76,7 +77,7 @@ class TreeScene:
         return prefixes
 
     def run(self) -> None:
-        """Back up, evict from the device, load back, evict from the host, and begin again with what was freed."""
+        """Back up, evict from the device, load back, evict from the host, and repeat with the freed slots."""
         rig, tree = self.rig, self.tree
         prefixes = self.fill()
         self._evict("after the first leaf was evicted from the device", 1, 0)
@@ -115,9 +116,9 @@ class TreeScene:
         rig.judge.count("loads", self.copies[PAGES, False])
 
     def check(self, step: str, *, is_loading: bool = False) -> None:
-        """Every list of the tree lies on its side, and names slots that hold what it says.
+        """Check that every list of the tree lies on its side, and that its slots hold the tokens of its node.
 
-        is_loading: some slots of the device are given out, and nothing has been copied there yet.
+        is_loading: some device slots are allocated and nothing has been copied there yet.
         """
         judge, name = self.rig.judge, self.tree.name
         self.step = step
@@ -141,7 +142,8 @@ class TreeScene:
                 judge.find("KV303", "contract", text, tier=listed.tier, lane=lane)
 
     def account(self, step: str) -> None:
-        """No slot that is free is listed, or free twice. The pools say which are, by giving all of them out."""
+        """Check that no free slot is in a list, and none is free twice. All slots are allocated to see which are
+        free."""
         listed = list(self.tree.lists())
         pools = [("device", PAGES, self.tree.allocator), ("device", STATE, self.tree.states)]
         pools += [("host", kind, host) for kind, host in self.tree.hosts.items()]
@@ -164,7 +166,7 @@ class TreeScene:
             pool.free(given)
 
     def _insert(self, tokens: Sequence[int]) -> None:
-        """A request of these tokens ran on the device, and leaves what it computed to the tree."""
+        """Insert the tokens that a request has computed on the device."""
         tree = self.tree
         pages = tree.allocator.alloc(len(tokens))
         state = tree.states.alloc(1) if tree.states is not None else None
@@ -190,7 +192,7 @@ class TreeScene:
             raise CannotDrive(f"{self.tree.name}: no {way} of {kind} was asked for, {self.step}")
 
     def _copy(self, kind: str, is_backup: bool, host: torch.Tensor, device: torch.Tensor) -> None:
-        """What a host pool is told to copy; one layer says the same as the next."""
+        """Record a copy of a host pool. All layers have the same lists, so one is enough."""
         judge = self.rig.judge
         reads = reads_lists_on(self.way[0], self.tree.device)
         self.copies[kind, is_backup] = self.copies.get((kind, is_backup), 0) + 1
