@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import kvcheck
+from kvcheck.core.base.child import has_ended, kill_group
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict, to_plain
 from kvcheck.core.bench.gpu_jobs import (
@@ -117,32 +118,28 @@ def _run_job(
 
 
 def run_process(command: Sequence[str], log: Path, variables: Mapping[str, str], seconds: float) -> int | None:
-    """Run a job as a process group; asked to end when its time is over, and ended if it does not."""
+    """Run a job as a process group. After its time it gets SIGTERM; what is left of the group is killed at the end."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
     with log.open("wb") as stream:
         child = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
         )
+        is_over = False
         try:
-            return child.wait(max(1.0, seconds - GRACE_S))
-        except subprocess.TimeoutExpired:
-            return None
+            is_over = has_ended(child, max(1.0, seconds - GRACE_S))
         finally:
-            _stop(child)
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    """End what is left of a job, its own children too."""
-    for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-        try:
-            os.killpg(child.pid, number)
-        except ProcessLookupError:
-            return
-        try:
-            child.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            continue
+            if not is_over:
+                os.killpg(child.pid, signal.SIGTERM)
+                has_ended(child, GRACE_S)
+            code = kill_group(child)
+    return code if is_over else None
 
 
 def _save(out: Path, facts: Mapping[str, object], results: Sequence[GpuJobResult], *, complete: bool) -> None:

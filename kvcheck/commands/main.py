@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "selftest": ("kvcheck.commands.selftest:selftest", "Check that kvcheck finds every mutant (a bug put back)."),
     "bench": ("kvcheck.commands.bench:bench", "Measure what copies, waits, checks and seals cost here."),
     "gate": ("kvcheck.commands.gate:gate", "Decide from stored runs whether a change may be merged."),
-    "report": ("kvcheck.commands.report:report", "Write HTML, CSV or JSON reports of stored runs."),
+    "report": ("kvcheck.commands.report:report", "Write HTML, CSV, JSON or Markdown reports of stored runs."),
     "list": ("kvcheck.commands.doctor:list_kind", "List scenarios, shapes, oracles, mutants, codes and more."),
     "explain": ("kvcheck.commands.doctor:explain", "Explain a finding code, oracle, mutant or scenario."),
     "doctor": ("kvcheck.commands.doctor:doctor", "Say what this machine has, and what is missing."),

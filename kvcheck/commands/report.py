@@ -1,4 +1,4 @@
-"""`kvcheck report`: turn records of runs into HTML, CSV and JSON.
+"""`kvcheck report`: writes HTML, CSV, JSON or Markdown reports from records of runs.
 
 Invariants:
 - A report is made from the record alone: nothing is run again, and the record is not changed.
@@ -78,7 +78,7 @@ def parse_outputs(output: list[str] | None, known: tuple[Registry[Any], ...] = (
 
 
 def _is_joint(format_name: str, path: Path, runs: int) -> bool:
-    """Whether one file holds all runs: always in markdown, and in other formats where the path is a file."""
+    """True if one file holds all runs: always for md, and for other formats if the path names a file."""
     is_file = path.is_file() or path.suffix.lower() == f".{format_name}"
     return format_name not in WRITERS.names() or (
         runs > 1 and is_file and not path.is_dir() and format_name in COMPARISON_WRITERS.names()
@@ -156,8 +156,8 @@ def _output(text: str, known: tuple[Registry[Any], ...]) -> tuple[str, Path]:
     format_name, equals, path = text.partition("=")
     if not equals or not path:
         raise UsageError(f"-o {text!r}: expected FORMAT=PATH, for example -o html=report.html")
-    if not any(format_name in writers.names() for writers in known):
-        known[0].require(format_name)
+    every = dict.fromkeys(name for writers in known for name in writers.names())
+    Registry(known[0].kind, dict.fromkeys(every, "")).require(format_name)
     return format_name, Path(path)
 
 

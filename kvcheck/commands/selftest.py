@@ -45,7 +45,7 @@ def selftest(
     mutants: Annotated[list[str] | None, typer.Argument(help="See kvcheck list mutants. Default: all of them.")] = None,
     aa: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Test the gate instead: N runs of one arm beside itself."),
+        typer.Option(metavar="N", help="Test the gate instead: N runs that compare one arm with itself."),
     ] = None,
     planted: Annotated[
         float, typer.Option(metavar="PERCENT", help="With --aa: slow one of the two down; the gate must say SLOWER.")
@@ -66,6 +66,7 @@ def selftest(
     if aa is not None or planted:
         _refuse_beside_trials(mutants, {"--device": device != "cpu", "--max-time": max_time is not None, "-o": output})
         return try_gate(aa, planted, seed=seed, is_quiet=format_name == "json")
+    from kvcheck.core.stress.runner import Workloads
     from kvcheck.core.targets.mutants import MUTANTS, mutant
 
     check_positive("--schedules", schedules)
@@ -89,6 +90,7 @@ def selftest(
     session.say(f"kvcheck {session.version}  selftest  seed {drawn}  run {session.run_id}")
     session.say()
     interrupted = False
+    workloads = Workloads()
     until = None if max_time is None else time.monotonic() - session.elapsed_s + max_time
     try:
         for each in chosen:
@@ -96,7 +98,7 @@ def selftest(
             session.progress(f"{each.name}: fixed build first")
             try:
                 with time_limit(until):
-                    result = judge(plan, each, schedules, target_of, device=device)
+                    result = judge(plan, each, schedules, target_of, device=device, workloads=workloads)
             except TimeUp:
                 result = not_begun(each, device, max_time or 0.0)
             session.mutants.append(result)

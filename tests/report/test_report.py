@@ -335,7 +335,7 @@ def test_report_of_several_runs_goes_into_a_folder(tmp_path: Path) -> None:
     ("options", "complaint"),
     [
         (["-o", "html"], "expected FORMAT=PATH"),
-        (["-o", "hmtl=x"], "unknown format 'hmtl'.*did you mean 'html'"),
+        (["-o", "hmtl=x"], "unknown format 'hmtl'; known: json, csv, html, md; did you mean 'html'"),
         (["-o", "html=x.html", "-o", "html=x.html"], "two reports would be written"),
         (["MISSING"], "no run 'MISSING'"),
     ],

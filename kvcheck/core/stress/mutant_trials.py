@@ -22,6 +22,7 @@ from kvcheck.core.stress.schedule import Plan
 
 if TYPE_CHECKING:  # torch is imported when something runs
     from kvcheck.core.stress.delayed import Try
+    from kvcheck.core.stress.runner import Workloads
     from kvcheck.core.stress.runner_rows import TargetOf
     from kvcheck.core.targets.mutants.mutant import Mutant
 
@@ -49,12 +50,17 @@ def not_begun(mutant: Mutant, device: str, max_time_s: float) -> MutantResult:
     )
 
 
-def judge(plan: Plan, mutant: Mutant, schedules: int, target_of: TargetOf, *, device: str) -> MutantResult:
-    """Run the mutant, then the fixed build on the same schedules. plan: of the fixed build, on the CPU."""
+def judge(
+    plan: Plan, mutant: Mutant, schedules: int, target_of: TargetOf, *, device: str, workloads: Workloads
+) -> MutantResult:
+    """Run the mutant, then the fixed build on the same schedules. plan: of the fixed build, on the CPU.
+
+    workloads: shared by all runs on the CPU, so that each workload and its reference run are made once.
+    """
     if device != "cpu":
         return _judge_on_device(plan, mutant, schedules, target_of, device=device)
-    findings, used, _ = _run(dataclasses.replace(plan, mutant=mutant.name), schedules, target_of)
-    clean, _, gap = _run(plan, used, target_of)
+    findings, used, _ = _run(dataclasses.replace(plan, mutant=mutant.name), schedules, target_of, workloads)
+    clean, _, gap = _run(plan, used, target_of, workloads)
     row = dataclasses.replace(_row(mutant, mutant.killed_by), schedules=used)
     if clean:
         return _not_clean(row, clean[0])
@@ -78,13 +84,17 @@ def judge(plan: Plan, mutant: Mutant, schedules: int, target_of: TargetOf, *, de
     return dataclasses.replace(row, outcome="survived", verdict=Verdict.FAIL)
 
 
-def _run(plan: Plan, schedules: int, target_of: TargetOf) -> tuple[tuple[Finding, ...], int, str | None]:
+def _run(
+    plan: Plan, schedules: int, target_of: TargetOf, workloads: Workloads
+) -> tuple[tuple[Finding, ...], int, str | None]:
     """Findings of the first failing schedule, schedules used, and what was not exercised."""
+    from kvcheck.core.stress.runner import ScheduleRunner
     from kvcheck.core.stress.turns import run_cell
 
     total = Evidence(schedules=0)
     gap = None
-    for report in run_cell(0, CellTask(plan=plan, schedules=schedules), target_of):
+    runner = ScheduleRunner(target_of(plan), workloads=workloads)
+    for report in run_cell(0, CellTask(plan=plan, schedules=schedules), target_of, runner):
         if report.evidence is None:
             gap = report.reason
             continue
