@@ -83,7 +83,7 @@ def test_a_replay_counts_where_its_choices_did_not_fit() -> None:
     assert follows.choose([], may_pause=True) is None
     assert follows.divergence() == "of 2 recorded choices: 1 were left over"
     bends = ReplayStrategy([0])
-    assert bends.choose([], may_pause=False) == 0, "a pause where the host waits would hang"
+    assert bends.choose([], may_pause=False) == 0, "a pause where the process waits would hang"
     assert bends.divergence() == "of 1 recorded choices: 1 of them did not fit what was offered"
 
 

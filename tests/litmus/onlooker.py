@@ -43,8 +43,8 @@ class Onlooker:
     def lane_waited(self, record: int, lane: Lane) -> None:
         self.told.append(("lane_waited", record, lane.name))
 
-    def host_joined(self, record: int) -> None:
-        self.told.append(("host_joined", record))
+    def process_joined(self, record: int) -> None:
+        self.told.append(("process_joined", record))
 
-    def host_drained(self) -> None:
-        self.told.append(("host_drained",))
+    def process_drained(self) -> None:
+        self.told.append(("process_drained",))

@@ -336,7 +336,7 @@ MEMORY = "Pinned and pageable host memory differ"
 FABRIC = "Sent, visible and notified are three events"
 CHUNKS = "The chunks of a large copy run in any order"
 QUERY = "A query may be late and is never early"
-HOST = "A host wait joins the calling host only"
+HOST = "A wait of the process joins that process only"
 GRAPH = "A captured graph runs when it is replayed, behind no wait of its own"
 
 

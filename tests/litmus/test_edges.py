@@ -105,8 +105,8 @@ PROGRAMS: tuple[tuple[Callable[[Rig], None], list[Inbox]], ...] = (
             ("lane_waited", 1, "b"),
             ("submitted", 2, "b", 2),
             ("lane_waited", 2, "c"),
-            ("host_joined", 2),
-            ("host_drained",),
+            ("process_joined", 2),
+            ("process_drained",),
         ],
     ),
     (
@@ -117,14 +117,14 @@ PROGRAMS: tuple[tuple[Callable[[Rig], None], list[Inbox]], ...] = (
             ("submitted", 1, "a", 2),
             ("recorded", 3, "a"),
             ("lane_waited", 3, "b"),
-            ("host_joined", 3),
+            ("process_joined", 3),
         ],
     ),
     (records_what_submit_returned, [("submitted", 1, "a", 1), ("recorded", 2, "b"), ("lane_waited", 2, "c")]),
     (never_records, [("submitted", 1, "b", 1), ("recorded", 2, "a")]),
-    (waits_for_what_is_over, [("submitted", 1, "a", 1), ("host_joined", 1), ("lane_waited", 1, "b")]),
-    (asks_when_it_is_over, [("submitted", 1, "a", 1), ("host_drained",), ("host_joined", 1)]),
-    (writes_pageable_memory, [("submitted", 1, "a", 1), ("host_joined", 1)]),
+    (waits_for_what_is_over, [("submitted", 1, "a", 1), ("process_joined", 1), ("lane_waited", 1, "b")]),
+    (asks_when_it_is_over, [("submitted", 1, "a", 1), ("process_drained",), ("process_joined", 1)]),
+    (writes_pageable_memory, [("submitted", 1, "a", 1), ("process_joined", 1)]),
 )
 
 
@@ -146,5 +146,5 @@ def test_a_litmus_program_tells_the_same_edges_whenever_things_run(litmus: Litmu
     """A query's answer may differ, so a join behind it is left out."""
     runs = [told(make, litmus.program) for make in (EagerBackend, lambda seer: SimulatedBackend(Lazy(), seer))]
     asks = "query" in litmus.program.__code__.co_names
-    one, other = ([row for row in run if not (asks and row[0] == "host_joined")] for run in runs)
+    one, other = ([row for row in run if not (asks and row[0] == "process_joined")] for run in runs)
     assert one == other

@@ -269,7 +269,7 @@ def test_a_chooser_that_pauses_where_the_host_waits_is_our_own_fault() -> None:
 
     rig = Rig(SimulatedBackend(Pausing()), lambda _actor: None)
     pending = rig.run("a", lambda: None)
-    with pytest.raises(InternalError, match="chooser paused where the host waits"):
+    with pytest.raises(InternalError, match="chooser paused where the process waits"):
         rig.backend.wait(pending)
 
 

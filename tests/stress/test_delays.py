@@ -134,7 +134,7 @@ def test_a_delay_that_met_nothing_was_not_exercised() -> None:
     )
     legs = Delayer((Delay(held=Site(lanes=("storage",))), Delay(held=Site(lanes=("h2d",)))))
     assert legs.report().gap == (
-        "not exercised: nothing was held by lanes storage until the host waits; lanes h2d until the host waits"
+        "not exercised: nothing was held by lanes storage until the process waits; lanes h2d until the process waits"
     )
     hold = placed(legs, "load", Lane(3, "h2d"))
     assert hold is not None

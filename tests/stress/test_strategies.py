@@ -186,7 +186,7 @@ def test_replay_bends_what_no_longer_fits_and_ends_eagerly() -> None:
     table = offered((7, 1), (3, 2))
     replay = ReplayStrategy([0, 0, 2, 9])
     assert replay.choose(table, may_pause=True) is None
-    assert replay.choose(table, may_pause=False) == 0, "a pause where the host waits would hang"
+    assert replay.choose(table, may_pause=False) == 0, "a pause where the process waits would hang"
     assert replay.choose(table, may_pause=True) == 1
     assert replay.choose(table, may_pause=True) == 2, "the last chunk that there is"
     assert replay.choose(table, may_pause=True) == 1, "past its end: the oldest operation"

@@ -1,1 +1,1 @@
-"""The fixed implementation: pools, offload, host tier, transfer and scheduler, over one backend."""
+"""The fixed implementation of a KV cache: pools, offload, host tier, transfer and scheduler, over one backend."""

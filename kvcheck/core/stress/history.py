@@ -81,10 +81,10 @@ class OperationEvents:
     def lane_waited(self, record: int, lane: Lane) -> None:
         self._emit(LaneWaited(record, lane.name))
 
-    def host_joined(self, record: int) -> None:
+    def process_joined(self, record: int) -> None:
         self._emit(ProcessJoined(record))
 
-    def host_drained(self) -> None:
+    def process_drained(self) -> None:
         self._emit(ProcessDrained())
 
     def completed(self, ordinal: int) -> None:

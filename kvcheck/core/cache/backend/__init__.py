@@ -1,4 +1,4 @@
-"""Backends: one Protocol, three machines. Rules and their litmus tests: SEMANTICS.md."""
+"""Backends: one Protocol with three implementations. SEMANTICS.md states the rules and names their litmus tests."""
 
 from __future__ import annotations
 

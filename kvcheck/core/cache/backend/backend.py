@@ -1,4 +1,4 @@
-"""Backend: all that product code may ask of streams, events and memory.
+"""Backend: the only interface through which product code uses streams, events and memory.
 
 Invariants:
 - Product code submits operations with their footprint and never touches a stream, an event or a copy itself.
@@ -24,7 +24,7 @@ ChunkWork = Callable[[], None]
 
 
 class Place(Enum):
-    """Where memory lies. Copies from or to PAGEABLE memory are not asynchronous for the host."""
+    """Where memory lies. Copies from or to PAGEABLE memory are not asynchronous for the process."""
 
     DEVICE = "device"
     PINNED = "pinned"
@@ -64,8 +64,8 @@ class Operation:
     """Work for a lane.
 
     name: the site, such as "offload.save". chunks: run in any order, each once; one chunk unless the copy is large.
-    request: whose work it is, where it is one request's. stage: for a copy that reads pageable host memory, takes a
-    snapshot of that source and returns the chunks that copy from the snapshot.
+    request: the request that it works for; None if it is not one request's. stage: for a copy that reads pageable host
+    memory; takes a snapshot of that source and returns the chunks that copy from the snapshot.
     """
 
     name: str
@@ -103,9 +103,9 @@ class Captured:
 
 
 class OperationObserver(Protocol):
-    """What an observer of a backend is told. It must not call the backend.
+    """Gets every act of a backend. It must not call the backend.
 
-    Every record of a signal has a number, counted by the backend from 1, whether `submit` or `record` made it.
+    Every record of a signal has a number, counted by the backend from 1. Both `submit` and `record` make records.
     """
 
     def submitted(
@@ -123,20 +123,20 @@ class OperationObserver(Protocol):
         """A signal now means everything queued in the lane so far."""
 
     def lane_waited(self, record: int, lane: Lane) -> None:
-        """What is queued in the lane from now on runs behind that record, be it reached already or not."""
+        """What is queued in the lane from now on runs after that record, which may be reached already."""
 
-    def host_joined(self, record: int) -> None:
-        """The calling host waited for that record, or asked and was told that it is reached."""
+    def process_joined(self, record: int) -> None:
+        """The calling process waited for that record, or asked for it and found it reached."""
 
-    def host_drained(self) -> None:
-        """The calling host joined every lane."""
+    def process_drained(self) -> None:
+        """The calling process joined every lane."""
 
     def completed(self, ordinal: int) -> None:
         """Every chunk of that operation has run (on CUDA: is known to have run)."""
 
 
 class Memory(Protocol):
-    """Named memory of one device. Whoever only allocates or uploads asks for this."""
+    """Named memory of one device, for code that only allocates or uploads."""
 
     device: torch.device
 
@@ -179,22 +179,25 @@ class Backend(Memory, Protocol):
         """Re-arm the signal: it now means everything queued in the lane so far."""
 
     def capture(self, lane: Lane) -> AbstractContextManager[Graph]:
-        """What is submitted to `lane` inside the block, as a graph: none of it runs, and waits of the lane are lost."""
+        """Capture what is submitted to `lane` inside the block as a graph. None of it runs, and waits of the lane are
+        dropped."""
 
     def replay(self, graph: Graph) -> None:
-        """Queue all of a graph in its lane, behind everything there; again if called again, until the next capture."""
+        """Queue all of a graph in its lane, after everything there. A graph can be replayed until the next capture of
+        its lane."""
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """Join the calling host, or make `lane` wait. Raises Hang where nothing pending can satisfy a host's wait."""
+        """Make the calling process wait, or make `lane` wait. Raises Hang if nothing pending can end a process's
+        wait."""
 
     def query(self, signal: Signal) -> bool:
         """True if the latest record is known to be reached. It may have been reached a little earlier."""
 
     def drain(self) -> None:
-        """The calling host joins every lane."""
+        """Make the calling process wait for every lane."""
 
     def idle(self) -> None:
-        """The calling host has nothing to do. Time passes; the host waits for nothing."""
+        """The calling process has nothing to do. Time passes, and it waits for nothing."""
 
 
 POISON_BYTE = 0xA5

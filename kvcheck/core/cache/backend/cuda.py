@@ -1,13 +1,13 @@
 """The CUDA backend: a lane is a stream and a signal is an event; the device decides what runs when.
 
 Invariants:
-- The device is synchronised in `drain` only; a host's wait joins one event. Where delays are imposed, a host that is
-  about to wait lets every lane go.
-- A graph is captured when it is first replayed, without the device being synchronised: what is in flight stays there.
+- The device is synchronised in `drain` only. A process's wait joins one event. If delays are imposed, every lane is
+  released before the process waits.
+- A graph is captured when it is first replayed. The device is not synchronised, so operations in flight stay in flight.
 - An operation's closures, and so the tensors they hold, live until the operation is known to have run: the caching
   allocator never hands out memory that a queued kernel still touches.
-- The observer learns of a completion when the host does (wait, query, drain, or a full list of pending operations),
-  in an order that never shows an operation before one it waited for.
+- The observer learns of a completion when the process does (wait, query, drain, or a full list of pending operations).
+  An operation is never shown before one that it waited for.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Pending:
 
 
 class CudaBackend:
-    """Streams and events of one device, driven by one host thread. delays: where lanes are held, see delays.py."""
+    """Streams and events of one device, used by one thread. delays: where lanes are held, see delays.py."""
 
     name = "cuda"
 
@@ -167,7 +167,7 @@ class CudaBackend:
         return Signal(_Recording(event, True, record))
 
     def replay(self, graph: Graph) -> None:
-        """Launch all of the graph on its lane's stream, as one; it is captured first where this is the first time."""
+        """Launch the whole graph on its lane's stream. The first replay captures it first."""
         self._captures.check(graph)
         if not graph.operations:
             return
@@ -191,8 +191,8 @@ class CudaBackend:
     def record(self, signal: Signal, *, lane: Lane) -> None:
         """Record the signal's event behind everything queued in the lane.
 
-        An event is recorded again where the signal has one: a stream that waits already keeps the recording it was
-        given. The event that `submit` made stays as it is, because it says when that operation ended.
+        If the signal has an event, that event is recorded again; a stream that waits already keeps the recording it was
+        given. The event that `submit` made is not recorded again, because it marks the end of that operation.
         """
         self._captures.refuse_record(lane)
         recording = _recording_of(signal)
@@ -204,7 +204,7 @@ class CudaBackend:
             self._observer.recorded(self._records, lane)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """Join the host, or make the lane's stream wait for the recording the event holds now."""
+        """Make the process wait, or make the lane's stream wait, for the recording that the event holds now."""
         if lane is not None:
             self._wait_on_lane(signal, lane)
             return
@@ -231,21 +231,22 @@ class CudaBackend:
         torch.cuda.synchronize(self.device)
         self._collect()
         if self._observer is not None:
-            self._observer.host_drained()
+            self._observer.process_drained()
 
     def idle(self) -> None:
-        """Look which operations have run."""
+        """Find out which operations have run."""
         self._give_way(lambda: False)
         self._collect()
 
     def settle(self) -> DelayReport | None:
-        """Wait for the device, and tell no observer: before this backend is let go. What came of its delays, if any."""
+        """Wait for the device without calling the observer, before the backend is dropped. Returns the report of its
+        delays."""
         self._give_way(lambda: False)
         torch.cuda.synchronize(self.device)
         return None if self._holds is None else self._holds.report()
 
     def _launch(self, names: Sequence[str], lane: Lane, work: Sequence[ChunkWork]) -> torch.cuda.Event:
-        """Run the closures with the lane's stream as the current one, behind a hold where a delay asks for one."""
+        """Run the closures with the lane's stream as the current one, after a hold if a delay asks for one."""
         stream, event = self._streams[lane.index], _new_event()
         if self._holds is not None:
             self._holds.before(names, lane, stream)
@@ -260,8 +261,8 @@ class CudaBackend:
     def _capture(self, graph: Graph) -> torch.cuda.CUDAGraph:
         """Capture the closures on a stream of its own.
 
-        Not by torch.cuda.graph, which synchronises the device and empties the allocator's cache: loads that are in
-        flight would land, and a lane that is held would be waited for. Relaxed, because closures may load a kernel.
+        torch.cuda.graph is not used: it synchronises the device and empties the allocator's cache, so loads in flight
+        would land and held lanes would be waited for. The mode is relaxed, because closures may load a kernel.
         """
         made, last = torch.cuda.CUDAGraph(), self._captured.get(graph.lane.index)
         with torch.cuda.stream(self._capturing):
@@ -293,7 +294,7 @@ class CudaBackend:
 
     def _tell_joined(self, record: int) -> None:
         if self._observer is not None:
-            self._observer.host_joined(record)
+            self._observer.process_joined(record)
 
     def _make_room(self) -> None:
         self._collect()
@@ -305,8 +306,8 @@ class CudaBackend:
     def _collect(self) -> None:
         """Report what has run since the last look.
 
-        Streams are asked one by one, so an operation may be seen to have run before one it waited for was asked
-        about; asking until nothing moves, then reporting by ordinal, closes that gap.
+        Streams are asked one by one, so an operation can be seen before one that it waited for. So all are asked until
+        nothing changes, and then reported by ordinal.
         """
         done: list[int] = []
         moved = True

@@ -1,10 +1,10 @@
 """Holds on CUDA streams: a kernel of one warp in front of an operation, a flag in pinned memory that ends it.
 
 Invariants:
-- Nothing hangs: every hold has a watchdog on the device's own clock, and the host gives way before it waits.
-- Flags, outcomes and the kernel are made and loaded before the first hold: making or loading them later may wait for
-  the device, and so for a lane that is held.
-- The flag is written by the host alone, without a stream: a release never queues behind what it releases.
+- Nothing hangs: every hold has a watchdog on the device's own clock, and the process releases holds before it waits.
+- Flags, outcomes and the kernel are made and loaded before the first hold. Doing so later may wait for the device, and
+  so for a held lane.
+- Only the process writes the flag, and without a stream. So a release never queues behind what it releases.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ HOLDS_MOST = 64
 
 GRACE_LOOKS = 20
 GRACE_S = 0.0001
-"""A host that is about to wait looks so often, so far apart, whether what it waits for comes without giving way."""
+"""Before the process releases holds to wait, it looks so often, so far apart, whether the wait ends without that."""
 
 POLLS_MOST = 1000
-"""Polls that were told "not yet" before lanes are let go: a host that only polls would wait for ever."""
+"""After so many polls without success all lanes are released: a process that only polls would wait for ever."""
 
 
 class _CudaHold:
@@ -57,7 +57,7 @@ class _CudaHold:
 
 
 class CudaHolds:
-    """Places what a Delayer decides on the streams of one device."""
+    """Puts the holds that a Delayer decides on the streams of one device."""
 
     def __init__(self, delays: Sequence[Delay], device: torch.device, service: torch.cuda.Stream) -> None:
         self._delayer = Delayer(delays)
@@ -65,7 +65,7 @@ class CudaHolds:
         self._polls = 0
         self._ends: list[tuple[Hold, torch.cuda.Event]] = []
         self._arrived: tuple[Hold, ...] = ()
-        # Two words a place, so that every flag is as aligned as the first: the kernel is compiled for it once.
+        # Two words for each place, so that every flag has the alignment of the first and the kernel is compiled once.
         flags = torch.zeros((HOLDS_MOST, 2), dtype=torch.int64, pin_memory=True)
         with torch.cuda.stream(service):
             outcomes = torch.zeros((HOLDS_MOST, 2), dtype=torch.int64, device=device)
@@ -79,7 +79,7 @@ class CudaHolds:
         service.synchronize()
 
     def before(self, names: Sequence[str], lane: Lane, stream: torch.cuda.Stream) -> None:
-        """Hold the lane where a delay says so. names: of what is submitted now, together."""
+        """Hold the lane if a delay says so. names: of the operations that are submitted now, together."""
         self._look()
         arrived: list[Hold] = []
         for name in names:
@@ -93,12 +93,12 @@ class CudaHolds:
         self._arrived = tuple(dict.fromkeys(arrived))
 
     def behind(self, event: torch.cuda.Event) -> None:
-        """What was submitted has run when the event is reached: holds that it was to overtake end then."""
+        """The submitted operations have run when the event is reached. Holds that they were to overtake end then."""
         self._ends += [(each, event) for each in self._arrived]
         self._arrived = ()
 
     def polled(self, is_reached: bool) -> None:
-        """The host asked whether something is reached."""
+        """The process has asked whether a record is reached."""
         self._look()
         self._polls = 0 if is_reached or not self._delayer.is_holding else self._polls + 1
         if self._polls >= POLLS_MOST:
@@ -106,7 +106,7 @@ class CudaHolds:
             self._delayer.give_way()
 
     def give_way(self, is_reached: Callable[[], bool]) -> None:
-        """The host is about to wait: let all lanes go, unless what it waits for is reached without that."""
+        """Release all lanes before the process waits, unless the wait ends without that."""
         for _ in range(GRACE_LOOKS):
             self._look()
             if is_reached() or not self._delayer.is_holding:
@@ -115,7 +115,7 @@ class CudaHolds:
         self._delayer.give_way()
 
     def report(self) -> DelayReport:
-        """What came of the delays. Only where every lane was let go and the device has nothing left to do."""
+        """The report of the delays. Call it when every lane is released and the device is idle."""
         self._look()
         return self._delayer.report()
 
@@ -137,6 +137,6 @@ class CudaHolds:
             taken.event.record(stream)
 
     def _outcome(self, outcome: torch.Tensor) -> int:
-        """How a hold that has ended did; the kernel has run, so the copy waits for nothing else."""
+        """How a hold has ended. Its kernel has run, so the copy waits for nothing else."""
         with torch.cuda.stream(self._service):
             return int(outcome[0])

@@ -1,15 +1,13 @@
-"""Delays: which lane of a device is held before which operation, until when, and what came of it.
+"""Delays: which lane of a device is held before which operation and until when, and how each delay ended.
 
-    held                                  until              the lane of a hold goes on when
-    the 3rd "hicache.load"                17th decode.read   that operation has run, on another lane
-    every "hicache.load"                  -                  the host waits and nothing else moves
-    what the lanes "h2d..." are given     -                  the same
+held until the lane of a hold goes on when the 3rd "hicache.load" 17th decode.read that operation has run, on another
+lane every "hicache.load" - the process waits and nothing else moves all work of lanes "h2d..." - the same
 
 Invariants:
-- What to hold and what to let go is decided here, from names and counts alone; a Holder makes it happen.
-- A hold ends in one of three ways, and each is counted: overtaken, gave way, or ended by the device's watchdog, which
-  is no order that was imposed. None is silent.
-- A delay that met no operation was not exercised: a run under it says nothing about it.
+- This module decides from names and counts what to hold and what to release. A device does it.
+- A hold ends in one of three ways, and each is counted: overtaken, gave way, or ended by the device's watchdog. A hold
+  that the watchdog ended has imposed no order.
+- A delay that met no operation was not exercised.
 """
 
 from __future__ import annotations
@@ -28,9 +26,9 @@ FIRED_MOST = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Submissions: of one operation, the nth from 1 or all of them; or all to lanes whose names begin so.
+    """Submissions: the nth of one operation, from 1, or all of them; or all to lanes whose names begin so.
 
-    The name of a rank before the lane's does not count.
+    A rank's name before the lane's name is ignored.
     """
 
     operation: str | None = None
@@ -44,7 +42,7 @@ class Site:
             raise InternalError(f"operations are counted from 1, got {self.nth}")
 
     def covers(self, operation: str, number: int, lane: Lane) -> bool:
-        """Whether a submission is one of them. number: of that operation, from 1."""
+        """True if a submission is one of them. number: of that operation, from 1."""
         if self.operation is None:
             return lane.name.rpartition(":")[2].startswith(self.lanes)
         return operation == self.operation and self.nth in (None, number)
@@ -57,18 +55,19 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """held: where a lane is held. until: what ends the hold once it has run; None where only a waiting host does."""
+    """held: where a lane is held. until: the operation that ends the hold when it has run; None: a waiting process ends
+    it."""
 
     held: Site
     until: Site | None = None
 
     def __str__(self) -> str:
-        return f"{self.held} until {self.until or 'the host waits'}"
+        return f"{self.held} until {self.until or 'the process waits'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayCount:
-    """What came of one delay. met: operations it is about. placed: holds, each of which ended in one way."""
+    """The counts of one delay. met: operations that it is about. placed: holds, each of which ended in one way."""
 
     delay: Delay
     met: int = 0
@@ -78,7 +77,7 @@ class DelayCount:
     fired: int = 0
 
     def plus(self, other: DelayCount) -> DelayCount:
-        """Of both runs."""
+        """The sums of both runs."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
         return DelayCount(delay=self.delay, **sums)
 
@@ -92,12 +91,12 @@ _COUNTS = ("met", "placed", "overtaken", "gave_way", "fired")
 
 @dataclass(frozen=True, slots=True)
 class DelayReport:
-    """What came of every delay of one run, or of several."""
+    """The counts of every delay of one run, or of several."""
 
     rows: tuple[DelayCount, ...]
 
     def plus(self, other: DelayReport) -> DelayReport:
-        """Of both; delays that both have are added up."""
+        """The delays of both. Counts of a delay that both have are added up."""
         rows = {row.delay: row for row in self.rows}
         for row in other.rows:
             rows[row.delay] = rows[row.delay].plus(row) if row.delay in rows else row
@@ -105,9 +104,9 @@ class DelayReport:
 
     @property
     def gap(self) -> str | None:
-        """What was not exercised, or None: a named operation that never came, or nothing that was held in order.
+        """What was not exercised, or None: a named operation that never came, or no hold that imposed an order.
 
-        Lanes need not all be there: a leg is delayed also where a schedule does not use it.
+        A delayed lane may be missing, because a schedule need not use every leg.
         """
         unmet = [row.delay for row in self.rows if row.delay.held.operation is not None and not row.met]
         if unmet:
@@ -133,10 +132,10 @@ class Hold(Protocol):
         """Let the lane go on."""
 
     def has_ended(self) -> bool:
-        """Whether the lane has gone on."""
+        """True once the lane has gone on."""
 
     def has_fired(self) -> bool:
-        """Of a hold that has ended: whether the watchdog did it."""
+        """True if the watchdog ended the hold. Call it for a hold that has ended."""
 
 
 class _Placed:
@@ -167,9 +166,9 @@ class Delayer:
         return bool(self._in_place)
 
     def arrives(self, operation: str, lane: Lane) -> int | None:
-        """Count a submission; the delay that holds its lane first, or None.
+        """Count a submission. Returns the delay that has to hold its lane first, or None.
 
-        A lane that is held already needs no second hold: what comes to it waits all the same.
+        A lane that is held already needs no second hold.
         """
         self._seen[operation] += 1
         number = self._seen[operation]
@@ -197,17 +196,17 @@ class Delayer:
         )
 
     def overtaken(self, hold: Hold) -> None:
-        """What the hold was for has run."""
+        """The operation that the hold waited for has run."""
         for each in [each for each in self._in_place if each.hold is hold]:
             self._release(each, gave_way=False)
 
     def give_way(self) -> None:
-        """The host cannot go on: every lane may."""
+        """The process is about to wait, so every lane is released."""
         for each in [*self._in_place]:
             self._release(each, gave_way=True)
 
     def look(self) -> tuple[Hold, ...]:
-        """Count the holds that have ended, and return them: those nobody let go were ended by the watchdog."""
+        """Count the holds that have ended, and return them. The watchdog has ended those that nobody released."""
         ended = []
         for kept in (self._in_place, self._released):
             for each in [each for each in kept if each.hold.has_ended()]:
@@ -218,7 +217,7 @@ class Delayer:
         return tuple(ended)
 
     def report(self) -> DelayReport:
-        """What came of the delays. Raises InternalError while a hold has not ended."""
+        """The report of the delays. Raises InternalError while a hold has not ended."""
         self.look()
         if self._in_place or self._released:
             raise InternalError("a hold has not ended; give way and wait for the device before the report")

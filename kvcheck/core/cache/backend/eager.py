@@ -1,9 +1,8 @@
 """The eager backend: every operation runs when it is submitted, on the CPU.
 
 Invariants:
-- The reference for what an operation means; its outcomes show no ordering mistake at all.
-- An observer is told of the waits that were asked for, not of the order in which things happened to run: a missing
-  wait shows in what it was told.
+- This backend defines what an operation does. Its results show no ordering mistake.
+- An observer sees the waits that were asked for, not the order in which operations ran. So it sees a missing wait.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class EagerBackend(HostMemory):
         self._submitted += 1
         self._records += 1
         ordinal, record = self._submitted, self._records
-        if self._observer is None:  # nobody looks on, so the work is all there is
+        if self._observer is None:  # without an observer only the work itself is needed
             for chunk in operation.chunks:
                 chunk()
             return Signal(record)
@@ -63,11 +62,11 @@ class EagerBackend(HostMemory):
             chunk()
         self._observer.completed(ordinal)
         if any(f.place is Place.PAGEABLE for f in writes):
-            self._observer.host_joined(record)
+            self._observer.process_joined(record)
         return Signal(record)
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
-        """Everything queued has run already."""
+        """Record the signal as reached: everything queued has run already."""
         self._captures.refuse_record(lane)
         self._records += 1
         signal.handle = self._records
@@ -86,7 +85,7 @@ class EagerBackend(HostMemory):
         if lane is not None and self._captures.covers(lane):
             return
         if lane is None:
-            self._observer.host_joined(signal.handle)
+            self._observer.process_joined(signal.handle)
         else:
             self._observer.lane_waited(signal.handle, lane)
 
@@ -101,4 +100,4 @@ class EagerBackend(HostMemory):
     def drain(self) -> None:
         """Nothing can be pending."""
         if self._observer is not None:
-            self._observer.host_drained()
+            self._observer.process_drained()

@@ -1,12 +1,11 @@
 """Graphs: operations of one lane that are captured without running, and run together when they are replayed.
 
-    with backend.capture(lane) as graph: ...submit to that lane as ever...
-    pool.before_replay(lane)                   what the graph's reads would have waited for
-    backend.replay(graph)                      all of it, in the order of the capture
+    with backend.capture(lane) as graph: ...submit to that lane... pool.before_replay(lane) makes the lane wait as the
+    graph's reads would have waited backend.replay(graph) queues all of it, in the order of the capture
 
 Invariants:
-- A capture runs nothing and waits for nothing: waits of its lane, made while it is open, are not part of the graph.
-- A graph is replayed until the next one of its lane has been captured; what lies in its memory holds as long.
+- A capture runs nothing and waits for nothing. Waits of its lane, made while it is open, are not part of the graph.
+- A graph can be replayed until the next graph of its lane is captured. Its memory is kept until then.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from kvcheck.core.cache.backend.backend import Captured, Footprint, Graph, Lane,
 
 
 class Captures:
-    """The capture that is open on a backend, None where there is none, and the newest graph of every lane."""
+    """The capture that is open on a backend, None if there is none, and the newest graph of every lane."""
 
     def __init__(self) -> None:
         self.open: Graph | None = None
@@ -39,7 +38,7 @@ class Captures:
         self._newest[lane.index] = graph
 
     def covers(self, lane: Lane) -> bool:
-        """Whether that lane is being captured: what it is asked to wait for is not part of the graph."""
+        """True while that lane is captured. Its waits are then not part of the graph."""
         return self.open is not None and self.open.lane.index == lane.index
 
     def take(self, operation: Operation, reads: Sequence[Footprint], writes: Sequence[Footprint]) -> Signal:
@@ -52,7 +51,7 @@ class Captures:
         return Signal()
 
     def refuse_record(self, lane: Lane) -> None:
-        """A record inside a capture would mean the capture, not the replay."""
+        """Refuse a record inside a capture: it would refer to the capture and not to the replay."""
         if self.covers(lane):
             raise InternalError(f"lane {lane.name} is being captured; record its signals behind the replay")
 

@@ -1,8 +1,8 @@
 """The simulated backend: operations wait in lanes until a chooser says which chunk runs next.
 
 Invariants:
-- The only freedom is the chooser's: the same choices give the same run, on any machine.
-- A lane's head runs alone; the chunks of one operation run in any order; lanes interleave freely.
+- Only the chooser decides. The same choices give the same run on any machine.
+- Only the first operation of a lane can run. The chunks of one operation run in any order. Lanes interleave freely.
 - An operation reads its sources and its index tensors when a chunk runs, never when it is submitted, except a copy
   from pageable host memory, whose source is read before `submit` returns.
 """
@@ -34,11 +34,11 @@ class Chooser(Protocol):
     """Decides what a simulated machine does next."""
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
-        """Index of the chunk to run, or None to let the host go on (only when `may_pause`)."""
+        """Index of the chunk to run, or None to let the process go on (only when `may_pause`)."""
 
 
 class Record:
-    """One recording of a signal; `done` turns True once. number: what an observer knows it by."""
+    """One recording of a signal. `done` turns True once. number: its number for observers."""
 
     __slots__ = ("done", "number")
 
@@ -81,7 +81,7 @@ Choice = tuple[Pending, int]
 
 
 class SimulatedBackend(HostMemory):
-    """Lanes as queues, one host, virtual steps. `max_steps` bounds a run; going over it is a Hang."""
+    """Lanes as queues, one process, virtual steps. A run of more than `max_steps` steps is a Hang."""
 
     name = "simulated"
     device = torch.device("cpu")
@@ -120,7 +120,7 @@ class SimulatedBackend(HostMemory):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Queue the operation, then let the chooser run whatever it likes."""
+        """Queue the operation, then let the chooser run any chunks."""
         if self._captures.covers(lane):
             return self._captures.take(operation, reads, writes)
         for signal in after:
@@ -130,7 +130,7 @@ class SimulatedBackend(HostMemory):
         if operation.stage is not None and any(f.place is Place.PAGEABLE for f in reads):
             chunks = operation.stage()
         if not chunks:
-            # An empty copy still takes its turn: with nothing to run it would block its lane for ever.
+            # An empty copy has one empty chunk. Without any chunk it would block its lane for ever.
             chunks = (_nothing,)
         pending = Pending(self._submitted, operation, lane, chunks, self._new_record())
         self._queues[lane.index].append(pending)
@@ -139,7 +139,7 @@ class SimulatedBackend(HostMemory):
         if any(f.place is Place.PAGEABLE for f in writes):
             self._run_until(pending.record, operation.name)
             self._tell_joined(pending.record)
-        # Other lanes go on while the host returns, also from a copy that it had to join.
+        # Other lanes go on while the process returns, also from a copy that it had to wait for.
         self._yield()
         return Signal(pending.record)
 
@@ -154,13 +154,13 @@ class SimulatedBackend(HostMemory):
         self._yield()
 
     def replay(self, graph: Graph) -> None:
-        """Queue every operation of the graph, the chooser running what it likes in between."""
+        """Queue every operation of the graph. The chooser may run chunks in between."""
         self._captures.check(graph)
         for each in graph.operations:
             self.submit(each.operation, lane=graph.lane, reads=each.reads, writes=each.writes)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """A lane's wait is queued; a host's wait runs the machine until the record is reached."""
+        """A lane's wait is queued. A process's wait runs chunks until the record is reached."""
         if lane is not None:
             self._queue_wait(signal, lane)
             self._yield()
@@ -170,7 +170,7 @@ class SimulatedBackend(HostMemory):
             self._tell_joined(signal.handle)
 
     def query(self, signal: Signal) -> bool:
-        """Let the chooser run what it likes, then look."""
+        """Let the chooser run any chunks, then look at the record."""
         self._yield()
         self._settle()
         if not isinstance(signal.handle, Record):
@@ -178,7 +178,7 @@ class SimulatedBackend(HostMemory):
         if signal.handle.done:
             self._tell_joined(signal.handle)
             return True
-        # A poll takes a step, so that a host that polls for ever is a Hang and not an endless run.
+        # A poll takes a step, so that a process that polls for ever is a Hang and not an endless run.
         self._spend_step()
         return False
 
@@ -190,10 +190,10 @@ class SimulatedBackend(HostMemory):
         if stuck:
             raise Hang(f"drain: lanes {', '.join(stuck)} wait for signals that nothing pending records")
         if self._observer is not None:
-            self._observer.host_drained()
+            self._observer.process_drained()
 
     def idle(self) -> None:
-        """One pending chunk runs, if there is any."""
+        """Run one pending chunk, if there is any."""
         if enabled := self._enabled():
             self._step(enabled, may_pause=False)
         self._spend_step()
@@ -212,7 +212,7 @@ class SimulatedBackend(HostMemory):
 
     def _tell_joined(self, record: Record) -> None:
         if self._observer is not None:
-            self._observer.host_joined(record.number)
+            self._observer.process_joined(record.number)
 
     def _run_until(self, record: Record, what: str) -> None:
         self._settle()
@@ -255,7 +255,9 @@ class SimulatedBackend(HostMemory):
         choice = self._chooser.choose(enabled, may_pause=may_pause)
         if choice is None:
             if not may_pause:
-                raise InternalError(f"chooser paused where the host waits; expected 0 to {len(enabled) - 1}, got None")
+                raise InternalError(
+                    f"chooser paused where the process waits; expected 0 to {len(enabled) - 1}, got None"
+                )
             return False
         self._spend_step()
         pending, index = enabled[choice]
@@ -274,4 +276,4 @@ class SimulatedBackend(HostMemory):
 
 
 def _nothing() -> None:
-    """The only chunk of an operation that has none."""
+    """The chunk of an operation that has none."""

@@ -180,7 +180,7 @@ class HiCache:
         if known == pages > 0 and self._pool.has_state and node.device.state is None:
             self._give_state(node, holding)
         if known != holding.shared or known == pages:
-            return  # somebody cached a longer run of it meanwhile; ours is offered again at the end
+            return  # another request has cached a longer run; this one is offered again at the end
         state = self._snapshot(holding) if self._pool.has_state else None
         if self._pool.has_state and state is None:
             return
@@ -255,7 +255,7 @@ class HiCache:
     # Rounds
 
     def start_loads(self) -> None:
-        """Start what this round's admissions queued."""
+        """Start the loads that this round's admissions queued."""
         if self.controller is not None:
             self.controller.start_loads()
 
@@ -334,12 +334,12 @@ class HiCache:
                 self.movement.back_up_when_due(node, request)
 
     def _give_state(self, node: Node, holding: Holding) -> None:
-        """A cached prefix has lost its state. The request is at its end, and gives the node a copy of its own."""
+        """If a cached prefix has lost its state, a request that ends exactly there gives the node a copy of its own."""
         node.device.state = self._snapshot(holding)
         self.residency.gained(node, "device", ("state",))
 
     def _snapshot(self, holding: Holding) -> int | None:
-        """A slot of the tree's with a copy of the request's state, or None where there is no room for one."""
+        """A slot of the tree with a copy of the request's state; None if there is no room for one."""
         if self._pool.spare("state") < 1 and not self.evict("state", 1):
             return None
         slots = self._pool.allocators["state"].allocate(1, holding.request)

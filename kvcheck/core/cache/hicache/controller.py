@@ -30,7 +30,8 @@ LOAD_ENGINES = 2
 
 
 def leading_reached(backend: Backend, queue: Iterable[Sequence[Signal]]) -> int:
-    """How many entries at the head of a queue have all signals reached; asks nothing behind the first that has not."""
+    """How many leading entries of a queue have all their signals reached. Entries behind the first open one are not
+    asked."""
     count = 0
     for signals in queue:
         if not all(backend.query(signal) for signal in signals):
@@ -93,7 +94,8 @@ class TransferController:
         self._queued.append(transfer)
 
     def start_loads(self) -> None:
-        """Merge all queued loads into one, layer by layer, under one ring entry; later where the ring is full."""
+        """Merge all queued loads into one, layer by layer, under one ring entry. If the ring is full, they stay
+        queued."""
         if not self._queued:
             return
         producer = self.gate.begin()
@@ -136,7 +138,7 @@ class TransferController:
         return started
 
     def wait(self, transfer: Transfer) -> None:
-        """Make the calling host wait until a transfer is done."""
+        """Make the calling process wait until a transfer is done."""
         for signal in self._acknowledged_by(transfer):
             self._backend.wait(signal)
 
@@ -187,7 +189,7 @@ class TransferController:
         return [(names, lane) for names, lane in ((main, lanes[0]), (side, lanes[1])) if names]
 
     def _behind_forward(self) -> tuple[Signal, ...]:
-        """What the forward lane has been given so far. (mutant: backup-before-forward)"""
+        """The signal of all work that the forward lane has got so far. (mutant: backup-before-forward)"""
         behind = self._backend.signal()
         self._backend.record(behind, lane=self.pool.forward)
         return (behind,)

@@ -37,14 +37,14 @@ EVICTION_ORDERS: dict[str, Order] = {
 
 
 class CacheListener(Protocol):
-    """What an observer of the cache is told."""
+    """Gets the acts of a cache."""
 
     def looked_up(
         self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool
     ) -> None:
         """A request looked its prompt up: one hash a whole page, pages found, and how many are on the device.
 
-        device_only: what the host holds could not be loaded, and was left out.
+        device_only: pages of the host could not be loaded and were left out.
         """
 
     def computed(self, *, request: int, chain: tuple[bytes, ...]) -> None:
@@ -156,7 +156,7 @@ class Residency:
         return freed
 
     def gained(self, node: Node, tier: str, spaces: Iterable[str]) -> None:
-        """Tell that a tier holds these spaces of a node now."""
+        """Report that a tier holds these spaces of a node now."""
         for space in spaces:
             self._tell(node, tier, space, added=True)
 

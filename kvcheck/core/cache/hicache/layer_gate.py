@@ -6,9 +6,9 @@
 Invariants:
 - A read waits on the lane that reads, for its own layer, of every load that its pass consumes. (mutants:
   gate-waits-neighbour-layer, gate-waits-wrong-entry, gate-waits-on-load-lane)
-- An entry is armed again only after the host has seen its load finish: until then its id has one meaning, and after
-  that everything submitted comes after the load, so nobody waits for it any more. (mutant: ring-rearmed-early)
-- Loads may run on different lanes: an event says nothing of another load.
+- An entry is armed again only after the process has seen its load finish. All later work then comes after that load, so
+  nobody waits for the old meaning of the entry. (mutant: ring-rearmed-early)
+- Loads may run on different lanes, so the event of one load tells nothing about another.
 - With every entry in flight `begin` returns None: the caller defers, or waits for the oldest load.
 """
 
@@ -21,7 +21,8 @@ from kvcheck.core.cache.backend.backend import Backend, Lane, Signal
 
 
 class RingEntry:
-    """One place of the ring. layers: for each global layer, one event a load lane. finished: the host has seen it."""
+    """One entry of the ring. layers: for each global layer, one event for each load lane. finished: the process has
+    seen the load finish."""
 
     __slots__ = ("finished", "layers")
 
@@ -63,11 +64,11 @@ class LayerGate:
             self._backend.record(signal, lane=lane)
 
     def retire(self, producer: int) -> None:
-        """The host has seen the load finish: its entry can be armed again."""
+        """The process has seen the load finish, so its entry can be armed again."""
         self.ring[producer].finished = True
 
     def consume(self, producers: Iterable[int]) -> None:
-        """The passes that follow read what these loads bring."""
+        """From now on passes read the pages of these loads."""
         self._consumed = tuple(dict.fromkeys(producers))
 
     def wait(self, layer: int, lane: Lane) -> None:
@@ -86,7 +87,7 @@ class LayerGate:
                 self._backend.wait(signal, lane=lane)
 
     def _waited_for(self) -> list[int]:
-        """Consumed loads that the host has not seen finish."""
+        """Consumed loads that the process has not seen finish."""
         return [producer for producer in self._consumed if not self.ring[producer].finished]
 
     def _events(self, producer: int, layer: int) -> tuple[Signal, ...]:

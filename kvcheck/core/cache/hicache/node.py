@@ -177,7 +177,7 @@ def owned(ids: IndexArray) -> IndexArray:
 
 @dataclass(frozen=True, slots=True)
 class SpaceCopy:
-    """What moves in one space. host, device: [n] page or slot ids, pairwise, frozen. chain: [n] hashes of them."""
+    """The copies of one space. host, device: [n] page or slot ids, pairwise, frozen. chain: [n] hashes of them."""
 
     space: str
     host: IndexArray
@@ -194,7 +194,8 @@ class SpaceCopy:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Transfer:
-    """Copies of one direction. nodes: whose values they are; a split adds to it. done: one signal a lane.
+    """Copies in one direction. nodes: those whose values are copied; a split adds to them. done: one signal for each
+    lane.
 
     number: counts transfers from 1. request: who asked. producer: the ring entry of a load that has started.
     """

@@ -1,10 +1,10 @@
 """Allocators of pages, tokens and slots: who owns which id, and which ids may be freed now.
 
 Invariants:
-- free + live = all, at every moment; id 0 of a device pool is never handed out.
+- free + live = all at any time. Id 0 of a device pool is never allocated.
 - Freeing an id that is not allocated raises DoubleFree; freeing a pinned id raises FreeInFlight.
 - An id has one owner from `allocate` to `free`; any other caller gets ForeignAccess.
-- The order is a function of the calls alone.
+- The order of ids depends on the calls alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvcheck.core.base.paging import IndexArray, pages_for
 
 
 class AllocationListener(Protocol):
-    """What an observer of an allocator is told."""
+    """Gets the acts of an allocator."""
 
     def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
         """`ids` now belong to request `owner`."""
@@ -152,7 +152,8 @@ class IdAllocator:
                 self.drop(use)
 
     def _are_live(self, ids: IndexArray) -> bool:
-        """Whether these are one row of ids, each allocated. Plain indexing would take -1, floats and masks too."""
+        """True if these are a one-dimensional list of ids, each allocated. Plain indexing would also take -1, floats
+        and masks."""
         if ids.dtype != np.int64 or ids.ndim != 1:
             raise LengthMismatch(f"{self.space}: expected ids [n] of int64, got {ids.shape} of {ids.dtype}")
         return not len(ids) or bool(ids.min() >= 0 and ids.max() < len(self._live) and self._live[ids].all())
@@ -166,7 +167,7 @@ class SlotAllocator(IdAllocator):
 
 
 class PageAllocator(IdAllocator):
-    """Pages of `page_size` tokens: freed pages are reused first, as the field's paged allocators do."""
+    """Pages of `page_size` tokens. Freed pages are reused first, as in the paged allocators of serving engines."""
 
     def __init__(self, space: str, *, count: int, page_size: int, listener: AllocationListener | None = None) -> None:
         super().__init__(space, count=count, listener=listener)

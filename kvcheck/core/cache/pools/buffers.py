@@ -24,7 +24,7 @@ from kvcheck.kernels.page_copy import fill_torch
 
 
 class Granularity(Enum):
-    """What one row of a buffer belongs to."""
+    """The owner of one row of a buffer: a token, a page or a slot."""
 
     TOKEN = "token"
     PAGE = "page"
@@ -156,8 +156,8 @@ class BufferSet:
     def read_view(self, name: str, layers: Sequence[int], lane: Lane, *, piece: str = "") -> torch.Tensor:
         """Words of all layers, [L, R, W] int64, once `layers` (local) may be read on `lane`.
 
-        piece: the one piece of each token that the reader is after, where the buffer packs several; all by default.
-        The view holds for operations submitted to `lane` after this call, until the rows are freed.
+        piece: the piece of each token that the reader needs, if the buffer packs several; all by default. The view
+        holds for operations submitted to `lane` after this call, until the rows are freed.
 
         SGLang's get_index_k_continuous, get_index_k_scale_continuous and get_index_k_scale_buffer did not wait for the
         layer (#22811). (mutants: index-key-reader-without-wait, -scale-reader-, -pair-reader-)

@@ -1,6 +1,6 @@
-"""Who keeps which shards of a row under tensor parallelism, and the shape of one rank.
+"""Sharding: which rank keeps which shards of a row under tensor parallelism, and the shape of one rank.
 
-    8 shards on 4 ranks      0 1 | 2 3 | 4 5 | 6 7       dealt out in order
+8 shards on 4 ranks      0 1 | 2 3 | 4 5 | 6 7       in order
     2 shards on 4 ranks      0   | 0   | 1   | 1         one each, replicated on neighbouring ranks
 
 Invariants:

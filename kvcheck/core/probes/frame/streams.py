@@ -74,7 +74,7 @@ class Machine:
             stream.reach(stream.put_count)
 
     def synchronize(self, *_: object) -> None:
-        """The host waits for all streams."""
+        """The process waits for all streams."""
         self.synchronisations += 1
         self.settle()
 
@@ -149,7 +149,7 @@ class SideStream:
         return made
 
     def synchronize(self) -> None:
-        """The host waits for this stream."""
+        """The process waits for this stream."""
         self._machine.synchronisations += 1
         self.reach(self.put_count)
 
