@@ -1,8 +1,7 @@
-"""EndLayout: what a rank says of its memory, and what two ends must agree on before any byte moves.
+"""EndLayout: describes a rank's memory. Two ends compare their layouts before any byte moves.
 
 Invariants:
-- Page size, dtype, layers, shards and every length are compared, of the metadata row too; what differs is named with
-  both values.
+- Page size, dtype, layers, shards and every length are compared, also of the metadata row. An error names both values.
 - Offsets in a peer's memory are computed from the peer's own numbers. (mutant: aux-stride-of-the-sender)
 - A layout that is read back from JSON equals the one that was written; anything else is refused before its numbers are
   used.
@@ -77,7 +76,7 @@ class EndLayout:
 
 
 def end_layout(pool: KVPool, metadata: MetadataBuffers, *, whole: ModelShape, rank: int, ranks: int) -> EndLayout:
-    """The layout of a rank. whole: the model's shape before it was dealt out."""
+    """The layout of a rank. whole: the model's shape before it was split over ranks."""
     totals = {(spec.name, each.name): each.shards for spec in POOLS.load(whole.family)(whole) for each in spec.buffers}
     buffers = tuple(
         BufferLayout(
@@ -117,7 +116,7 @@ def leg_of(space: str, buffer: BufferSpec) -> str:
 
 
 def check_layouts(mine: EndLayout, theirs: EndLayout) -> None:
-    """Raise LayoutMismatch, naming both values, unless the two ends mean the same by what they will exchange."""
+    """Raise LayoutMismatch, naming both values, unless the layouts of the two ends fit."""
     for name in ("model", "page_size", "window", "fields"):
         _same(mine, theirs, name, getattr(mine, name), getattr(theirs, name))
     ours, others = ({(b.space, b.name): b for b in each.buffers} for each in (mine, theirs))

@@ -1,4 +1,4 @@
-"""Messages between the two ends: small, typed, and readable by nobody but the field names they state.
+"""Messages between the two ends: small typed values, sent as JSON.
 
     decode -> prefill   Want       pages, slot and generation of a room: you may write there
     prefill -> decode   Status     everything of the room was written, or why it was not
@@ -7,8 +7,8 @@
     prefill -> decode   Drained    nothing will be written for that room any more
 
 Invariants:
-- A message names its room and generation; what names an older generation is about somebody else.
-- A message is plain values; nothing in it is executed, unpickled or trusted without a check.
+- A message names its room and generation. A message of an older generation belongs to an earlier attempt.
+- A message holds plain values. Nothing in it is executed or unpickled, and every value is checked.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ Runs = tuple[tuple[str, int, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """Where a decode rank wants a room. runs: by leg and space, (first logical page, physical pages).
+    """A decode rank asks for a room and says where to write it. runs: by leg and space, (first logical page, physical
+    pages).
 
-    attempt: how often the request was tried before, as both ends were told by whoever sent it. tokens: prompt tokens
-    that the pages cover. slot: of the metadata. state_slot: of the recurrent state, 0 without.
+    attempt: how often the request was tried before, as the router told both ends. tokens: prompt tokens that the pages
+    cover. slot: metadata slot. state_slot: slot of the recurrent state, 0 if there is none.
     """
 
     room: int
@@ -71,7 +72,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """The room ends, and with it that attempt of its request."""
+    """The room ends, and with it this attempt of its request."""
 
     room: int
     attempt: int
@@ -124,7 +125,7 @@ def decode(data: bytes) -> Message:
 
 
 def _is_number(value: object) -> bool:
-    """A bool is none, though Python counts it among the integers."""
+    """True for an integer that is no bool."""
     return type(value) is int and 0 <= value < ROOMS
 
 
@@ -137,7 +138,7 @@ def _is_flag(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Text that can be encoded again: half of a surrogate pair cannot."""
+    """True for text that can be encoded again. Half of a surrogate pair cannot."""
     return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
 
 

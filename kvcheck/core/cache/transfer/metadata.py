@@ -1,9 +1,9 @@
-"""Metadata buffers: the ten fields a prefill hands over with a request, packed as one row a slot.
+"""Metadata buffers: the ten fields that a prefill hands over with a request, packed as one row for each slot.
 
 Invariants:
-- `get` returns an owned copy of the packed row: one copy, whatever the fields. (mutant: metadata-get-returns-views)
-- A freed slot is cleared before anybody can lease it again: all fields, not only the room.
-  (mutant: metadata-slot-not-cleared)
+- `get` returns an owned copy of the packed row, made by one copy. (mutant: metadata-get-returns-views)
+- A freed slot is cleared before it can be leased again: all fields, not only the room. (mutant:
+  metadata-slot-not-cleared)
 - Fields a request does not use are zero.
 - A slot is read, written and released for the request that leased it, and for no other.
 """
@@ -61,9 +61,10 @@ def metadata_fields(hidden_size: int) -> tuple[MetadataField, ...]:
 
 
 class MetadataRow:
-    """One request's metadata: a packed row of bytes that nobody else can change.
+    """One request's metadata: a packed row of bytes in memory of its own.
 
-    A tensor of bytes that came as a bytearray is made when it is first asked for: that costs as much as the copy.
+    For bytes that came as a bytearray, the tensor is made when it is first needed, since that costs as much as the
+    copy.
     """
 
     __slots__ = ("_fields", "_packed")
@@ -97,7 +98,7 @@ class MetadataRow:
 class _Reading:
     """The read of one slot for the request that leases it, made once and submitted as often as the slot is read.
 
-    A read ends before `get` returns, so one can be under way, and its copy is fetched before the next one starts.
+    A read ends before `get` returns, so there is only one read at a time, and its copy is taken before the next starts.
     """
 
     __slots__ = ("_copied", "_packed", "operation", "reads", "request")
@@ -110,7 +111,7 @@ class _Reading:
         self._packed: torch.Tensor | bytearray | None = None
 
     def taken(self) -> torch.Tensor | bytearray:
-        """What the last run read; the caller's own from now on."""
+        """The bytes of the last run. The caller owns them."""
         packed, self._packed = self._packed, None
         assert packed is not None, "a read that was waited for has run"
         return packed
@@ -122,7 +123,7 @@ class _Reading:
 class MetadataBuffers:
     """Slots of packed rows at one end ("prefill" or "decode").
 
-    align: slots begin at multiples of so many bytes. row_bytes: from slot to slot; packed_bytes: of them, the fields.
+    align: slots begin at multiples of so many bytes. row_bytes: from slot to slot. packed_bytes: those of the fields.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class MetadataBuffers:
         return None if ids is None else int(ids[0])
 
     def set(self, slot: int, request: int, values: Mapping[str, torch.Tensor]) -> Signal:
-        """Write fields of a slot; what is left out stays as it was cleared.
+        """Write fields of a slot. Fields that are left out stay zero.
 
         values: name to [n <= width], unchanged until the returned signal is reached.
         """
@@ -200,7 +201,8 @@ class MetadataBuffers:
         )
 
     def put(self, slot: int, request: int, row: torch.Tensor) -> None:
-        """Write a whole packed row, [packed_bytes] uint8, that came by another way; complete when this returns."""
+        """Write a whole packed row, [packed_bytes] uint8, that arrived in a message. It is complete when this
+        returns."""
         self._slots.check_owner(slot, request)
         if row.dtype != torch.uint8 or row.shape != (self.packed_bytes,):
             raise LengthMismatch(f"metadata: expected {self.packed_bytes} bytes, got {tuple(row.shape)} of {row.dtype}")
@@ -237,7 +239,7 @@ class MetadataBuffers:
         return self._rows.view(-1)
 
     def release(self, slot: int, request: int) -> None:
-        """Clear a slot, then let others have it. Refuses a slot that is not the request's before it clears anything."""
+        """Clear a slot, then free it. Refuses a slot of another request before anything is cleared."""
         ids = np.array([slot], dtype=np.int64)
         self._slots.check_freeable(ids)
         self._slots.check_owned(ids, request)

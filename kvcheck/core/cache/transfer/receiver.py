@@ -1,13 +1,13 @@
-"""Receiver: a decode rank's side of every room: what it asked for, what it was told, and what it has seen for itself.
+"""Receiver: a decode rank's side of every room: its requests, the reports of sources, and its own check of the bytes.
 
     TRANSFERRING --all ranks reported, seal verified here--> SUCCESS --every rank agrees--> taken
          |------------ reported not ok, aborted, too late --> FAILED  --drained by every source--> given back
 
 Invariants:
-- Success follows from bytes that this rank has read and whose seal it has checked; a message only says when to look.
+- A room succeeds when this rank has read its bytes and checked their seal. A message only tells when to look.
 - SUCCESS and FAILED are final. (mutant: failed-overwritten)
-- Pages and slots that a source may still write stay the room's until it said Drained, or was fenced.
-- A metadata slot that `expect` was given is the room's: only `take` and `forget` give it back.
+- Pages and slots that a source may still write belong to the room until the source has sent Drained or is fenced.
+- The metadata slot that `expect` gets belongs to the room. Only `take` and `forget` release it.
 - A message of an older generation changes nothing.
 """
 
@@ -42,11 +42,11 @@ MARK = 0x6D61726B65642121
 
 @dataclass(slots=True, kw_only=True)
 class InboundRoom:
-    """An attempt that is being received: the handle of whoever asked for it.
+    """An attempt that is being received. The caller of `expect` gets it.
 
     waits: peers that have not reported. writers: peers that may still write.
-    reason: why it failed here. ended: why it was ended here; it may have arrived, and failed elsewhere.
-    verified: peers whose seal fits; size: bytes of what they wrote.
+    reason: why it failed here. ended: why it was ended here, perhaps after it arrived, because it failed elsewhere.
+    verified: peers whose seal fits. size: bytes that they wrote.
     """
 
     ticket: Ticket
@@ -64,13 +64,13 @@ class InboundRoom:
 
 
 class RoomListener(Protocol):
-    """What an onlooker of a receiver is told."""
+    """Gets the acts of a receiver."""
 
     def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
         """This rank's view of a room changed."""
 
     def sealed(self, *, rank: str, request: int, size: int) -> None:
-        """A room has arrived: so many bytes were read here, and fit the seals of their sources."""
+        """A room has arrived. So many bytes were read here and fit the seals of their sources."""
 
 
 class Receiver:
@@ -125,7 +125,7 @@ class Receiver:
     def expect(self, room: int, holding: Holding, tokens: int, slot: int, *, attempt: int = 0) -> InboundRoom:
         """Ask every source for a room: its prompt of `tokens` tokens goes into this holding and slot.
 
-        The slot is the room's from now on. Raises ForeignAccess while an earlier attempt holds memory.
+        The slot belongs to the room from now on. Raises ForeignAccess while an earlier attempt holds memory.
         """
         if room in self._rooms:
             raise ForeignAccess(f"room {room}: an earlier attempt is not over, got attempt {attempt}")
@@ -161,11 +161,11 @@ class Receiver:
         return receiving
 
     def is_open(self, room: int) -> bool:
-        """An attempt of the room is under way, or waits for its memory."""
+        """True while an attempt of the room runs, or waits until its memory is released."""
         return room in self._rooms
 
     def take(self, receiving: InboundRoom) -> MetadataRow:
-        """Every rank has verified the room: its pages are the request's alone from now on. Returns its metadata."""
+        """Close a room that every rank has verified. Its pages belong to the request alone. Returns its metadata."""
         ticket = receiving.ticket
         row = self._metadata.get(receiving.slot, ticket.request)
         del self._rooms[ticket.room]
@@ -176,17 +176,18 @@ class Receiver:
         return row
 
     def fail(self, receiving: InboundRoom, reason: str) -> None:
-        """End a room on this rank: sources are asked to stop, and its memory waits for their answer."""
+        """End a room on this rank. Sources are asked to stop, and its memory is kept until they answer."""
         self._set(receiving, FAILED, reason)
         receiving.ended = reason
         self._ask_to_stop(receiving)
 
     def is_drained(self, receiving: InboundRoom) -> bool:
-        """Nobody can write the room's memory any more. (mutants: pages-freed-before-drain, slot-freed-before-drain)"""
+        """True once nobody can write the room's memory any more. (mutants: pages-freed-before-drain,
+        slot-freed-before-drain)"""
         return not receiving.writers
 
     def forget(self, *rooms: InboundRoom) -> None:
-        """Failed rooms are over: their seals, then their slots are given back, and their next attempts may begin."""
+        """Release the seals and then the slots of failed rooms. Their next attempts may begin."""
         for receiving in rooms:
             room = receiving.ticket.room
             if receiving.writers:
@@ -198,7 +199,7 @@ class Receiver:
             self._metadata.release(receiving.slot, receiving.ticket.request)
 
     def fence(self, peer: str) -> None:
-        """The peer is gone and its engine with it: it writes nothing any more, and is asked for nothing."""
+        """The peer and its engine have ended. It writes nothing any more, and nothing is sent to it."""
         self._gone.add(peer)
         for receiving in self._rooms.values():
             receiving.writers.discard(peer)
@@ -219,7 +220,7 @@ class Receiver:
     # Messages
 
     def poll(self) -> None:
-        """Take messages, look at what was reported, and give up what is too late."""
+        """Take messages, check reported rooms, and give up rooms that are too late."""
         for peer, message in self._wire.receive():
             receiving = self._rooms.get(message.room)
             is_source = peer in self.sources and peer not in self._gone
@@ -240,7 +241,7 @@ class Receiver:
                 )
 
     def _ask_again(self, receiving: InboundRoom) -> None:
-        """What was said before, or its answer, was lost. (mutant: abort-said-once)"""
+        """Ask a source again to stop: the request or its answer may be lost. (mutant: abort-said-once)"""
         self._ask_to_stop(receiving)
 
     def _ask_to_stop(self, receiving: InboundRoom) -> None:
@@ -251,7 +252,7 @@ class Receiver:
             self._wire.send(peer, abort)
 
     def _next_generation(self, room: int) -> int:
-        """A number that nothing else has or had here. (mutant: generation-kept)"""
+        """A generation that no attempt has had at this rank. (mutant: generation-kept)"""
         self._attempts += 1
         return self._attempts
 
@@ -268,7 +269,7 @@ class Receiver:
             self._write_row(message, receiving)
 
     def _write_row(self, message: AuxData, receiving: InboundRoom) -> None:
-        """A row that came as a message is written by its receiver, for the room's own slot and no other."""
+        """Write a row that came as a message, to the room's own slot only."""
         data = np.frombuffer(bytes.fromhex(message.row), dtype=np.uint8).copy()
         if message.slot != receiving.slot or len(data) != self._metadata.packed_bytes:
             self._set(
@@ -281,7 +282,7 @@ class Receiver:
         self._metadata.put(receiving.slot, receiving.ticket.request, torch.from_numpy(data))
 
     def _is_open(self, receiving: InboundRoom) -> bool:
-        """Only a room that is still transferring changes. (mutant: failed-overwritten)"""
+        """True while the room is transferring. Only then can its status change. (mutant: failed-overwritten)"""
         return receiving.status == TRANSFERRING
 
     def _set(self, receiving: InboundRoom, status: int, reason: str = "") -> None:
@@ -302,7 +303,7 @@ class Receiver:
     # The seal
 
     def _look(self, receiving: InboundRoom) -> None:
-        """Success once every source's seal is there, and fits what this rank's memory holds."""
+        """Set Success once every source's seal is there and fits this rank's memory."""
         for peer in sorted(self.sources.keys() - receiving.verified):
             if not self._is_sealed(peer, receiving):
                 return
@@ -314,7 +315,8 @@ class Receiver:
         self._set(receiving, SUCCESS)
 
     def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
-        """Read everything the peer should have written. It races with the writes on purpose: only a match counts."""
+        """Read everything that the peer should have written. This may race with the writes, since only a match
+        counts."""
         rank, ticket = self.sources[peer].rank, receiving.ticket
         content = Content(
             ticket=ticket,
@@ -341,10 +343,11 @@ class Receiver:
         return bool(right)
 
     def _mark(self, receiving: InboundRoom) -> None:
-        """Fill all that is to be written with words that no sender writes, in forward-lane order and before any asks.
+        """Fill the memory of a room with words that no sender writes, in forward-lane order and before any source is
+        asked.
 
-        Otherwise memory that happens to hold the right bytes already (the unused rest of a last page, a recycled page
-        of the same prompt) would fit the seal before it was written, and a late write would land on what came after.
+        Otherwise memory that already holds the right bytes (the unused rest of a last page, a recycled page of the same
+        prompt) would fit the seal before it was written, and a late write would overwrite later content.
         """
         word = as_signed(mix64_int(receiving.ticket.generation ^ MARK))
         request, units = receiving.ticket.request, self._units(receiving)
@@ -373,7 +376,7 @@ class Receiver:
         return room_units(self._layout, receiving.holding, receiving.tokens)
 
     def _runs(self, holding: Holding, tokens: int) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
-        """Where the room's pages go, by leg and space, each with its first logical page."""
+        """The room's pages by leg and space, each with its first logical page."""
         runs = []
         for leg, space in (each for each in self._layout.parts if each[1] != "state"):
             run = held_run(self._layout, holding, space, tokens)
@@ -385,7 +388,7 @@ class Receiver:
         return np.arange(first, first + self._ranks)
 
     def _clear_seals(self, rows: IndexArray) -> None:
-        """A seal is gone before its slot is anybody else's."""
+        """Clear the seals of a slot before another request can get the slot."""
         into = self._seals[int(rows[0]) : int(rows[-1]) + 1]
         self._backend.wait(
             self._backend.submit(

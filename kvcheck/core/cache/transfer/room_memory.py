@@ -1,7 +1,7 @@
-"""The memory of a room, as both ends see it: which pages and slots it has, what they are called, who may write them.
+"""The memory of a room at both ends: its pages and slots, their names, and what peers may write.
 
 Invariants:
-- What a prompt needs of a space is one rule for sender, receiver and seal; both ends ask here.
+- One rule says what a prompt needs of a space. Sender, receiver and seal use it.
 - Every buffer of the table is registered, and every one that belongs to a leg is named in its footprints.
 """
 

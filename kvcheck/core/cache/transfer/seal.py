@@ -1,15 +1,14 @@
-"""The seal: the last 64 bytes of a hand-over, which say whose bytes they close, how many, and their digest.
+"""The seal: the last 64 bytes of a hand-over, with room, generation, length and digest of all bytes before them.
 
     [0, 8) magic  [8, 16) version  [16, 24) room  [24, 32) generation  [32, 40) bytes  [40, 48) digest
     [48, 56) zero  [56, 64) check word over the 56 bytes before it; all little-endian and unsigned
 
 Invariants:
-- A row parses only if it is, byte for byte, what its seal packs to: zeroed, poisoned and torn rows are no seal.
-- Every field is a full 64-bit value and none of them is a sentinel: room 0 is a room like any other.
-- A whole seal of an earlier user of the slot parses as what it is: whether room and generation are the expected ones is
-  the reader's to judge.
-- Every leg counts: all KV, all state, the metadata row. (mutants: seal-without-kv, -state, -aux)
-- Words are taken in logical order, shard by shard, so both ends see the same sequence whatever their pages are.
+- A row is a seal only if packing the parsed values gives the same bytes. Zeroed, poisoned and torn rows are no seal.
+- Every field is a full 64-bit value, and no value is special: room 0 is a room like any other.
+- A whole seal of an earlier user of the slot parses too. The reader compares its room and generation.
+- The digest covers every leg: all KV, all state, the metadata row. (mutants: seal-without-kv, -state, -aux)
+- Words are taken in logical order, shard by shard, so both ends see the same sequence for any pages.
 - A digest is keyed by room, generation and source rank: equal bytes of another room are not evidence.
 """
 
@@ -59,7 +58,7 @@ class Seal:
 
 
 def parse(row: torch.Tensor) -> Seal | None:
-    """The seal that `row` [64] uint8 on the host holds, or None where it holds none, or not all of one."""
+    """The seal in `row`, [64] uint8 in host memory; None if it holds no complete seal."""
     if row.dtype != torch.uint8 or row.shape != (SEAL_BYTES,):
         raise LayoutMismatch(f"a seal is a row of {SEAL_BYTES} uint8, got {row.dtype}{[*row.shape]}")
     found = bytes(row.tolist())
@@ -75,7 +74,7 @@ def _packed(seal: Seal) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What one source rank sends to one target rank for a room, at one end.
+    """All that one source rank sends to one target rank for a room, as it lies at one end.
 
     units: physical pages or slots of this end by leg and space, in logical order. pieces: by buffer, (first shard,
     count) in this end's row. row: the metadata row of this end, or None where another rank sends it.
@@ -89,7 +88,7 @@ class Content:
 
 
 class Sealer:
-    """Reads one end's memory. Calls run inside operations of that end's backend."""
+    """Makes seals from one end's memory. Calls run inside operations of that end's backend."""
 
     def __init__(self, pool: KVPool, layout: EndLayout, backend: Backend) -> None:
         self._pool = pool

@@ -1,17 +1,17 @@
-"""Sender: a prefill rank's side of every room: what is written where, sealed, reported, and when its pages are free.
+"""Sender: a prefill rank's side of every room: it writes, seals and reports a room, and knows when its pages are free.
 
     wanted -> KV chunk by chunk -> state -> metadata row -> seal -> Status -> Done
 
-A room may be asked for again after an attempt failed. Both ends count attempts as their router does, so that an answer
-to the one is never taken for the other's.
+A room may be asked for again after an attempt failed. Both ends number attempts as their router does, so that an answer
+to one attempt is never taken for another's.
 
 Invariants:
-- A room fails alone: an exception of its transfer ends it, on both sides, and nothing else.
-- State is paired by logical page over what the prompt needs; a disagreement fails the room with both lengths.
-- Pages and slots are the room's until every decode rank said Done, or everything written was flushed after a failure.
-- What a peer asked for counts once: a copy of it that arrives later, of whatever attempt, makes nobody write.
-- From the first Want on an attempt has `patience`; a rank that asks and then says nothing cannot hold it for ever.
-- An attempt that is over stays over; why is remembered for the rooms that ended last.
+- An exception in a room's transfer ends that room on both sides, and no other room.
+- State is paired by logical page over what the prompt needs. A disagreement fails the room and names both lengths.
+- Pages and slots belong to the room until every decode rank has sent Done, or, after a failure, all writes are flushed.
+- A Want counts once. A copy that arrives later, of any attempt, causes no write.
+- From its first Want an attempt has `patience`, so a rank that asks and then stays silent cannot hold it for ever.
+- An attempt that is over stays over. The reasons of the rooms that ended last are kept.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ REPEATS = 3
 class OutboundRoom:
     """An attempt that is being sent. holding: None until its prefill begins. page: first page not yet sent.
 
-    deadline: once it was asked for. flushed: after a failure, by peer, what has to be reached before its memory is
-    free; reads: what else reads it here.
+    deadline: set when it is asked for. flushed: after a failure, by peer, the signal that must be reached before its
+    memory is free. reads: signals of other reads of its memory.
     """
 
     room: int
@@ -112,7 +112,7 @@ class Sender:
     # A room's life
 
     def open(self, room: int, request: int, tokens: int, *, attempt: int = 0) -> None:
-        """A request with a prompt of `tokens` tokens is about to be prefilled here.
+        """Open the room of a request whose prompt of `tokens` tokens will be prefilled here.
 
         Raises ForeignAccess while an earlier attempt holds memory.
         """
@@ -125,11 +125,11 @@ class Sender:
             self._rooms[room].deadline = self._clock() + self._patience
 
     def is_open(self, room: int) -> bool:
-        """An attempt of the room is under way, or gives its memory back."""
+        """True while an attempt of the room runs, or its memory is not released yet."""
         return room in self._rooms
 
     def readiness(self, room: int) -> int:
-        """WANTED once every decode rank served here has said where, REFUSED after a failure, else UNWANTED."""
+        """WANTED once every decode rank served here has sent its Want, REFUSED after a failure, else UNWANTED."""
         if self._rooms[room].reason:
             return REFUSED
         return WANTED if len(self._wants_of(self._rooms[room])) == len(self._peers) else UNWANTED
@@ -167,12 +167,12 @@ class Sender:
             sending.flushed[peer] = self._refuse(peer, want, reason)
 
     def refuse(self, room: int, attempt: int, reason: str) -> None:
-        """End an attempt that was never opened: who asks for it, or has asked, is told so."""
+        """End an attempt that was never opened. Every peer that asks for it, or has asked, is told so."""
         for peer, want in self._wants.end(room, attempt, reason).items():
             self._refuse(peer, want, reason)
 
     def state(self, room: int) -> int:
-        """PENDING, or DONE or FAILED, when nobody reads or writes the room's memory any more."""
+        """PENDING while the room's memory is read or written; DONE or FAILED after that."""
         sending = self._rooms[room]
         if not sending.reason and len(sending.done) == len(self._peers):
             return DONE
@@ -181,11 +181,11 @@ class Sender:
         return PENDING
 
     def reason(self, room: int) -> str:
-        """Why the room failed; "" where it did not."""
+        """Why the room failed; "" if it did not."""
         return self._rooms[room].reason
 
     def close(self, room: int) -> None:
-        """Forget a room whose memory is given back; who asks for it later learns how it ended."""
+        """Forget a room whose memory is released. A peer that asks for it later learns how it ended."""
         sending = self._rooms.pop(room)
         self._wants.end(room, sending.attempt, sending.reason or "it was served before")
 
@@ -194,7 +194,7 @@ class Sender:
         self._writer.free()
 
     def rejoin(self, layout: EndLayout) -> None:
-        """A decode rank was started again: what the old process wanted is forgotten. Raises LayoutMismatch."""
+        """A decode rank was started again: forget what its old process asked for. Raises LayoutMismatch."""
         check_rejoin(self._layout, self._peers.get(layout.name), layout)
         if layout.name in self._peers:
             self._peers[layout.name] = layout
@@ -202,13 +202,13 @@ class Sender:
 
     @property
     def unopened(self) -> list[int]:
-        """Requests that somebody asks for, and that were not opened or ended here."""
+        """Requests that a peer asks for and that were not opened or ended here."""
         return self._wants.unopened(self._rooms)
 
     # Messages
 
     def poll(self) -> None:
-        """Take what the decode ranks said, not what others say; give up what is too late."""
+        """Take messages of decode ranks, and of nobody else; give up rooms that are too late."""
         for peer, message in self._wire.receive():
             if peer in self._peers:
                 self._take(peer, message)
@@ -220,7 +220,8 @@ class Sender:
                 self._report(sending, sorted(self._peers.keys() - sending.done))
 
     def _report(self, sending: OutboundRoom, peers: Sequence[str]) -> None:
-        """Say again that everything was written: whoever took it answers, also where its first answer was lost."""
+        """Report again that everything was written. A rank that has verified it answers again, in case its answer was
+        lost."""
         sending.repeat_at = self._clock() + self._repeat_after
         for peer in peers:
             want = self._wants_of(sending)[peer]
@@ -251,7 +252,7 @@ class Sender:
             sending.reason = sending.reason or ("" if message.is_ok else message.reason)
 
     def _hear(self, peer: str, want: Want) -> None:
-        """Keep what a peer asks for, unless that attempt has failed already: then it is told so."""
+        """Keep a peer's Want. If that attempt has failed already, tell the peer so."""
         sending = self._rooms.get(want.room)
         if sending is not None and want.attempt < sending.attempt:
             self._refuse(peer, want, f"room {want.room}: attempt {want.attempt} is over here")
@@ -270,7 +271,7 @@ class Sender:
         return self._wants.of(sending.room, sending.attempt)
 
     def _abort(self, peer: str, message: Abort, want: Want | None, sending: OutboundRoom | None) -> None:
-        """The attempt ends here too, whatever of it was heard; who says so learns when nothing is written any more."""
+        """End the attempt here too, heard of or not. The peer is told when nothing is written for it any more."""
         flushed = self._wire.flush(peer)
         self._wire.send(peer, Drained(room=message.room, generation=message.generation), after=(flushed,))
         if sending is not None and sending.attempt == message.attempt:
@@ -285,7 +286,7 @@ class Sender:
             self.refuse(message.room, message.attempt, message.reason)
 
     def _refuse(self, peer: str, want: Want, reason: str) -> Signal:
-        """The peer learns why, behind everything that was written to it, which the returned signal stands for."""
+        """Tell the peer the reason, after all writes to it. Returns the signal of those writes."""
         flushed = self._wire.flush(peer)
         status = Status(room=want.room, generation=want.generation, is_ok=False, reason=reason)
         self._wire.send(peer, status, after=(flushed,))
@@ -295,7 +296,7 @@ class Sender:
     # What is written
 
     def _each_peer(self, sending: OutboundRoom, write: partial[None]) -> None:
-        """Write to every peer; where that fails, the room does."""
+        """Write to every peer. If a write fails, the room fails."""
         for peer in self._peers:
             if sending.reason:
                 return
@@ -306,9 +307,9 @@ class Sender:
                 self.fail(sending.room, str(error))
 
     def _check_want(self, sending: OutboundRoom, want: Want) -> None:
-        """Whether the peer means this prompt, and has a page for each of its pages, before any of it is sent.
+        """Check, before anything is sent, that the peer means this prompt and has a page for each of its pages.
 
-        Equal pages do not mean equal prompts: the last page is rarely full.
+        The tokens are compared too, since prompts of different lengths can have the same number of pages.
         """
         if want.tokens != sending.tokens:
             raise LengthMismatch(
@@ -342,7 +343,7 @@ class Sender:
     def _send_state(
         self, sending: OutboundRoom, want: Want, peer: str, pairs: Mapping[str, IndexArray], after: Sequence[Signal]
     ) -> None:
-        """What must not fail unseen. (mutant: state-result-ignored)"""
+        """Send the state. A failure must end the room. (mutant: state-result-ignored)"""
         self._writer.write(want, peer, "state", pairs, after=after)
 
     def _state_pairs(self, sending: OutboundRoom, want: Want) -> dict[str, IndexArray]:
@@ -379,7 +380,7 @@ ENDED_MAX = 4096
 
 
 class Wants:
-    """Of one prefill rank."""
+    """The Wants that one prefill rank has got."""
 
     def __init__(self) -> None:
         self._rooms: dict[int, dict[int, dict[str, Want]]] = {}  # room -> attempt -> peer
@@ -387,18 +388,18 @@ class Wants:
         self._ended: dict[int, tuple[int, str]] = {}  # room -> its last attempt that ended, and why
 
     def is_copy(self, peer: str, want: Want) -> bool:
-        """It, or something that was said after it, was heard before; from now on it was."""
+        """True if this Want, or a later one of the peer, was heard before. Notes it as heard."""
         if want.generation <= self._heard.get(peer, -1):
             return True
         self._heard[peer] = want.generation
         return False
 
     def of(self, room: int, attempt: int) -> dict[str, Want]:
-        """What is asked for one attempt, by peer: the caller's to change."""
+        """The Wants of one attempt, by peer. The caller may change the dictionary."""
         return self._rooms.setdefault(room, {}).setdefault(attempt, {})
 
     def find(self, peer: str, message: Message) -> Want | None:
-        """What the peer asked for with the room and generation of a message."""
+        """The peer's Want with the room and generation of a message."""
         for wants in self._rooms.get(message.room, {}).values():
             want = wants.get(peer)
             if want is not None and want.generation == message.generation:
@@ -406,7 +407,7 @@ class Wants:
         return None
 
     def end(self, room: int, attempt: int, reason: str) -> dict[str, Want]:
-        """The attempt is over; what was asked for it."""
+        """End the attempt. Returns its Wants."""
         wants = self.of(room, attempt)
         del self._rooms[room][attempt]
         if not self._rooms[room]:
@@ -418,17 +419,17 @@ class Wants:
         return wants
 
     def ended(self, room: int, attempt: int) -> str:
-        """Why the attempt, or a later one, is over; "" where it is not, as far as is known."""
+        """Why the attempt, or a later one, is over; "" if it is not known to be over."""
         last, reason = self._ended.get(room, (-1, ""))
         return reason if attempt <= last else ""
 
     def forget(self, peer: str) -> None:
-        """The peer was started again: it asks anew, and counts anew."""
+        """The peer was started again: forget its Wants and its count."""
         self._heard.pop(peer, None)
         for wants in (each for attempts in self._rooms.values() for each in attempts.values()):
             wants.pop(peer, None)
 
     def unopened(self, known: Collection[int]) -> list[int]:
-        """Requests that somebody asks for, whose rooms are not among `known` and never ended."""
+        """Requests that a peer asks for, whose rooms are not in `known` and have not ended."""
         rooms = (each for room, each in self._rooms.items() if room not in known and room not in self._ended)
         return sorted({want.request for attempts in rooms for wants in attempts.values() for want in wants.values()})

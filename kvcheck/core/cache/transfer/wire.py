@@ -1,11 +1,11 @@
-"""Wire: what carries bytes and messages between a prefill and a decode rank.
+"""Wire: carries bytes and messages between a prefill and a decode rank.
 
 Invariants:
-- A write is one-sided: the peer does nothing, and is told nothing, until a message says so.
-- `write`'s signal is the sender's engine speaking: bytes may land before it, after it, or never. Only `flush`, and what
-  the receiver reads for itself, say that they have landed.
-- Messages from one end to another arrive in order and know nothing of writes. One may be lost; a copy of one may come
-  later, behind any other.
+- A write is one-sided: the peer does nothing and learns of it only by a message.
+- The signal of `write` reports the sender's engine alone: bytes may land before it, after it, or never. Only `flush`,
+  or a read by the receiver, shows that they have landed.
+- Messages from one end to another arrive in order, independently of writes. One may be lost, and a copy of one may come
+  later, after any other.
 """
 
 from __future__ import annotations
@@ -78,4 +78,4 @@ class Wire(Protocol):
         """Messages that have arrived, oldest first, each with its sender."""
 
     def verified(self, peer: str, ticket: Ticket) -> None:
-        """The caller has read, and proved right, all that the peer wrote for the ticket."""
+        """The caller has read and verified all that the peer wrote for the ticket."""

@@ -1,7 +1,7 @@
-"""Writer: the bytes of one prefill rank's rooms on their way: which blocks of which region go to which peer.
+"""Writer: writes the bytes of one prefill rank's rooms: it works out which blocks of which region go to which peer.
 
 Invariants:
-- Every buffer of the table goes on the leg it belongs to, as blocks of whole registered regions.
+- Every buffer of the table is sent on its own leg, as blocks of whole registered regions.
 - Places in a peer's memory are computed from the peer's own layout.
 """
 
@@ -71,7 +71,7 @@ class Writer:
         *,
         after: Sequence[Signal],
     ) -> None:
-        """One write of a leg: every buffer of the table that belongs to it."""
+        """Write one leg: every buffer of the table that belongs to it."""
         theirs = {(each.space, each.name): each for each in self.peers[peer].buffers}
         writes = []
         for buffer in self._layout.buffers:
@@ -96,7 +96,7 @@ class Writer:
             self._wire.write(peer, leg, writes, ticket=_ticket(want), after=after)
 
     def _part_name(self, peer: str, key: Piece) -> str:
-        """The target's buffer, or this rank's part of it where several ranks write one row."""
+        """The target's buffer, or this rank's part of it if several ranks write one row."""
         return part_name(key[1], self._layout.rank, len(self._sources[peer]))
 
     def write_row(self, want: Want, peer: str, slot: int, after: Sequence[Signal]) -> None:
@@ -132,7 +132,7 @@ class Writer:
         slot: int,
         after: Sequence[Signal],
     ) -> Signal:
-        """Seal what is sent to the peer; reached when this end's memory has been read."""
+        """Seal what is sent to the peer. Returns the signal that is reached when this end's memory has been read."""
         units = room_units(self._layout, holding, want.tokens)
         has_row = self._sources[peer][0] == self._layout.rank
         content = Content(
@@ -154,7 +154,7 @@ class Writer:
         )
 
     def write_seal(self, want: Want, peer: str, slot: int, sealed: Signal) -> Signal:
-        """Send a seal that was made."""
+        """Send a finished seal."""
         at = self._seal_at(peer, slot)
         row = want.slot * self._layout.ranks + self._layout.rank
         write = RegionWrite(

@@ -1,12 +1,12 @@
 """The engine process: maps its worker's regions, runs the library, and answers one code a call.
 
-Started with its end of a socket pair as standard input. Apart from the worker, because the library ends
-the process on bad arguments, cannot cancel a call, and lets go of memory for certain only by dying.
+It gets its end of a socket pair as standard input. It is a process of its own because the library ends its process on
+bad arguments, cannot cancel a call, and is sure to release memory only when its process ends.
 
 Invariants:
-- It dies with its worker, as every child, and with the socket, also in the middle of a call: a thread waits for that.
-- After the first call that failed it makes no other: the library may still move bytes of that one.
-- It is in the network of its run, where there is one, before the library is loaded.
+- It ends with its worker, like every child, and with the socket, also during a call. A thread waits for that.
+- After the first failed call it makes no other, because the library may still move bytes of the failed one.
+- If its run has a network, it enters that before the library is loaded.
 - The library sees only the variables that the worker sent; MC_ variables of the user's environment are dropped.
 """
 
@@ -57,15 +57,15 @@ class Library(Protocol):
         """0, or a negative code."""
 
     def batch_transfer_sync_write(self, peer: str, local: list[int], remote: list[int], length: list[int]) -> int:
-        """0 or -1 for all of them."""
+        """0 if all were written, -1 if not."""
 
 
 class Refused(Exception):
-    """There will be no engine; the message is for the user."""
+    """No engine can be set up. The message is for the user."""
 
 
 class Unusable(Refused):
-    """The installed library cannot do it at all."""
+    """The installed library cannot be used at all."""
 
 
 def main(answer: Callable[[Channel, Library], None]) -> None:
@@ -80,7 +80,7 @@ def main(answer: Callable[[Channel, Library], None]) -> None:
 
 
 def run(channel: Channel, link: socket.socket, answer: Callable[[Channel, Library], None]) -> None:
-    """As `main`; ends by ChannelClosed."""
+    """Like `main`, but raises ChannelClosed when the worker is gone."""
     request = channel.receive(descriptors=MOST_DESCRIPTORS)
     asked = unpack_json(request.payload)
     try:
@@ -99,7 +99,7 @@ def run(channel: Channel, link: socket.socket, answer: Callable[[Channel, Librar
 
 
 def join(network: object) -> None:
-    """Into the network of the run's engines, if there is one."""
+    """Enter the network of the run's engines, if there is one."""
     if network is None:
         return
     try:
@@ -109,7 +109,7 @@ def join(network: object) -> None:
 
 
 def die_with(link: socket.socket) -> None:
-    """End this process when the worker closes the socket, whatever the main thread does then."""
+    """Start a thread that ends this process when the worker closes the socket."""
     poll = select.poll()
     poll.register(link.fileno(), select.POLLRDHUP)
 
@@ -121,7 +121,7 @@ def die_with(link: socket.socket) -> None:
 
 
 def map_regions(channel: Channel, asked: dict[str, object]) -> dict[str, mmap.mmap]:
-    """The worker's regions, mapped here."""
+    """Map the worker's regions into this process."""
     regions = asked["regions"]
     if not isinstance(regions, dict) or len(regions) != len(channel.descriptors):
         raise Refused(f"expected a descriptor for each region, got {len(channel.descriptors)} for {regions}")
@@ -135,7 +135,7 @@ def map_regions(channel: Channel, asked: dict[str, object]) -> dict[str, mmap.mm
 
 
 def set_up(asked: dict[str, object], maps: dict[str, mmap.mmap]) -> tuple[Library, bytes]:
-    """An initialized engine with all regions registered, and what the worker wants to know of it."""
+    """An initialized engine with all regions registered, and the facts about it for the worker."""
     set_variables(asked["variables"])
     library = load(str(asked["flag"]))
     if (code := library.initialize(str(asked["host"]), NO_METADATA_SERVER, str(asked["protocol"]), "")) != 0:
@@ -150,7 +150,7 @@ def set_up(asked: dict[str, object], maps: dict[str, mmap.mmap]) -> tuple[Librar
 
 
 def set_variables(variables: object) -> None:
-    """The library's settings; it has no other way to take them."""
+    """Set the library's environment variables, which are its only settings."""
     for name in [name for name in os.environ if name.startswith("MC_")]:
         del os.environ[name]
     if isinstance(variables, dict):
@@ -158,7 +158,7 @@ def set_variables(variables: object) -> None:
 
 
 def load(flag: str) -> Library:
-    """The library's engine. flag: what it must be built with, or "". Raises Unusable."""
+    """Load the library's engine class. flag: the option it must be built with, or "". Raises Unusable."""
     try:
         from mooncake import engine
     except ImportError as error:
@@ -170,7 +170,7 @@ def load(flag: str) -> Library:
 
 
 def serve(channel: Channel, library: Library) -> None:
-    """Answer calls in their order, for ever."""
+    """Answer calls in order until the process ends."""
     has_failed = False
     while True:
         frame = channel.receive()
@@ -180,14 +180,14 @@ def serve(channel: Channel, library: Library) -> None:
 
 
 def call(library: Library, frame: Frame) -> int:
-    """One call of the library, with its code."""
+    """Make one call of the library and send its return code."""
     if frame.kind is not Kind.WRITE:
         raise ChannelClosed(f"unexpected frame {frame.kind.name}")
     return library.batch_transfer_sync_write(*unpack_call(frame.payload))
 
 
 def load_only() -> None:
-    """End with 0 where the library loads, and otherwise say why not."""
+    """Exit 0 if the library loads. Otherwise print why it does not."""
     try:
         load("")
     except Unusable as error:

@@ -1,11 +1,11 @@
-"""The Mooncake transfer engine, from a worker's side: whole regions registered once, writes checked, failures final.
+"""MooncakeEngine: a worker's side of Mooncake's transfer engine: whole regions registered once, checked writes.
 
 Invariants:
-- The library runs in a process of its own; here are only numbers and a socket to it.
-- Every wait ends: the library's bounds first, then the watchdog of the call, then killing the process.
-- After a call that failed the engine is poisoned: nothing is sent any more, and the source stays in use until `fence`.
-  A code of -1 does not say that the library has stopped; only the end of its process does.
-- A code of 0 says that the library believes it is done. What arrived is for the receiver to check.
+- The library runs in a process of its own. This module holds numbers and a socket to that process.
+- Every wait ends: by the library's own bounds, else by the watchdog of the call, else because the process is killed.
+- After a failed call nothing more is sent, and the source stays in use until `fence`. A code of -1 does not mean that
+  the library has stopped; only the end of its process does.
+- A code of 0 means that the library reports the write as done. The receiver checks what has arrived.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SESSION = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """Where a peer's engine is reached and what it registered; comes over the caller's own channel."""
+    """The address of a peer's engine and its registered regions. The caller gets it over its own channel."""
 
     session: str
     regions: Mapping[str, Extent]
@@ -81,11 +81,11 @@ class Submission:
 class MooncakeEngine:
     """A running engine process over shared regions. One thread at a time, except for `fence`.
 
-    protocol: a row of PROTOCOLS. What the library really uses is not known from it: without the hardware, or with a
-    build that lacks the transport, most names give TCP without a word. nvlink_intra takes device memory only.
-    host: the address that peers reach this process at. The library listens on all interfaces whatever it is, and asks
-    nobody who he is: only for networks where everybody is trusted. network: the path of a PrivateNetwork, where all
-    interfaces are one that nobody else has.
+    protocol: a row of PROTOCOLS. The library may use another one: without the hardware, or with a build that lacks the
+    transport, most names silently give TCP. nvlink_intra takes device memory only. host: the address at which peers
+    reach this process. The library listens on all interfaces in any case and authenticates nobody, so use it only in
+    networks where everybody is trusted. network: the path of a PrivateNetwork, whose only interface is its own
+    loopback.
     """
 
     program: ClassVar[str] = child.__name__
@@ -142,19 +142,19 @@ class MooncakeEngine:
 
     @property
     def pid(self) -> int:
-        """Of the engine process."""
+        """The process id of the engine process."""
         return self._process.pid
 
     @property
     def is_poisoned(self) -> bool:
-        """Whether a call failed, so that nothing is sent any more."""
+        """True after a failed call: nothing is sent any more."""
         return self._poison is not None
 
     @property
     def is_fenced(self) -> bool:
-        """Whether the engine process is gone: it reads no source any more, and writes no region of this side.
+        """True once the engine process has ended. It then reads no source and writes no region of this side.
 
-        The peer's engine may still write what was on its way; its regions are safe once that one is fenced.
+        The peer's engine may still write bytes in flight. Those regions are safe once that engine is fenced.
         """
         return self._process.poll() is not None
 
@@ -167,9 +167,9 @@ class MooncakeEngine:
         return self.wait(self.submit(peer, batches))
 
     def submit(self, peer: PeerInfo, batches: Sequence[Batch]) -> Submission:
-        """Check and hand over without waiting; calls run one after the other, in the order of their submission.
+        """Check and queue a write without waiting. Calls run one after the other, in the order of submission.
 
-        The blocks may be changed at once, the source bytes only after `wait`.
+        The caller may change the blocks at once, and the source bytes only after `wait`.
         """
         with self._lock:
             self._check_usable()
@@ -185,7 +185,7 @@ class MooncakeEngine:
             return submission
 
     def is_done(self, submission: Submission) -> bool:
-        """Whether the library says it is done with all blocks; never waits. Raises as `write` does."""
+        """True if the library reports all blocks as done. Never waits. Raises like `write`."""
         with self._lock:
             while self._is_open(submission):
                 self._check_usable()
@@ -202,7 +202,7 @@ class MooncakeEngine:
             return submission.size_bytes
 
     def fence(self) -> None:
-        """Kill the engine process and wait for its end; from then on it uses no memory. For a healthy engine: close.
+        """Kill the engine process and wait for its end. It then uses no memory. This also closes a healthy engine.
 
         Raises TransferError where the process does not end in time: then the memory stays in use.
         """
@@ -268,12 +268,12 @@ class MooncakeEngine:
         return f"{host}:{answer['port']}", {str(name): (int(at), int(size)) for name, (at, size) in extents.items()}
 
     def _is_open(self, submission: Submission) -> bool:
-        """Whether calls of `submission`, or of one before it, are not answered yet."""
+        """True while a call of `submission`, or of an earlier one, is not answered."""
         first = self._ahead[0] if self._ahead else self._waiting[0][0] if self._waiting else None
         return first is not None and first <= submission.number
 
     def _move(self, step: Callable[[], None]) -> bool:
-        """Run one step with the engine process; False where it found nothing to take yet. Poisons on failure."""
+        """Run one step with the engine process; False if there was no answer yet. A failure poisons the engine."""
         try:
             step()
         except ChannelTimeout:
@@ -295,7 +295,7 @@ class MooncakeEngine:
             self._waiting.popleft()
 
     def _take(self, *, deadline: float) -> None:
-        """Take one answer, then hand over what now fits."""
+        """Take one answer, then send the calls that now fit."""
         frame = self._channel.receive(deadline=deadline)
         submission = self._ahead[0]
         if frame.kind is not Kind.DONE or frame.number != submission:
@@ -308,7 +308,7 @@ class MooncakeEngine:
         self._hand_over()
 
     def _fail(self, what: str) -> TransferError:
-        """Poison the engine; the same text is raised for every write that is open."""
+        """Poison the engine. Every open write raises the same text."""
         write = f"write {self._ahead[0]}" if self._ahead else "a write"
         self._poison = (
             f"engine {self.session} {what} in {write}; {len(self._ahead) + len(self._waiting)} calls are open; their "

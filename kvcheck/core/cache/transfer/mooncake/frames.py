@@ -8,9 +8,9 @@
     DONE     the library's code, 64 bits
 
 Invariants:
-- A frame is numbers, JSON or raw columns: nothing that is received can name code to run.
-- The size of a frame is bounded before memory is taken for it.
-- Waiting has an end: a deadline or the other side's, whose death closes the socket.
+- A frame is numbers, JSON or raw columns, so a received frame cannot name code to run.
+- The size of a frame is checked before memory is allocated for it.
+- A wait ends at its deadline or when the other process ends, which closes the socket.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHUNK_BYTES = 1 << 16
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     START = 1
     READY = 2
@@ -54,11 +54,11 @@ class Frame:
 
 
 class ChannelClosed(Exception):
-    """The other side is gone, or sent what is no frame."""
+    """The other side is gone, or sent something that is no frame."""
 
 
 class ChannelTimeout(Exception):
-    """The deadline passed first."""
+    """The deadline passed before the frame was complete."""
 
 
 class Channel:
@@ -82,7 +82,7 @@ class Channel:
         deadline: float | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Send one frame; `descriptors` arrive in the receiver's `descriptors`."""
+        """Send one frame. The descriptors arrive in the receiver's `descriptors`."""
         data = memoryview(HEADER.pack(kind, number, len(payload)) + payload)
         try:
             self._limit(deadline)
@@ -96,7 +96,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, *, deadline: float | None = None, descriptors: int = 0) -> Frame:
-        """The next frame. descriptors: most of them that may come with it."""
+        """The next frame. descriptors: at most so many may come with it."""
         while (frame := self._next()) is None:
             try:
                 self._limit(deadline)
@@ -115,7 +115,7 @@ class Channel:
         return frame
 
     def close(self) -> None:
-        """End it for both sides."""
+        """Close the channel for both sides."""
         self._link.close()
 
     def _limit(self, deadline: float | None) -> None:
@@ -144,7 +144,7 @@ def pack_json(value: object) -> bytes:
 
 
 def unpack_json(payload: bytes) -> dict[str, object]:
-    """The object behind `payload`; ChannelClosed where it is none."""
+    """The JSON object in `payload`. Raises ChannelClosed for anything else."""
     try:
         value = json.loads(payload)
     except ValueError as error:

@@ -1,12 +1,11 @@
 """The transfer engine's library: which builds are accepted, and how each protocol is asked for.
 
 Invariants:
-- Exactly one build is installed, and none older than OLDEST: builds overwrite each other's files without a word, and
-  older ones mean something else by the same return code.
-- The library is not imported here: what it does on bad input, it does to the process. Whether it loads is asked of a
-  process of its own.
-- A protocol is what was asked for, never proof of what is used: the library takes any name and may fall back to TCP.
-  Where it has a switch that forbids the fall-back, the switch is set.
+- Exactly one build must be installed, none older than OLDEST. Builds silently overwrite each other's files, and older
+  ones have other meanings for the same return code.
+- The library is not imported here, because bad input makes it end the process. A child process finds out if it loads.
+- A protocol's name does not prove which one is used: the library takes any name and may fall back to TCP. If it has an
+  option that forbids the fall-back, that is set.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ PROTOCOLS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Bounds and knobs of an engine process; seconds.
+    """Limits and settings of an engine process, in seconds.
 
-    call_s: most that one engine call may take; above 61, the time the library waits for a peer that accepts a
-    connection and says nothing, or healthy peers are given up in the middle of a handshake. transfer_s, progress_s,
-    status_s: the library's own bounds, so that it fails before the watchdog does. lanes, slice_bytes: of TCP.
-    variables: further MC_ variables; they win over all others, and no MC_ variable of the caller's environment counts.
+    call_s: the longest that one engine call may take. It must exceed 61, for which the library waits for a peer that
+    accepts a connection and stays silent; otherwise healthy peers are given up during a handshake. transfer_s,
+    progress_s, status_s: the library's own limits, so that it fails before the watchdog. lanes, slice_bytes: of TCP.
+    variables: further MC_ variables, which replace all others. MC_ variables of the caller's environment are ignored.
     """
 
     start_s: float = 120.0
@@ -92,7 +91,7 @@ class EngineSettings:
 
 
 def require_protocol(protocol: str) -> None:
-    """Raise UsageError unless `protocol` is known here; the library would take any word."""
+    """Raise UsageError unless `protocol` is known here. The library itself takes any name."""
     if protocol not in PROTOCOLS:
         raise UsageError(f"unknown protocol {protocol!r}; known: {', '.join(PROTOCOLS)}")
 
@@ -136,7 +135,7 @@ def why_unusable() -> str | None:
 
 
 def is_new_enough(version: str) -> bool:
-    """Whether `version` is OLDEST or newer; what cannot be read is not."""
+    """True if `version` is OLDEST or newer; False if it cannot be parsed."""
     rank, oldest = _rank(version), _rank(OLDEST)
     return rank is not None and oldest is not None and rank >= oldest
 

@@ -1,9 +1,9 @@
-"""What an engine is asked to move: blocks checked against both ends, merged, and cut into calls it survives.
+"""Plan of a write: blocks are checked against both ends, merged, and cut into calls that the engine can make.
 
 Invariants:
-- Nothing reaches the engine before every block of every batch lies inside its two regions and no two share a target.
-- Neighbours become one entry: an entry costs the engine tens of microseconds, whatever its size.
-- A call has at most ENTRIES_OF_A_CALL entries: twice as many fail, and repeating that cuts the peer off for good.
+- Before the engine gets anything, every block is known to lie inside its two regions, and no two share a target.
+- Neighbouring blocks become one entry, because an entry of any size costs the engine tens of microseconds.
+- A call has at most ENTRIES_OF_A_CALL entries. Twice as many fail, and a repeat of that cuts the peer off for good.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def calls_of(entries: IndexArray) -> Iterator[IndexArray]:
 
 
 def _entries_of_batch(batch: Batch, local: Extent, remote: Extent) -> IndexArray:
-    """Of a batch that is not empty. Few passes over few numbers: this is paid in every write."""
+    """The entries of a batch that is not empty. It makes few passes, since every write pays for them."""
     columns = batch.blocks.T.copy()  # C order, and never the caller's
     source, target, length = columns
     if (
@@ -114,7 +114,7 @@ def _extent(name: str, extents: Mapping[str, Extent], where: str) -> Extent:
 
 
 def _misplaced(batch: Batch, local_bytes: int, remote_bytes: int) -> TransferError:
-    """The first block that is not inside, in words; plain integers, which do not wrap."""
+    """The first block that is not inside its regions, in words. Python integers are used because they do not wrap."""
     for at, (source, target, length) in enumerate(batch.blocks.tolist()):
         for where, offset, size in (
             (f"local region {batch.local}", source, local_bytes),
@@ -129,7 +129,7 @@ def _misplaced(batch: Batch, local_bytes: int, remote_bytes: int) -> TransferErr
 
 
 def _check_disjoint(target: IndexArray, length: IndexArray, where: str) -> None:
-    """Blocks by rising target share no byte."""
+    """Check that blocks, sorted by target, share no target byte."""
     shared = np.flatnonzero(target[:-1] + length[:-1] > target[1:])
     if len(shared):
         at = int(shared[0])

@@ -1,11 +1,11 @@
-"""A network for the engine processes of one machine: the library listens on all interfaces, and here there is only one.
+"""PrivateNetwork: a network namespace for the engine processes of one machine, whose only interface is a loopback.
 
-A process holds a network namespace whose only interface is its loopback; engine processes enter it before they load
-the library, and reach each other and nobody else. Run as a program, this module is that process.
+The library listens on all interfaces. A process holds the namespace. Engine processes enter it before they load the
+library, so they reach each other and nobody else. This module, run as a program, is the process that holds it.
 
 Invariants:
-- Whatever the library listens on is reached from within the namespace alone, and the namespace ends with its holder.
-- Where the system does not let it be made, `path` is None and `why` says so: nothing is claimed that is not so.
+- The library's ports can be reached only from inside the namespace, and the namespace ends with its holder.
+- If the system refuses the namespace, `path` is None and `why` gives the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OWN = "/proc/self/ns"
 
 
 class PrivateNetwork:
-    """The namespace, while it is open. path: where others find it, or None; why: what stands in its way."""
+    """The namespace, while it is open. path: where others find it, or None; why: the reason if there is none."""
 
     def __init__(self) -> None:
         self.path: str | None = None
@@ -51,7 +51,7 @@ class PrivateNetwork:
             self.why = said or "the process that was to make it ended"
 
     def close(self) -> None:
-        """Nobody enters it any more; it ends with the last process that is in it."""
+        """Close it for new processes. It ends with the last process inside."""
         if self._holder is not None:
             end(self._holder)
             for stream in (self._holder.stdin, self._holder.stdout):

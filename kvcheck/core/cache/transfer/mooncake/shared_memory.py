@@ -1,11 +1,10 @@
-"""Regions of memory that several processes map: a worker, the engine process that moves its bytes, and whoever checks.
+"""Shared regions: memory that a worker and its engine process both map.
 
 Invariants:
-- A region has no name in any file system: it lives as long as somebody maps it, and nobody has to clean up after a
-  process that was killed.
-- Its size is sealed: no holder can cut it short under another's feet.
-- A handle names one region and no other: a process number or descriptor that was used again is refused, not mapped.
-- A view outlives `close`: the mapping goes with the last tensor over it.
+- A region has no name in any file system. It lives as long as a process maps it, so a killed process leaves nothing.
+- Its size is sealed, so no process can shrink it while another uses it.
+- A handle names exactly one region. If its pid or descriptor was reused, it is refused.
+- A view stays valid after `close`. The mapping ends with the last tensor over it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionHandle:
-    """Where another process of this machine and user finds a region, as long as its holder lives."""
+    """How another process of this machine and user finds a region while its holder lives."""
 
     name: str
     pid: int
@@ -60,7 +59,7 @@ class SharedRegion:
 
     @classmethod
     def attach(cls, handle: RegionHandle) -> SharedRegion:
-        """The region behind `handle`, mapped here too. Raises TransferError where it is gone."""
+        """Map the region of `handle` here too. Raises TransferError if it is gone."""
         path = f"/proc/{handle.pid}/fd/{handle.descriptor}"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -95,13 +94,13 @@ class SharedRegion:
         return self._descriptor
 
     def bytes_view(self) -> torch.Tensor:
-        """[size_bytes] of uint8: the memory itself. Valid after `close` too, but then nobody else can be given it."""
+        """The memory itself, [size_bytes] uint8. It stays valid after `close`, but no other process can then map it."""
         if self._map is None:
             raise TransferError(f"shared region {self.name} is closed")
         return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Let go; the memory is freed when its last mapping is."""
+        """Close the region. The memory is freed with its last mapping."""
         if self._map is not None:
             self._map = None
             os.close(self._descriptor)

@@ -1,11 +1,11 @@
-"""MooncakeWire: writes by the transfer engine, one engine process a rank, over memory that both map.
+"""MooncakeWire: a rank's wire over the transfer engine. The rank and its engine process map the same memory.
 
 Invariants:
-- A write that failed leaves bytes on their way at both ends: this side's engine process is killed before the error is
-  told, and the peer is asked to kill its own, ahead of any message that gives the memory back.
-- A peer that is gone may have bytes on their way too: this side's engine is replaced before anybody is told.
-- A new engine is announced on every link; a write goes to the engine that its peer announced last.
-- No two engines of a rank have the same address: a write that was meant for an older one finds nobody.
+- A failed write may leave bytes in flight at both ends. This side's engine process is killed before the error is
+  raised, and the peer is asked to kill its own before any message that releases the memory.
+- A lost peer may have bytes in flight too. This side's engine is replaced before the loss is reported.
+- A new engine is announced on every link. A write goes to the engine that its peer announced last.
+- No two engines of a rank have the same address, so a write to an older one fails.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MooncakeWire(ProcessWire):
                 self._writing = ""
 
     def _take(self, peer: str, kind: FrameKind, payload: bytearray) -> None:
-        """A write to a peer that is gone would be waited for as long as the library likes; here it ends at once."""
+        """End a write to a lost peer at once, instead of when the library gives up."""
         if kind is FrameKind.GONE:
             with self._has_announced:
                 if self._writing == peer and self.engine is not None:
@@ -86,7 +86,7 @@ class MooncakeWire(ProcessWire):
         super()._take(peer, kind, payload)
 
     def rejoin(self, link: Link) -> None:
-        """Tell the peer's new process where this engine is; it tells of its own before it asks for anything."""
+        """Tell the peer's new process the address of this engine. It announces its own before it asks for anything."""
         super().rejoin(link)
         self._announce_to([link.peer])
 
@@ -96,13 +96,13 @@ class MooncakeWire(ProcessWire):
         self._renew()
 
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
-        """Kill the engine that the failed write went to, unless that is done already."""
+        """Kill the engine that got the failed write, unless that is done already."""
         with contextlib.suppress(ValueError):  # no JSON: it names no session of ours
             if self.engine is not None and json.loads(payload) == {"session": self.engine.session}:
                 self._renew()
 
     def _take_data(self, peer: str, payload: bytearray) -> None:
-        """Bytes come by the engine alone."""
+        """Refuse bytes on a link: only the engine moves bytes."""
         raise TransferError(f"{peer} sent bytes on a link that carries messages")
 
     def _take_engine(self, peer: str, payload: bytearray) -> None:
@@ -126,14 +126,14 @@ class MooncakeWire(ProcessWire):
             self._tell(peer, FrameKind.ENGINE, text)
 
     def _renew(self) -> None:
-        """From here on nothing of the old engine touches this memory."""
+        """Replace the engine, so that the old one cannot touch this memory any more."""
         assert self.engine is not None
         self.engine.fence()
         self.engine = self._start_engine()
         self._announce()
 
     def _start_engine(self) -> MooncakeEngine:
-        """An engine at an address that no peer can still know an older one by."""
+        """Start an engine at an address that no earlier engine had."""
         while True:
             engine = MooncakeEngine.start(self._shared(), host=self.host, network=self.network, settings=SETTINGS)
             if engine.session not in self._sessions:

@@ -1,9 +1,9 @@
-"""Pulse: says on every link that this rank is alive, and ends the links of peers that say nothing.
+"""Pulse: sends a heartbeat on every link, and closes the links of silent peers.
 
 Invariants:
-- A beat never waits: a link that is busy, or whose peer takes nothing, goes without.
-- Any byte counts as a sign of life; a peer without one for `lease_s` seconds is cut off as if it had closed.
-- Time in which this process did not run itself counts as nobody's silence.
+- A heartbeat never waits. A link that is busy, or whose peer reads nothing, gets none.
+- Any byte from a peer shows that it lives. A peer that sends none for `lease_s` seconds is cut off as if it had closed.
+- Time in which this process did not run does not count as silence of its peers.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Pulse:
                     self._cut_off(link)
 
     def _limit_s(self, link: Link) -> float:
-        """A peer that is still putting itself together has longer."""
+        """A peer that is still starting has more time."""
         return self._lease_s if link.heard else max(self._lease_s, HELLO_S)
 
     def _cut_off(self, link: Link) -> None:
-        """Nothing of it is taken any more, however much it still sends."""
+        """Close the peer's link. Nothing that it still sends is taken."""
         link.close()

@@ -10,14 +10,14 @@
     hello        ->
 
 Invariants:
-- Loopback is where links are unless an address is given. The key tells strangers apart and hides nothing: beyond one
-  machine, links are for networks where everybody is trusted.
-- The key never travels. Who has not proved that he knows it is not listened to, and is told a nonce and no more.
-- A stranger that is silent delays nobody: peers are greeted beside each other, and the eldest of too many is dropped.
-- A listener that lacks descriptors goes on as soon as there are some; closing it is its only end.
-- Every wait has a bound. A peer that takes nothing for SEND_S seconds is as gone as one that closed.
-- A link that was closed on this side hands over what had come by then, and nothing of what comes later.
-- Frames of one link arrive whole and in order, and GONE once, behind all of them.
+- Links use the loopback unless an address is given. The key authenticates and does not encrypt: across machines, use
+  links only in networks where everybody is trusted.
+- The key is never sent. A process that has not proved that it knows the key gets a nonce and nothing else.
+- A silent stranger delays nobody: connections are greeted in parallel, and the oldest is dropped if there are too many.
+- A listener that lacks file descriptors continues when there are some. Only closing ends it.
+- Every wait has a bound. A peer that reads nothing for SEND_S seconds counts as gone.
+- A link that this side has closed delivers what had arrived by then, and nothing later.
+- Frames of one link arrive whole and in order. GONE arrives once, after all of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LOCAL = "127.0.0.1"
 
 
 class FrameKind(IntEnum):
-    """What a frame is. MESSAGE, ENGINE, FENCE: JSON. DATA: bytes for regions. BEAT: empty. GONE: never sent."""
+    """The kind of a frame. MESSAGE, ENGINE, FENCE: JSON. DATA: bytes for regions. BEAT: empty. GONE: never sent."""
 
     HELLO = 1
     MESSAGE = 2
@@ -73,7 +73,7 @@ Handler = Callable[[str, FrameKind, bytearray], None]
 
 
 class LinkLost(Exception):
-    """The peer is gone, or sent what is no frame."""
+    """The peer is gone, or sent something that is no frame."""
 
 
 class Link:
@@ -89,7 +89,7 @@ class Link:
         self.heard = 0
 
     def start(self, handler: Handler) -> None:
-        """Take frames from now on, in a thread of their own."""
+        """Start the thread that takes frames."""
         self._connection.settimeout(SEND_S)
         self._thread = threading.Thread(target=self._take, args=(handler,), name=f"link to {self.peer}", daemon=True)
         self._thread.start()
@@ -106,9 +106,9 @@ class Link:
             raise LinkLost(f"{self.peer} is gone: {error}") from error
 
     def beat(self) -> None:
-        """Say that this side lives, where that needs no waiting."""
+        """Send a heartbeat if that needs no waiting."""
         if self.is_lost or not self._sending.acquire(blocking=False):
-            return  # somebody is sending, which says the same
+            return  # a frame is being sent, which also shows that this side lives
         try:
             if select.select([], [self._connection], [], 0)[1]:
                 _send(self._connection, FrameKind.BEAT)
@@ -118,7 +118,7 @@ class Link:
             self._sending.release()
 
     def close(self) -> None:
-        """End it for both sides; what was sent before still arrives."""
+        """Close the link for both sides. What was sent before still arrives."""
         self.is_lost = True
         with contextlib.suppress(OSError):  # closed by the peer already
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -184,13 +184,13 @@ class Listener:
         return [links[name] for name in sorted(links)]
 
     def keep(self, key: str, hello: dict[str, object], handler: Callable[[Link], None]) -> None:
-        """Greet whoever comes later too, in threads of its own, and hand each link over, not started yet."""
+        """Also greet later connections, each in its own thread, and pass on each link before it is started."""
         self._listening.settimeout(None)
         threading.Thread(target=self._keep, args=(key, hello), name="listener", daemon=True).start()
         threading.Thread(target=self._hand_over, args=(handler,), name="listener's links", daemon=True).start()
 
     def close(self) -> None:
-        """Nobody is waited for any more."""
+        """Stop accepting connections."""
         self._is_closed = True
         with contextlib.suppress(OSError):  # wakes the thread that waits in it
             self._listening.shutdown(socket.SHUT_RDWR)
@@ -206,7 +206,7 @@ class Listener:
                 handler(self._links.get(timeout=STRANGER_S))
 
     def _take_one(self, key: str, hello: dict[str, object]) -> None:
-        """Begin to greet one that connects, if one does."""
+        """Begin to greet a new connection, if there is one."""
         try:
             connection, _ = self._listening.accept()
         except TimeoutError:
@@ -282,13 +282,13 @@ def _meet(connection: socket.socket, key: str, hello: dict[str, object], deadlin
 
 
 def _proof(key: str, what: str, nonces: tuple[str, str], text: bytes = b"") -> bytes:
-    """Only who knows the key can make it, and only for this connection, this side and this text."""
+    """A proof that only a holder of the key can make, valid for this connection, this side and this text."""
     said = json.dumps([what, *nonces]).encode() + text
     return hmac.digest(key.encode(), said, "sha256")
 
 
 def _said(connection: socket.socket, kind: FrameKind, deadline: float) -> bytearray:
-    """The payload of the next frame, which is of that kind. A HELLO comes from one that has proved the key, or must."""
+    """The payload of the next frame, which has to be of that kind. A HELLO is taken only with a proof of the key."""
     said, payload = _receive(connection, deadline=deadline, most=PROOF_BYTES if kind is FrameKind.PROOF else MOST_BYTES)
     if said is not kind:
         raise LinkLost(f"expected a frame {kind.name}, got {said.name}")

@@ -1,9 +1,9 @@
-"""ProcessWire: a rank's end of a wire whose other ends live in other processes; and the plainest one, over sockets.
+"""ProcessWire: a rank's end of a wire to ranks in other processes; and SocketWire, which sends bytes on the links.
 
 Invariants:
-- Messages travel on the link to their peer, in order; what a gone peer sent before it went is delivered first.
-- A room that a gone peer had asked for ends: the peer's abort is said in its place, once.
-- A peer that is silent for `lease_s` seconds is gone; when it comes to itself it finds its links closed.
+- Messages travel on the link to their peer, in order. What a lost peer had sent is delivered before its loss.
+- A room that a lost peer had asked for ends: the wire delivers an abort in the peer's place, once.
+- A peer that is silent for `lease_s` seconds counts as lost. If it goes on later, it finds its links closed.
 - `receive` and `write` are called by one thread. Links have threads of their own, which write registered memory (DATA)
   and queue the rest.
 """
@@ -70,7 +70,8 @@ class ProcessWire(ABC):
         self._offered.append(link)
 
     def newcomers(self) -> list[Link]:
-        """Offered links of peers whose old link is done with: what came on it was taken, and memory is safe from it."""
+        """Offered links of peers whose old link is finished: all that came on it was taken, and it writes no memory any
+        more."""
         ready = [link for link in self._offered if link.peer in self._gone]
         for link in ready:
             self._offered.remove(link)
@@ -99,7 +100,7 @@ class ProcessWire(ABC):
         return self.backend.signal()
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
-        """A message; to a gone peer it is lost. What was refused is not the peer's to abort any more."""
+        """Send a message. It is lost if the peer is gone. After a refusal the peer's loss aborts that room no more."""
         for signal in after:
             self.backend.wait(signal)
         key = (peer, message.room)
@@ -130,7 +131,7 @@ class ProcessWire(ABC):
         return tuple(self._gone)
 
     def verified(self, peer: str, ticket: Ticket) -> None:
-        """Nobody orders anything by it here."""
+        """Nothing to do: no order depends on it here."""
         return
 
     # What a kind of wire adds
@@ -141,7 +142,7 @@ class ProcessWire(ABC):
 
     @abstractmethod
     def _make_safe(self, peer: str) -> None:
-        """The peer's process is gone; see to it that nothing of what it wrote can still land here."""
+        """The peer's process has ended. Make sure that none of its writes can still land here."""
 
     @abstractmethod
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
@@ -174,7 +175,7 @@ class ProcessWire(ABC):
         try:
             message = decode(bytes(payload))
         except TransferError:
-            self.links[peer].close()  # who says what nobody understands is not talked to
+            self.links[peer].close()  # a peer that sends what nobody understands is cut off
             return
         if isinstance(message, Want):
             self._asked[peer, message.room] = (message.attempt, message.generation)
@@ -184,7 +185,7 @@ class ProcessWire(ABC):
 
 
 class SocketWire(ProcessWire):
-    """Bytes on the links themselves: they land in the order of the messages around them, whatever the receiver does."""
+    """Sends bytes on the links themselves. They land in the order of the messages around them."""
 
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
         for write in writes:
@@ -214,7 +215,7 @@ class SocketWire(ProcessWire):
             end += size
 
     def _make_safe(self, peer: str) -> None:
-        """All that came has been taken: the link's thread says that a peer is gone when it has ended."""
+        """Nothing to do: the link's thread reports a lost peer after it has taken all that came."""
         return
 
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
