@@ -205,7 +205,8 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def table_rows(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
     """(line, module, attribute) of every string that names an object of the package; `module` without "kvcheck."."""
     for node in nodes_of(tree):
-        if isinstance(node, ast.Constant) and (match := re.fullmatch(r"kvcheck\.([\w.]+):(\w+)", str(node.value))):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and (match := re.fullmatch(r"kvcheck\.([\w.]+):(\w+)", text)):
             yield node.lineno, match[1], match[2]
 
 
@@ -262,6 +263,7 @@ def check_imports(module: str, tree: ast.Module) -> Iterator[str]:
 def check_bans(module: str, tree: ast.Module) -> Iterator[str]:
     """Names, calls and methods that this module may not use."""
     used, calls = [*names_used(tree)], [node for node in nodes_of(tree) if isinstance(node, ast.Call)]
+    stores = [node for node in nodes_of(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
     for ban in BANS:
         if not any(is_under(module, place) for place in ban.where) or any(is_under(module, ok) for ok in ban.but):
             continue
@@ -271,9 +273,7 @@ def check_bans(module: str, tree: ast.Module) -> Iterator[str]:
                 found.add((node.lineno, f"{node.func.id}()"))
             elif isinstance(node.func, ast.Attribute) and node.func.attr in ban.methods:
                 found.add((node.lineno, f".{node.func.attr}()"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in ban.attributes:
-                found.add((node.lineno, f".{node.attr} ="))
+        found |= {(node.lineno, f".{node.attr} =") for node in stores if node.attr in ban.attributes}
         yield from (f"line {line}: {name} is banned here: {ban.why}" for line, name in sorted(found))
     for library, adapters in ADAPTERS.items():
         for line, name in imported(tree):

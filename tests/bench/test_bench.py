@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import pytest
 import torch
+from rigs.schemas import check_fits
 
 from kvcheck.commands.main import run
 from kvcheck.core.base.deadline import TimeUp
@@ -33,7 +33,6 @@ from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.bench.run import run_bench
 from kvcheck.core.workload.shapes import shape as shape_named
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "reports" / "run.schema.json").read_text(encoding="utf-8"))
 MIB = 1 << 20
 
 
@@ -252,7 +251,7 @@ def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pyt
     (case,) = record.scenarios
     assert case.reason is not None and case.reason.startswith("none of its rows has a price: expected 6 rounds or more")
     assert record.warnings == ("0 of 4 rows have a price: the others have fewer than 6 rounds",)
-    jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
+    check_fits(json.loads((folder / "run.json").read_text(encoding="utf-8")))
     assert record.complete and [row.case for row in record.bench] == ["tree"] * 4
     assert record.environment["noise_before"] and record.environment["noise_after"]
     shown = capsys.readouterr().out
@@ -330,7 +329,7 @@ def test_an_interrupted_run_keeps_what_was_measured(tmp_path: Path, monkeypatch:
     (folder,) = tmp_path.iterdir()
     record = read_record(folder)
     assert not record.complete and record.exit_code == 130 and len(record.bench) == 4
-    jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
+    check_fits(json.loads((folder / "run.json").read_text(encoding="utf-8")))
 
 
 def test_a_wrong_output_is_a_finding_and_never_a_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

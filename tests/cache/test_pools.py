@@ -13,8 +13,9 @@ from unittest.mock import Mock, call
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from rigs.examples import examples
 
 from kvcheck.core.base.errors import DoubleFree, ForeignAccess, FreeInFlight, LayoutMismatch, LengthMismatch
 from kvcheck.core.base.paging import IndexArray
@@ -394,7 +395,7 @@ def test_a_pinned_page_or_slot_cannot_be_freed_by_closing(name: str, space: str)
 
 
 @pytest.mark.parametrize("name", TINY_SHAPES)
-@settings(max_examples=12)
+@examples(12)
 @given(calls=st.lists(st.tuples(st.sampled_from(["open", "grow", "close"]), st.integers(1, 4)), max_size=25))
 def test_what_requests_hold_is_what_the_allocators_gave_them(name: str, calls: list[tuple[str, int]]) -> None:
     pool, ledger, _ = pool_of(name)

@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 from rigs.literal_record import FOREIGN
 from rigs.live_processes import children_of, is_alive
+from rigs.schemas import check_fits
 
 from kvcheck.commands import main as module
 from kvcheck.commands.main import run
@@ -30,7 +30,6 @@ from kvcheck.core.base.record import to_plain
 from kvcheck.core.workload.shapes import TINY_SHAPES
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((ROOT / "reports" / "run.schema.json").read_text(encoding="utf-8"))
 SMALL = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "3", "--seed", "1", "--no-reports"]
 LINE = "retract-resume:shape=llama-3-tiny"
 PATIENCE_S = 60.0
@@ -100,7 +99,7 @@ def only_record(out: Path) -> dict[str, Any]:
     """The one run under `out`, checked against the schema."""
     (path,) = out.glob("*/run.json")
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    jsonschema.validate(record, SCHEMA)
+    check_fits(record)
     return record
 
 

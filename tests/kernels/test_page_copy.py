@@ -125,6 +125,11 @@ class Crossings(TorchDispatchMode):
         super().__init__()
         self.touched: list[int] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing here is compiled, and being left out of that would import the compiler first."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -12,9 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
 import pytest
 from fakes.engine import HELLO, environment, interpreter, put_fault
+from rigs.schemas import check_fits
 
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
@@ -24,7 +24,6 @@ from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.stress.probe_runner import ProbeRunner
 from kvcheck.core.stress.schedule import Plan
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "reports" / "run.schema.json").read_text(encoding="utf-8"))
 SCHEDULES = 4
 GOOD = ""
 FAULTS = [
@@ -268,7 +267,7 @@ def test_stress_passes_fails_and_replays(tmp_path: Path, fake: Path, capsys: pyt
     base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
     code = run([*base, "--no-reports", "--shape", "pool-copy.mha", "--shape", "retract.nsa", "--format", "json"])
     record = json.loads(capsys.readouterr().out)
-    jsonschema.validate(record, SCHEMA)
+    check_fits(record)
     assert code == record["exit_code"] == 1
     verdicts = {row["id"]: row["verdict"] for row in record["scenarios"]}
     assert verdicts == {"retract-resume/pool-copy.mha": "pass", "retract-resume/retract.nsa": "fail"}

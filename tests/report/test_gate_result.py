@@ -10,14 +10,13 @@ import html
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from commands.test_cli_damage import STEERING, steers
 from rigs.gate import bench_row, bench_run, gated
 from rigs.literal_record import CODE, FAILED, FINDINGS, MUTANTS, PASSED, UNJUDGED
+from rigs.schemas import check_fits
 
 from kvcheck.commands.gate_lines import result_lines
 from kvcheck.core.base.record import BenchRow, Evidence, RunRecord, ScenarioResult, Verdict
@@ -37,7 +36,6 @@ from kvcheck.core.report.gate.to_html import render as page
 from kvcheck.core.report.gate.to_md import escaped
 from kvcheck.core.report.gate.to_md import render as markdown
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "reports" / "gate.schema.json").read_text(encoding="utf-8"))
 BUDGET = Budget(case="read", arm="packed", baseline="views", max_ratio=1.0)
 SLOW, FAST, UNSURE = bench_row(1.2), bench_row(0.9), bench_row(1.0, rounds=(0.0, 0.1))
 (CELL,) = PASSED.scenarios
@@ -77,7 +75,7 @@ def gate(
         duration_s=1.5,
     )
     result = replace(result, **changed)
-    jsonschema.validate(json.loads(result.to_json()), SCHEMA)
+    check_fits(json.loads(result.to_json()), "gate")
     return result
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from functools import cache
 
 from kvcheck.core.base.record import Interval
 
@@ -28,6 +29,7 @@ TAIL = (1.0 - CONFIDENCE) / 2.0
 """The most probability that may lie beyond one end of an interval."""
 
 
+@cache
 def order_of(rounds: int) -> int | None:
     """k: the interval is from the k-th smallest to the k-th largest value; None if there is no interval."""
     if rounds < LEAST_ROUNDS:
@@ -107,10 +109,15 @@ def share_below(hits: int, runs: int, *, tail: float = 0.05) -> float:
     return 1.0 - share_above(runs - hits, runs, tail=tail)
 
 
+@cache
+def _ways(count: int, number: int) -> float:
+    """The logarithm of how many choices of `number` out of `count` there are."""
+    return math.lgamma(count + 1) - math.lgamma(number + 1) - math.lgamma(count - number + 1)
+
+
 def _binomial(count: int, number: int, share: float) -> float:
     """Probability of exactly `number` hits, computed with logarithms, since the factors of a thousand runs overflow a
     float."""
     if share in (0.0, 1.0):
         return float(number == count * share)
-    ways = math.lgamma(count + 1) - math.lgamma(number + 1) - math.lgamma(count - number + 1)
-    return math.exp(ways + number * math.log(share) + (count - number) * math.log1p(-share))
+    return math.exp(_ways(count, number) + number * math.log(share) + (count - number) * math.log1p(-share))

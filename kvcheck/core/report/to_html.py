@@ -18,7 +18,6 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from kvcheck.core.base.codes import CODES
@@ -26,6 +25,7 @@ from kvcheck.core.base.identity import short
 from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.prices import all_prices, curves, in_short, price_list, step_us, time_text
 from kvcheck.core.report.store import write_text
+from kvcheck.core.report.templates import template
 from kvcheck.core.report.wording import (
     MARKS,
     WORST_FIRST,
@@ -79,10 +79,9 @@ def render(record: RunRecord) -> str:
     maps = _maps(record.findings)
     encoding, embedded = _embed(record.to_json())
     words = sorted(record.evidence.words_verified.items(), key=lambda item: (-item[1], item[0]))
-    template, style, script = (asset(name) for name in ("page.html.j2", "page.css", "page.js"))
+    style, script = asset("page.css"), asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, finalize=visible)
-    return environment.from_string(template).render(
+    return template("page.html.j2", visible).render(
         record=record,
         verdict=record.verdict.value,
         marks=MARKS,

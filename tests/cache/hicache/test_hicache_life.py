@@ -11,9 +11,10 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rigs.cache import BACKENDS, REQUESTS, Rig, check_counts, check_values, rig_of
+from rigs.examples import examples
 
 from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
@@ -296,7 +297,7 @@ PROGRAMS = st.lists(
 )
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     program=PROGRAMS,
     backend=st.sampled_from([*BACKENDS]),

@@ -12,8 +12,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from rigs.examples import examples
 from rigs.host import SPACES, UNITS, Rig, check_device, check_host, ids, of_unit, rig_of, run
 
 from kvcheck.core.base.errors import DoubleFree, LayoutMismatch
@@ -46,7 +47,7 @@ def id_lists(units: int, first: int, count: int) -> st.SearchStrategy[list[int]]
     return permuted | permuted.map(sorted)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(data=st.data())
 @pytest.mark.parametrize("method", COPY_METHODS)
 @pytest.mark.parametrize("layout", HOST_LAYOUTS)

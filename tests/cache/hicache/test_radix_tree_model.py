@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rigs.cache import tokens_of
+from rigs.examples import examples
 
 from kvcheck.core.cache.hicache.node import Node, WindowPages, owned
 from kvcheck.core.cache.hicache.radix_tree import Offer, PrefixTree
@@ -161,7 +162,7 @@ CALLS = st.lists(
 
 
 @pytest.mark.parametrize("kind", ["plain", "window", "state"])
-@settings(max_examples=200)
+@examples(200)
 @given(calls=CALLS)
 def test_the_tree_caches_what_a_table_of_all_prefixes_caches(kind: str, calls: list[tuple[str, str, int]]) -> None:
     rig, model = Tree(kind), Model(kind)

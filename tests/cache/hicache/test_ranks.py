@@ -11,9 +11,10 @@ from collections.abc import Callable
 from threading import Barrier, BrokenBarrierError, Thread
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rigs.cache import Rig, rig_of
+from rigs.examples import examples
 
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.stress.history import History, OperationEvents
@@ -145,7 +146,7 @@ PROGRAMS = st.lists(
 )
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(
     program=PROGRAMS,
     ranks=st.integers(2, 3),

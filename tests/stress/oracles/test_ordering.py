@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from rigs.examples import examples
 from rigs.ordering_histories import RIGHT, WRONG, Said, load, op, read, touch, write
 
 from kvcheck.core.cache.backend.backend import Footprint
@@ -201,7 +202,7 @@ def _cells(event: Submitted) -> set[tuple[int, int]]:
     return {(int(unit), token) for unit in footprint.rows for token in range(start, stop)}
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(steps())
 def test_the_oracle_agrees_with_a_judge_of_every_pair(rows: list[tuple[int, ...]]) -> None:
     events = program(rows)

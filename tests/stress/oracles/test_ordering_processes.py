@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from rigs.examples import examples
 from rigs.ordering_histories import RIGHT, WRONG, load, op, read, touch, write
 from stress.oracles.test_ordering import LANES, UNITS, Make, clash, verdict, with_clocks
 
@@ -229,7 +230,7 @@ def racing(events: list[Event]) -> set[int]:
     return found
 
 
-@settings(max_examples=600)
+@examples(600)
 @given(steps())
 def test_the_oracle_agrees_with_a_judge_of_every_pair_and_process(rows: list[tuple[int, ...]]) -> None:
     events = program(rows)

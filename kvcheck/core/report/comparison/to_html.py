@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.comparison.compare import Column, Comparison, Entry, Group, counts, summary
 from kvcheck.core.report.store import write_text
+from kvcheck.core.report.templates import template
 from kvcheck.core.report.wording import MARKS, asset, clip, visible
 
 MESSAGE_CHARS = 600
@@ -27,9 +27,8 @@ def write(comparison: Comparison, path: Path) -> None:
 
 def render(comparison: Comparison) -> str:
     """The text of the page."""
-    template, style = asset("comparison.html.j2"), asset("page.css")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=visible)
-    return environment.from_string(template).render(
+    style = asset("page.css")
+    return template("comparison.html.j2", visible).render(
         verdict=comparison.verdict.value,
         marks=MARKS,
         style=Markup(style),

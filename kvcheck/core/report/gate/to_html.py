@@ -10,13 +10,13 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.gate.text import HEADINGS, cells, sections, summary_text
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import write_text
+from kvcheck.core.report.templates import template
 from kvcheck.core.report.wording import asset
 
 COLOURS = {"PASS": ("pass", "✔"), "UNKNOWN": ("unknown", "?")}
@@ -30,10 +30,9 @@ def write(result: GateResult, path: Path) -> None:
 
 def render(result: GateResult) -> str:
     """The text of the page."""
-    template, style = asset("gate.html.j2"), asset("page.css")
+    style = asset("page.css")
     colour, mark = COLOURS.get(result.verdict, ("fail", "✘"))
-    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_visible)
-    return environment.from_string(template).render(
+    return template("gate.html.j2", _visible).render(
         result=result,
         colour=colour,
         mark=mark,

@@ -1,0 +1,21 @@
+"""The templates of pages, each compiled once: compiling one takes longer than filling it.
+
+Invariants:
+- Every value is escaped, and a name that the page does not get is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from kvcheck.core.report.wording import asset
+
+
+@cache
+def template(name: str, finalize: Callable[[object], object]) -> Template:
+    """The template in the file `name`; it prints what `finalize` makes of a value."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=finalize)
+    return environment.from_string(asset(name))
