@@ -314,37 +314,51 @@ def _no_number(text: str) -> float:
 
 def value_from(kind: Any, raw: object, where: str) -> Any:
     """`raw`, parsed from JSON, as a value of the annotated type `kind`. Raises ValueError that says `where`."""
-    if kind is object:
-        return _checked(raw, where, MAX_DEPTH)
-    if isinstance(kind, types.UnionType):
-        (present,) = (each for each in typing.get_args(kind) if each is not types.NoneType)
-        return None if raw is None else value_from(present, raw, where)
-    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if origin is tuple:
-        rows = _expect(list, raw, where)
-        return tuple(value_from(arguments[0], row, f"{where}[{at}]") for at, row in enumerate(rows))
-    if origin is dict:
-        pairs = _expect(dict, raw, where)
-        return {key: value_from(arguments[1], value, f"{where}.{key[:40]}") for key, value in pairs.items()}
-    if dataclasses.is_dataclass(kind):
-        hints = _hints(cast(Any, kind))
-        pairs = _expect(dict, raw, where)
-        if odd := sorted(hints.keys() ^ pairs.keys()):
-            fault = "missing" if odd[0] in hints else "not known"
-            raise ValueError(f"{where}: the key {odd[0][:40]!r} is {fault}")
-        build = cast(Callable[..., Any], kind)
-        return build(**{key: value_from(hints[key], value, f"{where}.{key}") for key, value in pairs.items()})
-    if issubclass(kind, Enum):
-        return kind(raw)
-    if kind is float and type(raw) is int:
-        return _checked(raw, where, MAX_DEPTH)
-    return _checked(_expect(kind, raw, where), where, MAX_DEPTH)
+    return _reader(kind)(raw, where)
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """Resolved annotations of a class, kept because resolving them takes longer than reading a row."""
-    return typing.get_type_hints(kind)
+def _reader(kind: Any) -> Callable[[object, str], Any]:
+    """value_from for one kind: taking an annotation apart takes longer than reading a value by it."""
+    if kind is object:
+        return _any_json
+    if isinstance(kind, types.UnionType):
+        (present,) = (_reader(each) for each in typing.get_args(kind) if each is not types.NoneType)
+        return lambda raw, where: None if raw is None else present(raw, where)
+    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is tuple:
+        item = _reader(arguments[0])
+        return lambda raw, where: tuple(item(row, f"{where}[{at}]") for at, row in enumerate(_expect(list, raw, where)))
+    if origin is dict:
+        item = _reader(arguments[1])
+        return lambda raw, where: {
+            key: item(value, f"{where}.{key[:40]}") for key, value in _expect(dict, raw, where).items()
+        }
+    if dataclasses.is_dataclass(kind):
+        return _row_reader(cast(Any, kind))
+    if issubclass(kind, Enum):
+        return lambda raw, where: kind(raw)
+    if kind is float:
+        return lambda raw, where: _any_json(raw if type(raw) is int else _expect(float, raw, where), where)
+    return lambda raw, where: _any_json(_expect(kind, raw, where), where)
+
+
+def _row_reader(kind: Callable[..., Any]) -> Callable[[object, str], Any]:
+    """value_from for a dataclass: every key is there and no other."""
+    readers = {key: _reader(hint) for key, hint in typing.get_type_hints(kind).items()}
+
+    def read(raw: object, where: str) -> Any:
+        pairs = _expect(dict, raw, where)
+        if odd := sorted(readers.keys() ^ pairs.keys()):
+            fault = "missing" if odd[0] in readers else "not known"
+            raise ValueError(f"{where}: the key {odd[0][:40]!r} is {fault}")
+        return kind(**{key: readers[key](value, f"{where}.{key}") for key, value in pairs.items()})
+
+    return read
+
+
+def _any_json(raw: object, where: str) -> object:
+    return _checked(raw, where, MAX_DEPTH)
 
 
 def _expect(kind: type[T], raw: object, where: str) -> T:
