@@ -68,28 +68,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.fixture(autouse=True)
-def poisoned_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code that relies on fresh memory being zero fails here instead of on a busy machine."""
-    if request.config.getoption("--no-poison"):
-        return
-    for name in ALLOCATORS:
-        monkeypatch.setattr(torch, name, poisoning(getattr(torch, name)))
+POISONED = {name: poisoning(getattr(torch, name)) for name in ALLOCATORS}
 
 
 @pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings of whoever runs the tests, and colour forced by a CI service, do not reach the commands."""
+def surroundings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Poisoned memory, a plain environment, and a failure for what a test or its fixtures do without the marker for it.
+
+    One fixture, since each takes time of every test. Code that relies on fresh memory being zero fails here instead of
+    on a busy machine. Settings of whoever runs the tests, and colour forced by a CI service, do not reach the commands.
+    """
+    if not request.config.getoption("--no-poison"):
+        for name, allocate in POISONED.items():
+            monkeypatch.setattr(torch, name, allocate)
     for name in [*os.environ]:
         if name.startswith("KVCHECK_") or name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
-
-
-@pytest.fixture(autouse=True)
-def marked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test does without the marker for it, in its fixtures too, fails it."""
     yield
     if done := request.node.stash[UNMARKED].done:
         pytest.fail(f"this test needs the marker {'; '.join(done)}")

@@ -193,13 +193,16 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "kvcheck"
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+@cache
+def imported(tree: ast.AST) -> tuple[tuple[int, str], ...]:
     """(line, full dotted name) of every absolute import, TYPE_CHECKING blocks included."""
+    found: list[tuple[int, str]] = []
     for node in nodes_of(tree):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+            found += ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+    return tuple(found)
 
 
 def table_rows(tree: ast.AST) -> Iterator[tuple[int, str, str]]:

@@ -40,6 +40,22 @@ def mark_one_a_bug(items: Iterable[pytest.Item]) -> None:
             item.add_marker(QUICK)
 
 
+class Refusing(subprocess.Popen[Any]):
+    """Starts nothing, and notes what it was to start."""
+
+    noted: list[str]
+
+    def __init__(self, args: Any, *_: object, **__: object) -> None:
+        words = [args] if isinstance(args, str | bytes | os.PathLike) else [*args]
+        if Path(os.fsdecode(words[0])).name == "git":
+            raise FileNotFoundError("no git in a test without the marker processes")
+        self.noted.append(f"{PROCESSES}: it starts {' '.join(map(str, words))[:200]}")
+        raise OSError("a test without the marker processes starts no process")
+
+    def __del__(self) -> None:
+        """Nothing was started."""
+
+
 class Unmarked:
     """What the test under way has done without its marker."""
 
@@ -48,19 +64,7 @@ class Unmarked:
 
     def forbid_processes(self, patch: pytest.MonkeyPatch) -> None:
         """No process is started from now on."""
-        noted = self.done
-
-        class Refusing(subprocess.Popen[Any]):
-            def __init__(self, args: Any, *_: object, **__: object) -> None:
-                words = [args] if isinstance(args, str | bytes | os.PathLike) else [*args]
-                if Path(os.fsdecode(words[0])).name == "git":
-                    raise FileNotFoundError("no git in a test without the marker processes")
-                noted.append(f"{PROCESSES}: it starts {' '.join(map(str, words))[:200]}")
-                raise OSError("a test without the marker processes starts no process")
-
-            def __del__(self) -> None:
-                """Nothing was started."""
-
+        patch.setattr(Refusing, "noted", self.done, raising=False)
         patch.setattr(subprocess, "Popen", Refusing)
         for name in ("fork", "posix_spawn", "posix_spawnp", "system"):
             patch.setattr(os, name, self._refusing(f"{PROCESSES}: it calls os.{name}"))

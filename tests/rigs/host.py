@@ -130,9 +130,8 @@ def check_device(
 ) -> None:
     """`other` unit d has, in those layers, what `words` unit held[d] has; everything else is as before."""
     for name in rig.buffers(space):
-        rows, expected = rig.rows(space, name), before[name].clone()
+        rows, expected, layers = rig.rows(space, name), before[name].clone(), list(layers)
         for unit, origin in held.items():
             for offset in range(rows):
-                for layer in layers:
-                    expected[layer, unit * rows + offset] = rig.words[space][name][layer, origin * rows + offset]
+                expected[layers, unit * rows + offset] = rig.words[space][name][layers, origin * rows + offset]
         assert torch.equal(rig.other[space][name].cpu(), expected), (space, name)

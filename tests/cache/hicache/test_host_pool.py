@@ -104,7 +104,7 @@ def test_a_packed_unit_is_the_same_in_every_layout_and_unpacks_into_any(name: st
     packed = rig.pool.pack(space, 3)
     expected = [of_unit(rig.words[space][each], 5, rig.rows(space, each)) for each in rig.buffers(space)]
     assert packed.dtype == torch.uint8
-    assert packed.tolist() == [byte for words in expected for byte in words.contiguous().view(torch.uint8).flatten()]
+    assert torch.equal(packed, torch.cat([words.contiguous().view(torch.uint8).flatten() for words in expected]))
     assert len(packed) == rig.pool.unit_bytes(space) == UNIT_BYTES[name, space]
     shifted = torch.cat((torch.zeros(3, dtype=torch.uint8), packed))[3:]  # as cut out of a larger payload
     for other in HOST_LAYOUTS:
