@@ -28,10 +28,15 @@ from kvcheck.commands.main import run
 from kvcheck.commands.session import STOPPED
 from kvcheck.core.base.record import to_plain
 from kvcheck.core.workload.shapes import TINY_SHAPES
+from kvcheck.core.workload.shapes import shape as shape_named
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "3", "--seed", "1", "--no-reports"]
 LINE = "retract-resume:shape=llama-3-tiny"
+FIXED = ["--seed", "1", "--schedules", "3", "--no-reports"]
+LARGE = [name for name in TINY_SHAPES if shape_named(name).index_head_dim]
+ENOUGH = {"retract-resume": 12, "hicache": 16, "pd-transfer": 3, "nvlink-aux": 3}
+"""Requests with which these shapes, whose index pages are large, do all that a pass takes."""
 PATIENCE_S = 60.0
 
 UNUSABLE = {
@@ -207,16 +212,31 @@ def test_a_crash_of_kvcheck_exits_70(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("shape", TINY_SHAPES)
+@pytest.mark.parametrize("shape", [name for name in TINY_SHAPES if name not in LARGE])
 def test_the_fixed_build_has_no_finding(shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["stress", "--shape", shape, "--seed", "1", "--schedules", "3", "--no-reports"]
+    assert run(["stress", "--shape", shape, *FIXED, "--out", str(tmp_path)]) == 0
+    assert passed(tmp_path, capsys) == 4  # retract-resume, its kind's prefix cache, and two of a prefill and decode end
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize("scenario", ENOUGH)
+@pytest.mark.parametrize("shape", LARGE)
+def test_the_fixed_build_has_no_finding_with_large_index_pages(
+    shape: str, scenario: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["stress", scenario, "--shape", shape, "--requests", str(ENOUGH[scenario]), *FIXED]
     assert run([*command, "--out", str(tmp_path)]) == 0
-    record = only_record(tmp_path)
+    assert passed(tmp_path, capsys) == 1
+
+
+def passed(out: Path, capsys: pytest.CaptureFixture[str]) -> int:
+    """How many cells the run under `out` has. Each has passed."""
+    record = only_record(out)
     assert record["findings"] == []
-    assert len(record["scenarios"]) == 4  # retract-resume, its kind's prefix cache, and two of a prefill and decode end
     for cell in record["scenarios"]:
         assert (cell["verdict"], cell["code"]) == ("pass", None), cell["reason"]
     assert capsys.readouterr().out.endswith(" exit 0\n")
+    return len(record["scenarios"])
 
 
 @pytest.mark.schedules
@@ -230,12 +250,20 @@ def test_selftest_of_one_mutant_exits_0(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)], ids=str)
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize(
+    ("jobs", "signals"),
+    [
+        ("1", (signal.SIGINT,)),
+        ("1", (signal.SIGTERM,)),
+        ("1", (signal.SIGINT, signal.SIGTERM)),
+        ("2", (signal.SIGINT, signal.SIGTERM)),
+    ],
+    ids=str,
+)
 def test_an_interrupt_exits_130_with_what_was_judged(
     jobs: str, signals: tuple[signal.Signals, ...], tmp_path: Path
 ) -> None:
-    command = [*SMALL, "--shape", "glm-5.1-tiny", "--schedules", "100000", "--jobs", jobs, "--out", str(tmp_path)]
+    command = [*SMALL, "--shape", "gpt-oss-tiny", "--schedules", "100000", "--jobs", jobs, "--out", str(tmp_path)]
     command.remove("--no-reports")
     process = subprocess.Popen(
         [sys.executable, "-m", "kvcheck", *command],

@@ -116,7 +116,17 @@ def shell(line: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full on this machine")
 @pytest.mark.parametrize("command", ["list shapes", "--help", "--version", "list --help", " ".join(SMALL)])
 def test_a_full_disk_behind_stdout_is_no_crash(command: str, tmp_path: Path) -> None:
-    ended = shell(f"$KVCHECK {command} >/dev/full", tmp_path)
+    with FULL.open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "kvcheck", *command.split()],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
     assert ended.returncode == 2
     assert ended.stderr.startswith("kvcheck: cannot write to stdout: ") and ended.stderr.count("\n") == 1
 
@@ -126,9 +136,8 @@ def test_a_full_disk_behind_stdout_is_no_crash(command: str, tmp_path: Path) -> 
     ("line", "code"),
     [
         ("$KVCHECK list shapes >&-", 0),
-        ("$KVCHECK list shapes >&- 2>&- <&-", 0),
         ("$KVCHECK nope 2>&-", 2),
-        (f"$KVCHECK {' '.join(SMALL)} >&- 2>&-", 0),
+        (f"$KVCHECK {' '.join(SMALL)} >&- 2>&- <&-", 0),
         (f"$KVCHECK {' '.join(SMALL)} --requests 1 >&-", 4),
         ("$KVCHECK nope 2>/dev/full", 2),
         ("{ $KVCHECK --help; echo $? >code; } | true; exit $(cat code)", 141),
@@ -190,6 +199,7 @@ def test_the_third_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPat
 
 
 BROKEN = ["stress", "--mutant", "offload-skips-index-buffer", "--seed", "1", "--schedules", "1", "--no-reports"]
+BROKEN += ["--requests", "12"]
 
 
 @pytest.mark.parametrize(

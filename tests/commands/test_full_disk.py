@@ -8,11 +8,10 @@ Invariants:
 from __future__ import annotations
 
 import json
-import os
+import resource
 import secrets
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,43 +24,47 @@ from kvcheck.core.base.record import RunRecord
 from kvcheck.core.report import store
 from kvcheck.core.report.store import RunStore
 
-ROOT = Path(__file__).parents[2]
-PATIENCE_S = 120.0
+LARGEST = 512
 SMALL = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "3", "--seed", "1"]
-BROKEN = ["stress", "--mutant", "offload-skips-index-buffer", "--seed", "1", "--schedules", "1"]
+BROKEN = ["stress", "--mutant", "offload-skips-index-buffer", "--seed", "1", "--schedules", "1", "--requests", "12"]
 TWO_CELLS = ["--shape", "glm-5.1-tiny", "--shape", "deepseek-v3.2-tiny"]
 
 
-def limited(blocks: int, arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """kvcheck where no file may have more than `blocks` blocks: the write after that fails, as on a full disk."""
-    return subprocess.run(
-        ["sh", "-c", 'ulimit -f "$0"; exec "$@"', str(blocks), sys.executable, "-m", "kvcheck", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file may have more than LARGEST bytes: the write after that fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.processes
+@pytest.mark.schedules
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_finding_is_told_where_no_record_can_be_saved(jobs: str, tmp_path: Path) -> None:
-    ended = limited(1, [*BROKEN, *TWO_CELLS, "--jobs", jobs, "--out", "runs"], tmp_path)
-    assert ended.returncode == 1, ended.stderr
-    assert "KV102" in ended.stdout and "kvcheck replay" in ended.stdout
-    assert ended.stdout.endswith(" report none: run.json could not be saved whole\n exit 1\n")
-    assert ended.stderr.count("kvcheck: warning: a save of the record failed: cannot write runs/") == 1
+def test_a_finding_is_told_where_no_record_can_be_saved(
+    jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with full_disk():
+        assert run([*BROKEN, *TWO_CELLS, "--jobs", jobs, "--out", "runs"]) == 1
+    printed = capsys.readouterr()
+    assert "KV102" in printed.out and "kvcheck replay" in printed.out
+    assert printed.out.endswith(" report none: run.json could not be saved whole\n exit 1\n")
+    assert printed.err.count("kvcheck: warning: a save of the record failed: cannot write runs/") == 1
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.processes
+@pytest.mark.schedules
 @pytest.mark.parametrize("command", [SMALL, ["selftest", "offload-skips-index-buffer", "--seed", "1"]])
-def test_a_pass_without_a_record_is_no_pass(command: list[str], tmp_path: Path) -> None:
-    ended = limited(1, [*command, "--out", "runs", "--format", "json"], tmp_path)
-    assert ended.returncode == 2, ended.stderr
-    told = json.loads(ended.stdout)
+def test_a_pass_without_a_record_is_no_pass(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with full_disk():
+        assert run([*command, "--out", str(tmp_path), "--format", "json"]) == 2
+    told = json.loads(capsys.readouterr().out)
     assert (told["verdict"], told["exit_code"]) == ("pass", 2)
     assert any("a save of the record failed: cannot write" in text for text in told["warnings"])
 
