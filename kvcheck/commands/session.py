@@ -66,7 +66,7 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """ "scenario/shape"."""
+        """The id of its row in the record."""
         return self.plan.cell
 
     def add(self, findings: tuple[Finding, ...], evidence: Evidence, duration_s: float) -> None:
@@ -114,7 +114,7 @@ class Cell:
         reason = self.reason or (None if self.is_done or self.findings else STOPPED)
         return ScenarioResult(
             id=self.id,
-            shape=self.plan.shape_or_probe,
+            shape=self.plan.tried_with,
             verdict=verdict,
             code=code,
             reason=None if verdict is Verdict.PASS else reason,

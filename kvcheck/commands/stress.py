@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +46,7 @@ from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
+from kvcheck.core.stress.mooncake_cell import mooncake_cell
 from kvcheck.core.stress.schedule import PROCESS_TRANSPORTS, Plan
 
 if TYPE_CHECKING:
@@ -60,9 +62,10 @@ tries as much."""
 Names = Annotated[list[str] | None, typer.Argument(help="See kvcheck list scenarios. Default: all of them.")]
 
 TRANSPORT_HELP = (
-    "loopback: one process. tcp, mooncake: one for each rank. Under torchrun, mooncake listens on all interfaces."
+    "loopback: one process. tcp, mooncake: one for each rank. Under torchrun, mooncake listens on all interfaces. "
+    "Default: loopback, and for pd-transfer with llama-3-tiny also one schedule over mooncake, where it can be used."
 )
-Transport = Annotated[str, typer.Option(help=TRANSPORT_HELP)]
+Transport = Annotated[str | None, typer.Option(help=TRANSPORT_HELP)]
 Ranks = Annotated[
     str | None, typer.Option(metavar="PxD", help="Prefill and decode ranks, such as 2x2. Default: schedules alternate.")
 ]
@@ -108,7 +111,7 @@ def stress(
     trace: Trace = None,
     requests: Requests = None,
     mutant: Annotated[str | None, typer.Option(help="Put a known bug back; see kvcheck list mutants.")] = None,
-    transport: Transport = "loopback",
+    transport: Transport = None,
     ranks: Ranks = None,
     bind: Bind = "127.0.0.1",
     jobs: Jobs = None,
@@ -139,28 +142,30 @@ def stress(
     if place is not None and place.rank:
         return serve_place(place)
     make_folder(out)  # whether it can be made is said before an engine is imported, which takes its time
+    beside = mooncake_cell(plans, transport=transport, max_time_s=max_time, least=min_schedules)
     with installed_engine(base) as engine, ranks_of(place) as rank_runner:
         session = Session(
             argv=[*ctx.obj],
             repro=repro([word for word in ctx.obj if word != "--resume"], seed=seed, drawn=drawn),
             seed=drawn,
-            plan={"schedules": wanted, "max_time_s": max_time, **plan_facts(plans)},
+            plan={"schedules": wanted, "max_time_s": max_time, **plan_facts([*plans, *beside.plans])},
             out=out,
             quiet=format_name == "json",
             resumes=True,
         )
         session.facts, session.identity = engine_facts(engine), identity(base.trace, engine)
         workers = 1 if place is not None else jobs or _workers(base, row, len(plans))
-        limit = Limit(cpu_s=DEFAULT_CPU_S if bounded else None, until=None if max_time is None else began + max_time)
+        limit = _limit(began, max_time, cpu_s=DEFAULT_CPU_S - beside.cpu_s if bounded else None)
         _plan_cells(session, plans, wanted, min_schedules, fails_on_conditional=fail_on_conditional)
-        if resume:
-            _resume(session, out)
-        tasks = [_task(cell, row) for cell in session.cells.values() if not cell.is_done]
-        session.warnings += [*row.untried(base, plans), *exposure(base, place)]
-        for line in (_head(session, drawn, plans, workers, engine), ""):
-            session.say(line)
+        _plan_cells(session, beside.plans, 1, None, fails_on_conditional=fail_on_conditional)
+        tasks = _tasks(session, out if resume else None)
+        session.warnings += [*row.untried(base, plans), *beside.untried, *exposure(base, place)]
+        session.say(_head(session, drawn, workers, engine))
+        session.say()
         interrupted = _collect(session, tasks, workers, limit, engine or rank_runner)
         session.warnings += unfound_mutant(session, mutant)
+        for line in beside.untried:
+            session.say(f" ----  {line}")
     return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
@@ -171,6 +176,10 @@ def _wanted(schedules: int | None, least: int | None, *, usual: int) -> int:
     return schedules or max(usual, least or 0)
 
 
+def _limit(began: float, max_time: float | None, *, cpu_s: float | None) -> Limit:
+    return Limit(cpu_s=cpu_s, until=None if max_time is None else began + max_time)
+
+
 def _workers(base: Plan, row: RunnerRow, cells: int) -> int:
     """Processes that run cells. On a device they would take turns, and a lane that one of them holds is held for its
     turn only; an engine has one child.
@@ -178,17 +187,19 @@ def _workers(base: Plan, row: RunnerRow, cells: int) -> int:
     return 1 if row.is_alone or base.backend == "cuda" else min(cells, Session.cpus())
 
 
-def _head(session: Session, seed: int, plans: list[Plan], workers: int, engine: ProbeRunner | None) -> str:
+def _head(session: Session, seed: int, workers: int, engine: ProbeRunner | None) -> str:
     """The first line of a run."""
-    about = f"{len(plans)} cells, {workers} processes"
+    about = f"{len(session.cells)} cells, {workers} processes"
     if engine is not None:
         hello = engine.start()
-        about = f"{len(plans)} cells, {hello.engine} {hello.version} on Python {hello.python}, torch {hello.torch}"
+        about = (
+            f"{len(session.cells)} cells, {hello.engine} {hello.version} on Python {hello.python}, torch {hello.torch}"
+        )
     return f"kvcheck {session.version}  seed {seed}  run {session.run_id}  {about}"
 
 
 def _plan_cells(
-    session: Session, plans: list[Plan], wanted: int, least: int | None, *, fails_on_conditional: bool
+    session: Session, plans: Sequence[Plan], wanted: int, least: int | None, *, fails_on_conditional: bool
 ) -> None:
     from kvcheck.core.stress.coverage import floor_of
 
@@ -199,13 +210,22 @@ def _plan_cells(
         )
 
 
-def _task(cell: Cell, row: RunnerRow) -> CellTask:
+def _tasks(session: Session, out: Path | None) -> list[CellTask]:
+    """What is left to run. out: the folder with the interrupted run to go on with; None: all cells start anew."""
+    if out is not None:
+        _resume(session, out)
+    return [_task(cell) for cell in session.cells.values() if not cell.is_done]
+
+
+def _task(cell: Cell) -> CellTask:
+    from kvcheck.core.stress.runner_rows import row_of
+
     return CellTask(
         plan=cell.plan,
         schedules=cell.wanted,
         floor=cell.floor,
         before=cell.evidence,
-        confirms=row.confirms,
+        confirms=row_of(cell.plan).confirms,
         fails_on_conditional=cell.fails_on_conditional,
     )
 
@@ -225,7 +245,7 @@ def _base_plan(
     trace: str | None,
     requests: int | None,
     mutant: str | None,
-    transport: str,
+    transport: str | None,
     ranks: str | None,
     target: str,
 ) -> tuple[Plan, RunnerRow]:
@@ -245,7 +265,7 @@ def _base_plan(
         mutant=mutant,
         backend=chosen,
         device=device,
-        transport=transport,
+        transport=transport or "loopback",
         ranks=ranks or ("1x1" if is_apart else None),
         strategy="random" if trace is not None and strategy == "portfolio" else strategy,
         seed=seed,
@@ -274,17 +294,9 @@ def _collect(
     shared: Runner | None,
 ) -> bool:
     """Take reports until all cells are done; True when interrupted. Findings are kept where an error ends the run."""
-    from kvcheck.core.stress.cell_workers import run_in_workers
-    from kvcheck.core.stress.turns import take_turns
-
-    ids = [task.plan.cell for task in tasks]
-    if workers <= 1 or len(tasks) <= 1 or shared is not None:
-        reports = take_turns([*enumerate(tasks)], limit, target_of, shared)
-    else:
-        reports = run_in_workers(tasks, workers, limit, worker.__name__)
     try:
-        for report in reports:
-            _take(session, session.cells[ids[report.cell]], report)
+        for name, report in _reports(tasks, workers, limit, shared):
+            _take(session, session.cells[name], report)
     except KeyboardInterrupt:
         complain("interrupted: what was judged is kept")
         return True
@@ -296,6 +308,23 @@ def _collect(
             if not cell.is_done:
                 cell.is_done, cell.reason = True, cell.reason or f"the run ended before it: {error}"
     return False
+
+
+def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner | None) -> Iterator[tuple[str, Report]]:
+    """The reports of all cells, each with its cell's id. A cell that does not run beside others comes before them."""
+    from kvcheck.core.stress.cell_workers import run_in_workers
+    from kvcheck.core.stress.runner_rows import row_of
+    from kvcheck.core.stress.turns import take_turns
+
+    alone = [task for task in tasks if row_of(task.plan).is_alone]
+    others = [task for task in tasks if not row_of(task.plan).is_alone]
+    for group in (alone, others):
+        if workers <= 1 or len(group) <= 1 or shared is not None:
+            reports = take_turns([*enumerate(group)], limit, target_of, shared)
+        else:
+            reports = run_in_workers(group, workers, limit, worker.__name__)
+        for report in reports:
+            yield group[report.cell].plan.cell, report
 
 
 def _take(session: Session, cell: Cell, report: Report) -> None:
@@ -326,7 +355,7 @@ def _child_died(session: Session, cell: Cell, report: Report) -> None:
         message = f"{cell.id}: {report.error}"
         plan = cell.plan
         finding = Finding(
-            code="KV902", oracle="liveness", scenario=plan.scenario, shape=plan.shape_or_probe, message=message
+            code="KV902", oracle="liveness", scenario=plan.scenario, shape=plan.tried_with, message=message
         )
         session.add(cell, (finding,), Evidence(schedules=1), 0.0)
     for line in cell_lines(cell.result()):

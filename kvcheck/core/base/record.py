@@ -97,6 +97,7 @@ class Evidence:
 class Finding:
     """One violation, with everything needed to name the owner and to see it again.
 
+    shape: what the scenario was tried with, as in ScenarioResult.
     condition: an assumption that the engine does not make and this finding needs; None: it needs none. A conditional
     finding is shown, and fails a run only if that was asked for.
     """
@@ -122,7 +123,7 @@ class Finding:
 
     @property
     def cell(self) -> str:
-        """The id of the result that it belongs to: "scenario/shape"."""
+        """The id of the result that it belongs to."""
         return f"{self.scenario}/{self.shape}"
 
 
@@ -154,7 +155,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioResult:
-    """The verdict on one scenario with one shape. id: "scenario/shape". coverage: None where nothing was planned."""
+    """The verdict on one scenario with one shape. id: "scenario/shape". coverage: None where nothing was planned.
+
+    shape: what the scenario was tried with: a shape, "SHAPE/TRANSPORT" where the ranks were processes, or a probe.
+    """
 
     id: str
     shape: str

@@ -286,7 +286,7 @@ def _exact(plan: Plan, recorder: Recorder | None) -> Plan:
 def complete(finding: Finding, plan: Plan) -> Finding:
     line = dataclasses.replace(plan, expect=finding.code).line()
     return dataclasses.replace(
-        finding, scenario=plan.scenario, shape=plan.shape_or_probe, schedule=line, replay=f"kvcheck replay {line}"
+        finding, scenario=plan.scenario, shape=plan.tried_with, schedule=line, replay=f"kvcheck replay {line}"
     )
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import quote, unquote
 
+from kvcheck.core.base.cells import tried_with
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 
@@ -84,20 +85,23 @@ class Plan:
         return Kind.DELAYED if self.backend == "cuda" and self.strategy == "delay" else Kind.SCHEDULE
 
     @property
-    def shape_or_probe(self) -> str:
-        """What the scenario is tried with, as lines and records name it."""
-        return self.shape if self.probe is None else self.probe
+    def tried_with(self) -> str:
+        """What the scenario is tried with, as records name it."""
+        if self.probe is not None:
+            return self.probe
+        return tried_with(self.shape, self.transport if self.kind is Kind.RANKS else None)
 
     @property
     def cell(self) -> str:
-        """The id of the cell that it belongs to: "scenario/shape"."""
-        return f"{self.scenario}/{self.shape_or_probe}"
+        """The id of the cell that it belongs to."""
+        return f"{self.scenario}/{self.tried_with}"
 
     def line(self) -> str:
         """The plan as one line; defaults are left out."""
         pairs = []
+        shape = self.shape if self.probe is None else self.probe
         for row in dataclasses.fields(self):
-            value = self.shape_or_probe if row.name == "shape" else getattr(self, row.name)
+            value = shape if row.name == "shape" else getattr(self, row.name)
             if row.name not in UNWRITTEN and (value != row.default or row.name in ALWAYS_WRITTEN):
                 pairs.append(f"{row.name}={quote(str(value), safe='/._-~', errors='surrogateescape')}")
         return f"{self.scenario}:{','.join(pairs)}"

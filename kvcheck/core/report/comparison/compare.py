@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvcheck.core.base.bugs import bug_of
+from kvcheck.core.base.cells import cell_of, lines_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.wording import counted, evidence_text, why_text
@@ -250,10 +251,9 @@ def _replay(record: RunRecord, result: ScenarioResult, findings: Iterable[Findin
     for finding in findings:
         if finding.replay:
             return finding.replay
-    lines = record.plan.get("cells")
-    start = result.id.replace("/", ":shape=", 1)
-    for line in lines if isinstance(lines, list) else ():
-        if isinstance(line, str) and (line == start or line.startswith(f"{start},")):
+    judged = [row.id for row in record.scenarios]
+    for line in lines_of(record.plan):
+        if cell_of(line, judged) == result.id:
             return f"kvcheck replay {line}"
     return record.repro
 

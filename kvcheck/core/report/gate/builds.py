@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kvcheck.core.base.cells import keys_of, lines_of
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.record import Identity, RunRecord
-from kvcheck.core.report.gate.contradictions import planned_cells
 
 BUILTIN = "builtin"
 
@@ -42,13 +42,18 @@ def changes(then: Identity | None, now: Identity) -> list[str]:
 
 def engine_of(record: RunRecord) -> str | None:
     """The installed engine that the run is about; None for kvcheck's own code."""
-    targets = {cell.get("target", BUILTIN).partition(":")[0] for cell in planned_cells(record)} - {BUILTIN}
+    targets = {cell.get("target", BUILTIN).partition(":")[0] for cell in _planned(record)} - {BUILTIN}
     return min(targets) if targets else None
+
+
+def _planned(record: RunRecord) -> list[dict[str, str]]:
+    """The keys of each line that the run's plan lists."""
+    return [keys_of(line) for line in lines_of(record.plan)]
 
 
 def _own(record: RunRecord, code: str) -> Iterator[str]:
     again = f"next: {record.repro}"
-    mutants = dict.fromkeys(cell["mutant"] for cell in planned_cells(record) if "mutant" in cell)
+    mutants = dict.fromkeys(cell["mutant"] for cell in _planned(record) if "mutant" in cell)
     if mutants:
         yield f"it judged the mutant {', '.join(mutants)}, code that is broken on purpose; leave this run out"
     identity = record.identity
@@ -61,7 +66,7 @@ def _own(record: RunRecord, code: str) -> Iterator[str]:
         yield f"it is of another build of kvcheck: its code is {there}, and {here} here; {again}"
     if engine is not None and identity.target is None:
         yield f"it does not say which {engine} it judged; {again}"
-    if identity.trace is None and any("trace" in cell for cell in planned_cells(record)):
+    if identity.trace is None and any("trace" in cell for cell in _planned(record)):
         yield f"it does not say what was in the trace that it fed; {again}"
 
 
@@ -76,7 +81,7 @@ def _claims(record: RunRecord) -> Iterator[tuple[tuple[str, ...], str, str]]:
     if engine is not None and identity.code is not None:
         yield ("checker", engine), identity.code, "the code of kvcheck that judged it"
     if identity.trace is not None:
-        for trace in sorted({cell["trace"] for cell in planned_cells(record) if "trace" in cell}):
+        for trace in sorted({cell["trace"] for cell in _planned(record) if "trace" in cell}):
             yield ("trace", trace), identity.trace, f"the content of {trace}"
 
 

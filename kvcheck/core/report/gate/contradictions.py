@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from urllib.parse import unquote
 
+from kvcheck.core.base.cells import cell_of, lines_of
 from kvcheck.core.base.record import Evidence, MutantResult, RunRecord, ScenarioResult, Verdict, to_plain
 
 OUTCOMES = {
@@ -39,19 +39,6 @@ def contradictions(record: RunRecord) -> list[str]:
         *_whole(record),
         *_unplanned(record),
     ]
-
-
-def planned_cells(record: RunRecord) -> list[dict[str, str]]:
-    """The keys of each line that the plan lists, such as shape and mutant; its scenario is under "scenario"."""
-    lines = record.plan.get("cells")
-    cells = []
-    for line in lines if isinstance(lines, list) else ():
-        scenario, _, rest = str(line).partition(":")
-        pairs = (pair.partition("=") for pair in rest.split(","))
-        cells.append(
-            {"scenario": scenario, **{key: unquote(value, errors="surrogateescape") for key, _, value in pairs}}
-        )
-    return cells
 
 
 def _negative(record: RunRecord) -> Iterator[str]:
@@ -119,11 +106,12 @@ def _whole(record: RunRecord) -> Iterator[str]:
 
 def _unplanned(record: RunRecord) -> Iterator[str]:
     """What the plan names and the record lacks, and the other way round; each once."""
-    cells = [f"{cell['scenario']}/{cell.get('shape', '')}" for cell in planned_cells(record)]
+    judged = [row.id for row in record.scenarios]
+    cells = [cell_of(line, judged) for line in lines_of(record.plan)]
     for row in record.scenarios if record.identity is not None else ():  # without one it may be of version 1
         if row.id in cells and row.coverage is None:
             yield f"{row.id} does not say how many schedules it planned, and without how many it is no pass"
-    yield from _pairs("cell", [*cells, *_names(record, "cases")], [row.id for row in record.scenarios])
+    yield from _pairs("cell", [*cells, *_names(record, "cases")], judged)
     yield from _pairs("mutant", _names(record, "mutants"), [row.name for row in record.mutants])
     for case in dict.fromkeys(row.case for row in record.bench):
         if case not in _names(record, "cases"):

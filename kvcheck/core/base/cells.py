@@ -1,0 +1,39 @@
+"""Names of cells: "SCENARIO/SHAPE", and "SCENARIO/SHAPE/TRANSPORT" where the ranks are processes.
+
+Invariants:
+- Two cells of a run have two names, and the line of a cell's plan leads to its name.
+- Sees plain lines alone, so that what reads a record can name its cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from urllib.parse import unquote
+
+
+def tried_with(shape: str, transport: str | None) -> str:
+    """What a scenario is tried with, as a record names it. transport: None where one process does the work."""
+    return shape if transport is None else f"{shape}/{transport}"
+
+
+def keys_of(line: str) -> dict[str, str]:
+    """The keys of a plan's line, such as shape and mutant; its scenario is under "scenario"."""
+    scenario, _, rest = line.partition(":")
+    pairs = (pair.partition("=") for pair in rest.split(","))
+    return {"scenario": scenario, **{key: unquote(value, errors="surrogateescape") for key, _, value in pairs}}
+
+
+def cell_of(line: str, judged: Collection[str]) -> str:
+    """The name of the cell that a plan's line begins. judged: names in the record, which once had no transport."""
+    keys = keys_of(line)
+    plain, named = (
+        f"{keys['scenario']}/{tried_with(keys.get('shape', ''), transport)}"
+        for transport in (None, keys.get("transport"))
+    )
+    return plain if plain in judged and named not in judged else named
+
+
+def lines_of(plan: dict[str, object]) -> Sequence[str]:
+    """The lines of the cells that a record's plan lists."""
+    lines = plan.get("cells")
+    return [str(line) for line in lines] if isinstance(lines, list) else []

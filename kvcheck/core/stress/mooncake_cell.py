@@ -1,0 +1,72 @@
+"""The Mooncake cell: one schedule over real processes, which a run has beside its simulated cells where it can.
+
+Invariants:
+- It joins a run whose options are the default ones but for what picks cells, so that nothing that was named is ignored.
+- It is left out where Mooncake's engine does not load, or would listen outside a network of its own. A line says why
+  and what changes it, and the verdict does not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvcheck.core.cache.transfer.mooncake.library import why_unusable
+from kvcheck.core.cache.transfer.mooncake.private_network import PrivateNetwork
+from kvcheck.core.stress.schedule import Plan
+
+SIMULATED = Plan(scenario="pd-transfer", shape="llama-3-tiny")
+"""The cell that it is beside: the smallest shape with two ends. The seed is the run's."""
+LEAST_TIME_S = 60.0
+"""A --max-time below this leaves it out. It takes 8 s on two idle cores, and 20 s on busy ones."""
+CPU_S = 8.0
+"""CPU seconds by which a run with it bounds its other cells earlier, so that all together take as long as without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MooncakeCell:
+    """plans: its only one; none where it is left out. untried: the line that says why, where it could have joined.
+
+    cpu_s: what the other cells leave to it.
+    """
+
+    plans: tuple[Plan, ...] = ()
+    untried: tuple[str, ...] = ()
+    cpu_s: float = 0.0
+
+
+def mooncake_cell(
+    plans: Sequence[Plan], *, transport: str | None, max_time_s: float | None, least: int | None
+) -> MooncakeCell:
+    """The cell for a run of these plans. transport: the one that was named. least: schedules that each cell needs."""
+    beside = next((plan for plan in plans if replace(plan, seed=SIMULATED.seed) == SIMULATED), None)
+    if beside is None or transport is not None:
+        return MooncakeCell()
+    plan = replace(beside, transport="mooncake", backend="eager", ranks="1x1")
+    if why := _why_not(max_time_s, least):
+        text = f"not tried: {plan.cell}, real processes over Mooncake's transfer engine: {why}"
+        return MooncakeCell(untried=(text,))
+    return MooncakeCell(plans=(plan,), cpu_s=CPU_S)
+
+
+def _why_not(max_time_s: float | None, least: int | None) -> str | None:
+    """Why a run leaves it out, and what changes that; None where nothing does."""
+    if max_time_s is not None and max_time_s < LEAST_TIME_S:
+        return f"--max-time {max_time_s:g} is short for it; next: --max-time {LEAST_TIME_S:g} or more"
+    if least is not None and least > 1:
+        return f"it runs 1 schedule, and --min-schedules asks for {least}; next: {_alone(least)}"
+    if why := why_unusable():
+        return why
+    with PrivateNetwork() as network:
+        if network.path is None:
+            return (
+                f"{network.why}, so its engine would listen on all interfaces; next, where everybody is trusted: "
+                f"{_alone(1)}"
+            )
+    return None
+
+
+def _alone(schedules: int) -> str:
+    """The command that runs it and no other cell."""
+    counted = "" if schedules == 1 else f" --schedules {schedules}"
+    return f"kvcheck stress {SIMULATED.scenario} --shape {SIMULATED.shape} --transport mooncake{counted}"
