@@ -54,7 +54,7 @@ ENGINE = "mooncake-transfer-engine"
 OPTIONAL = {
     "triton": ("pip install triton", "CUDA kernels"),
     "numba": ("pip install 'kvcheck[fast]'", "digests and compares large host memory as fast as one core reads it"),
-    ENGINE: ("pip install 'kvcheck[mooncake]'", "the mooncake transport"),
+    ENGINE: ("pip install 'kvcheck[mooncake]'", "the mooncake transport, and the cell of kvcheck stress over it"),
 }
 
 # Kind of `kvcheck list`: the tables that hold it, as "module:attribute".

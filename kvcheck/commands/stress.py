@@ -79,7 +79,7 @@ Target = Annotated[
 
 SCHEDULES_HELP = (
     f"Schedules of each cell (scenario and shape). Default: {DEFAULT_SCHEDULES}; "
-    "1 for a trace, and for ranks that are processes."
+    "1 for a trace, and for ranks that are processes. The cell over mooncake that a run has by default always takes 1."
 )
 MAX_TIME_HELP = (
     "Seconds after which the whole run stops. Default: "

@@ -152,7 +152,7 @@ def test_a_run_of_other_code_is_not_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["stress", "pd-transfer", "--shape", "llama-3-tiny", "--schedules", "3", "--seed", "1"]
-    command += ["--no-reports", "--out", str(tmp_path)]
+    command += ["--transport", "loopback", "--no-reports", "--out", str(tmp_path)]
     assert run(command) == 0
     interrupted(tmp_path)
     monkeypatch.setattr("kvcheck.commands.options.code_digest", lambda: "ab" * 32)

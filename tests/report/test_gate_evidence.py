@@ -52,6 +52,13 @@ def test_the_records_that_are_changed_here_pass() -> None:
     assert gate(PASSED, KILLED, bench_run(bench_row())).exit_code == 0
 
 
+def test_a_record_whose_cell_was_named_without_its_transport_is_still_evidence() -> None:
+    line = f"{CELL.id.replace('/', ':shape=', 1)},transport=tcp"
+    assert gate(planned(line)).exit_code == 0
+    assert gate(replace(cell(id=f"{CELL.id}/tcp"), plan={"cells": [line]})).exit_code == 0
+    assert gate(replace(cell(id=f"{CELL.id}/mooncake"), plan={"cells": [line]})).exit_code == 4
+
+
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.parent.name)
 def test_a_record_that_kvcheck_wrote_contradicts_nothing(path: Path) -> None:
     assert contradictions(read_record(path)) == []

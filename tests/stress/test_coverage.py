@@ -108,7 +108,7 @@ def test_coverage_in_words() -> None:
     assert coverage_text(nothing) == "tried nothing; not tried: eager, any of 2 write policies"
 
 
-SMALL = ["stress", "pd-transfer", "--shape", "llama-3-tiny", "--seed", "11", "--no-reports"]
+SMALL = ["stress", "pd-transfer", "--shape", "llama-3-tiny", "--transport", "loopback", "--seed", "11", "--no-reports"]
 
 
 @pytest.mark.schedules

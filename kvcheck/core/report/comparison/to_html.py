@@ -18,6 +18,8 @@ from kvcheck.core.report.templates import template
 from kvcheck.core.report.wording import MARKS, asset, clip, visible
 
 MESSAGE_CHARS = 600
+UNTRIED = ("not exercised", "not tried")
+"""How warnings begin that say what a run did not try."""
 
 
 def write(comparison: Comparison, path: Path) -> None:
@@ -84,5 +86,5 @@ def _run(column: Column) -> dict[str, object]:
         "seed": "n/a" if record.seed is None else str(record.seed),
         "cut": "" if record.complete else "cut short",
         "repro": record.repro,
-        "notes": [clip(line, MESSAGE_CHARS) for line in record.warnings if line.startswith("not exercised")],
+        "notes": [clip(line, MESSAGE_CHARS) for line in record.warnings if line.startswith(UNTRIED)],
     }

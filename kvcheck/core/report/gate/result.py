@@ -243,10 +243,10 @@ def _short(record: RunRecord, min_schedules: int | None) -> Iterator[str]:
         least = floor if min_schedules is None else max(floor, min_schedules)
         if row.verdict is Verdict.PASS and row.schedules < least:
             asked = "--min-schedules asks for" if least > floor else "it needs"
-            yield (
-                f"{row.id} passed after too few schedules: {asked} {least}, got {row.schedules}; "
-                f"next: {record.repro}, with --schedules {least} or more and a larger --max-time"
-            )
+            how = f"{record.repro}, with --schedules {least} or more and a larger --max-time"
+            if "/" in row.shape and not any(word.startswith("--transport") for word in record.argv):
+                how = f"{record.repro} --transport loopback, which leaves this cell over processes out"
+            yield f"{row.id} passed after too few schedules: {asked} {least}, got {row.schedules}; next: {how}"
 
 
 def _summary(record: RunRecord, cells: Sequence[ScenarioResult]) -> RunSummary:

@@ -1,0 +1,235 @@
+"""The Mooncake cell joins a run that names nothing against it; elsewhere it is left out, with a line where it could be.
+
+Invariants:
+- The engine and its network are stand-ins but in the test that is marked mooncake.
+- The runner of ranks is a stand-in where only the record of a run is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvcheck.commands.main import run
+from kvcheck.commands.options import check_plan
+from kvcheck.core.base.cells import cell_of, lines_of
+from kvcheck.core.base.errors import UnknownVerdict
+from kvcheck.core.base.record import Evidence, Finding, RunRecord, Verdict, read_record
+from kvcheck.core.report.comparison.compare import compare
+from kvcheck.core.report.gate.contradictions import contradictions
+from kvcheck.core.report.gate.result import evidence_problems
+from kvcheck.core.report.to_csv import tables
+from kvcheck.core.report.to_html import render
+from kvcheck.core.stress import runner_rows
+from kvcheck.core.stress.mooncake_cell import SIMULATED, MooncakeCell, mooncake_cell
+from kvcheck.core.stress.runner import Outcome, complete
+from kvcheck.core.stress.schedule import Kind, Plan, parse_line
+
+NAME = "pd-transfer/llama-3-tiny/mooncake"
+RUN = ["stress", "pd-transfer", "--shape", "llama-3-tiny", "--seed", "3", "--schedules", "3"]
+
+
+class Network:
+    """A network namespace that was made, or was not."""
+
+    why = "the system refuses a network namespace (Operation not permitted)"
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.path = None
+
+
+@pytest.fixture
+def usable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Mooncake can be used; called, it says why it cannot."""
+
+    def set_up(why: str | None = None, path: str | None = "/proc/1/ns") -> None:
+        monkeypatch.setattr("kvcheck.core.stress.mooncake_cell.why_unusable", lambda: why)
+        monkeypatch.setattr("kvcheck.core.stress.mooncake_cell.PrivateNetwork", lambda: Network(path))
+        monkeypatch.setattr(runner_rows, "require_library", lambda: "0.3.13.post1")
+
+    set_up()
+    yield set_up
+
+
+def cell(
+    *plans: Plan, transport: str | None = None, max_time_s: float | None = None, least: int | None = None
+) -> object:
+    return mooncake_cell(plans, transport=transport, max_time_s=max_time_s, least=least)
+
+
+def test_it_joins_a_run_by_default(usable: Callable[..., None]) -> None:
+    simulated = replace(SIMULATED, seed=7)
+    found = mooncake_cell([replace(simulated, shape="gpt-oss-tiny"), simulated], transport=None, max_time_s=60, least=1)
+    (plan,) = found.plans
+    assert (plan.cell, plan.kind, plan.seed, found.untried) == (NAME, Kind.RANKS, 7, ())
+    assert plan.cell != simulated.cell and parse_line(plan.line()) == plan and found.cpu_s > 0
+    check_plan(plan)  # it can be named, and its line can be replayed
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"mutant": "abort-said-once"},
+        {"shape": "gpt-oss-tiny"},
+        {"scenario": "nvlink-aux"},
+        {"strategy": "lazy"},
+        {"backend": "eager"},
+        {"ranks": "2x2"},
+        {"requests": 5},
+        {"trace": "sample"},
+    ],
+    ids=lambda named: next(iter(named)),
+)
+def test_it_is_no_part_of_a_run_that_names_something_else(named: dict[str, str], usable: Callable[..., None]) -> None:
+    assert cell(replace(SIMULATED, **named)) == MooncakeCell()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("transport", ["loopback", "tcp", "mooncake"])
+def test_a_transport_that_is_named_leaves_it_out(transport: str, usable: Callable[..., None]) -> None:
+    assert cell(SIMULATED, transport=transport) == MooncakeCell()
+
+
+@pytest.mark.parametrize(
+    ("state", "limits", "why"),
+    [
+        ({"why": "the library could not be loaded: libnuma.so.1; next: apt-get"}, {}, "libnuma.so.1; next: apt-get"),
+        ({"path": None}, {}, "refuses a network namespace (Operation not permitted), so its engine would listen"),
+        ({}, {"max_time_s": 59.0}, "--max-time 59 is short for it; next: --max-time 60 or more"),
+        ({}, {"least": 4}, "--min-schedules asks for 4; next: kvcheck stress pd-transfer --shape llama-3-tiny "),
+    ],
+    ids=["library", "network", "time", "schedules"],
+)
+def test_where_it_cannot_run_a_line_says_why(
+    state: dict[str, str | None], limits: dict[str, float], why: str, usable: Callable[..., None]
+) -> None:
+    usable(**state)
+    found = cell(SIMULATED, **limits)  # type: ignore[arg-type]
+    assert isinstance(found, MooncakeCell) and found.plans == () and found.cpu_s == 0
+    (line,) = found.untried
+    assert line.startswith(f"not tried: {NAME}, ") and why in line and "; next" in line
+
+
+class Ranks:
+    """A runner of ranks that gives one outcome, or raises."""
+
+    def __init__(self, *findings: Finding, error: Exception | None = None) -> None:
+        self._findings, self._error = findings, error
+        self.ran: list[str] = []
+
+    def run(self, plan: Plan) -> Outcome:
+        self.ran.append(plan.line())
+        if self._error is not None:
+            raise self._error
+        found = tuple(complete(each, plan) for each in self._findings)
+        evidence = Evidence(schedules=1, transfers=3, words_verified={"sealed": 8})
+        return Outcome(plan=plan, findings=found, evidence=evidence, digest=0, judged={"bytes": 64}, note=None)
+
+    def gap(self, plan: Plan, total: Evidence) -> str | None:
+        return None
+
+    def closing(self) -> str | None:
+        return None
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, ranks: Ranks, out: Path, *options: str) -> tuple[int, RunRecord]:
+    """The exit code and record of a run whose ranks are a stand-in."""
+    row = replace(runner_rows.RUNNERS[Kind.RANKS], make=lambda plan, target_of: ranks)
+    monkeypatch.setitem(runner_rows.RUNNERS, Kind.RANKS, row)  # type: ignore[arg-type]
+    code = run([*RUN, "--no-reports", "--out", str(out), *options])
+    newest = sorted(out.glob("*/run.json"), key=lambda path: path.stat().st_mtime)[-1]
+    return code, read_record(newest)
+
+
+@pytest.mark.schedules
+def test_its_finding_is_its_own_in_every_report(
+    usable: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ranks = Ranks(Finding(code="KV301", oracle="protocol", message="two bytes are missing"))
+    code, record = ran(monkeypatch, ranks, tmp_path)
+    assert code == 1
+    assert {row.id: (row.verdict, row.schedules) for row in record.scenarios} == {
+        "pd-transfer/llama-3-tiny": (Verdict.PASS, 3),
+        NAME: (Verdict.FAIL, 1),
+    }
+    (finding,) = record.findings
+    assert finding.cell == NAME and parse_line(finding.schedule).cell == NAME
+    assert contradictions(record) == []
+    assert NAME in render(record) and f",{NAME},llama-3-tiny/mooncake,fail" in tables(record)["scenarios.csv"]
+    (table,) = compare([record]).tables
+    rows = {row.id: row.cells[0] for group in table.groups for row in group.rows}
+    assert rows[NAME].replay == finding.replay and rows[NAME].verdict is Verdict.FAIL
+    assert "transport" not in rows["pd-transfer/llama-3-tiny"].replay
+
+
+@pytest.mark.schedules
+def test_an_interrupted_run_goes_on_with_its_other_cells(
+    usable: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    ranks = Ranks()
+    with monkeypatch.context() as patch:
+        patch.setattr("kvcheck.core.stress.runner.ScheduleRunner.run", interrupt)
+        code, record = ran(monkeypatch, ranks, tmp_path)
+    assert code == 130 and {row.id: row.verdict for row in record.scenarios}[NAME] is Verdict.PASS
+    code, record = ran(monkeypatch, ranks, tmp_path, "--resume")
+    assert code == 0 and len(ranks.ran) == 1, "the cell was done"
+    assert {row.id: row.schedules for row in record.scenarios} == {"pd-transfer/llama-3-tiny": 3, NAME: 1}
+    assert record.identity is not None and record.identity.code is not None
+    assert evidence_problems([record], code=record.identity.code) == ()
+    (problem,) = evidence_problems([record], code=record.identity.code, min_schedules=3)
+    assert f"{NAME} passed after too few schedules: --min-schedules asks for 3, got 1" in problem.message
+    assert "--transport loopback, which leaves this cell over processes out" in problem.message
+
+
+@pytest.mark.schedules
+def test_trouble_of_the_machine_is_unknown_and_ends_no_other_cell(
+    usable: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ranks = Ranks(error=UnknownVerdict("prefill-0 ended with status 1; its ranks had not met"))
+    code, record = ran(monkeypatch, ranks, tmp_path)
+    assert code == 4 and record.findings == ()
+    rows = {row.id: row for row in record.scenarios}
+    assert rows["pd-transfer/llama-3-tiny"].verdict is Verdict.PASS
+    assert rows[NAME].verdict is Verdict.UNKNOWN and "its ranks had not met" in str(rows[NAME].reason)
+
+
+@pytest.mark.schedules
+def test_a_green_run_without_the_library_passes_and_says_what_it_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvcheck.core.cache.transfer.mooncake.library._version_of", lambda build: None)
+    code, record = ran(monkeypatch, Ranks(), tmp_path)
+    assert code == 0 and [row.id for row in record.scenarios] == ["pd-transfer/llama-3-tiny"]
+    (line,) = record.warnings
+    assert line.startswith(f"not tried: {NAME}, ") and "next: pip install 'mooncake-transfer-engine-non-cuda" in line
+    told = capsys.readouterr().out.splitlines()
+    assert f" ----  {line}" in told and told[-1] == " exit 0"
+    assert f"not tried: {NAME}" in render(record)
+
+
+@pytest.mark.mooncake
+@pytest.mark.processes
+def test_a_run_has_it_and_its_line_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*RUN, "--no-reports", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*/run.json")
+    record = read_record(path)
+    assert [(row.id, row.verdict) for row in record.scenarios] == [
+        ("pd-transfer/llama-3-tiny", Verdict.PASS),
+        (NAME, Verdict.PASS),
+    ]
+    assert record.scenarios[1].evidence.words_verified["sealed"] > 0 and contradictions(record) == []
+    assert any(line.startswith(f"{NAME}: 1x1 processes over mooncake, ") for line in record.warnings)
+    (line,) = (line for line in lines_of(record.plan) if cell_of(line, []) == NAME)
+    assert run(["replay", line]) == 0
+    assert f"FIXED  {NAME}: 1 of 1 runs are clean" in capsys.readouterr().out
