@@ -101,11 +101,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing kvcheck and its tools into $(VENV) (torch is large: the first time takes minutes)"
 	@$(VENV)/bin/python -m pip install --quiet --quiet -c constraints.txt -e '.[dev]'
 	@$(VENV)/bin/python -m pip install --quiet --quiet -c constraints.txt -e '.[mooncake]' || \
-	  echo "Mooncake's transfer engine has no build for this machine: its tests and --transport mooncake are left out"
+	  echo "Mooncake's transfer engine has no build for this machine: its tests, --transport mooncake and the stress cell over it are left out"
 	@$(MAKE) --no-print-directory mooncake-libraries
 	@touch $(STAMP)
 
-# Libraries that Mooncake's engine loads. Without them its tests and --transport mooncake are left out, and say so.
+# Libraries that Mooncake's engine loads. Without them its tests and what stress runs over it are left out, and say so.
 mooncake-libraries:
 	@$(VENV)/bin/python -c 'import mooncake' 2>/dev/null || exit 0; \
 	  $(LOADS_MOONCAKE) 2>/dev/null && exit 0; \
@@ -115,4 +115,4 @@ mooncake-libraries:
 	  fi; \
 	  $(LOADS_MOONCAKE) 2>/dev/null || { \
 	    echo "Mooncake's transfer engine cannot be loaded: $$($(LOADS_MOONCAKE) 2>&1 | tail -n 1)"; \
-	    echo "Its tests and --transport mooncake are left out. On Debian, Ubuntu: apt-get install -y $(MOONCAKE_LIBRARIES)"; }
+	    echo "Its tests, --transport mooncake and the stress cell over it are left out. On Debian, Ubuntu: apt-get install -y $(MOONCAKE_LIBRARIES)"; }
