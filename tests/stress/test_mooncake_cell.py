@@ -2,7 +2,7 @@
 
 Invariants:
 - The engine and its network are stand-ins but in the test that is marked mooncake.
-- The runner of ranks is a stand-in where only the record of a run is looked at.
+- Simulated schedules are stand-ins everywhere: only what a run makes of its cells is looked at.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import pytest
 
 from kvcheck.commands.main import run
 from kvcheck.commands.options import check_plan
-from kvcheck.core.base.cells import cell_of, lines_of
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, Verdict, read_record
 from kvcheck.core.report.comparison.compare import compare
@@ -118,12 +117,14 @@ def test_where_it_cannot_run_a_line_says_why(
     assert line.startswith(f"not tried: {NAME}, ") and why in line and "; next" in line
 
 
-class Ranks:
-    """A runner of ranks that gives one outcome, or raises."""
+class StandIn:
+    """A runner that gives one outcome each time, or raises."""
 
-    def __init__(self, *findings: Finding, error: Exception | None = None) -> None:
+    def __init__(self, *findings: Finding, error: BaseException | None = None) -> None:
         self._findings, self._error = findings, error
         self.ran: list[str] = []
+
+    cpu_s = 0.0
 
     def run(self, plan: Plan) -> Outcome:
         self.ran.append(plan.line())
@@ -131,7 +132,7 @@ class Ranks:
             raise self._error
         found = tuple(complete(each, plan) for each in self._findings)
         evidence = Evidence(schedules=1, transfers=3, words_verified={"sealed": 8})
-        return Outcome(plan=plan, findings=found, evidence=evidence, digest=0, judged={"bytes": 64}, note=None)
+        return Outcome(plan=plan, findings=found, evidence=evidence, digest=0, judged={"bytes": 64})
 
     def gap(self, plan: Plan, total: Evidence) -> str | None:
         return None
@@ -140,21 +141,28 @@ class Ranks:
         return None
 
 
-def ran(monkeypatch: pytest.MonkeyPatch, ranks: Ranks, out: Path, *options: str) -> tuple[int, RunRecord]:
-    """The exit code and record of a run whose ranks are a stand-in."""
-    row = replace(runner_rows.RUNNERS[Kind.RANKS], make=lambda plan, target_of: ranks)
-    monkeypatch.setitem(runner_rows.RUNNERS, Kind.RANKS, row)  # type: ignore[arg-type]
+def replaced(patch: pytest.MonkeyPatch, kind: Kind, runner: StandIn) -> None:
+    """Plans of this kind are run by a stand-in."""
+    row = replace(runner_rows.RUNNERS[kind], make=lambda plan, target_of: runner)
+    patch.setitem(runner_rows.RUNNERS, kind, row)  # type: ignore[arg-type]
+
+
+def ran(
+    patch: pytest.MonkeyPatch, out: Path, *options: str, ranks: StandIn, simulated: StandIn | None = None
+) -> tuple[int, RunRecord]:
+    """The exit code and record of a run of stand-ins."""
+    replaced(patch, Kind.RANKS, ranks)
+    replaced(patch, Kind.SCHEDULE, simulated or StandIn())
     code = run([*RUN, "--no-reports", "--out", str(out), *options])
-    newest = sorted(out.glob("*/run.json"), key=lambda path: path.stat().st_mtime)[-1]
+    newest = sorted(out.glob("*/run.json"), key=lambda path: path.stat().st_mtime_ns)[-1]
     return code, read_record(newest)
 
 
-@pytest.mark.schedules
 def test_its_finding_is_its_own_in_every_report(
-    usable: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    usable: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks = Ranks(Finding(code="KV301", oracle="protocol", message="two bytes are missing"))
-    code, record = ran(monkeypatch, ranks, tmp_path)
+    ranks = StandIn(Finding(code="KV301", oracle="protocol", message="two bytes are missing"))
+    code, record = ran(monkeypatch, tmp_path, ranks=ranks)
     assert code == 1
     assert {row.id: (row.verdict, row.schedules) for row in record.scenarios} == {
         "pd-transfer/llama-3-tiny": (Verdict.PASS, 3),
@@ -168,21 +176,18 @@ def test_its_finding_is_its_own_in_every_report(
     rows = {row.id: row.cells[0] for group in table.groups for row in group.rows}
     assert rows[NAME].replay == finding.replay and rows[NAME].verdict is Verdict.FAIL
     assert "transport" not in rows["pd-transfer/llama-3-tiny"].replay
+    capsys.readouterr()
+    assert run(["replay", finding.id, "--out", str(tmp_path)]) == 1
+    assert f"STILL FAILS 1/1  {NAME}: KV301 two bytes are missing" in capsys.readouterr().out
 
 
-@pytest.mark.schedules
 def test_an_interrupted_run_goes_on_with_its_other_cells(
     usable: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    ranks = Ranks()
-    with monkeypatch.context() as patch:
-        patch.setattr("kvcheck.core.stress.runner.ScheduleRunner.run", interrupt)
-        code, record = ran(monkeypatch, ranks, tmp_path)
+    ranks = StandIn()
+    code, record = ran(monkeypatch, tmp_path, ranks=ranks, simulated=StandIn(error=KeyboardInterrupt()))
     assert code == 130 and {row.id: row.verdict for row in record.scenarios}[NAME] is Verdict.PASS
-    code, record = ran(monkeypatch, ranks, tmp_path, "--resume")
+    code, record = ran(monkeypatch, tmp_path, "--resume", ranks=ranks)
     assert code == 0 and len(ranks.ran) == 1, "the cell was done"
     assert {row.id: row.schedules for row in record.scenarios} == {"pd-transfer/llama-3-tiny": 3, NAME: 1}
     assert record.identity is not None and record.identity.code is not None
@@ -192,24 +197,22 @@ def test_an_interrupted_run_goes_on_with_its_other_cells(
     assert "--transport loopback, which leaves this cell over processes out" in problem.message
 
 
-@pytest.mark.schedules
 def test_trouble_of_the_machine_is_unknown_and_ends_no_other_cell(
     usable: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    ranks = Ranks(error=UnknownVerdict("prefill-0 ended with status 1; its ranks had not met"))
-    code, record = ran(monkeypatch, ranks, tmp_path)
+    ranks = StandIn(error=UnknownVerdict("prefill-0 ended with status 1; its ranks had not met"))
+    code, record = ran(monkeypatch, tmp_path, ranks=ranks)
     assert code == 4 and record.findings == ()
     rows = {row.id: row for row in record.scenarios}
     assert rows["pd-transfer/llama-3-tiny"].verdict is Verdict.PASS
     assert rows[NAME].verdict is Verdict.UNKNOWN and "its ranks had not met" in str(rows[NAME].reason)
 
 
-@pytest.mark.schedules
 def test_a_green_run_without_the_library_passes_and_says_what_it_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("kvcheck.core.cache.transfer.mooncake.library._version_of", lambda build: None)
-    code, record = ran(monkeypatch, Ranks(), tmp_path)
+    code, record = ran(monkeypatch, tmp_path, ranks=StandIn())
     assert code == 0 and [row.id for row in record.scenarios] == ["pd-transfer/llama-3-tiny"]
     (line,) = record.warnings
     assert line.startswith(f"not tried: {NAME}, ") and "next: pip install 'mooncake-transfer-engine-non-cuda" in line
@@ -220,7 +223,8 @@ def test_a_green_run_without_the_library_passes_and_says_what_it_left_out(
 
 @pytest.mark.mooncake
 @pytest.mark.processes
-def test_a_run_has_it_and_its_line_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_has_it_where_the_engine_can_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    replaced(monkeypatch, Kind.SCHEDULE, StandIn())
     assert run([*RUN, "--no-reports", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("*/run.json")
     record = read_record(path)
@@ -230,6 +234,3 @@ def test_a_run_has_it_and_its_line_replays(tmp_path: Path, capsys: pytest.Captur
     ]
     assert record.scenarios[1].evidence.words_verified["sealed"] > 0 and contradictions(record) == []
     assert any(line.startswith(f"{NAME}: 1x1 processes over mooncake, ") for line in record.warnings)
-    (line,) = (line for line in lines_of(record.plan) if cell_of(line, []) == NAME)
-    assert run(["replay", line]) == 0
-    assert f"FIXED  {NAME}: 1 of 1 runs are clean" in capsys.readouterr().out
