@@ -294,6 +294,7 @@ def _collect(
     shared: Runner | None,
 ) -> bool:
     """Take reports until all cells are done; True when interrupted. Findings are kept where an error ends the run."""
+    session.progress(f"starting with {len(tasks)} cells")
     try:
         for name, report in _reports(tasks, workers, limit, shared):
             _take(session, session.cells[name], report)
