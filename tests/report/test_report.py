@@ -18,6 +18,7 @@ import os
 import re
 import sys
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -41,6 +42,7 @@ APP = typer.Typer()
 APP.command()(report)
 
 
+@cache
 def golden_files() -> dict[str, str]:
     """File name under tests/golden/ to the text it must hold."""
     page = CHART.sub("<svg><!-- chart --></svg>", render(FAILED))

@@ -209,6 +209,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.touched: list[tuple[str, Memory, IndexArray]] = []
         self._memories = {tensor.untyped_storage().data_ptr(): (tensor, memory) for tensor, memory in memories.values()}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing here is compiled, and torch would import its compiler, which takes seconds, to leave this out."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
