@@ -1,8 +1,8 @@
-"""`kvcheck bench`: the cost of copies, waits, checks and seals, beside the plainest code that does the same.
+"""`kvcheck bench`: measures copies, waits, checks and seals, compared with the plainest code that does the same.
 
 Invariants:
-- Slowness never fails: exit 0 when each case that was named has a price and was right, 4 where one has none or cannot
-  be measured here, 1 where an arm's output was wrong, 130 when interrupted, with what was measured saved.
+- Slowness never fails. Exit 0 if each named case has a price and its output was right, 4 if one has no price or cannot
+  be measured here, 1 if an arm's output was wrong, 130 if interrupted, with all that was measured saved.
 - Rows and sizes without a price are counted and named.
 - Everything the user named is checked before anything is timed.
 """
@@ -157,7 +157,7 @@ def _measure(session: Session, plan: object) -> bool:
 
 
 def _priced(shape: str, rows: list[BenchRow]) -> ScenarioResult:
-    """The verdict on a case, from its rows so far; UNKNOWN while no row has a price."""
+    """The verdict on a case from its rows so far. UNKNOWN while no row has a price."""
     case, rounds = rows[-1].case, len(rows[-1].ratios)
     if any(has_price(row) for row in rows):
         return _result(case, shape, Verdict.PASS, None, rounds=rounds)

@@ -3,7 +3,7 @@
 Invariants:
 - `kvcheck --help` imports no subcommand; a subcommand is imported when it is named.
 - Every exit code is one of docs/exit-codes.md; a crash of kvcheck itself is 70, never 1.
-- Output that cannot be written is told apart from a crash; SIGINT and SIGTERM end a run in the same way.
+- Output that cannot be written is no crash and has an exit code of its own. SIGINT and SIGTERM end a run in one way.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class LazyGroup(TyperGroup):
             raise _reader_left() from error
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the subcommand. A reader that went away is told apart here: the parser above would exit 1, a finding."""
+        """Run the subcommand. A closed output pipe gets its own exit code here, since the parser would exit 1 like a
+        finding."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -184,8 +185,8 @@ def main() -> None:
 class _Interrupts:
     """Handler of SIGINT and SIGTERM: the first raises KeyboardInterrupt, MAX_SIGNALS end the process.
 
-    Not within an import, where a library may abort the process or lose the exception: it is raised once that is over,
-    and a line says so where that takes longer than TELL_AFTER_S.
+    It is not raised during an import, when a library may abort the process or lose the exception, but after it. A line
+    says so if that takes longer than TELL_AFTER_S.
     """
 
     def __init__(self) -> None:
@@ -193,7 +194,7 @@ class _Interrupts:
         self._tell_at: float | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """One signal; both kinds are counted together."""
+        """Handle one signal. Both kinds are counted together."""
         self._count += 1
         if self._count == 1:
             self._tell_at = time.monotonic() + TELL_AFTER_S

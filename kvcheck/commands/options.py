@@ -1,7 +1,7 @@
 """Options that several commands share, their checks, and the environment facts of a record.
 
 Invariants:
-- A bad value is one UsageError line that says what was expected and found.
+- A bad value is a UsageError of one line that says what was expected and what was found.
 - The environment is read here and nowhere below.
 """
 
@@ -60,12 +60,12 @@ def new_run_id() -> str:
 
 
 def draw_seed() -> int:
-    """A seed for a run that names none; it is printed and recorded."""
+    """Draw a seed for a run that names none. It is printed and recorded."""
     return secrets.randbelow(1_000_000)
 
 
 def repro(argv: Sequence[str], *, seed: int | None, drawn: int) -> str:
-    """The command that repeats a run, with the seed that was drawn where it named none."""
+    """The command that repeats a run, with the drawn seed if the run named none."""
     return shlex.join(["kvcheck", *argv, *([] if seed is not None else ["--seed", str(drawn)])])
 
 
@@ -103,7 +103,7 @@ def identity(trace: str | None = None, engine: ProbeRunner | None = None) -> Ide
 
 
 def check_positive(name: str, value: float | None) -> None:
-    """Raise UsageError unless the value is absent or at least 1 (times: above 0) and has an end."""
+    """Raise UsageError unless the value is absent, or finite and at least 1 (for times: above 0)."""
     least = 0.001 if name == "--max-time" else 1
     if value is not None and not value >= least:  # written so that nan is refused
         raise UsageError(f"{name}: expected at least {least}, got {value}")
@@ -118,7 +118,7 @@ def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise UsageError or UnknownVerdict where this machine or version lacks something that the plan names."""
+    """Raise UsageError or UnknownVerdict if this machine or version lacks something that the plan names."""
     from kvcheck.core.cache.backend import BACKENDS
     from kvcheck.core.cache.transfer import TRANSPORTS
     from kvcheck.core.probes.installed import ENGINES

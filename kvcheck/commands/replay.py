@@ -67,7 +67,7 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The result of one line's runs. agreed: how many gave what the first one gave. told: lines for the terminal."""
+    """The result of one line's runs. agreed: how many had the result of the first. told: lines for the terminal."""
 
     verdict: Verdict
     agreed: int
@@ -94,7 +94,7 @@ def _replayed(plans: list[Plan], times: int, device: str | None) -> Iterator[tup
 
 
 def _on_device(plan: Plan, device: str) -> Plan:
-    """A plan of a CPU, as one of a device. Raises UsageError for one that is of a device already, or of an engine."""
+    """The device plan of a CPU plan. Raises UsageError for a plan that is for a device already or for an engine."""
     if plan.kind is Kind.PROBE:
         raise UsageError(f"--device {device}: a line of {plan.target} says itself where it runs; leave --device out")
     if plan.kind is not Kind.SCHEDULE or plan.backend == "cuda":
@@ -103,7 +103,8 @@ def _on_device(plan: Plan, device: str) -> Plan:
 
 
 def _replay_held(plan: Plan, device: str, times: int) -> Replayed:
-    """Delay on a device what the CPU finds unordered in the schedule; compare the rates without and with delays."""
+    """Delay on a device the operations that the CPU run finds unordered, and compare the rates without and with
+    delays."""
     from kvcheck.core.stress.delayed import device_plans, tries, why_not
 
     head, runner = plan.cell, runner_of(plan)

@@ -47,8 +47,8 @@ STOPPED = "stopped before the cell was finished"
 class Cell:
     """One scenario with one shape, while it runs.
 
-    plan: its first. wanted, floor: schedules planned, and without which it is no pass. ran: numbers of those that have
-    run. earlier: what those of an interrupted run tried. findings: those that fail it.
+    plan: its first plan. wanted: schedules planned. floor: how many a pass needs. ran: numbers of the schedules that
+    have run. earlier: what the schedules of an interrupted run tried. findings: those that fail it.
     """
 
     plan: Plan
@@ -94,7 +94,7 @@ class Cell:
         return self._coverage[1]
 
     def shortfall(self, cut: str | None) -> str | None:
-        """Why it has run too little for a pass, and what ended it; None where it has run enough, or has failed."""
+        """Why it has run too little for a pass, and what ended it; None if it has run enough or has failed."""
         from kvcheck.core.stress.coverage import shortfall
 
         if self.findings:
@@ -128,9 +128,9 @@ class Cell:
 class Session:
     """Builds one RunRecord and saves it as it grows.
 
-    results: of what has no cells, beside those of the cells. facts: what a command adds to the environment. repro: the
-    command that repeats the run; resumes: with --resume, it goes on with it. quiet: nothing but JSON goes to stdout.
-    identity: of kvcheck's code, and of what a command adds.
+    results: rows that belong to no cell. facts: what a command adds to the environment. repro: the command that repeats
+    the run; resumes: with --resume that command continues it. quiet: only JSON goes to stdout. identity: digests of
+    kvcheck's code and of what a command adds.
     """
 
     def __init__(

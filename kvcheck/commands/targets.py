@@ -1,4 +1,4 @@
-"""The target that a plan tests. Mutants are known here, since core may not import them.
+"""The target that a plan tests. This module knows the mutants, which core may not import.
 
 Invariants:
 - Nothing is imported before a target is asked for.
@@ -24,7 +24,7 @@ def target_of(plan: Plan) -> Target:
 
 
 def runner_of(plan: Plan) -> ScheduleRunner:
-    """A runner in this process, with what the plan has under test."""
+    """A runner in this process for the plan's target."""
     from kvcheck.core.stress.runner import ScheduleRunner
 
     return ScheduleRunner(target_of(plan))

@@ -2,8 +2,8 @@
 
 Invariants:
 - The last lines are always verdict, report path and exit code, in this order.
-- Counts that do not apply are not printed as 0.
-- Every line goes out through `say`, `complain` or `warn`, which escape what a terminal would obey.
+- Counts that do not apply are not printed.
+- Every line is written by `say`, `complain` or `warn`, which escape control characters.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _retract_counts(evidence: Evidence) -> list[str]:
 
 
 def _pair_counts(evidence: Evidence) -> list[str]:
-    """Transfers and what of them was sealed; nothing where prefill and decode are one engine."""
+    """Transfers and how many bytes were sealed; nothing if prefill and decode are one engine."""
     sealed = evidence.words_verified.get("sealed", 0) * 8
     if not sealed:
         return []
@@ -167,5 +167,5 @@ def verdict_lines(record: RunRecord) -> list[str]:
 
 
 def place_lines(record: RunRecord, where: str) -> list[str]:
-    """Report and exit code: the last two lines."""
+    """The last two lines: report and exit code."""
     return [f" report {where}", f" exit {record.exit_code}"]

@@ -1,7 +1,7 @@
 """Ranks on several machines: the place of this process, from the variables that torchrun sets.
 
 Invariants:
-- Without all of the variables, or for a run in one process, this process is alone.
+- If a variable is missing, or the run is in one process, this process is alone.
 - Rank 0 judges and writes the record; all others start ranks for it, print nothing, and exit 0 unless they fail.
 """
 
@@ -30,7 +30,8 @@ MOST_PORT = (1 << 16) - 1
 
 
 def find_place(plan: Plan, bind: str) -> Address | None:
-    """The place of this process; None where it is alone. Raises UsageError where the processes do not fit the plan."""
+    """The place of this process; None if it is alone. Raises UsageError if the number of processes does not fit the
+    plan."""
     found = {name: os.environ.get(name, "") for name in VARIABLES}
     if plan.kind is not Kind.RANKS or not all(found.values()):
         if bind != LOOPBACK:
@@ -71,7 +72,7 @@ def serve_place(place: Address) -> int:
 
 
 def exposure(plan: Plan, place: Address | None) -> list[str]:
-    """Warn, for the record too, where Mooncake's engine can be reached from outside."""
+    """Warn, also in the record, if Mooncake's engine can be reached from outside."""
     if plan.transport != "mooncake":
         return []
     why = "ranks of several machines have to reach each other"

@@ -2,7 +2,7 @@
 
 Invariants:
 - An error is the last line, with its exit code, and ends the process with it; the parent ends the cells that were left.
-- An error of kvcheck or of the machine is never a finding; a process that ends without a last line is.
+- An error of kvcheck or of the machine is never a finding. A process that ends without a last line is one.
 - The parent ends a run with SIGTERM. It unwinds the schedule in progress, so that temporary folders are removed.
 """
 

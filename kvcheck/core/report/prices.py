@@ -1,10 +1,10 @@
 """The price list: what each clone, wait and seal adds, in microseconds and as a share of a decode step.
 
 Invariants:
-- What is added is the ratio's excess over 1 times the baseline's time, so that it has the ratio's interval.
+- The added time is (ratio - 1) times the baseline's time, so it has the ratio's interval.
 - "free" depends on the interval's upper end only; "faster" and "costs" need the whole interval beyond the noise floor;
   everything else is within noise.
-- A share of a decode step is given only where the same run measured one on the same shape and device.
+- A share of a decode step is given only if the same run measured a step on the same shape and device.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FREE_RATIO = 1.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """One row as it is shown; texts only, "n/a" where something does not apply."""
+    """One row as it is shown: texts only, "n/a" for what does not apply."""
 
     kind: str
     what: str
@@ -62,7 +62,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """What an arm costs over its sizes: so much a call, and so much a byte."""
+    """The cost of an arm over its sizes: a part for each call and a part for each byte."""
 
     what: str
     fixed: str
@@ -81,7 +81,7 @@ def all_prices(rows: Sequence[BenchRow]) -> list[Price]:
 
 
 def step_us(rows: Iterable[BenchRow], shape: str | None, device: str) -> float | None:
-    """A decode step without protections on that shape and device, or None where none was measured."""
+    """Time of a decode step without protections on that shape and device; None if none was measured."""
     for row in rows:
         if row.case == "decode-step" and row.device == device and (shape is None or row.shape == shape):
             return row.baseline_us.est
@@ -94,7 +94,7 @@ def has_price(row: BenchRow) -> bool:
 
 
 def added_us(row: BenchRow) -> Interval:
-    """What the arm adds to its baseline; negative where it is faster."""
+    """Microseconds that the arm adds to its baseline; negative if it is faster."""
     base, ratio = row.baseline_us.est, row.ratio
     lo, hi = (None if each is None else (each - 1) * base for each in (ratio.lo, ratio.hi))
     return Interval((ratio.est - 1) * base, lo, hi)
@@ -113,7 +113,7 @@ def verdict(row: BenchRow, step: float | None) -> str:
 
 
 def in_short(rows: Sequence[BenchRow]) -> str:
-    """The answer in one line: the cases all of whose parts are free, and those that have one that costs."""
+    """The prices in one line: the cases of which all parts are free, and those with a part that costs."""
     step = next((found for row in rows if (found := step_us(rows, row.shape, row.device)) is not None), None)
     verdicts: dict[str, set[str]] = {}
     for row in _largest(rows):
@@ -132,7 +132,8 @@ def in_short(rows: Sequence[BenchRow]) -> str:
 
 
 def _largest(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """One row of each comparison: that of most bytes, or the last where sizes are not of bytes; no torch form."""
+    """One row of each comparison: the one with most bytes, or the last if sizes are not in bytes. Torch forms are left
+    out."""
     found: dict[tuple[str, str], BenchRow] = {}
     for row in rows:
         kept = found.get((row.case, row.arm))
@@ -166,7 +167,8 @@ def curves(rows: Sequence[BenchRow]) -> list[Curve]:
 def fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
     """(a, b) of y = a + b x, each point weighted by 1 / y**2, so that small sizes count as much as large ones.
 
-    None where a y is not above 0: such a point has no weight. Weights are relative to the largest: none is infinite.
+    None if a y is not above 0, since such a point has no weight. Weights are relative to the largest, so none is
+    infinite.
     """
     least = min(y for _, y in points)
     if least <= 0:
@@ -204,7 +206,7 @@ def _percent(value: float) -> str:
 def _prices(chosen: Iterable[BenchRow], rows: Sequence[BenchRow]) -> list[Price]:
     made = [_price(row, step_us(rows, row.shape, row.device)) for row in chosen]
     ordered = sorted(made, key=lambda price: ORDER.index(price.kind))
-    # A kind is named where it begins.
+    # A kind is named in its first row only.
     kinds = [None, *(price.kind for price in ordered)]
     return [
         replace(price, kind="" if price.kind == before else price.kind)

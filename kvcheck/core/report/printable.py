@@ -1,7 +1,7 @@
-"""Text from outside, made safe to show: characters that control a terminal, or are invisible, become escapes.
+"""Printable text: characters that control a terminal, or are invisible, become escapes.
 
 Invariants:
-- Nothing that is not printable is left, but what the caller keeps; text without such characters is returned as it is.
+- No unprintable character is left, except those in `keep`. Text without such characters is returned unchanged.
 """
 
 from __future__ import annotations

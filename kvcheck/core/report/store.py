@@ -1,9 +1,9 @@
-"""Where runs are kept: `OUT/<run_id>/run.json`, written whole or not at all, and found again by name.
+"""RunStore: keeps runs as `OUT/<run_id>/run.json`, writes them whole or not at all, and finds them by name.
 
 Invariants:
-- The folder of a new run is always made anew: two runs never share one.
-- A file is replaced in one step; a reader sees the old text or the new one, never half of it.
-- What the operating system refuses is a UsageError with the path, the reason and the option that helps.
+- The folder of a new run is always new, so two runs never share one.
+- A file is replaced in one step. A reader sees the old text or the new text, never a mixture.
+- An error of the operating system is a UsageError with the path, the reason and the option that helps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RunStore:
     out: Path
 
     def claim(self, draw: Callable[[], str]) -> str:
-        """The first id drawn whose folder was not there; it is made, and is this run's alone. Raises UsageError."""
+        """Draw ids until one has no folder, and make that folder. Returns the id. Raises UsageError."""
         make_folder(self.out)
         run_id = ""
         for _ in range(DRAWS):
@@ -93,7 +93,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise UsageError, with the reason, unless `path` can be written; a file is written to find out."""
+    """Raise UsageError, with the reason, unless `path` can be written. A file is written to find out."""
     if path.is_dir():
         raise UsageError(f"cannot write {path}: expected the name of a file, got a folder")
     make_folder(path.parent)
@@ -119,7 +119,8 @@ def write_json(record: RunRecord, path: Path) -> None:
 
 
 def find_run(name: str, out: Path) -> Path:
-    """The run.json meant by `name`: a file, a folder that holds one, a run id under `out`, or a prefix of just one."""
+    """The run.json that `name` means: a file, a folder that holds one, a run id under `out`, or the unique start of
+    one."""
     if name:
         given = Path(name)
         for path in (given, given / RUN_FILE, out / name / RUN_FILE):
@@ -142,7 +143,7 @@ def find_run(name: str, out: Path) -> Path:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is such a file that this user may look at; a name that no file system takes has none."""
+    """True if there is such a file and this user may see it. A name that no file system accepts has none."""
     try:
         return path.is_file()
     except (OSError, ValueError):

@@ -4,10 +4,10 @@ A path that ends in .csv gets one table, whose `kind` column tells scenario, fin
 path is a folder that gets findings.csv, scenarios.csv, words.csv, mutants.csv and bench.csv.
 
 Invariants:
-- A text that a spreadsheet would run as a formula gets a leading apostrophe; numbers stay numbers. What stands before
-  the formula and is not seen is looked through, and wide forms of its first character count too.
-- Control characters but tabs and line breaks are written as escapes: a table that is printed steers no terminal.
-- What does not apply is an empty cell, never 0; a column is there even when no row fills it.
+- A text that a spreadsheet would run as a formula gets a leading apostrophe. Numbers stay numbers. Invisible characters
+  before a formula are skipped, and wide forms of its first character count too.
+- Control characters, except tabs and line breaks, are escaped, so a printed table cannot control a terminal.
+- A value that does not apply is an empty cell, never 0. A column exists even if no row fills it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _safe(cell: object) -> object:
 
 
 def _starts_formula(text: str) -> bool:
-    """Whether the first character that is seen, or its plain form, begins a formula."""
+    """True if the first visible character, or its plain form, begins a formula."""
     seen = next((char for char in text if unicodedata.category(char) not in UNSEEN), "")
     return unicodedata.normalize("NFKC", seen)[:1] in FORMULA_STARTS
 
@@ -131,7 +131,7 @@ def _finding_row(finding: Finding) -> dict[str, object]:
 
 
 def _scenario_rows(record: RunRecord) -> list[Row]:
-    """A row a scenario, each with what the run is about, digests cut short."""
+    """A row for each scenario, with what the run judged and shortened digests."""
     identity: dict[str, object] = {}
     for row in dataclasses.fields(Identity):
         value = getattr(record.identity, row.name, None)

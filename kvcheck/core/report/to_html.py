@@ -1,8 +1,8 @@
 """The record as one HTML page that needs no network and no other file.
 
 Invariants:
-- The page loads nothing: its own policy forbids it, and the one script is allowed by its hash.
-- Meaning is carried by letters and words; colour only repeats it.
+- The page loads nothing. Its own policy forbids it, and its only script is allowed by hash.
+- Letters and words carry the meaning. Colour only repeats it.
 - Text of the record reaches the page only through autoescape; the embedded JSON holds no `<`, `>` or `&`.
 - The page shows the first FINDINGS_SHOWN findings and says how many more there are; the embedded JSON is complete.
 - What does not apply is "n/a", never 0. No control character of the record is in the page.
@@ -111,9 +111,9 @@ def render(record: RunRecord) -> str:
 
 
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """By code, as they are numbered from wrong bytes to nothing touched; the run's own order within a code.
+    """Findings by code, from wrong bytes (KV1xx) to nothing judged (KV990); within a code in the run's own order.
 
-    Conditional ones come last.
+    Conditional findings come last.
     """
     return tuple(sorted(findings, key=lambda finding: (finding.condition is not None, finding.code)))
 
@@ -292,7 +292,7 @@ def _maps(findings: tuple[Finding, ...]) -> list[dict[str, object]]:
 
 
 def _axis(values: Iterable[int | None]) -> tuple[list[int | None], int]:
-    """The values to draw, sorted, with None ("any") last, and how many are left out."""
+    """The values to show, sorted, with None ("any") last, and how many are left out."""
     found = sorted(set(values), key=lambda value: (value is None, value or 0))
     return found[:MAP_AXIS], max(0, len(found) - MAP_AXIS)
 
@@ -306,7 +306,7 @@ def _cell(codes: list[str] | None, *, layer: int | None, page: int | None) -> di
 
 
 def _mutants(record: RunRecord) -> dict[str, object]:
-    """The detection matrix: mutants by the oracles that should have found them, or did."""
+    """The detection matrix: mutants by the oracles that had to find them or did."""
     found = {row.name: _found_by(row) for row in record.mutants}
     oracles = sorted({name for row in record.mutants for name in (row.killer, found[row.name]) if name})
     rows: list[dict[str, object]] = []
@@ -327,12 +327,12 @@ def _mutants(record: RunRecord) -> dict[str, object]:
 
 
 def _found_by(row: MutantResult) -> str | None:
-    """The oracle that found the mutant, without the code; on a device it is the delays."""
+    """The oracle that found the mutant, without the code. On a device the delays find it."""
     return row.killer if row.outcome in FOUND else (row.killed_by or "").partition(" ")[0] or None
 
 
 def _price_list(record: RunRecord) -> dict[str, object]:
-    """What a run of benchmarks found, the answer first; empty tables for other runs."""
+    """The prices of a run of benchmarks, with a summary first; empty tables for other runs."""
     steps = {
         f"{row.shape} on {row.device}": time_text(found)
         for row in record.bench

@@ -33,7 +33,7 @@ def evidence_text(evidence: Evidence, but: tuple[str, ...] = ()) -> str:
 
 
 def why_text(row: ScenarioResult) -> str:
-    """The code with its title, and the reason; as far as there are any."""
+    """The code with its title, and the reason, if there are any."""
     known = CODES.get(row.code or "")
     named = f"{row.code} {known.title}" if known else row.code
     return ": ".join(part for part in (named, row.reason) if part)
@@ -61,7 +61,7 @@ def _is_setting(name: str) -> bool:
 
 
 def _kind_text(kind: str, values: list[str], of: int) -> str:
-    """A kind without values is its own name; else how many of its values, of so many (0: of none that was tried)."""
+    """A kind without values is its own name; otherwise how many of its values, of so many (0: none was tried)."""
     if values == [""]:
         return kind
     if len(values) == 1 and of <= 1:
@@ -91,5 +91,5 @@ def asset(name: str) -> str:
 
 
 def visible(value: object) -> object:
-    """What a template prints: text of the record with its control characters escaped, our own markup as it is."""
+    """A value for a template: the record's text with its control characters escaped; kvcheck's own markup unchanged."""
     return printable(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,4 +1,4 @@
-"""Targets: what kvcheck can be pointed at."""
+"""Targets: the implementations that kvcheck can test."""
 
 from __future__ import annotations
 

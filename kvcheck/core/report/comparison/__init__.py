@@ -1,1 +1,1 @@
-"""Several runs beside each other: builds by bugs."""
+"""Comparison: several runs on one page, releases by bugs."""

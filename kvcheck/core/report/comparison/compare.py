@@ -1,9 +1,9 @@
-"""Comparison: several runs of `kvcheck stress` beside each other, releases by bugs.
+"""Comparison: compares several runs of `kvcheck stress`, releases by bugs.
 
 Invariants:
-- A row that a run of the same engine lacks is "not run" there and leaves its bug unjudged; it is never a pass.
-- Every cell has the counts that its verdict rests on and a command that gives it again.
-- Runs of different engines share no table: their rows are not the same things.
+- A row that a run of the same engine lacks is "not run" there, and its bug is unjudged. It is never a pass.
+- Every entry has the counts that its verdict rests on, and a command that repeats it.
+- Runs of different engines share no table, because their rows mean different things.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONDITIONAL = "conditional "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One run. label: the release that it judged, made unique by the run's id where two runs judged the same."""
+    """One run. label: the release that it judged, with the run's id if two runs judged the same release."""
 
     label: str
     engine: str
@@ -39,7 +39,7 @@ class Column:
 class Entry:
     """One row in one run. verdict None: not run. words: verified; orderings: checked. replay: a command.
 
-    notes: what the run says of this row beside its verdict, such as what of it was not exercised.
+    notes: remarks of the run about this row, such as what was not exercised.
     """
 
     label: str
@@ -60,13 +60,13 @@ class Entry:
 
     @property
     def is_conditional(self) -> bool:
-        """Whether anything was found under a stated assumption, which fails nothing by itself."""
+        """True if there are conditional findings. They alone fail nothing."""
         return any(code.startswith(CONDITIONAL) for code in self.codes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One scenario and shape. shows: what it is about, where the runs say so; once for rows that share it."""
+    """One scenario and shape. shows: what it is about, if the runs say so; given once for rows that share it."""
 
     id: str
     shows: str
@@ -75,7 +75,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All rows about one bug. verdicts: one a run: the worst of its rows, and unknown where one was not run."""
+    """All rows about one bug. verdicts: one for each run: the worst of its rows, and unknown if a row was not run."""
 
     title: str
     rows: tuple[Row, ...]
@@ -88,7 +88,7 @@ class Group:
 
     @property
     def conditional(self) -> tuple[bool, ...]:
-        """One a run: whether any of its rows has a conditional finding."""
+        """For each run: True if any of its rows has a conditional finding."""
         columns = zip(*(row.cells for row in self.rows), strict=True)
         return tuple(any(cell.is_conditional for cell in column) for column in columns)
 
@@ -124,7 +124,8 @@ ComparisonWriter = Callable[[Comparison, Path], None]
 
 
 def compare(records: Sequence[RunRecord]) -> Comparison:
-    """The runs beside each other. Raises UsageError for one that judged no scenario, or has or is anything twice."""
+    """Compare runs. Raises UsageError for a run that judged no scenario, and for a run, row or column that occurs
+    twice."""
     given = _twice(record.run_id for record in records)
     if given is not None:
         raise UsageError(
@@ -144,7 +145,7 @@ def compare(records: Sequence[RunRecord]) -> Comparison:
 
 
 def _twice(names: Iterable[str]) -> str | None:
-    """The first that is there more than once."""
+    """The first value that occurs more than once."""
     return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
@@ -189,7 +190,7 @@ def _table(engine: str, columns: list[Column]) -> Table:
 
 
 def _order(group: tuple[str, list[Row]]) -> tuple[bool, str]:
-    """Bugs by their letters, then what is about none of them."""
+    """Bugs by their letters, then scenarios that are about none of them."""
     title = group[0]
     return title[1:2] != ":", title
 

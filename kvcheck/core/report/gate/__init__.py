@@ -1,1 +1,1 @@
-"""The gate: may this be merged, judged from stored runs and a budget."""
+"""The gate: decides from stored runs and a budget whether a change may be merged."""

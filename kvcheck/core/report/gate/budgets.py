@@ -1,4 +1,4 @@
-"""Budgets of the gate: what an arm of a benchmark may cost beside its baseline, as rows of a TOML file.
+"""Budgets of the gate: rows of a TOML file that say how much an arm may cost compared with its baseline.
 
     [[budget]]
     case = "metadata-read"
@@ -9,7 +9,7 @@
     min_limit_ratio = 0.8     # share of the physical limit measured beside it; one of the two bounds, or both
 
 Invariants:
-- A key that nobody reads is an error that names the known ones: a misspelt bound bounds nothing.
+- An unknown key is an error that names the known ones, since a misspelt bound would limit nothing.
 - No budget, no bound, two budgets for the same rows, or a bound that is no positive number is an error too.
 """
 
@@ -34,7 +34,7 @@ MOST = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What rows it is about, and how much they may cost. size, shape and device: None is all of them."""
+    """A budget: its rows and how much they may cost. size, shape and device: None means all of them."""
 
     case: str
     arm: str
@@ -46,12 +46,12 @@ class Budget:
     min_limit_ratio: float | None = None
 
     def covers(self, row: BenchRow) -> bool:
-        """Whether this row has to keep the budget."""
+        """True if this row has to keep the budget."""
         return all(getattr(self, name) in (None, getattr(row, name)) for name in (*NAMED, *NARROWED))
 
     @property
     def rows(self) -> tuple[str | None, ...]:
-        """What it is about, without its bounds."""
+        """The rows of the budget, in words, without its bounds."""
         return tuple(getattr(self, name) for name in (*NAMED, *NARROWED))
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Budget:
 
 
 def read_budgets(path: Path) -> tuple[Budget, ...]:
-    """The budgets in the file, in its order. Raises UsageError for a file that is not there or not right."""
+    """The budgets in the file, in order. Raises UsageError for a missing or wrong file."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # not there, not text, or not TOML

@@ -1,10 +1,10 @@
-"""Builds: what runs are about, and whether they are of one build of kvcheck, one state of each trace and engine.
+"""Builds: checks that runs are of one build of kvcheck and of one state of each trace and engine.
 
 A run of kvcheck's own code is evidence for the build that judges it, and for no other. A run of an installed engine is
 evidence for that engine: several of one engine have to be of the same files of it, judged by the same kvcheck.
 
 Invariants:
-- What does not say what it is about is no evidence; nothing is taken for equal that is not known.
+- A run that does not say what it judged is no evidence. Unknown digests never count as equal.
 - A run of a mutant is never evidence: the code that it judged is broken on purpose.
 """
 
@@ -20,7 +20,7 @@ BUILTIN = "builtin"
 
 
 def build_problems(records: Sequence[RunRecord], code: str) -> Iterator[tuple[RunRecord, str]]:
-    """Runs that are not evidence for this build, whose digest is `code`, or not for the same as the others; and why."""
+    """Runs that are no evidence for this build, whose digest is `code`, or that do not fit the other runs; and why."""
     firsts: dict[tuple[str, ...], tuple[str, RunRecord]] = {}
     for record in records:
         for message in _own(record, code):
@@ -32,7 +32,7 @@ def build_problems(records: Sequence[RunRecord], code: str) -> Iterator[tuple[Ru
 
 
 def changes(then: Identity | None, now: Identity) -> list[str]:
-    """What a run of then and one of now are about that is not the same, in words; empty where all of it is."""
+    """What differs between an earlier run and one of now, in words; empty if nothing does."""
     if then is None:
         return ["it does not say which build of kvcheck made it"]
     named = (("kvcheck's code", "code"), ("the content of the trace", "trace"), ("the engine", "target"))
@@ -71,7 +71,7 @@ def _own(record: RunRecord, code: str) -> Iterator[str]:
 
 
 def _claims(record: RunRecord) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """What has to be the same in every run that names it: (name, value, in words)."""
+    """The facts that must be equal in all runs that name them: (name, value, in words)."""
     identity = record.identity
     if identity is None:
         return

@@ -1,8 +1,8 @@
-"""Contradictions: what in a record cannot be true of one run, a sentence each.
+"""Contradictions: finds statements of a record that cannot be true of one run.
 
 Invariants:
-- A record that kvcheck wrote of a complete run has none. One that was edited, cut or put together is no evidence.
-- Sees one record alone; what several runs are about, and whether that fits together, is in `builds`.
+- The record of a complete run has none. A record that was edited, cut or put together is no evidence.
+- This module looks at one record. `builds` compares several runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COUNTED = ("evidence", "scenarios", "mutants", "bench", "duration_s")
 
 
 def contradictions(record: RunRecord) -> list[str]:
-    """Everything in the record that does not fit the rest of it."""
+    """Contradictions of the record, one sentence for each."""
     return [
         *_negative(record),
         *(message for row in record.scenarios for message in _scenario(record, row)),
@@ -105,7 +105,7 @@ def _whole(record: RunRecord) -> Iterator[str]:
 
 
 def _unplanned(record: RunRecord) -> Iterator[str]:
-    """What the plan names and the record lacks, and the other way round; each once."""
+    """Cells that the plan names and the record lacks, and the other way round; each once."""
     judged = [row.id for row in record.scenarios]
     cells = [cell_of(line, judged) for line in lines_of(record.plan)]
     for row in record.scenarios if record.identity is not None else ():  # without one it may be of version 1

@@ -1,10 +1,10 @@
-"""What one run of the gate found, as a value: integrity and evidence of the runs, overhead rows, exit code, JSON.
+"""GateResult: the result of one run of the gate: integrity and evidence of the runs, overhead rows, exit code, JSON.
 
 Invariants:
-- Worst wins: 1 integrity, 3 slower, 4 no evidence or inconclusive, 0; 130 where it was interrupted.
+- Worst wins: 1 integrity, 3 slower, 4 no evidence or inconclusive, 0; 130 if it was interrupted.
 - Every problem of every run is kept; no measurement removes one. INCONCLUSIVE rows pass only with --on-inconclusive
   pass or warn, and the result still says so.
-- Where a key does not apply it is None, never 0.
+- A key that does not apply is None, never 0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How much was judged. verdicts: without those of measured cases."""
+    """Counts of what was judged. verdicts: without those of measured cases."""
 
     runs: int
     verdicts: int
@@ -48,7 +48,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What one run is about, and how much of what it planned it ran.
+    """One run: what it judged, and how much of its plan it ran.
 
     cells: judged, without mutants and prices. schedules: in all of them. fewest: of one cell; None without cells.
     wanted: planned; None where no cell says it. not_tried: strategies and settings, each with the cells that lack it.
@@ -93,7 +93,7 @@ class GateResult:
 
     @property
     def exit_code(self) -> int:
-        """What the command exits with."""
+        """The exit code of the command."""
         if not self.complete:
             return INTERRUPTED
         if self.integrity:
@@ -142,7 +142,7 @@ def conditional_findings(records: Sequence[RunRecord]) -> tuple[Problem, ...]:
 def evidence_problems(
     records: Sequence[RunRecord], *, code: str, min_schedules: int | None = None
 ) -> tuple[Problem, ...]:
-    """Why the runs would be no pass even without a failure. code: the digest of the kvcheck that judges them."""
+    """Why the runs would be no pass even without a failure. code: the digest of the kvcheck that runs the gate."""
     builds = (Problem(record.run_id, message) for record, message in build_problems(records, code))
     gaps = (
         Problem(record.run_id, message)
@@ -153,7 +153,7 @@ def evidence_problems(
 
 
 def summaries(records: Sequence[RunRecord]) -> tuple[RunSummary, ...]:
-    """What the runs are about, in their order."""
+    """A summary of each run, in order."""
     return tuple(_summary(record, _cells(record)) for record in records)
 
 
@@ -170,7 +170,7 @@ def tally(records: Sequence[RunRecord]) -> Tally:
 def gated_rows(
     records: Sequence[RunRecord], budgets: Sequence[Budget]
 ) -> tuple[tuple[BudgetedRow, ...], tuple[Problem, ...], tuple[str, ...]]:
-    """Rows with a bound they have to keep; budgets and rows that cannot be judged, and why; and warnings."""
+    """Rows that have to keep a bound; budgets and rows that cannot be judged, and why; and warnings."""
     rows = [StoredRow(record.run_id, row) for record in records for row in record.bench]
     gated: list[BudgetedRow] = []
     problems: list[Problem] = []
@@ -199,7 +199,7 @@ def gated_rows(
 
 
 def _failures(record: RunRecord) -> list[str]:
-    """What failed, each once: findings first, then what has a verdict of its own, then the run's."""
+    """Failures, each once: findings first, then rows with a verdict of their own, then the run's verdict."""
     told = [
         f"{finding.code} {finding.cell}: {finding.message}" for finding in record.findings if finding.condition is None
     ]
@@ -263,7 +263,7 @@ def _summary(record: RunRecord, cells: Sequence[ScenarioResult]) -> RunSummary:
 
 
 def _cells(record: RunRecord) -> tuple[ScenarioResult, ...]:
-    """All scenarios but cases of a benchmark: their verdicts say nothing about the cache."""
+    """All scenarios without cases of a benchmark, whose verdicts are not about the cache."""
     measured = {row.case for row in record.bench if row.ratios}
     return tuple(row for row in record.scenarios if row.id not in measured)
 
@@ -273,7 +273,7 @@ def _has_judged(evidence: Evidence) -> bool:
 
 
 def _nearest(budget: Budget, rows: Sequence[StoredRow]) -> str:
-    """What the runs hold that is most like what the budget asks for, and the command that measures it."""
+    """The row of the runs that is most like the budget's, and the command that measures the budget's row."""
     measured = [each.row for each in rows]
     like = [row for row in measured if row.case == budget.case] or measured
     named = [_named(row) for row in like[:NAMED_ROWS]]

@@ -1,7 +1,7 @@
-"""Words and table cells for the gate's result; terminal, markdown and page show the same ones.
+"""Text for the gate's result: words and table cells that terminal, markdown and page share.
 
 Invariants:
-- Cells hold text of the record as it is: whoever shows them escapes them for where they are shown.
+- Table cells hold the record's text unchanged. Each report escapes them for its own format.
 - A value that does not exist is "n/a (why)", never 0.
 """
 
@@ -41,7 +41,7 @@ def interval_text(interval: Interval) -> str:
 
 
 def slower_from_text(row: GatedRow) -> str:
-    """The value from which it would have been called slower, and how much more time that is than was measured."""
+    """The value from which the row would have been SLOWER, and how much more time that is than was measured."""
     if row.slower_from is None or row.slower_from_change is None:
         return "n/a (rounds<6)"
     change = f", {row.slower_from_change:+.0%} time" if row.slower_from_change > 0 else ""
@@ -62,7 +62,7 @@ def sections(result: GateResult) -> tuple[tuple[str, str, tuple[str, ...]], ...]
 
 
 def _integrity(result: GateResult) -> str:
-    """What was looked at, and how many problems there are."""
+    """Counts of what was judged, and how many problems there are."""
     tally = result.tally
     if not tally.verdicts:
         return f"{_many(tally.runs, 'run')} without a verdict; name a run of kvcheck stress to have integrity judged"
@@ -71,7 +71,7 @@ def _integrity(result: GateResult) -> str:
 
 
 def _conditional(result: GateResult) -> str:
-    """Findings under an assumption, and whether they count."""
+    """Conditional findings, and whether they count."""
     count = _many(len(result.conditional), "finding")
     if result.fail_on_conditional:
         return f"{count} under an assumption, each a problem by --fail-on-conditional"
@@ -79,7 +79,7 @@ def _conditional(result: GateResult) -> str:
 
 
 def _schedules(result: GateResult) -> str:
-    """How much of what was planned was run, and the build that says so."""
+    """How many of the planned schedules ran, and the build that ran them."""
     cells = sum(run.cells for run in result.runs)
     asked = "" if result.min_schedules is None else f", --min-schedules {result.min_schedules}"
     return (
@@ -88,7 +88,7 @@ def _schedules(result: GateResult) -> str:
 
 
 def _some_schedules(runs: tuple[RunSummary, ...]) -> str:
-    """Schedules, and of how many, where every run that has cells says it."""
+    """Schedules that ran; of how many, if every run with cells says it."""
     ran = sum(run.schedules for run in runs)
     wanted = [run.wanted for run in runs if run.cells]
     known = [each for each in wanted if each is not None]
@@ -96,7 +96,7 @@ def _some_schedules(runs: tuple[RunSummary, ...]) -> str:
 
 
 def _run(run: RunSummary) -> str:
-    """One run: schedules, what it did not try, and of what it is."""
+    """One run: its schedules, what it did not try, and what it judged."""
     parts = [f"{run.run_id}: {_some_schedules((run,))} in {_many(run.cells, 'cell')}, {run.fewest or 0} or more each"]
     if not run.cells:
         parts = [f"{run.run_id}: no cells"]
@@ -120,7 +120,7 @@ def _evidence(result: GateResult) -> str:
 
 
 def _overhead(result: GateResult) -> str:
-    """What was gated by which rules."""
+    """The gated rows and the rules."""
     if result.budget_file is None:
         return f"not judged: no --budget; {_many(result.tally.bench_rows, 'row')} of benchmarks in these runs"
     rules = f"tol {result.tol:.1%}, fail-over {result.fail_over:.1%}"
@@ -133,7 +133,7 @@ def _problem(problem: Problem) -> str:
 
 
 def summary_text(result: GateResult) -> str:
-    """Why the verdict is what it is."""
+    """The reason for the verdict."""
     counts = dict.fromkeys(("SLOWER", "INCONCLUSIVE", "OK"), 0)
     for row in result.rows:
         counts[row.verdict.name] += 1

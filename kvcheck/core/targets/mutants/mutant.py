@@ -15,7 +15,7 @@ from kvcheck.core.targets.parts import FIXED, TargetParts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A bug, and who must find it.
+    """A bug, and the oracle that must find it.
 
     name: for --mutant. bug: row of the bug table (a to e). shape: preset that shows it. code: the finding it gives.
 
