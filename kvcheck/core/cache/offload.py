@@ -1,11 +1,11 @@
-"""Retract and resume: one typed value for every pool family, saved whole and restored whole.
+"""Offload: saves a retracted request as one typed value, for every pool family, and restores it.
 
 Invariants:
 - An OffloadedKV holds every buffer of the pool's table; `restore` checks that against the pool before it writes.
-- It is independent memory: nothing that later happens to the pool changes it. (mutant: offload-value-aliases-pool)
+- A value has memory of its own, so later changes of the pool do not change it. (mutant: offload-value-aliases-pool)
 - Only rows of the request are read and only rows of the request are written, never a page the prefix tree owns.
-- The pool's pages may be freed once `saved` is reached, and those of a restore once that is; until then they are
-  pinned. The value may be dropped once the restore is. Anything earlier is refused, as is a dropped value.
+- The pool's pages are pinned until `saved` is reached, and those of a restore until the restore is. A value may be
+  dropped once its restore is reached. Anything earlier is refused, and so is the use of a dropped value.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class OffloadedKV:
 
 @dataclass(slots=True, kw_only=True)
 class _Kept:
-    """A value that was not dropped yet: copies that touch it, and the pool's ids that they touch."""
+    """A value that is not dropped yet, with the copies that touch it and the pool's ids that they touch."""
 
     copies: list[Signal]
     uses: list[tuple[str, Use]] = field(default_factory=list)

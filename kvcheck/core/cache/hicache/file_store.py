@@ -1,16 +1,17 @@
-"""A page store in a folder: one file an object, complete or not there.
+"""FileStore: a page store in a folder, with one file for each object, complete or absent.
 
     <folder>/drafts/<pid>-<n>.draft     being written, locked by its writer
     <folder>/ab/cd/abcd...              an object, named by its key
     <folder>/used                       bytes of all objects; only where a capacity is set
 
 Invariants:
-- An object's name appears by one rename, after its bytes are on the disk; the directory follows before `put` ends.
-- A draft is removed by its writer, or by a later opener that got the lock of it: the kernel drops a lock with its
-  holder, so a live writer's draft is never taken and no clock or process id has to be believed.
+- An object's name appears by one rename, after its bytes are on the disk. The directory is on the disk before `put`
+  ends.
+- A draft is removed by its writer, or by a later opener of the store that got its lock. The kernel drops a lock with
+  its holder, so a live writer's draft is never taken, and no clock or process id is needed.
 - Folders and objects below the store's folder are opened without following links; only regular files are read.
-- With a capacity, rename and accounting happen under one lock. A crash between them counts too much, never too little,
-  and a store that looks full is counted anew before it refuses.
+- With a capacity, rename and count happen under one lock. After a crash between them the count is too high, never too
+  low, and a store that looks full is counted again before it refuses.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ COUNT_BYTES = 8
 class FileStore:
     """Objects in `folder`, shared by any number of processes of one machine.
 
-    capacity_bytes: most object bytes the folder may hold; all processes that share the folder give the same.
+    capacity_bytes: the most object bytes that the folder may hold; the same for all processes that share the folder.
     """
 
     name = "files"
@@ -71,7 +72,7 @@ class FileStore:
             ) from error
 
     def put(self, key: str, payload: bytes) -> None:
-        """Keep `payload` under `key`, on the disk when this returns."""
+        """Store `payload` under `key`. It is on the disk when this returns."""
         self._check(key)
         data = pack_object(key, payload)
         try:
@@ -102,7 +103,7 @@ class FileStore:
         return payload
 
     def contains(self, key: str) -> bool:
-        """Whether a file of that name is there, whole or not."""
+        """True if a file of that name is there, whole or not."""
         self._check(key)
         try:
             with self._shelf(key) as shelf:
@@ -111,7 +112,7 @@ class FileStore:
             return False
 
     def remove(self, key: str) -> None:
-        """Forget `key`. After a power cut it may be back, and then with the right bytes."""
+        """Remove `key`. After a power cut it may be there again, with the right bytes."""
         self._check(key)
         try:
             with self._shelf(key) as shelf, self._ledger() as ledger:
@@ -148,7 +149,7 @@ class FileStore:
                 os.replace(name, key, src_dir_fd=self._drafts, dst_dir_fd=shelf)
 
     def _account(self, ledger: int | None, shelf: int, key: str, *, size: int) -> None:
-        """Note what the folder will hold after the rename, or raise StorageError where that is too much."""
+        """Note how many bytes the folder will hold after the rename. Raises StorageError if that is too much."""
         if self._capacity_bytes is None:
             return
         old = 0
@@ -178,8 +179,8 @@ class FileStore:
 
     @contextmanager
     def _ledger(self) -> Iterator[int | None]:
-        """The file with the count, locked; None without a capacity. Opened anew: a lock belongs to an open file, and
-        threads and forked children would share it."""
+        """The file with the count, locked; None without a capacity. Each call opens it again, because threads and
+        forked children would share the lock of one open file."""
         if self._capacity_bytes is None:
             yield None
             return
@@ -192,7 +193,7 @@ class FileStore:
 
     @contextmanager
     def _shelf(self, key: str, *, make: bool = False) -> Iterator[int]:
-        """The folder that `key` belongs in. Raises FileNotFoundError where it is missing and not to be made."""
+        """The folder for `key`. Raises FileNotFoundError if it is missing and should not be made."""
         outer = _open_folder(self._root, key[:2], make=make)
         try:
             shelf = _open_folder(outer, key[2:4], make=make)
@@ -286,7 +287,7 @@ def _is_same(folder: int, name: str, opened: int) -> bool:
 
 
 def _holds(shelf: int, key: str, data: bytes) -> bool:
-    """Whether exactly `data` is there; what cannot be read is replaced, where that is possible."""
+    """True if exactly `data` is there. An unreadable object is replaced if possible."""
     try:
         return _read_object(shelf, key, size=len(data)) == data
     except OSError:

@@ -1,8 +1,8 @@
-"""A page store in a dict, for the simulator, with the faults of a real one on request.
+"""MemoryStore: a page store in a dict, for the simulator, that can have the faults of a real store.
 
 Invariants:
-- It keeps whole objects, not payloads: a fault changes object bytes, and `get` has to notice it.
-- Faults happen when they are asked for and at no other time.
+- It keeps whole objects, not payloads. A fault changes object bytes, and `get` has to notice it.
+- Faults happen only on request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MemoryStore:
         self._is_closed = False
 
     def put(self, key: str, payload: bytes) -> None:
-        """Keep `payload` under `key`, or raise StorageError and leave what was there."""
+        """Store `payload` under `key`, or raise StorageError and leave the old object."""
         self._check(key)
         new = pack_object(key, payload)
         old = self._objects.get(key, b"")
@@ -62,7 +62,7 @@ class MemoryStore:
         self._is_closed = True
 
     def keys(self) -> tuple[str, ...]:
-        """Keys of all objects, in the order they were first put: what a fault can be aimed at."""
+        """Keys of all objects, in the order in which they were first stored."""
         return tuple(self._objects)
 
     def corrupt(self, key: str, *, at: int, mask: int = 0xFF) -> None:
@@ -84,7 +84,7 @@ class MemoryStore:
         del self._objects[key]
 
     def fill_up(self) -> None:
-        """Fault: from now on there is no room for one byte more."""
+        """Fault: from now on there is no room for another byte."""
         self._capacity_bytes = sum(map(len, self._objects.values()))
 
     def _object(self, key: str) -> bytes:

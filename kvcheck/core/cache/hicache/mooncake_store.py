@@ -1,12 +1,11 @@
-"""A page store over Mooncake's distributed store: objects in the memory of its segments, found through its master.
+"""MooncakeStore: a page store over Mooncake's distributed store. Its segments hold objects, and its master finds them.
 
 Invariants:
-- The library is loaded here and only when a store is made; without it, or without a master, nothing falls back.
-- No return code is believed: a `put` counts once the same bytes were read back, a `get` once the checksum matches.
-  The library says 0 when a key exists with other bytes and keeps the old ones, and says that objects exist whose
-  segment is gone.
-- Nothing is called after `close`: the library would end the process.
-- A bounded memory evicts: what was put can be absent later, never different.
+- The library is loaded here, when a store is made. Without it, or without a master, there is an error and no fallback.
+- Return codes are not trusted: a `put` counts once the same bytes were read back, a `get` once the checksum matches.
+  The library returns 0 if a key exists with other bytes, which it keeps, and reports objects whose segment is gone.
+- Nothing is called after `close`, because the library would end the process.
+- A bounded memory evicts, so a stored object can be absent later. It never differs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ OK, NOT_FOUND, NO_SPACE = 0, -704, -200
 
 
 class Client(Protocol):
-    """What is used of the library's store."""
+    """The calls of the library's store that are used."""
 
     def setup(
         self,
@@ -40,22 +39,22 @@ class Client(Protocol):
         """0, or a negative code."""
 
     def put(self, key: str, value: bytes) -> int:
-        """0 for a new key, and for an old one, whose bytes stay; else a negative code."""
+        """0 for a new key, and for an existing one, whose bytes stay; else a negative code."""
 
     def upsert(self, key: str, value: bytes) -> int:
         """Replace: 0, or a negative code."""
 
     def get(self, key: str) -> bytes:
-        """The bytes, or b"" for every reason not to have them."""
+        """The bytes; b"" if they cannot be had for any reason."""
 
     def is_exist(self, key: str) -> int:
-        """1 or 0 by what the master believes, or a negative code."""
+        """1 or 0 as the master reports, or a negative code."""
 
     def remove(self, key: str, force: bool) -> int:
         """0, or a negative code. force: also while a reader's lease lasts."""
 
     def close(self) -> int:
-        """Leave; any call after this one is undefined."""
+        """Leave the cluster. Any later call is undefined."""
 
 
 class MooncakeStore:
@@ -83,7 +82,7 @@ class MooncakeStore:
         self._client: Client | None = client
 
     def put(self, key: str, payload: bytes) -> None:
-        """Keep `payload` under `key`; durable as long as its segment lives and nothing evicts it."""
+        """Store `payload` under `key`. It stays while its segment lives and nothing evicts it."""
         client = self._open(key)
         data = pack_object(key, payload)
         if len(data) > self._buffer_bytes:
@@ -111,17 +110,17 @@ class MooncakeStore:
         return payload
 
     def contains(self, key: str) -> bool:
-        """Whether the master believes so; it still does for seconds after a segment is gone."""
+        """True if the master reports the object. It may do so for seconds after a segment is gone."""
         return self._exists(self._open(key), key)
 
     def remove(self, key: str) -> None:
-        """Forget `key`, leased or not: a reader either has all bytes or has bytes that are refused."""
+        """Remove `key`, leased or not. A reader gets either all bytes or bytes that are refused."""
         code = self._open(key).remove(key, True)
         if code not in (OK, NOT_FOUND):
             raise StorageError(f"store mooncake could not remove {key} at {self.master}: the library returned {code}")
 
     def close(self) -> None:
-        """Leave the cluster; the objects in this process's segment are gone."""
+        """Leave the cluster. The objects in this process's segment are lost."""
         client, self._client = self._client, None
         if client is not None:
             client.close()

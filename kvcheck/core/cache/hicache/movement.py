@@ -1,12 +1,11 @@
-"""Movement: back-ups and load-backs of nodes, from the first lock to the acknowledgement.
+"""Movement: backs up nodes and loads them back, from the first lock to the acknowledgement.
 
 Invariants:
-- Load-back is all or nothing: where it fails, every lock, page and slot is as before. (mutant:
-  partial-load-keeps-lock)
+- Load-back is all or nothing: if it fails, every lock, page and slot is as before. (mutant: partial-load-keeps-lock)
 - From the start of a transfer to its acknowledgement its nodes are locked on both tiers. (mutants: load-without-pin,
   write-back-without-pin)
-- With write-through a node is backed up only under a parent that is: the backed-up nodes are closed under prefixes.
-- How many transfers to acknowledge is decided from a number that all ranks agree on.
+- With write-through a node is backed up only if its parent is. So every prefix of a backed-up prefix is backed up.
+- All ranks agree on how many transfers to acknowledge.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SPACES = ("full", "window", "state")
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What a match needs of a node on the device and only the host holds. places: pages of the node."""
+    """What a match needs of a node on the device while only the host holds it. places: pages of the node."""
 
     node: Node
     space: str
@@ -116,11 +115,11 @@ class Movement:
     # Load-back
 
     def load_back(self, match: Match, request: int) -> bool:
-        """Load all that a match lacks on the device. Where it does not fit: False, and nothing has changed."""
+        """Load all that a match lacks on the device. Returns False, with nothing changed, if it does not fit."""
         gaps = [gap for node in match.nodes for gap in self._gaps(node, match)]
         if not gaps:
             return True
-        # Before anything is evicted to make room: what we load from, and into, must stay.
+        # Lock before evicting for room: the pages of both ends of the load must stay.
         transfer = self._transfer("load", request, match.node, ())
         self._pin(transfer)
         taken = self._device_ids(gaps, request)

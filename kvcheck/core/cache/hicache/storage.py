@@ -1,13 +1,13 @@
-"""The storage tier: what a page store promises, how keys are made, how an object is laid out.
+"""Storage: the Protocol of page stores, the keys of pages, and the format of a stored object.
 
     object: magic 8 | version 2 | key length 2 | payload length 8 | key | checksum 32 | payload
     chain:  hash(page 0) -> hash(that, page 1) -> hash(that, page 2)     so a key stands for a whole prefix
 
 Invariants:
-- A key is a hash over length-prefixed fields: two namespaces, spaces or prefixes share one only if they are equal.
-- `get` gives the exact bytes that were put under that very key, or None; the checksum covers the header as well.
-- Nothing in an object is interpreted before its checksum matched, and the payload is never interpreted at all.
-- Every store goes through the same object format, the one in memory too.
+- A key is a hash over length-prefixed fields. Two namespaces, spaces or prefixes share a key only if they are equal.
+- `get` returns the exact bytes that were stored under that key, or None. The checksum covers the header too.
+- Nothing in an object is interpreted before its checksum matches. The payload is never interpreted.
+- Every store uses the same object format, also the one in memory.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class PageStore(Protocol):
     """Objects that were found and not served: truncated, corrupt, of another size or another key."""
 
     def put(self, key: str, payload: bytes) -> None:
-        """Keep `payload`: afterwards a reader sees all of it or, if it is lost, nothing.
+        """Store `payload`. Afterwards a reader sees all of it or, if it is lost, nothing.
 
-        Equal bytes under that key: nothing to do. Other bytes are replaced. Raises StorageError where it cannot be
-        kept; what was there before stays, or is gone, but is never mixed.
+        Equal bytes under that key stay; other bytes are replaced. Raises StorageError if it cannot be stored; the old
+        object then stays or is lost, and is never mixed with the new one.
         """
 
     def get(self, key: str, size: int) -> bytes | None:
         """The `size` bytes under `key`. None: absent, or refused."""
 
     def contains(self, key: str) -> bool:
-        """Advisory: something is there. Only a `get` proves that it can be read, so do not skip a `put` for this."""
+        """A hint that something is there. Only a `get` proves that it can be read, so do not skip a `put` for this."""
 
     def remove(self, key: str) -> None:
         """Forget `key`; an absent key is fine."""
 
     def close(self) -> None:
-        """Let go of the store, not of what is in it. Twice is fine."""
+        """Close the store; its objects stay. A second call does nothing."""
 
 
 STORES: Registry[Callable[..., PageStore]] = Registry(
@@ -70,7 +70,7 @@ STORES: Registry[Callable[..., PageStore]] = Registry(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
-    """Whose pages these are: what one owner stored, only an equal owner can find."""
+    """The owner of pages. Only an equal namespace finds what one has stored."""
 
     model: str
     dtype: str
@@ -173,7 +173,7 @@ def _check_policies(
 
 
 def _hash_of(fields: Sequence[bytes], *, purpose: bytes) -> bytes:
-    """Hash of the fields as a list: each goes in behind its length, so that no two lists look alike."""
+    """Hash of a list of fields. Each field follows its length, so that no two lists give the same bytes."""
     digest = blake2b(digest_size=HASH_BYTES, person=purpose)
     for field in fields:
         digest.update(len(field).to_bytes(8, "big"))

@@ -1,15 +1,15 @@
-"""StorageTier: host pages go to a page store behind their backups, and come back ahead of an admission.
+"""StorageTier: stores host pages in a page store after their backup, and fetches them before an admission.
 
     store      backup acknowledged -> pack -> put                     one operation a node, host pages locked
     prefetch   what both tiers lack and the store seems to have -> host pages -> get -> unpack
     publish    the longest prefix for which every space arrived whole becomes a node that the host holds
 
 Invariants:
-- `contains` of a store is a hint. A page counts only once its bytes were served and checked.
-- A prefix is published no longer than its shortest companion, and only after its bytes are in the host pages.
-- Pages that did not arrive, or that somebody else cached meanwhile, are given back; they were never in the tree.
-- A page counts as promised, or as arrived, only where it is so on every rank: a store may lose one rank's page alone.
-- Where a put fails, the host still has the page. Where a get fails, the page counts as missing.
+- `contains` of a store is a hint. A page counts only once its bytes were read and checked.
+- A published prefix is at most as long as its shortest companion, and its bytes are in the host pages before.
+- Pages that did not arrive, or that another request cached meanwhile, are freed. They were never in the tree.
+- A page counts as promised, or as arrived, only if it is so on every rank, since a store may lose one rank's page.
+- If a put fails, the host still has the page. If a get fails, the page counts as missing.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class StorageTier:
     # Up
 
     def begin(self, tokens: Tokens, request: int) -> None:
-        """Start to fetch what the tiers lack of a prompt and the store seems to have."""
+        """Start to fetch the pages of a prompt that both tiers lack and the store seems to have."""
         if any(each.request == request for each in self._prefetches):
             return
         chain = self._tree.chain(tokens)
@@ -163,7 +163,7 @@ class StorageTier:
         return any(each.request == request and each.is_wanted for each in self._prefetches)
 
     def forget(self, request: int) -> None:
-        """The request was aborted: what arrives for it is given back."""
+        """The request was aborted: free the pages that arrive for it."""
         for each in self._prefetches:
             each.is_wanted = each.is_wanted and each.request != request
 
@@ -239,14 +239,14 @@ class StorageTier:
         return False
 
     def _on_all(self, is_so: bool) -> bool:
-        """Whether it is so on every rank."""
+        """True if it is so on every rank."""
         return bool(self._agree(int(is_so)))
 
     def _finished(self, signals: Sequence[Signal]) -> int:
         return leading_reached(self._backend, ((signal,) for signal in signals))
 
     def _publish(self, prefetch: Prefetch) -> None:
-        """Make a node of what arrived whole, and give the rest back."""
+        """Make a node of the pages that arrived whole, and free the rest."""
         self._tree.unlock(prefetch.parent)
         self._tree.unlock_host(prefetch.parent)
         for space, (_, pages) in prefetch.units.items():

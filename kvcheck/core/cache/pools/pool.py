@@ -8,7 +8,7 @@ Invariants:
 - Growing is all or nothing over every space.
 - A holding's host lists and the device tables name the same pages in the same order.
 - `close` frees what the request owns, in every space, exactly once; the tree keeps the shared pages.
-- Every method refuses a closed holding: its ids may belong to another request by now.
+- Every method refuses a closed holding, since its ids may belong to another request.
 - `commit` is the only writer of `committed`, and commits no token beyond the holding's pages.
 """
 
@@ -199,7 +199,7 @@ class KVPool:
 
     @property
     def pages_free(self) -> int:
-        """Pages that can be handed out now, in the scarcest paged space."""
+        """Pages that can be allocated now, in the scarcest paged space."""
         return min(self.allocators[name].available for name in self.paged)
 
     def buffers(self) -> tuple[tuple[str, BufferSpec], ...]:

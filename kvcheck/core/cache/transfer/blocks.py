@@ -1,4 +1,4 @@
-"""Which bytes go where: pages paired by logical page, grouped into runs, cut into shards, laid out as blocks.
+"""Blocks: pairs pages by logical page, groups them into runs, cuts rows into shards, and makes blocks of bytes.
 
     logical page      0    1    2    3
     source           [1]  [2]  [3]            a window that starts on page 0
@@ -6,8 +6,8 @@
     needed = 1..2         2>7  3>8            paired by page; by place in the list it would be 1>7, 2>8
 
 Invariants:
-- Two lists are paired by logical page and never by place: a disagreement about the length is an error that names both
-  lengths. Nothing is trimmed, nothing is broadcast.
+- Two lists are paired by logical page and never by place. If their lengths disagree, the error names both lengths.
+  Nothing is trimmed, and nothing is broadcast.
 - Every target rank gets every shard it keeps exactly once, from a source rank that keeps it.
 - Arguments are never changed; results share no memory with them.
 """
