@@ -36,6 +36,8 @@ SEEN_AT_ONCE = {"write-back-without-pin"}
 """Wrong bytes already in the eager run: a backup is seen to finish when its pages have long been reused."""
 DECIDE_OTHERWISE = {"ring-rearmed-early", "ack-by-kv-alone"}
 """Bugs in what the host decides, not in what a lane waits for: the fixed build is another run before the pair comes."""
+REQUESTS = 24
+"""Fewer than a command runs; every race still has a pair that serves wrong bytes."""
 NAMES = st.from_regex(r"[^~]{1,80}", fullmatch=True)
 
 
@@ -49,7 +51,13 @@ def cell(name: str, schedule: int) -> Plan:
     """An eager schedule of a mutant's cell."""
     bug = mutant(name)
     return Plan(
-        scenario=bug.scenario, shape=bug.shape, mutant=name, backend="simulated", strategy="eager", schedule=schedule
+        scenario=bug.scenario,
+        shape=bug.shape,
+        mutant=name,
+        backend="simulated",
+        strategy="eager",
+        schedule=schedule,
+        requests=REQUESTS,
     )
 
 
