@@ -41,7 +41,7 @@ SHOWN_BY: dict[str, tuple[int, int | None]] = {
     "rank-decides-alone": (SEED, 3),
 }
 """Seed and requests of the workload that shows a mutant which those do not show, or show late; None: as a command."""
-LATER = {"abort-said-once": 15, "seal-without-state": 3}
+LATER = {"abort-said-once": 15, "seal-without-state": 3, "trim-changes-request": 1}
 """The first schedule that shows a mutant, where those before it take long and do not."""
 
 
