@@ -65,7 +65,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "mutants": ("kvcheck.core.targets.mutants:MUTANTS",),
     "strategies": ("kvcheck.core.stress.strategies:STRATEGIES",),
     "targets": ("kvcheck.core.targets:TARGETS", "kvcheck.core.probes.installed:ENGINES"),
-    "transports": ("kvcheck.core.cache.transfer:TRANSPORTS", "kvcheck.core.stress.ranks.spec:PROCESS_WIRES"),
+    "transports": ("kvcheck.core.cache.transfer:TRANSPORTS",),
     "cases": ("kvcheck.core.bench:CASES",),
     "formats": (
         "kvcheck.core.report:WRITERS",

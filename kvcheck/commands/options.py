@@ -25,7 +25,7 @@ from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest, file_digest
 from kvcheck.core.base.record import Identity
-from kvcheck.core.stress.schedule import MAX_DIGITS, PROCESS_TRANSPORTS, Kind, Plan, parse_ranks
+from kvcheck.core.stress.schedule import MAX_DIGITS, Kind, Plan, parse_ranks
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.probe_runner import ProbeRunner
@@ -136,8 +136,7 @@ def check_plan(plan: Plan) -> None:
     if (plan.backend == "cuda") != (kind == "cuda"):
         raise UsageError(f"--backend {plan.backend} does not run on --device {plan.device}")
     STRATEGIES.require(plan.strategy)
-    if plan.transport not in (known := (*TRANSPORTS.names(), *PROCESS_TRANSPORTS)):
-        raise UsageError(f"unknown transport {plan.transport!r}; known: {', '.join(known)}")
+    TRANSPORTS.require(plan.transport)
     if plan.ranks is not None:
         parse_ranks(plan.ranks)
     row = row_of(plan)

@@ -42,12 +42,13 @@ from kvcheck.commands.terminal import cell_lines, complain, warn
 from kvcheck.commands.torchrun import exposure, find_place, ranks_of, serve_place
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, read_record
+from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.mooncake_cell import mooncake_cell
-from kvcheck.core.stress.schedule import PROCESS_TRANSPORTS, Plan
+from kvcheck.core.stress.schedule import Plan
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.probe_runner import ProbeRunner

@@ -74,7 +74,7 @@ def _pair_counts(evidence: Evidence) -> list[str]:
     sealed = evidence.words_verified.get("sealed", 0) * 8
     if not sealed:
         return []
-    return [f"{evidence.transfers} transfers", f"{sealed:,} bytes sealed", f"{evidence.resumes or 0} resumes"]
+    return [f"{evidence.transfers} transfers", f"{sealed:,} bytes sealed", *_retract_counts(evidence)]
 
 
 def _cache_counts(evidence: Evidence) -> list[str]:

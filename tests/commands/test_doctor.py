@@ -202,7 +202,7 @@ def test_list_of_an_unknown_kind_lists_the_kinds() -> None:
 def test_list_shows_a_row_whose_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     table: Registry[object] = Registry("transport", {"far": "kvcheck_no_such_module:Far"})
     monkeypatch.setattr("kvcheck.core.cache.transfer.TRANSPORTS", table)
-    assert "far       It is not usable here: No module named 'kvcheck_no_such_module'." in run("list", "transports")[1]
+    assert "far  It is not usable here: No module named 'kvcheck_no_such_module'." in run("list", "transports")[1]
 
 
 @pytest.mark.parametrize("code", CODES)

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from kvcheck.commands.main import run
-from kvcheck.core.cache.scheduler.scheduler import Scheduler
+from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import ReplayStrategy, decode_choices, encode_choices
@@ -23,7 +23,7 @@ from kvcheck.core.targets.parts import TargetParts
 PLAN = Plan(scenario="retract-resume", shape="llama-3-tiny", seed=1)
 
 
-class Quitter(Scheduler):
+class Quitter(DecodeScheduler):
     """Ends the process, politely, in the middle of the run."""
 
     def step(self) -> object:  # type: ignore[override]
@@ -33,7 +33,7 @@ class Quitter(Scheduler):
 
 @pytest.mark.schedules
 def test_a_target_that_exits_has_crashed() -> None:
-    outcome = ScheduleRunner(BuiltinTarget(TargetParts(scheduler=Quitter))).run(PLAN)
+    outcome = ScheduleRunner(BuiltinTarget(TargetParts(decode_scheduler=Quitter))).run(PLAN)
     assert [(finding.code, finding.oracle) for finding in outcome.findings] == [("KV902", "liveness")]
     assert "SystemExit" in outcome.findings[0].message
 
@@ -41,7 +41,7 @@ def test_a_target_that_exits_has_crashed() -> None:
 @pytest.fixture(scope="module")
 def recorded() -> Plan:
     """The line of a finding without its mutant: the fixed build takes the very same path."""
-    bug = mutant("resume-refeeds-token")
+    bug = mutant("offload-value-aliases-pool")
     plan = Plan(scenario=bug.scenario, shape=bug.shape, mutant=bug.name, seed=1)
     outcome = ScheduleRunner(mutant_target(bug.name)).run(plan)
     return dataclasses.replace(parse_line(outcome.findings[0].schedule), mutant=None)

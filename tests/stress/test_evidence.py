@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.cache.transfer.receiver import FAILED, SUCCESS, TRANSFERRING
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
 from kvcheck.core.workload.events import (
@@ -19,6 +20,7 @@ from kvcheck.core.workload.events import (
     Restored,
     Resumed,
     Retracted,
+    RoomChanged,
     Saved,
     Submitted,
     Verified,
@@ -52,6 +54,11 @@ def back(request: int, *pages: int) -> Restored:
     return Restored(request, 64, pages, TABLE, TABLE)
 
 
+def room(request: int, status: int) -> RoomChanged:
+    """A decode rank's view of a request's room changes."""
+    return RoomChanged("decode-0", request, request, 1, TRANSFERRING, status, "")
+
+
 def test_nothing_happened() -> None:
     assert counted() == Evidence(
         schedules=1, retractions=0, resumes=0, foreign_reuses=0, device_evictions=4, transfers=0
@@ -69,13 +76,14 @@ def test_everything_is_counted_in_its_own_column() -> None:
         Verified("window.k", 8),
         Verified("latent", 5),
         Verified("window.k", 2),
-        Submitted(1, "loopback.land", "wire", (), ()),
+        room(1, SUCCESS),
         Submitted(2, "decode.write", "forward", (), ()),
-        Submitted(3, "loopback.land", "wire", (), ()),
+        room(2, FAILED),
+        room(3, SUCCESS),
         Freed("full", (1,)),
     ) == Evidence(
         schedules=1,
-        events=13,
+        events=14,
         requests=3,
         retractions=2,
         resumes=1,

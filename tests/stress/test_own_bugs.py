@@ -14,12 +14,13 @@ import pytest
 
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.cache.backend.backend import Backend, Lane, Signal
-from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.pair import PairEngine
 from kvcheck.core.targets.parts import FIXED, TargetParts
+from kvcheck.core.targets.target import Engine, Setup
 
 FOLDER = Path(__file__).parents[1] / "schedules"
 LINES = [
@@ -27,8 +28,8 @@ LINES = [
 ]
 
 
-class _NeverWaits:
-    """A backend whose host waits return at once."""
+class _Inner:
+    """Another backend, but for what a subclass takes away."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -36,7 +37,25 @@ class _NeverWaits:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
+
+class _NeverWaits(_Inner):
+    """Waits return at once."""
+
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
+        """Return at once."""
+
+
+class _NeverDrains(_Inner):
+    """What is queued is not waited for."""
+
+    def drain(self) -> None:
+        """Return at once."""
+
+
+class _NeverIdles(_Inner):
+    """No time passes between rounds."""
+
+    def idle(self) -> None:
         """Return at once."""
 
 
@@ -48,17 +67,35 @@ class LeasedBeforeClear(MetadataBuffers):
         self._backend = backend
 
 
-class PollingScheduler(Scheduler):
+class StartsBeforeClear(PairEngine):
+    """The first round begins while slots are still being cleared."""
+
+    def __init__(self, parts: TargetParts, setup: Setup) -> None:
+        undrained: Any = _NeverDrains(setup.backend)
+        super().__init__(replace(parts, metadata=LeasedBeforeClear), replace(setup, backend=undrained))
+
+
+class PollingPair(PairEngine):
     """With nothing to compute, the next round begins at once."""
 
-    def _wait_for_something(self) -> None:
-        pass
+    def __init__(self, parts: TargetParts, setup: Setup) -> None:
+        super().__init__(parts, setup)
+        self._backend: Any = _NeverIdles(setup.backend)
 
 
-WITHOUT_FIX: dict[str | None, TargetParts] = {
-    "KV102": replace(FIXED, metadata=LeasedBeforeClear),
-    "KV901": replace(FIXED, scheduler=PollingScheduler),
-}
+WITHOUT_FIX: dict[str | None, type[PairEngine]] = {"KV102": StartsBeforeClear, "KV901": PollingPair}
+
+
+class PairTarget(BuiltinTarget):
+    """Builds pairs of one broken class."""
+
+    def __init__(self, pair: type[PairEngine]) -> None:
+        super().__init__()
+        self._pair = pair
+
+    def build(self, setup: Setup) -> Engine:
+        """One pair."""
+        return self._pair(FIXED, setup)
 
 
 @pytest.mark.schedules
@@ -73,7 +110,7 @@ def test_a_schedule_that_once_failed_is_green(line: str) -> None:
 @pytest.mark.parametrize("line", LINES)
 def test_it_fails_again_without_the_fix(line: str) -> None:
     plan = parse_line(line)
-    outcome = ScheduleRunner(BuiltinTarget(WITHOUT_FIX[plan.expect])).run(plan)
+    outcome = ScheduleRunner(PairTarget(WITHOUT_FIX[plan.expect])).run(plan)
     assert plan.expect in {found.code for found in outcome.findings}
 
 

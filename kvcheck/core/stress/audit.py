@@ -118,20 +118,24 @@ def naming(shape: ModelShape) -> Naming:
     buffers = {(spec.name, buffer.name): buffer for spec in POOLS.load(shape.family)(shape) for buffer in spec.buffers}
 
     def name_memory(name: str, lengths: Sequence[int]) -> Memory | None:
-        kind, *rest = name.split(".")
+        rank, colon, plain = name.rpartition(":")
+        scope = rank + colon  # of a rank of a pair, which names its spaces and its memory alike
+        kind, *rest = plain.split(".")
         if kind == "device":
             space, buffer = rest
             tokens = shape.page_size if buffers[space, buffer].rows is Granularity.TOKEN else 1
-            return Memory(space=space, buffer=buffer, layers=lengths[0], units=lengths[1] // tokens, tokens=tokens)
+            return Memory(
+                space=scope + space, buffer=buffer, layers=lengths[0], units=lengths[1] // tokens, tokens=tokens
+            )
         if kind == "table":
-            return Memory(space="table", buffer=rest[0], layers=1, units=lengths[0], tokens=lengths[1])
+            return Memory(space=f"{scope}table", buffer=rest[0], layers=1, units=lengths[0], tokens=lengths[1])
         if kind == "offload":
             number, space, buffer = rest
             return Memory(
-                space="host.offload", buffer=f"{space}.{buffer}", layers=lengths[0], units=1, first=int(number)
+                space=f"{scope}host.offload", buffer=f"{space}.{buffer}", layers=lengths[0], units=1, first=int(number)
             )
         if kind.startswith("metadata"):
-            return Memory(space=kind, buffer="metadata", layers=1, units=lengths[0])
+            return Memory(space=scope + kind, buffer="metadata", layers=1, units=lengths[0])
         return None
 
     return name_memory

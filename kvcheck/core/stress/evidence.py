@@ -23,7 +23,6 @@ from kvcheck.core.workload.events import (
     Retried,
     RoomChanged,
     Saved,
-    Submitted,
     Transferred,
     Verified,
 )
@@ -60,7 +59,6 @@ class EvidenceCount:
             (Saved, self._saved),
             (Restored, self._restored),
             (Allocated, self._allocated),
-            (Submitted, self._submitted),
             (LookedUp, self._looked_up),
             (Transferred, self._transferred),
             (Evicted, self._evicted),
@@ -155,10 +153,6 @@ class EvidenceCount:
             if before not in (0, event.request) and at > since:
                 self._foreign += 1
                 return
-
-    def _submitted(self, event: Submitted) -> None:
-        if event.name == "loopback.land":
-            self._transfers += 1
 
     def _room_changed(self, event: RoomChanged) -> None:
         self._transfers += event.new == SUCCESS

@@ -126,11 +126,11 @@ class Workloads:
     def of(self, plan: Plan) -> tuple[Load, Mapping[int, tuple[int, ...]]]:
         """The plan's workload, and the output of each of its requests."""
         seed = workload_seed(plan)
-        key = (plan.scenario, plan.shape, seed, plan.requests, plan.trace, plan.transport, plan.ranks)
+        key = (plan.scenario, plan.shape, seed, plan.requests, plan.trace, plan.ranks)
         if self._last is None or self._last[0] != key:
             scenario, shape = scenario_of(plan), shape_named(plan.shape)
             load = scenario.load(shape, seed=seed, requests=plan.requests, trace=plan.trace)
-            self._last = (key, load, MappingProxyType(dict(reference_outputs(shape, load, plan.transport))))
+            self._last = (key, load, MappingProxyType(dict(reference_outputs(shape, load))))
         return self._last[1:]
 
 
@@ -177,7 +177,6 @@ class ScheduleRunner:
                 load,
                 backend=audit or backend,
                 emit=history.emit,
-                transport=plan.transport,
                 variant=plan.schedule,
             )
         except InternalError:

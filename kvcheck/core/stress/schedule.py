@@ -21,13 +21,12 @@ from urllib.parse import quote, unquote
 from kvcheck.core.base.cells import tried_with
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
+from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
 
 MAX_DIGITS = 20
 SCHEDULES_PER_WORKLOAD = 8
 """Schedules that share one workload, and so one reference run."""
 MOST_RANKS = 8
-PROCESS_TRANSPORTS = ("tcp", "mooncake")
-"""Transports that join processes, one a rank; all others work in one process."""
 UNWRITTEN = ("scenario", "probe")
 """Fields that are no key of a line: the scenario opens it, and a probe stands under "shape"."""
 ALWAYS_WRITTEN = ("shape", "seed", "schedule")

@@ -12,8 +12,7 @@ from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.storage import Namespace
 from kvcheck.core.cache.scheduler.parts import SchedulerDeps
 from kvcheck.core.cache.scheduler.request import Request, StepReport
-from kvcheck.core.cache.transfer import TRANSPORTS
-from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedDecoder, WatchedOffload
+from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedOffload
 from kvcheck.core.targets.pair import PairEngine
 from kvcheck.core.targets.parts import FIXED, TargetParts
 from kvcheck.core.targets.target import Engine, Setup, SpaceCount
@@ -34,7 +33,7 @@ class BuiltinTarget:
 
 
 class BuiltinEngine:
-    """A scheduler with its parts and their observer."""
+    """A scheduler that prefills for itself, with its parts and their observer."""
 
     def __init__(self, parts: TargetParts, setup: Setup) -> None:
         backend, emit = setup.backend, setup.emit
@@ -43,20 +42,7 @@ class BuiltinEngine:
             setup.shape, setup.sizes, backend=backend, listener=self._observer, buffers=parts.buffers
         )
         self._padding = PaddingCheck(self.pool, emit)
-        lane = backend.lane("forward")
-        ends = [
-            parts.metadata(
-                end,
-                slots=setup.metadata_slots,
-                hidden_size=setup.shape.hidden_size,
-                backend=backend,
-                lane=lane,
-                listener=self._observer,
-            )
-            for end in ("prefill", "decode")
-        ]
-        self._observer.metadata = {end.space: end for end in ends}
-        decoder = setup.decoder(self.pool, ends[1].fields, {})
+        decoder = setup.decoder(self.pool, (), {})
         self._observer.inspector = setup.inspector() if setup.inspector is not None else None
         self.host: HostPool | None = None
         self.cache = self._make_cache(parts, setup)
@@ -66,14 +52,10 @@ class BuiltinEngine:
                 pool=self.pool,
                 offload=WatchedOffload(parts.offload(self.pool, backend), emit),
                 cache=self.cache,
-                prefill_metadata=ends[0],
-                decode_metadata=ends[1],
-                transport=TRANSPORTS.load(setup.transport)(backend, ends[0], ends[1]),
-                decoder=WatchedDecoder(decoder, ends[1], emit),
+                decoder=decoder,
             ),
             setup.config,
         )
-        self._ends = ends
 
     @property
     def is_idle(self) -> bool:
@@ -89,7 +71,7 @@ class BuiltinEngine:
         return self.scheduler.step()
 
     def counts(self) -> tuple[SpaceCount, ...]:
-        """Accounting of pages, slots, rows and metadata slots."""
+        """Accounting of pages, slots, rows and locks."""
         cache = self.cache
         if cache is not None:
             cache.settle()
@@ -105,7 +87,6 @@ class BuiltinEngine:
         if cache is not None:
             # The engine is idle, so no lock may be left: free + cached of them must be their total.
             rows.append(SpaceCount("locks on cached prefixes", 0, 0, cache.locked()))
-        rows += [SpaceCount(end.space, end.slots.available, 0, end.slots.count) for end in self._ends]
         return tuple(rows)
 
     def evictions(self) -> int:

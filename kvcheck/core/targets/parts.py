@@ -20,7 +20,7 @@ from kvcheck.core.cache.offload import Offload
 from kvcheck.core.cache.pools.buffers import BufferSet
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.scheduler.agreement import RankGroup
-from kvcheck.core.cache.scheduler.decode import Arrivals, DecodeScheduler
+from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.receiver import Receiver
@@ -50,7 +50,6 @@ class TargetParts:
     receiver: type[Receiver] = Receiver
     sealer: type[Sealer] = Sealer
     decode_scheduler: type[DecodeScheduler] = DecodeScheduler
-    arrivals: type[Arrivals] = Arrivals
     group: type[RankGroup] = RankGroup
 
 

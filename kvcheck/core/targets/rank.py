@@ -158,12 +158,9 @@ def decode_end(
         pool=rank.pool,
         offload=WatchedOffload(parts.offload(rank.pool, rank.backend), rank.emit),
         cache=None,
-        prefill_metadata=None,
-        decode_metadata=rank.metadata,
-        transport=None,
         decoder=WatchedDecoder(decoder, rank.metadata, rank.emit),
     )
-    return parts.decode_scheduler(deps, setup.config, receiver=receiver, room_of=pair.room_of, arrivals=parts.arrivals)
+    return parts.decode_scheduler(deps, setup.config, metadata=rank.metadata, receiver=receiver, room_of=pair.room_of)
 
 
 def rank_counts(rank: Rank) -> list[SpaceCount]:

@@ -122,7 +122,7 @@ class Setup:
     """What an engine is built from. decoder: makes the model for the pool and metadata fields of the engine.
 
     host: None for the device tier alone. inspector: asked for after the decoder was made. pair: a prefill and a decode
-    end with pools of their own; None: one engine does both.
+    end with pools of their own, and metadata_slots at each; None: one engine does both, and needs no slots.
     """
 
     shape: ModelShape
@@ -130,7 +130,6 @@ class Setup:
     config: SchedulerConfig
     metadata_slots: int
     share_prefixes: bool = True
-    transport: str
     backend: Backend
     emit: Emit
     decoder: Callable[[KVPool, tuple[MetadataField, ...], FirstWords], Decoder]

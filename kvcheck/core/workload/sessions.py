@@ -17,8 +17,8 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
     """Jobs for a pool of `capacity_tokens` in pages of `page_size`, spread over `sessions` sessions.
 
     Sessions take turns, so each comes back after the others have pushed its prefix down a tier. One job in four belongs
-    to a random session. New text is a fraction of a page to two pages long. Most outputs are shorter than half a page,
-    some reach two pages. Two jobs arrive in each round.
+    to a random session. New text is a fraction of a page to two pages long. Half of the outputs are shorter than half a
+    page, the others reach two pages, so running requests need more than the pool. Two jobs arrive in each round.
     """
     half = capacity_tokens // 2
     if half < 3 * page_size or requests < 1 or sessions < 1:
@@ -33,7 +33,7 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
         session = mix.below(sessions) if mix.chance(1, 4) else request % sessions
         before = last.get(session, ())
         kept = _kept(mix, sum(tokens for _, tokens in before), page_size)
-        output = 1 + mix.below(max(1, page_size // 2) if mix.chance(3, 4) else 2 * page_size)
+        output = 1 + mix.below(max(1, page_size // 2) if mix.chance(1, 2) else 2 * page_size)
         new = 1 + mix.below(2 * page_size)
         room = half - output
         kept = min(kept, max(0, room - 1) // page_size * page_size)

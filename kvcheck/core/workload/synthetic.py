@@ -24,13 +24,14 @@ _RECENT: Final = 12  # a prefix is shared with one of the last twelve requests; 
 
 
 def synthetic_jobs(
-    shape_page_size: int, capacity_tokens: int, *, requests: int, seed: int, chunk_tokens: int
+    shape_page_size: int, capacity_tokens: int, *, requests: int, seed: int, chunk_tokens: int, longer_pages: int = 0
 ) -> tuple[Job, ...]:
     """Jobs for a pool of `capacity_tokens`, in pages of `shape_page_size` and prefill chunks of `chunk_tokens`.
 
     Prompt lengths are multiples of the page and of the chunk, one less or one more, up to a sixth of the pool, and 1.
-    Outputs end at or just after the end of a page, or some pages later. A third of the jobs start with leading tokens
-    of a recent job: whole pages, some tokens more than whole pages, or its whole prompt.
+    Outputs end at or just after the end of a page, or some pages later. Each is `longer_pages` longer where half of the
+    pool has room. A third of the jobs start with leading tokens of a recent job: whole pages, some tokens more than
+    whole pages, or its whole prompt.
 
     A burst ends when its tokens, shared ones counted once, exceed one and a half pools. The next burst comes after
         sum of (total tokens * output tokens) / (1.3 * capacity)
@@ -54,7 +55,8 @@ def synthetic_jobs(
     arrival = burst_tokens = burst_work = 0
     for request in range(1, requests + 1):
         prompt = _prompt_length(mix, page=page, chunk=chunk_tokens, capacity=capacity_tokens)
-        output = min(_output_length(mix, prompt=prompt, page=page, pages=capacity_tokens // page), half - prompt)
+        output = _output_length(mix, prompt=prompt, page=page, pages=capacity_tokens // page) + longer_pages * page
+        output = min(output, half - prompt)
         shared = _shared_run(mix, jobs, prompt=prompt, page=page)
         speculative = mix.chance(1, 4)
         job = Job(

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from kvcheck.core.base.errors import DoubleFree, ForeignAccess, LayoutMismatch, LengthMismatch
+from kvcheck.core.base.errors import DoubleFree, ForeignAccess, LengthMismatch
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
-from kvcheck.core.cache.transfer import TRANSPORTS
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField, metadata_fields
 
 # (name, width, dtype, offset) for a hidden size of 16
@@ -243,53 +242,3 @@ def test_freeing_gives_the_memory_back() -> None:
     assert backend.allocated() == {"metadata-decode": 5 * 1600}
     buffers.free()
     assert backend.allocated() == {}
-
-
-@pytest.mark.parametrize("hidden_size", HIDDEN_SIZES)
-@pytest.mark.parametrize("ordered", ["eager", "backwards"])
-@pytest.mark.parametrize("transport", TRANSPORTS.names())
-def test_a_transport_carries_a_row_bit_for_bit_and_touches_no_other_slot(
-    transport: str, ordered: str, hidden_size: int
-) -> None:
-    backend: Backend = EagerBackend() if ordered == "eager" else SimulatedBackend(LastFirst())
-    source = buffers_of(backend, "prefill", hidden_size=hidden_size)
-    target = buffers_of(backend, "decode", hidden_size=hidden_size)
-    for sender, receiver in ((2, 1), (3, 2), (1, 3)):  # request 1 lies in slot 2 here and in slot 0 there
-        assert source.lease(sender) == target.lease(receiver)
-    written = source.set(2, 1, values_for(1, source.fields))
-    other = target.set(1, 2, values_for(2, target.fields))
-    delivery = TRANSPORTS.load(transport)(backend, source, target).send(
-        request=1, source_slot=2, target_slot=0, after=written
-    )
-    backend.wait(delivery.notified)
-    assert backend.query(delivery.sent)
-    assert backend.query(delivery.visible)
-    backend.wait(other)
-    assert torch.equal(target.row_view(0), source.row_view(2))
-    for slot, request, seed in ((0, 1, 1), (1, 2, 2)):
-        row = target.get(slot, request)
-        assert all(same_bits(row.field(name), value) for name, value in values_for(seed, target.fields).items())
-    assert not target.row_view(2).any()
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS.names())
-def test_a_transport_reads_its_source_once_and_before_sent(transport: str) -> None:
-    backend = SimulatedBackend(LastFirst())
-    source, target = buffers_of(backend, "prefill"), buffers_of(backend, "decode")
-    assert (source.lease(1), target.lease(1)) == (0, 0)
-    written = source.set(0, 1, values_for(1, source.fields))
-    delivery = TRANSPORTS.load(transport)(backend, source, target).send(
-        request=1, source_slot=0, target_slot=0, after=written
-    )
-    backend.wait(delivery.sent)
-    source.release(0, 1)  # allowed from here on
-    backend.wait(delivery.notified)
-    assert same_bits(target.get(0, 1).field("output_ids"), values_for(1, target.fields)["output_ids"])
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS.names())
-def test_two_ends_with_different_rows_are_refused(transport: str) -> None:
-    backend = EagerBackend()
-    source, target = buffers_of(backend, "prefill", hidden_size=16), buffers_of(backend, "decode", hidden_size=32)
-    with pytest.raises(LayoutMismatch, match="1600 bytes sent, 1664 expected"):
-        TRANSPORTS.load(transport)(backend, source, target)

@@ -40,4 +40,7 @@ class Decoder(Protocol):
         """The metadata fields that this request's prefill produced, by name; the first token is output_ids[0]."""
 
     def join(self, request: int, row: MetadataRow) -> None:
-        """The request enters the running batch, for the first time or again, with its metadata."""
+        """The request enters the running batch, for the first time or again, with the metadata that came with it.
+
+        Not called for a request that was prefilled by the same engine, which has none.
+        """

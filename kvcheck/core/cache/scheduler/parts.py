@@ -1,7 +1,7 @@
 """SchedulerDeps: everything a scheduler stands on.
 
 Invariants:
-- A scheduler that prefills has a prefill end and a transport; one that only decodes has a receiver instead.
+- Nothing here belongs to a transfer: an engine that prefills for itself has no metadata slots.
 """
 
 from __future__ import annotations
@@ -14,20 +14,16 @@ from kvcheck.core.cache.offload import Offload
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.scheduler.decoder import Decoder
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
-from kvcheck.core.cache.transfer.transport import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerDeps:
-    """cache: None where no prefix is shared. prefill_metadata, transport: None where another process prefills."""
+    """cache: None where no prefix is shared."""
 
     backend: Backend
     pool: KVPool
     offload: Offload
     cache: HiCache | None
-    prefill_metadata: MetadataBuffers | None
-    decode_metadata: MetadataBuffers
-    transport: Transport | None
     decoder: Decoder
 
 

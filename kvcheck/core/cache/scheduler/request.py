@@ -17,7 +17,6 @@ from kvcheck.core.cache.offload import OffloadedKV
 from kvcheck.core.cache.pools.pool import Holding
 from kvcheck.core.cache.transfer.metadata import MetadataRow
 from kvcheck.core.cache.transfer.receiver import InboundRoom
-from kvcheck.core.cache.transfer.transport import Delivery
 
 Tokens = npt.NDArray[np.int64]
 
@@ -41,7 +40,7 @@ class Request:
 class RunningRequest:
     """A request inside the scheduler. starts_at: the round of its first pass, one after its load started.
 
-    room: on a decode rank, what its prompt arrives in; its metadata slot is the room's.
+    room: on a decode rank, what its prompt arrives in; its metadata slot is the room's. metadata: what came with it.
     """
 
     generation: Request
@@ -49,9 +48,6 @@ class RunningRequest:
     lease: Lease | None
     output: list[int] = field(default_factory=list)
     room: InboundRoom | None = None
-    source_slot: int | None = None
-    target_slot: int | None = None
-    delivery: Delivery | None = None
     metadata: MetadataRow | None = None
     offloaded: OffloadedKV | None = None
     rested_at: int = 0

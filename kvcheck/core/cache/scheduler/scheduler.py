@@ -1,9 +1,9 @@
-"""One decode engine: prefix match, chunked prefill, metadata hand-over, decode, retract, resume, finish.
+"""One engine: prefix match, chunked prefill, decode, retract, resume, finish.
 
-    waiting -> prefilling -> handing over -> ready -> running -> finished
-                                                       ^    |
-                                              resume   |    v  save, free
-                                                      retracted
+    waiting -> prefilling -> ready -> running -> finished
+                                       ^    |
+                              resume   |    v  save, free
+                                      retracted
 
 Invariants:
 - Pages of a retracted request are freed only after its save has completed.
@@ -21,21 +21,19 @@ from kvcheck.core.base.paging import floor_to_page, pages_for
 from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.offload import OffloadedKV
 from kvcheck.core.cache.scheduler.decoder import Chunk
-from kvcheck.core.cache.scheduler.handover import HandOver
-from kvcheck.core.cache.scheduler.parts import SchedulerDeps, take_slot_and_row
+from kvcheck.core.cache.scheduler.parts import SchedulerDeps
 from kvcheck.core.cache.scheduler.request import Request, RunningRequest, SchedulerConfig, StepReport
 
 
 class Scheduler:
     """Drives requests through their life, one `step` at a time."""
 
-    def __init__(self, parts: SchedulerDeps, config: SchedulerConfig, *, hand_over: type[HandOver] = HandOver) -> None:
+    def __init__(self, parts: SchedulerDeps, config: SchedulerConfig) -> None:
         self.parts = parts
         self.config = config
         self._pool = parts.pool
         self._waiting: deque[Request] = deque()
         self._prefilling: list[RunningRequest] = []
-        self._handing_over = hand_over(parts)
         self._ready: deque[RunningRequest] = deque()
         self._running: list[RunningRequest] = []
         self._retracted: deque[RunningRequest] = deque()
@@ -56,8 +54,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Nothing is left to do."""
-        handing_over = self._handing_over.actives
-        busy = (self._waiting, self._prefilling, handing_over, self._ready, self._running, self._retracted)
+        busy = (self._waiting, self._prefilling, self._ready, self._running, self._retracted)
         return not any(busy) and not self._restoring
 
     def step(self) -> StepReport:
@@ -67,7 +64,7 @@ class Scheduler:
         if self.parts.cache is not None:
             self.parts.cache.poll()
         self._drop_restored()
-        self._ready.extend(self._handing_over.advance())
+        self._ready.extend(self._arrived())
         self._resume()
         self._admit()
         computed = self._prefill()
@@ -80,7 +77,7 @@ class Scheduler:
     def abort(self, request: int) -> bool:
         """End a request wherever it is, freeing all it holds; False where it is not under way any more."""
         waiting = [each for each in self._waiting if each.request == request]
-        under_way = (self._prefilling, self._handing_over.actives, self._ready, self._running, self._retracted)
+        under_way = (self._prefilling, self._ready, self._running, self._retracted)
         actives = [active for queue in under_way for active in queue if active.request == request]
         if waiting and self.parts.cache is not None:
             self.parts.cache.forget(request)
@@ -91,10 +88,6 @@ class Scheduler:
         return bool(waiting or actives)
 
     def _abort(self, active: RunningRequest) -> None:
-        if active in self._handing_over.actives:
-            self._handing_over.abort(active)
-        if active.metadata is None and active.target_slot is not None:
-            self.parts.decode_metadata.release(active.target_slot, active.request)
         for queue in (self._prefilling, self._ready, self._running, self._retracted):
             if active in queue:
                 queue.remove(active)
@@ -111,9 +104,6 @@ class Scheduler:
         self._drop_restored()
         if self.parts.cache is not None:
             self.parts.cache.close()
-        if self.parts.prefill_metadata is not None:
-            self.parts.prefill_metadata.free()
-        self.parts.decode_metadata.free()
         self._pool.free()
 
     # Admission and prefill
@@ -126,14 +116,13 @@ class Scheduler:
             generation = self._waiting[0]
             if cache is not None and not cache.fetch(generation.prompt[:-1], generation.request):
                 break  # pages of its prompt are on their way from the store
-            in_flight = len(self._prefilling) + len(self._handing_over.actives) + len(self._ready) + len(self._running)
+            in_flight = len(self._prefilling) + len(self._ready) + len(self._running)
             if in_flight >= self._pool.sizes.requests or not self._fits(len(generation.prompt)):
                 break
-            taken = take_slot_and_row(self.parts.decode_metadata, self._pool, generation.request)
-            if taken is None:
+            holding = self._pool.open(generation.request)
+            if holding is None:
                 break
-            slot, holding = taken
-            active = RunningRequest(generation=generation, holding=holding, lease=None, target_slot=slot)
+            active = RunningRequest(generation=generation, holding=holding, lease=None)
             if cache is not None:
                 # The last prompt token is always computed: its pass samples the first output.
                 active.lease = cache.admit(generation.prompt[:-1], holding, priority=generation.priority)
@@ -179,9 +168,8 @@ class Scheduler:
             if active.holding.committed < active.prompt_length:
                 continue
             self._prefilling.remove(active)
-            if token != int(self.parts.decoder.metadata(active.request)["output_ids"][0]):
-                raise LengthMismatch(f"request {active.request}: the sampled token and the metadata's token differ")
-            self._handing_over.begin(active)
+            active.output.append(token)
+            self._ready.append(active)
         return bool(chunks)
 
     def _may_start(self, active: RunningRequest) -> bool:
@@ -202,14 +190,18 @@ class Scheduler:
 
     # Decode
 
+    def _arrived(self) -> list[RunningRequest]:
+        """Requests whose prompts have arrived from elsewhere."""
+        return []
+
     def _join_ready(self) -> None:
         while self._ready and len(self._running) < self.config.max_running:
             active = self._ready.popleft()
             self._join(active)
 
     def _join(self, active: RunningRequest) -> None:
-        assert active.metadata is not None
-        self.parts.decoder.join(active.request, active.metadata)
+        if active.metadata is not None:
+            self.parts.decoder.join(active.request, active.metadata)
         self._report.joined.append(active.request)
         if len(active.output) >= active.generation.output_tokens:
             self._finish(active)
@@ -270,7 +262,7 @@ class Scheduler:
                 continue  # what it held may be evictable now
             victim = self._victim(spared=active)
             if victim is None:
-                if not (self._prefilling or self._ready or self._handing_over.is_holding or self._restoring):
+                if not self._will_free:
                     raise Hang(
                         f"request {active.request} is short of {_in_words(short)}, and nothing is left to evict or "
                         "retract"
@@ -280,6 +272,11 @@ class Scheduler:
             while self._pool.pages_free < self._headroom() and (victim := self._victim(spared=active)) is not None:
                 self._retract(victim)
         return True
+
+    @property
+    def _will_free(self) -> bool:
+        """Requests outside the running batch will go on, or give back what they hold."""
+        return bool(self._prefilling or self._ready or self._restoring)
 
     def _evict(self, short: Mapping[str, int]) -> int:
         """Evict cached prefixes by what each space is short of; how much was freed."""
@@ -352,13 +349,11 @@ class Scheduler:
         if spare < needed:
             self._evict(dict.fromkeys(self._pool.paged, needed - spare))
             spare = self._pool.pages_free - self._reserved()
-        idle = not (self._running or self._prefilling or self._ready or self._handing_over.actives)
+        idle = not (self._running or self._prefilling or self._ready)
         return spare >= needed or (idle and self._pool.pages_free >= pages_for(tokens + 1, self._pool.page_size))
 
     def _wait_for_something(self) -> None:
-        """With nothing to compute, sleep until the oldest hand-over or restore is done, instead of polling."""
-        if self._handing_over.wait():
-            return
+        """With nothing to compute, sleep until the oldest restore or transfer is done, instead of polling."""
         if self._restoring:
             self.parts.backend.wait(self._restoring[0][0])
         elif self.parts.cache is not None:

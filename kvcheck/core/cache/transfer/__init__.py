@@ -11,14 +11,24 @@ from typing import TYPE_CHECKING
 from kvcheck.core.base.registry import Registry
 
 if TYPE_CHECKING:
-    from kvcheck.core.cache.transfer.transport import Transport
+    from kvcheck.core.cache.transfer.wire import Wire
 
-TRANSPORTS: Registry[type[Transport]] = Registry(
+TRANSPORTS: Registry[type[Wire]] = Registry(
     "transport",
     {
         "loopback": (
-            "kvcheck.core.cache.transfer.loopback:LoopbackTransport",
+            "kvcheck.core.cache.transfer.loopback_wire:LoopbackWire",
             "One process holds all ranks; the schedule picks the order in which messages and bytes land.",
+        ),
+        "tcp": (
+            "kvcheck.core.cache.transfer.sockets.wire:SocketWire",
+            "Each rank is a process; bytes go over sockets.",
+        ),
+        "mooncake": (
+            "kvcheck.core.cache.transfer.mooncake.wire:MooncakeWire",
+            "Each rank is a process; bytes go through Mooncake's transfer engine.",
         ),
     },
 )
+PROCESS_TRANSPORTS = ("tcp", "mooncake")
+"""Transports that join processes, one a rank; all others work in one process."""

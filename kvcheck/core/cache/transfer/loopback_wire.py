@@ -90,7 +90,7 @@ class LoopbackFabric:
 
 
 class LoopbackWire:
-    """One rank's end of a LoopbackFabric."""
+    """One rank's end of a LoopbackFabric: ranks of one process, in an order that the schedule picks."""
 
     def __init__(self, fabric: LoopbackFabric, backend: ScopedBackend) -> None:
         self.name = backend.scope

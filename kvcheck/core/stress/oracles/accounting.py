@@ -72,7 +72,7 @@ class AccountingOracle:
                 Finding(
                     code="KV401",
                     oracle=self.name,
-                    tier="host" if name.startswith("offload.") else "device",
+                    tier="host" if name.rpartition(":")[2].startswith("offload.") else "device",
                     buffer=buffer,
                     message=f"{held} bytes of {name} are still allocated after close",
                 )

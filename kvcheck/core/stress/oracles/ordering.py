@@ -219,4 +219,5 @@ def _place(space: str, buffer: str, overlap: Overlap) -> str:
 
 
 def _tier(space: str) -> str:
-    return next((tier for tier in ("host", "storage") if space == tier or space.startswith(f"{tier}.")), "device")
+    kind = space.rpartition(":")[2]
+    return next((tier for tier in ("host", "storage") if kind == tier or kind.startswith(f"{tier}.")), "device")

@@ -90,7 +90,7 @@ class RankRun:
         for job in load.jobs:
             self._history.emit(Expected(job.request, ()))
         self._backend = RegionBackend()
-        setup = make_setup(shape, load, self._backend, self._history.emit, "loopback", share_prefixes=False)
+        setup = make_setup(shape, load, self._backend, self._history.emit, share_prefixes=False)
         self._setup = replace(
             setup,
             pair=PairSetup(

@@ -33,7 +33,7 @@ class RankRunner:
         shape, load = work_of(plan)
         supervisor = Supervisor(plan, launcher=self._launcher)
         reports = supervisor.run()
-        found = judge(reports, shape, load, reference_outputs(shape, load, "loopback"), silence=supervisor.silence)
+        found = judge(reports, shape, load, reference_outputs(shape, load), silence=supervisor.silence)
         prefill, decode = ranks_of(plan)
         note = (
             f"{plan.cell}: {prefill}x{decode} processes over {plan.transport}, "

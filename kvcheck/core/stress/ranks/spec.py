@@ -17,23 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
-from kvcheck.core.base.registry import Registry
 from kvcheck.core.cache.transfer.sockets.link import LOCAL
-from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
-
-PROCESS_WIRES: Registry[type[ProcessWire]] = Registry(
-    "transport between processes",
-    {
-        "tcp": (
-            "kvcheck.core.cache.transfer.sockets.wire:SocketWire",
-            "Each rank is a process; bytes go over sockets.",
-        ),
-        "mooncake": (
-            "kvcheck.core.cache.transfer.mooncake.wire:MooncakeWire",
-            "Each rank is a process; bytes go through Mooncake's transfer engine.",
-        ),
-    },
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,12 +18,13 @@ from collections.abc import Callable
 
 import torch
 
-from kvcheck.core.base.errors import KvcheckError, TransferError, UnknownVerdict, machine_trouble
+from kvcheck.core.base.errors import KvcheckError, TransferError, UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.cache.scheduler.process_group import GroupLost
+from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS, TRANSPORTS
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.stress.ranks.inbox import Inbox
 from kvcheck.core.stress.ranks.rank import RankRun
-from kvcheck.core.stress.ranks.spec import PROCESS_WIRES, RankSpec, read_spec
+from kvcheck.core.stress.ranks.spec import RankSpec, read_spec
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.parts import FIXED, TargetParts
 
@@ -33,7 +34,11 @@ Choose = Callable[[RankSpec], type[ProcessWire]]
 
 def wire_of(spec: RankSpec) -> type[ProcessWire]:
     """The wire that the plan names."""
-    return PROCESS_WIRES.load(parse_line(spec.line).transport)
+    transport = parse_line(spec.line).transport
+    kind = TRANSPORTS.load(transport)
+    if not issubclass(kind, ProcessWire):
+        raise UsageError(f"transport {transport} joins ranks of one process; expected one of {PROCESS_TRANSPORTS}")
+    return kind
 
 
 def main(choose: Choose = wire_of, make: Callable[[RankSpec], TargetParts] = lambda spec: FIXED) -> int:

@@ -1,6 +1,7 @@
 """hicache: prefixes move to the host and come back, layer by layer, while other requests decode.
 
 Invariants:
+- Running requests outgrow the device pool. A cell counts only if some were retracted and resumed beside the tree.
 - Device and host pool are both smaller than the working set: nodes leave the device, and the host, and come back.
 - Layout, copy method, write policy, eviction order and acknowledgement period go through all their values, by the
   number of the schedule.
@@ -31,8 +32,8 @@ from kvcheck.core.workload.events import Emit, Modelled
 from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.sessions import session_jobs
 
-SYNTHETIC_PAGES = 14
-SYNTHETIC_REQUESTS = 40
+SYNTHETIC_PAGES = 12
+SYNTHETIC_REQUESTS = 36
 SESSIONS = 9
 """A multiple of the priorities, so that a session keeps its own."""
 MAX_RUNNING = 6
@@ -56,7 +57,7 @@ class HiCacheScenario:
     """Requests that come back to prefixes which have left the device, or both tiers."""
 
     name = "hicache"
-    needs = frozenset({"hicache", "metadata"})
+    needs = frozenset({"hicache"})
     families = frozenset({"mha", "mla", "nsa"})
 
     def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None) -> Load:
@@ -78,7 +79,6 @@ class HiCacheScenario:
         *,
         backend: Backend,
         emit: Emit,
-        transport: str,
         variant: int,
     ) -> int:
         """Feed jobs by their arrival rounds until all have finished, then close."""
@@ -86,7 +86,7 @@ class HiCacheScenario:
         readers = Readers(early_send=True, replay_every=REPLAY_EVERY)
         with faulty_store(STORES_USED[variant % 4] if not load.from_trace else "memory") as store:
             tier = host_tier(shape, load, variant, store)
-            engine = target.build(make_setup(shape, load, backend, emit, transport, host=tier, readers=readers))
+            engine = target.build(make_setup(shape, load, backend, emit, host=tier, readers=readers))
             return serve(engine, load, emit, backend, aborts=LoadingAborts())
 
     def settings(self, variant: int) -> tuple[str, ...]:
@@ -100,18 +100,20 @@ class HiCacheScenario:
         )
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
-        """Loads, evictions on both tiers, and words of every buffer on both."""
+        """Loads, evictions on both tiers, retractions, and words of every buffer on both tiers."""
         for what, count in (
             ("load", evidence.loads),
             ("backup", evidence.backups),
             ("device eviction", evidence.device_evictions),
             ("host eviction", evidence.host_evictions),
             ("abort", evidence.aborts),
+            ("retraction", evidence.retractions),
+            ("resume", evidence.resumes),
         ):
             if not count:
                 return f"no {what} happened; use more requests"
         buffers = buffer_names(shape)
-        return unread(evidence, buffers | {f"host:{name}" for name in buffers} | {"metadata"})
+        return unread(evidence, buffers | {f"host:{name}" for name in buffers})
 
 
 class HybridScenario(HiCacheScenario):

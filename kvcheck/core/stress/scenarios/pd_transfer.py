@@ -80,13 +80,12 @@ class PDTransfer:
         *,
         backend: Backend,
         emit: Emit,
-        transport: str,
         variant: int,
     ) -> int:
         """Feed jobs by their arrival rounds until all have finished or failed, then close."""
         faults = Faults(load.jobs, shape, emit, variant)
         prefill, decode = self.ranks or RANKS[variant % len(RANKS)]
-        setup = make_setup(shape, load, backend, emit, transport, share_prefixes=False)
+        setup = make_setup(shape, load, backend, emit, share_prefixes=False)
         pair = PairSetup(
             prefill_ranks=prefill,
             decode_ranks=decode,

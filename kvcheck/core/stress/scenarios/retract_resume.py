@@ -1,16 +1,20 @@
-"""retract-resume: a pool too small for its requests, so that running ones are retracted, offloaded and resumed.
+"""retract-resume: a decode pool too small for its requests: running ones are retracted, offloaded and resumed.
 
 Invariants:
 - A run counts only if other requests got pages of a retracted one before it was resumed.
+- Prompts are computed by a prefill end of one rank, as where the bug was met, and nothing goes wrong on the wire.
 - The reference run has room for everything: no retraction, no prefix tree, no reuse of pages.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.pools import FAMILIES
 from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.stress.scenarios.pd_transfer import prefill_sizes, room_of
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
     buffer_names,
@@ -20,10 +24,14 @@ from kvcheck.core.stress.scenarios.serving import (
     trace_load,
     unread,
 )
-from kvcheck.core.targets.target import Target
+from kvcheck.core.targets.target import PairSetup, Target
 from kvcheck.core.workload.events import Emit
 
 SYNTHETIC_PAGES = 8
+REQUESTS = 8
+LONGER_PAGES = 1
+"""Outputs are longer by this, so that requests run out of pages while they decode: few of them retract often, and each
+one costs a transfer."""
 MAX_RUNNING = 8
 TRACE_RUNNING = 16
 
@@ -39,7 +47,12 @@ class RetractResume:
         """Synthetic jobs, or a trace scaled to the pool."""
         if trace is None:
             return synthetic_load(
-                shape, pages=SYNTHETIC_PAGES, requests=requests or 20, max_running=MAX_RUNNING, seed=seed
+                shape,
+                pages=SYNTHETIC_PAGES,
+                requests=requests or REQUESTS,
+                max_running=MAX_RUNNING,
+                seed=seed,
+                longer_pages=LONGER_PAGES,
             )
         return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
 
@@ -51,12 +64,18 @@ class RetractResume:
         *,
         backend: Backend,
         emit: Emit,
-        transport: str,
         variant: int,
     ) -> int:
         """Feed jobs by their arrival rounds until all have finished, then close."""
-        engine = target.build(make_setup(shape, load, backend, emit, transport))
-        return serve(engine, load, emit, backend)
+        setup = make_setup(shape, load, backend, emit, share_prefixes=False)
+        pair = PairSetup(
+            prefill_ranks=1,
+            decode_ranks=1,
+            prefill_sizes=prefill_sizes(setup.sizes, load.jobs, shape),
+            paths={},
+            room_of=room_of,
+        )
+        return serve(target.build(replace(setup, pair=pair)), load, emit, backend)
 
     def settings(self, variant: int) -> tuple[str, ...]:
         """None: the number of the schedule picks the order alone."""

@@ -50,7 +50,6 @@ class Scenario(Protocol):
         *,
         backend: Backend,
         emit: Emit,
-        transport: str,
         variant: int,
     ) -> int:
         """Drive the target to the end; returns device evictions. variant: number of the schedule, picks settings."""

@@ -133,10 +133,19 @@ def generation_of(job: Job) -> Request:
     return Request(job.request, prompt_tokens(job), job.output_tokens, job.request % PRIORITIES)
 
 
-def synthetic_load(shape: ModelShape, *, pages: int, requests: int, max_running: int, seed: int) -> Load:
-    """Synthetic jobs for a pool of so many pages."""
+def synthetic_load(
+    shape: ModelShape, *, pages: int, requests: int, max_running: int, seed: int, longer_pages: int = 0
+) -> Load:
+    """Synthetic jobs for a pool of so many pages. longer_pages: by which every output is longer than it has to be."""
     capacity = pages * shape.page_size
-    jobs = synthetic_jobs(shape.page_size, capacity, requests=requests, seed=seed, chunk_tokens=chunk_tokens(shape))
+    jobs = synthetic_jobs(
+        shape.page_size,
+        capacity,
+        requests=requests,
+        seed=seed,
+        chunk_tokens=chunk_tokens(shape),
+        longer_pages=longer_pages,
+    )
     return Load(jobs=jobs, capacity_tokens=capacity, max_running=max_running, note=f"{len(jobs)} synthetic requests")
 
 
@@ -171,7 +180,7 @@ def serve(
     return engine.evictions()
 
 
-def reference_outputs(shape: ModelShape, load: Load, transport: str) -> Mapping[int, tuple[int, ...]]:
+def reference_outputs(shape: ModelShape, load: Load) -> Mapping[int, tuple[int, ...]]:
     """Run the jobs eagerly, with pages for all that run together and no prefix shared."""
     outputs: dict[int, tuple[int, ...]] = {}
     history = History()
@@ -183,9 +192,7 @@ def reference_outputs(shape: ModelShape, load: Load, transport: str) -> Mapping[
         max_running=REFERENCE_RUNNING,
         note="",
     )
-    setup = make_setup(
-        shape, room, EagerBackend(), history.emit, transport, share_prefixes=False, readers=Readers(one_layer=True)
-    )
+    setup = make_setup(shape, room, EagerBackend(), history.emit, share_prefixes=False, readers=Readers(one_layer=True))
     retracted = drive(BuiltinTarget().build(setup), load.jobs, history.emit, hurry=len(load.jobs) * 1000)
     if retracted:
         raise InternalError(f"the reference run retracted {retracted} requests; it must have room for all")
@@ -234,7 +241,6 @@ def make_setup(
     load: Load,
     backend: Backend,
     emit: Emit,
-    transport: str,
     *,
     share_prefixes: bool = True,
     host: HostTier | None = None,
@@ -262,9 +268,8 @@ def make_setup(
             resume_delay=12,
             retract_steps=max(shape.page_size, 64),
         ),
-        metadata_slots=max(3, load.max_running // 4 if host is None else load.max_running),
+        metadata_slots=max(3, load.max_running // 4),
         share_prefixes=share_prefixes,
-        transport=transport,
         backend=backend,
         emit=emit,
         decoder=decoder,

@@ -13,7 +13,7 @@ import torch
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.scheduler.agreement import RankGroup
-from kvcheck.core.cache.scheduler.decode import Arrivals
+from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.request import RunningRequest
 from kvcheck.core.cache.transfer.layout import BufferLayout
 from kvcheck.core.cache.transfer.receiver import SUCCESS, InboundRoom, Receiver
@@ -106,17 +106,12 @@ class DrainedAtOnce(Receiver):
         return True
 
 
-class PagesAtOnce(Arrivals):
-    """A failed request's pages are free at once; its slot waits."""
-
-    def abort(self, active: RunningRequest) -> None:
-        """The pages go first."""
-        super().abort(active)
-        self._parts.pool.close(active.holding)
+class PagesFreedEarly(DecodeScheduler):
+    """A failed request's pages are free at once; only its metadata slot waits for the drain."""
 
     def _end(self, active: RunningRequest, reason: str) -> None:
         super()._end(active, reason)
-        self._parts.pool.close(active.holding)
+        self._pool.close(active.holding)
 
     def _give_back(self, active: RunningRequest) -> None:
         return
@@ -256,7 +251,7 @@ PD_TRANSFER: tuple[Mutant, ...] = (
     Mutant(
         name="pages-freed-before-drain",
         bug="e",
-        parts=replace(FIXED, arrivals=PagesAtOnce),
+        parts=replace(FIXED, decode_scheduler=PagesFreedEarly),
         scenario="nvlink-aux",
         shape="llama-3-tiny",
         killed_by="ordering",

@@ -13,7 +13,7 @@ from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.offload import Offload, OffloadedBuffer, OffloadedKV
 from kvcheck.core.cache.pools.buffers import BufferSet, BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import Extent, Holding
-from kvcheck.core.cache.scheduler.scheduler import Scheduler
+from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED
@@ -105,7 +105,7 @@ class FreeKeepsIndex(BufferSet):
         self._words.clear()
 
 
-class RefeedingScheduler(Scheduler):
+class RefeedingScheduler(DecodeScheduler):
     """A resumed request counts its last sampled token as committed, though no KV was written for it."""
 
     def _resumed_length(self, offloaded: OffloadedKV) -> int:
@@ -178,7 +178,7 @@ RETRACT_RESUME: tuple[Mutant, ...] = (
     Mutant(
         name="resume-refeeds-token",
         bug="a",
-        parts=replace(FIXED, scheduler=RefeedingScheduler),
+        parts=replace(FIXED, decode_scheduler=RefeedingScheduler),
         scenario="retract-resume",
         shape="glm-5.1-tiny",
         killed_by="content",
