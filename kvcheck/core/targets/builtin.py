@@ -61,11 +61,11 @@ class BuiltinEngine:
     def is_idle(self) -> bool:
         return self.scheduler.is_idle
 
-    def submit(self, generation: Request) -> None:
-        self.scheduler.submit(generation)
+    def submit(self, request: Request) -> None:
+        self.scheduler.submit(request)
 
-    def abort(self, request: int) -> bool:
-        return self.scheduler.abort(request)
+    def abort(self, request_id: int) -> bool:
+        return self.scheduler.abort(request_id)
 
     def step(self) -> StepReport:
         return self.scheduler.step()

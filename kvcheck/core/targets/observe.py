@@ -205,16 +205,16 @@ class WatchedDecoder:
         self.collect = inner.collect
         self.metadata = inner.metadata
 
-    def join(self, request: int, row: MetadataRow) -> None:
+    def join(self, request_id: int, row: MetadataRow) -> None:
         """Compare storages, then pass on."""
         first, last = self._end.storage_range()
         address = row.packed.data_ptr()
         if first <= address < last:
             slot = (address - first) // self._end.row_bytes
-            self._emit(Aliased(request, "metadata row", self._end.space, slot))
+            self._emit(Aliased(request_id, "metadata row", self._end.space, slot))
         else:
             self._emit(Owned("metadata row"))
-        self._inner.join(request, row)
+        self._inner.join(request_id, row)
 
 
 def _residue(row: torch.Tensor, fields: tuple[MetadataField, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:

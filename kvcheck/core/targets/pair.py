@@ -89,28 +89,28 @@ class PairEngine:
         """Nothing is left to do on any rank."""
         return all(each.is_idle for each in self._schedulers)
 
-    def submit(self, generation: Request) -> None:
+    def submit(self, request: Request) -> None:
         """Queue a request at both ends."""
         for prefill in self.prefill:
-            prefill.submit(generation)
+            prefill.submit(request)
         for decode in self.decode:
-            decode.submit(generation)
+            decode.submit(request)
 
-    def abort(self, request: int) -> bool:
+    def abort(self, request_id: int) -> bool:
         """End a request where its user's router can: even ones at both ends, odd ones at the decode end alone.
 
         A decode end that has not sent its Want yet has no peer to tell, so then the prefill end is told as well.
         """
-        is_asked = all(each.is_asked(request) for each in self.decode)
+        is_asked = all(each.is_asked(request_id) for each in self.decode)
         found = False
-        if request % 2 == 0 or not is_asked:
+        if request_id % 2 == 0 or not is_asked:
             for rank, prefill in zip(self._prefill_ranks, self.prefill, strict=True):
                 self._emit(ProcessActs(rank.name))
-                found = prefill.abort(request) or found
-        if request % 2 or not is_asked or not found:
+                found = prefill.abort(request_id) or found
+        if request_id % 2 or not is_asked or not found:
             for rank, decode in zip(self._decode_ranks, self.decode, strict=True):
                 self._emit(ProcessActs(rank.name))
-                found = decode.abort(request) or found
+                found = decode.abort(request_id) or found
         return found
 
     def step(self) -> StepReport:

@@ -98,10 +98,10 @@ class Engine(Protocol):
     def is_idle(self) -> bool:
         """Nothing is left to do."""
 
-    def submit(self, generation: Request) -> None:
+    def submit(self, request: Request) -> None:
         """Queue a request."""
 
-    def abort(self, request: int) -> bool:
+    def abort(self, request_id: int) -> bool:
         """End a request wherever it is; False where it is not under way any more."""
 
     def step(self) -> StepReport:

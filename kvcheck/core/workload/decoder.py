@@ -73,8 +73,8 @@ class ContentDecoder:
     def forward(self, chunks: Sequence[Chunk]) -> Signal:
         """Queue writes and checked reads of every layer."""
         for chunk in chunks:
-            self._learn(chunk.request)
-            self._emit(Forward(chunk.request, chunk.start, chunk.stop))
+            self._learn(chunk.request_id)
+            self._emit(Forward(chunk.request_id, chunk.start, chunk.stop))
         plan = plan_pass(chunks, self._codes, self._pool, self._backend)
         self._chunks, self._observed = plan.chunks, []
         self._passes += 1
@@ -97,8 +97,8 @@ class ContentDecoder:
 
     def _send_early(self) -> Signal | None:
         """Read each cached prefix once, on a second lane. Returns the signal that is reached when all are read."""
-        first = [n for n, chunk in enumerate(self._chunks) if chunk.request not in self._begun]
-        self._begun.update(chunk.request for chunk in self._chunks)
+        first = [n for n, chunk in enumerate(self._chunks) if chunk.request_id not in self._begun]
+        self._begun.update(chunk.request_id for chunk in self._chunks)
         numbers = [n for n in first if self._chunks[n].start > 0]
         if not numbers or not self._readers.early_send:
             return None
@@ -107,7 +107,7 @@ class ContentDecoder:
         self._backend.record(computed, lane=self._pool.forward)
         self._backend.wait(computed, lane=lane)
         prefixes = [
-            Chunk(chunk.request, chunk.holding, chunk.start - 1, chunk.start)
+            Chunk(chunk.request_id, chunk.holding, chunk.start - 1, chunk.start)
             for chunk in (self._chunks[n] for n in numbers)
         ]
         plan = plan_pass(prefixes, self._codes, self._pool, self._backend, numbers=numbers)
@@ -128,28 +128,28 @@ class ContentDecoder:
                 self._report(seen, deltas)
         tokens = []
         for chunk, delta in zip(self._chunks, deltas, strict=True):
-            token = self._token(chunk.request, chunk.stop, delta)
-            if chunk.stop == self._jobs[chunk.request].prompt_tokens:
-                self._first[chunk.request] = token
+            token = self._token(chunk.request_id, chunk.stop, delta)
+            if chunk.stop == self._jobs[chunk.request_id].prompt_tokens:
+                self._first[chunk.request_id] = token
             tokens.append(token)
         self._observed = []
         return tuple(tokens)
 
-    def metadata(self, request: int) -> Mapping[str, torch.Tensor]:
+    def metadata(self, request_id: int) -> Mapping[str, torch.Tensor]:
         """The fields this request uses."""
-        if request not in self._handed_over:
-            self._handed_over[request] = handover.metadata_values(
-                self._jobs[request], self._first[request], self._fields
+        if request_id not in self._handed_over:
+            self._handed_over[request_id] = handover.metadata_values(
+                self._jobs[request_id], self._first[request_id], self._fields
             )
-        return self._handed_over[request]
+        return self._handed_over[request_id]
 
-    def join(self, request: int, row: MetadataRow) -> None:
+    def join(self, request_id: int, row: MetadataRow) -> None:
         """Compare the request's whole packed row with what its prefill produced."""
-        job = self._jobs[request]
-        self._learn(request)  # a decode end has not computed the prompt, so it takes the expected first token
-        first = self._first.get(request, self._token(request, job.prompt_tokens, 0))
+        job = self._jobs[request_id]
+        self._learn(request_id)  # a decode end has not computed the prompt, so it takes the expected first token
+        first = self._first.get(request_id, self._token(request_id, job.prompt_tokens, 0))
         expected = handover.expected_row(job, first, self._fields)
-        self._handed_over.pop(request, None)
+        self._handed_over.pop(request_id, None)
         self._emit(Verified("metadata", expected.numel() // 8))
         for found in handover.mismatches(job, expected, row, self._fields):
             self._emit(Saw(found))

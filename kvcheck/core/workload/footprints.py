@@ -62,7 +62,7 @@ def pass_touches(chunks: Sequence[Chunk], pool: KVPool) -> Mapping[str, SpaceTou
 
 def _state(chunks: Sequence[Chunk], pool: KVPool) -> SpaceTouch:
     slots = np.array([chunk.holding.state_slot for chunk in chunks])
-    units = Units(slots, None, np.array([chunk.request for chunk in chunks]))
+    units = Units(slots, None, np.array([chunk.request_id for chunk in chunks]))
     rows = np.array([chunk.holding.row for chunk in chunks])
     tables = (pool.tables["req_to_state"].footprint(np.zeros_like(rows), rows, rows + 1),)
     return SpaceTouch(space="state", read=units, written=units, read_tables=tables, written_tables=tables)
@@ -99,7 +99,7 @@ def _span(
     spans = np.stack(
         (np.maximum(starts[of_chunk] - page_starts, 0), np.minimum(stops[of_chunk] - page_starts, size)), axis=1
     )
-    owners = np.array([chunk.request for chunk in chunks])[of_chunk]
+    owners = np.array([chunk.request_id for chunk in chunks])[of_chunk]
     rows = np.array([chunk.holding.row for chunk in chunks])
     units = np.concatenate(pages)
     tables: tuple[Footprint, ...] = (pool.tables["req_to_token"].footprint(rows, starts, stops),)

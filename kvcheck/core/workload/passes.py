@@ -72,7 +72,7 @@ def plan_pass(
     numbers: which chunks of the pass these are; all of them by default.
     """
     size = pool.page_size
-    mine = [codes[chunk.request] for chunk in chunks]
+    mine = [codes[chunk.request_id] for chunk in chunks]
     counts = [pages_for(chunk.stop, size) for chunk in chunks]
     page_chunk = np.repeat(np.arange(len(chunks)), counts)
     page_number = ragged(np.zeros(len(chunks), dtype=np.int64), np.array(counts))

@@ -52,16 +52,16 @@ class DecodeScheduler(Scheduler):
         """Nothing is left to do, and nothing to be drained."""
         return super().is_idle and not self._draining
 
-    def abort(self, request: int) -> bool:
+    def abort(self, request_id: int) -> bool:
         """End a request wherever it is; it is reported as failed, as every request is that does not finish."""
-        found = super().abort(request)
+        found = super().abort(request_id)
         if found:
-            self._failed.append((request, ABORTED))
+            self._failed.append((request_id, ABORTED))
         return found
 
-    def is_asked(self, request: int) -> bool:
+    def is_asked(self, request_id: int) -> bool:
         """The request's prompt has been asked for, or it is not here at all."""
-        return all(each.request != request for each in self._waiting)
+        return all(each.request_id != request_id for each in self._waiting)
 
     def poll(self) -> list[int]:
         """Take what arrived; what this rank knows, to be reduced over the ranks by the least value.
@@ -75,7 +75,7 @@ class DecodeScheduler(Scheduler):
     def settle(self, agreed: Sequence[int]) -> StepReport:
         """One scheduling round, with what all ranks agreed on."""
         count = len(self._prefilling)
-        self._statuses = {active.request: status for active, status in zip(self._prefilling, agreed, strict=False)}
+        self._statuses = {active.request_id: status for active, status in zip(self._prefilling, agreed, strict=False)}
         drained = [each for each, is_it in zip(self._draining, agreed[count:], strict=True) if is_it]
         self.receiver.forget(*(_room(active) for active in drained))
         for active in drained:
@@ -96,12 +96,12 @@ class DecodeScheduler(Scheduler):
         """Requests that every rank has verified; those that failed somewhere are ended here too."""
         arrived = []
         for active in list(self._prefilling):
-            status = self._statuses.get(active.request, TRANSFERRING)
+            status = self._statuses.get(active.request_id, TRANSFERRING)
             if status == SUCCESS:
                 self._take(active)
                 arrived.append(active)
             elif status == FAILED:
-                self._failed.append((active.request, _room(active).reason or ANOTHER_RANK))
+                self._failed.append((active.request_id, _room(active).reason or ANOTHER_RANK))
                 self._end(active, ANOTHER_RANK)
         return arrived
 
@@ -129,19 +129,19 @@ class DecodeScheduler(Scheduler):
 
     def _admit(self) -> None:
         while self._waiting and self.may_ask and not self._resume_is_due():
-            generation = self._waiting[0]
-            room, prompt = self._room_of(generation.request), len(generation.prompt)
+            request = self._waiting[0]
+            room, prompt = self._room_of(request.request_id), len(request.prompt)
             if len(self._prefilling) >= self.config.max_prefilling or self.receiver.is_open(room):
                 break
-            taken = take_slot_and_row(self._metadata, self._pool, generation.request, tokens=prompt + 1, query=prompt)
+            taken = take_slot_and_row(self._metadata, self._pool, request.request_id, tokens=prompt + 1, query=prompt)
             if taken is None:
                 break
             slot, holding = taken
-            active = RunningRequest(generation=generation, holding=holding, lease=None)
-            active.room = self.receiver.expect(room, holding, prompt, slot, attempt=generation.attempt)
+            active = RunningRequest(request=request, holding=holding, lease=None)
+            active.room = self.receiver.expect(room, holding, prompt, slot, attempt=request.attempt)
             self._waiting.popleft()
             self._prefilling.append(active)
-            self._report.admitted.append(generation.request)
+            self._report.admitted.append(request.request_id)
 
     def _prefill(self) -> bool:
         """Another end does."""

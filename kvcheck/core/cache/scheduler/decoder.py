@@ -21,7 +21,7 @@ from kvcheck.core.cache.transfer.metadata import MetadataRow
 class Chunk:
     """Positions [start, stop) of one request to compute."""
 
-    request: int
+    request_id: int
     holding: Holding
     start: int
     stop: int
@@ -36,10 +36,10 @@ class Decoder(Protocol):
     def collect(self) -> tuple[int, ...]:
         """The sampled token after each chunk of the last pass; its signal has been waited for."""
 
-    def metadata(self, request: int) -> Mapping[str, torch.Tensor]:
+    def metadata(self, request_id: int) -> Mapping[str, torch.Tensor]:
         """The metadata fields that this request's prefill produced, by name; the first token is output_ids[0]."""
 
-    def join(self, request: int, row: MetadataRow) -> None:
+    def join(self, request_id: int, row: MetadataRow) -> None:
         """The request enters the running batch, for the first time or again, with the metadata that came with it.
 
         Not called for a request that was prefilled by the same engine, which has none.

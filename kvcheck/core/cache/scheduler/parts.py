@@ -28,19 +28,19 @@ class SchedulerDeps:
 
 
 def take_slot_and_row(
-    metadata: MetadataBuffers, pool: KVPool, request: int, *, tokens: int = 0, query: int = 0
+    metadata: MetadataBuffers, pool: KVPool, request_id: int, *, tokens: int = 0, query: int = 0
 ) -> tuple[int, Holding] | None:
     """A metadata slot and a holding with room for `tokens` tokens; None, and nothing taken, where something is missing.
 
     query: as in KVPool.grow.
     """
-    slot = metadata.lease(request)
+    slot = metadata.lease(request_id)
     if slot is None:
         return None
-    holding = pool.open(request)
+    holding = pool.open(request_id)
     if holding is not None and pool.grow(holding, tokens, query=query):
         return slot, holding
     if holding is not None:
         pool.close(holding)
-    metadata.release(slot, request)
+    metadata.release(slot, request_id)
     return None

@@ -33,7 +33,7 @@ class PrefillRequest:
     is_told: its failure was reported.
     """
 
-    generation: Request
+    request: Request
     holding: Holding | None = None
     slot: int | None = None
     is_told: bool = False
@@ -41,7 +41,7 @@ class PrefillRequest:
     @property
     def tokens(self) -> int:
         """Tokens of the prompt."""
-        return len(self.generation.prompt)
+        return len(self.request.prompt)
 
 
 class PrefillScheduler:
@@ -77,35 +77,35 @@ class PrefillScheduler:
         """Nothing is left to compute, to send or to free."""
         return not (self._queued or self._waiting or self._computing or self._sending)
 
-    def submit(self, generation: Request) -> None:
+    def submit(self, request: Request) -> None:
         """Queue a prompt. Raises LengthMismatch for one that can never fit."""
-        tokens = len(generation.prompt)
+        tokens = len(request.prompt)
         if tokens > self._pool.sizes.max_tokens or pages_for(tokens, self._pool.page_size) > self._pool.sizes.pages:
             raise LengthMismatch(
-                f"request {generation.request}: a prompt of {tokens} tokens does not fit into {self._pool.sizes.pages} "
+                f"request {request.request_id}: a prompt of {tokens} tokens does not fit into {self._pool.sizes.pages} "
                 f"pages of {self._pool.page_size} and requests of at most {self._pool.sizes.max_tokens} tokens"
             )
-        self._queued.append(generation)
+        self._queued.append(request)
         self._open_queued()
 
-    def abort(self, request: int) -> bool:
+    def abort(self, request_id: int) -> bool:
         """End a request on this side; False where it is not here, or was reported already."""
-        for generation in [each for each in self._queued if each.request == request]:
-            self._queued.remove(generation)
-            self.sender.refuse(self._room_of(request), generation.attempt, ABORTED)
-            self._refused.append((request, ABORTED))
+        for request in [each for each in self._queued if each.request_id == request_id]:
+            self._queued.remove(request)
+            self.sender.refuse(self._room_of(request_id), request.attempt, ABORTED)
+            self._refused.append((request_id, ABORTED))
             return True
-        here = [*self._waiting, *(each.generation for each in (*self._computing, *self._sending))]
-        if all(each.request != request for each in here):
+        here = [*self._waiting, *(each.request for each in (*self._computing, *self._sending))]
+        if all(each.request_id != request_id for each in here):
             return False
-        room = self._room_of(request)
+        room = self._room_of(request_id)
         self.sender.fail(room, ABORTED)
         return bool(self.sender.reason(room))
 
     def poll(self) -> list[int]:
         """Take what arrived; what this rank knows, to be reduced over the ranks by the least value."""
         self.sender.poll()
-        waiting = [self.sender.readiness(self._room_of(each.request)) for each in self._waiting]
+        waiting = [self.sender.readiness(self._room_of(each.request_id)) for each in self._waiting]
         computing = [self.sender.readiness(self._room(each)) for each in self._computing]
         return waiting + computing + [self.sender.state(self._room(each)) for each in self._sending]
 
@@ -125,12 +125,12 @@ class PrefillScheduler:
             if readiness == REFUSED:
                 self._computing.remove(prompt)
                 self._fail(prompt)
-        for generation, readiness in waiting:
+        for request, readiness in waiting:
             if readiness == REFUSED:
-                self._waiting.remove(generation)
-                self._fail(PrefillRequest(generation=generation))
+                self._waiting.remove(request)
+                self._fail(PrefillRequest(request=request))
             elif readiness == WANTED:
-                self._admit(generation)
+                self._admit(request)
         self._compute()
         return self._report
 
@@ -143,14 +143,14 @@ class PrefillScheduler:
 
     def _open_queued(self) -> None:
         """Rooms are opened in order of arrival, each once its earlier attempt has given everything back."""
-        while self._queued and not self.sender.is_open(self._room_of(self._queued[0].request)):
-            generation = self._queued.popleft()
-            room = self._room_of(generation.request)
-            self.sender.open(room, generation.request, len(generation.prompt), attempt=generation.attempt)
-            self._waiting.append(generation)
+        while self._queued and not self.sender.is_open(self._room_of(self._queued[0].request_id)):
+            request = self._queued.popleft()
+            room = self._room_of(request.request_id)
+            self.sender.open(room, request.request_id, len(request.prompt), attempt=request.attempt)
+            self._waiting.append(request)
 
     def _room(self, prompt: PrefillRequest) -> int:
-        return self._room_of(prompt.generation.request)
+        return self._room_of(prompt.request.request_id)
 
     def _fail(self, prompt: PrefillRequest) -> None:
         self.sender.fail(self._room(prompt), "another prefill rank failed")
@@ -161,17 +161,17 @@ class PrefillScheduler:
         """A failure that all ranks agreed on is told once, also where it came after the prompt was handed over."""
         if has_failed and not prompt.is_told:
             prompt.is_told = True
-            self._report.failed.append((prompt.generation.request, self.sender.reason(self._room(prompt))))
+            self._report.failed.append((prompt.request.request_id, self.sender.reason(self._room(prompt))))
 
     def _give_back(self, prompt: PrefillRequest) -> None:
         """Nobody reads or writes the prompt's memory any more."""
         self._sending.remove(prompt)
         self.sender.close(self._room(prompt))
         if prompt.holding is not None and prompt.slot is not None:
-            self._metadata.release(prompt.slot, prompt.generation.request)
+            self._metadata.release(prompt.slot, prompt.request.request_id)
             self._pool.close(prompt.holding)
 
-    def _admit(self, generation: Request) -> None:
+    def _admit(self, request: Request) -> None:
         """Take a slot and a holding, where the whole prompt will fit beside those under way."""
         size = self._pool.page_size
         reserved = sum(
@@ -179,16 +179,16 @@ class PrefillScheduler:
             for each in self._computing
             if each.holding is not None
         )
-        if self._pool.pages_free - reserved < pages_for(len(generation.prompt), size):
+        if self._pool.pages_free - reserved < pages_for(len(request.prompt), size):
             return
-        taken = take_slot_and_row(self._metadata, self._pool, generation.request)
+        taken = take_slot_and_row(self._metadata, self._pool, request.request_id)
         if taken is None:
             return
         slot, holding = taken
-        self._waiting.remove(generation)
-        self._computing.append(PrefillRequest(generation=generation, holding=holding, slot=slot))
-        self.sender.begin(self._room_of(generation.request), holding)
-        self._report.admitted.append(generation.request)
+        self._waiting.remove(request)
+        self._computing.append(PrefillRequest(request=request, holding=holding, slot=slot))
+        self.sender.begin(self._room_of(request.request_id), holding)
+        self._report.admitted.append(request.request_id)
 
     def _compute(self) -> None:
         """One chunk of each prompt; what is computed is sent behind the pass, while the host goes on."""
@@ -199,7 +199,7 @@ class PrefillScheduler:
             start = prompt.holding.committed
             stop = min(prompt.tokens, start + self._config.chunk_tokens)
             if self._pool.grow(prompt.holding, stop, query=start):
-                chunks.append(Chunk(prompt.generation.request, prompt.holding, start, stop))
+                chunks.append(Chunk(prompt.request.request_id, prompt.holding, start, stop))
                 prompts.append(prompt)
         if not chunks:
             return
@@ -217,9 +217,9 @@ class PrefillScheduler:
 
     def _hand_over(self, prompt: PrefillRequest, done: Signal) -> None:
         assert prompt.slot is not None
-        request = prompt.generation.request
-        written = self._metadata.set(prompt.slot, request, self._decoder.metadata(request))
+        request_id = prompt.request.request_id
+        written = self._metadata.set(prompt.slot, request_id, self._decoder.metadata(request_id))
         self.sender.finish(self._room(prompt), prompt.slot, (done, written))
         self._computing.remove(prompt)
         self._sending.append(prompt)
-        self._report.joined.append(request)
+        self._report.joined.append(request_id)

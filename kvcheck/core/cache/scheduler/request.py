@@ -29,7 +29,7 @@ class Request:
     was sent before, in vain.
     """
 
-    request: int
+    request_id: int
     prompt: Tokens
     output_tokens: int
     priority: int = 0
@@ -43,7 +43,7 @@ class RunningRequest:
     room: on a decode rank, what its prompt arrives in; its metadata slot is the room's. metadata: what came with it.
     """
 
-    generation: Request
+    request: Request
     holding: Holding
     lease: Lease | None
     output: list[int] = field(default_factory=list)
@@ -54,19 +54,19 @@ class RunningRequest:
     starts_at: int = 0
 
     @property
-    def request(self) -> int:
+    def request_id(self) -> int:
         """The request's id."""
-        return self.generation.request
+        return self.request.request_id
 
     @property
     def prompt_length(self) -> int:
         """Tokens of the prompt."""
-        return len(self.generation.prompt)
+        return len(self.request.prompt)
 
     def committed_tokens(self) -> Tokens:
         """Token ids whose KV is written: the prompt and all outputs but those not yet fed back."""
         fed = self.holding.committed - self.prompt_length
-        return np.concatenate((self.generation.prompt, np.array(self.output[: max(0, fed)], dtype=np.int64)))
+        return np.concatenate((self.request.prompt, np.array(self.output[: max(0, fed)], dtype=np.int64)))
 
 
 @dataclass(slots=True)

@@ -41,15 +41,15 @@ class Scheduler:
         self._report = StepReport()
         self._round = 0
 
-    def submit(self, generation: Request) -> None:
+    def submit(self, request: Request) -> None:
         """Queue a request. Raises LengthMismatch for one that can never fit."""
-        longest = len(generation.prompt) + generation.output_tokens
+        longest = len(request.prompt) + request.output_tokens
         if longest > self._pool.sizes.max_tokens or pages_for(longest, self._pool.page_size) > self._pool.sizes.pages:
             raise LengthMismatch(
-                f"request {generation.request} needs {longest} tokens; the pool holds {self._pool.sizes.pages} pages "
+                f"request {request.request_id} needs {longest} tokens; the pool holds {self._pool.sizes.pages} pages "
                 f"of {self._pool.page_size} and requests of at most {self._pool.sizes.max_tokens} tokens"
             )
-        self._waiting.append(generation)
+        self._waiting.append(request)
 
     @property
     def is_idle(self) -> bool:
@@ -74,15 +74,15 @@ class Scheduler:
             self._wait_for_something()
         return self._report
 
-    def abort(self, request: int) -> bool:
+    def abort(self, request_id: int) -> bool:
         """End a request wherever it is, freeing all it holds; False where it is not under way any more."""
-        waiting = [each for each in self._waiting if each.request == request]
+        waiting = [each for each in self._waiting if each.request_id == request_id]
         under_way = (self._prefilling, self._ready, self._running, self._retracted)
-        actives = [active for queue in under_way for active in queue if active.request == request]
+        actives = [active for queue in under_way for active in queue if active.request_id == request_id]
         if waiting and self.parts.cache is not None:
-            self.parts.cache.forget(request)
-        for generation in waiting:
-            self._waiting.remove(generation)
+            self.parts.cache.forget(request_id)
+        for request in waiting:
+            self._waiting.remove(request)
         for active in actives:
             self._abort(active)
         return bool(waiting or actives)
@@ -113,25 +113,25 @@ class Scheduler:
         while self._waiting and not self._resume_is_due() and len(self._prefilling) < self.config.max_prefilling:
             if cache is not None and cache.is_deferring:
                 break  # its load could not start
-            generation = self._waiting[0]
-            if cache is not None and not cache.fetch(generation.prompt[:-1], generation.request):
+            request = self._waiting[0]
+            if cache is not None and not cache.fetch(request.prompt[:-1], request.request_id):
                 break  # pages of its prompt are on their way from the store
             in_flight = len(self._prefilling) + len(self._ready) + len(self._running)
-            if in_flight >= self._pool.sizes.requests or not self._fits(len(generation.prompt)):
+            if in_flight >= self._pool.sizes.requests or not self._fits(len(request.prompt)):
                 break
-            holding = self._pool.open(generation.request)
+            holding = self._pool.open(request.request_id)
             if holding is None:
                 break
-            active = RunningRequest(generation=generation, holding=holding, lease=None)
+            active = RunningRequest(request=request, holding=holding, lease=None)
             if cache is not None:
                 # The last prompt token is always computed: its pass samples the first output.
-                active.lease = cache.admit(generation.prompt[:-1], holding, priority=generation.priority)
+                active.lease = cache.admit(request.prompt[:-1], holding, priority=request.priority)
                 # A load runs beside this round's passes; the request's first pass comes with the next.
                 active.starts_at = self._round + bool(active.lease.loads)
-                self._report.loading += [active.request] if active.lease.loads else []
+                self._report.loading += [active.request_id] if active.lease.loads else []
             self._waiting.popleft()
             self._prefilling.append(active)
-            self._report.admitted.append(generation.request)
+            self._report.admitted.append(request.request_id)
         if cache is not None:
             cache.start_loads()
 
@@ -161,7 +161,7 @@ class Scheduler:
             start = active.holding.committed
             stop = min(active.prompt_length, start + self.config.chunk_tokens)
             if self._make_room(active, stop, query=start):
-                chunks.append(Chunk(active.request, active.holding, start, stop))
+                chunks.append(Chunk(active.request_id, active.holding, start, stop))
                 actives.append(active)
         # The tree takes pages that are being computed: whoever reads them comes behind this pass on its lane.
         for active, token in zip(actives, self._forward(chunks, actives, keep=True), strict=True):
@@ -186,7 +186,7 @@ class Scheduler:
             return
         whole = floor_to_page(committed, self._pool.page_size)
         if committed == active.prompt_length if not self._pool.has_state else committed == whole:
-            cache.keep(active.lease, active.generation.prompt[:whole])
+            cache.keep(active.lease, active.request.prompt[:whole])
 
     # Decode
 
@@ -201,9 +201,9 @@ class Scheduler:
 
     def _join(self, active: RunningRequest) -> None:
         if active.metadata is not None:
-            self.parts.decoder.join(active.request, active.metadata)
-        self._report.joined.append(active.request)
-        if len(active.output) >= active.generation.output_tokens:
+            self.parts.decoder.join(active.request_id, active.metadata)
+        self._report.joined.append(active.request_id)
+        if len(active.output) >= active.request.output_tokens:
             self._finish(active)
         else:
             self._running.append(active)
@@ -215,10 +215,10 @@ class Scheduler:
                 start = active.holding.committed
                 self._make_room(active, start + 1, query=start)
         batch = [a for a in self._running if len(a.holding.pages) * self._pool.page_size > a.holding.committed]
-        chunks = [Chunk(a.request, a.holding, a.holding.committed, a.holding.committed + 1) for a in batch]
+        chunks = [Chunk(a.request_id, a.holding, a.holding.committed, a.holding.committed + 1) for a in batch]
         for active, token in zip(batch, self._forward(chunks, batch), strict=True):
             active.output.append(token)
-            if len(active.output) >= active.generation.output_tokens:
+            if len(active.output) >= active.request.output_tokens:
                 self._running.remove(active)
                 self._finish(active)
         return bool(chunks)
@@ -248,7 +248,7 @@ class Scheduler:
             whole = floor_to_page(len(tokens), self._pool.page_size)
             given = self.parts.cache.finish(active.lease, tokens[:whole])
         self._pool.close(active.holding, given=given)
-        self._report.finished.append((active.request, tuple(active.output)))
+        self._report.finished.append((active.request_id, tuple(active.output)))
 
     # Room: evict, retract, resume
 
@@ -264,7 +264,7 @@ class Scheduler:
             if victim is None:
                 if not self._will_free:
                     raise Hang(
-                        f"request {active.request} is short of {_in_words(short)}, and nothing is left to evict or "
+                        f"request {active.request_id} is short of {_in_words(short)}, and nothing is left to evict or "
                         "retract"
                     )
                 return False
@@ -294,7 +294,7 @@ class Scheduler:
             return None
         if self.config.retract_policy == "latest":
             return candidates[-1]
-        return min(candidates, key=lambda a: (len(a.output), -a.prompt_length, -a.request))
+        return min(candidates, key=lambda a: (len(a.output), -a.prompt_length, -a.request_id))
 
     def _retract(self, active: RunningRequest) -> None:
         """Save a running request to the host, then free what it holds."""
@@ -306,7 +306,7 @@ class Scheduler:
         self._pool.close(active.holding)
         active.rested_at = self._round + self.config.resume_delay
         self._retracted.append(active)
-        self._report.retracted.append(active.request)
+        self._report.retracted.append(active.request_id)
 
     def _resume(self) -> None:
         while self._resume_is_due() and len(self._running) < self.config.max_running:
@@ -316,7 +316,7 @@ class Scheduler:
             tokens = self._resumed_length(offloaded)
             if not self._resume_fits(tokens):
                 return
-            holding = self._pool.open(active.request)
+            holding = self._pool.open(active.request_id)
             if holding is None:
                 return
             if not self._pool.grow(holding, tokens + 1, query=offloaded.tokens):
@@ -331,7 +331,7 @@ class Scheduler:
             self.parts.backend.wait(restored, lane=self._pool.forward)
             self._restoring.append((restored, offloaded))
             active.offloaded = None
-            self._report.resumed.append(active.request)
+            self._report.resumed.append(active.request_id)
             self._join(active)
 
     def _resume_is_due(self) -> bool:

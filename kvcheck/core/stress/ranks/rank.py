@@ -34,7 +34,7 @@ from kvcheck.core.stress.ranks.stalls import Stalls
 from kvcheck.core.stress.ranks.stressed_wire import StressedWire
 from kvcheck.core.stress.ranks.work import pair_scenario, work_of
 from kvcheck.core.stress.scenarios.pd_transfer import STAGES, Aborts, Faults, prefill_sizes, room_of
-from kvcheck.core.stress.scenarios.serving import HURRY, Feed, generation_of, make_setup
+from kvcheck.core.stress.scenarios.serving import HURRY, Feed, make_setup, request_of
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.parts import TargetParts
 from kvcheck.core.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
@@ -208,8 +208,8 @@ class RankRun:
             self.wire.rejoin(link)
             self._say("rejoined", {"peer": link.peer, "incarnation": _incarnation(link)})
             over = link.hello.get("over")
-            for request in over if isinstance(over, list) and self._spec.end == "prefill" else ():
-                self._scheduler.abort(request)  # the new process does not ask for it any more
+            for request_id in over if isinstance(over, list) and self._spec.end == "prefill" else ():
+                self._scheduler.abort(request_id)  # the new process does not ask for it any more
 
     def _is_awaited(self, peer: str) -> bool:
         """True if the peer is gone, will be started again and is not overdue."""
@@ -227,13 +227,13 @@ class RankRun:
             self._say("idle", {})
         while self._is_serving():
             self._rejoin()
-            for generation in self._due():
-                self._scheduler.submit(generation)
-                self._open.append(generation.request)
+            for request in self._due():
+                self._scheduler.submit(request)
+                self._open.append(request.request_id)
             report = self._scheduler.settle(self._agree_on(self._scheduler.poll()))
             self._tell(report)
-            for request in self._aborts(report):
-                self._abort(request)
+            for request_id in self._aborts(report):
+                self._abort(request_id)
             self._end_what_is_lost()
             if not any((report.admitted, report.joined, report.finished, report.failed, report.resumed)):
                 time.sleep(QUIET_S)
@@ -248,7 +248,7 @@ class RankRun:
     def _due(self) -> list[Request]:
         assert self._scheduler is not None
         if self._is_fed_on_demand and isinstance(self._scheduler, PrefillScheduler):
-            return [generation_of(self._jobs[request]) for request in self._scheduler.sender.unopened]
+            return [request_of(self._jobs[request_id]) for request_id in self._scheduler.sender.unopened]
         return self._feed.due(is_idle=self._scheduler.is_idle)
 
     def _agree_on(self, known: list[int]) -> list[int]:
@@ -272,45 +272,45 @@ class RankRun:
     def _tell(self, report: StepReport) -> None:
         if any(decided := decision(report)):
             self._decisions = zlib.crc32(repr(decided).encode(), self._decisions)
-        for request in report.retracted:
-            self._history.emit(Retracted(request))
-        for request in report.resumed:
-            self._history.emit(Resumed(request))
-        for request, tokens in report.finished:
-            self._end(request)
-            self._say("finished", {"request": request, "tokens": list(tokens)})
-        for request, reason in report.failed:
-            self._fail(request, reason)
+        for request_id in report.retracted:
+            self._history.emit(Retracted(request_id))
+        for request_id in report.resumed:
+            self._history.emit(Resumed(request_id))
+        for request_id, tokens in report.finished:
+            self._end(request_id)
+            self._say("finished", {"request": request_id, "tokens": list(tokens)})
+        for request_id, reason in report.failed:
+            self._fail(request_id, reason)
 
     def _tell_fault(self, event: Faulted) -> None:
         self._say("faulted", {"request": event.request, "why": event.why, "names": list(event.names)})
 
     def _count_sealed(self, event: Verified) -> None:
         if event.buffer == "sealed":
-            request = str(event.request)
-            self._sealed_bytes[request] = self._sealed_bytes.get(request, 0) + event.words * 8
+            request_id = str(event.request)
+            self._sealed_bytes[request_id] = self._sealed_bytes.get(request_id, 0) + event.words * 8
 
-    def _abort(self, request: int) -> None:
+    def _abort(self, request_id: int) -> None:
         """The prefill end aborts even requests, where it gets to that stage; the decode end aborts the others.
 
         Every rank of an end sees the same reports, and so aborts the same requests in the same round.
         """
         assert self._scheduler is not None
-        is_for_prefill = request % 2 == 0 and self._aborts.stage in PREFILL_STAGES
-        if is_for_prefill == (self._spec.end == "prefill") and self._scheduler.abort(request):
-            self._history.emit(Aborted(request))
-            self._say("aborted", {"request": request})
+        is_for_prefill = request_id % 2 == 0 and self._aborts.stage in PREFILL_STAGES
+        if is_for_prefill == (self._spec.end == "prefill") and self._scheduler.abort(request_id):
+            self._history.emit(Aborted(request_id))
+            self._say("aborted", {"request": request_id})
             if self._spec.end == "decode":
-                self._end(request)
+                self._end(request_id)
 
-    def _end(self, request: int) -> None:
-        if request in self._open:
-            self._open.remove(request)
+    def _end(self, request_id: int) -> None:
+        if request_id in self._open:
+            self._open.remove(request_id)
 
-    def _fail(self, request: int, reason: str) -> None:
-        if request in self._open:
-            self._open.remove(request)
-            self._say("failed", {"request": request, "reason": reason})
+    def _fail(self, request_id: int, reason: str) -> None:
+        if request_id in self._open:
+            self._open.remove(request_id)
+            self._say("failed", {"request": request_id, "reason": reason})
 
     def _end_what_is_lost(self) -> None:
         """Fence peers that are gone, and fail requests that cannot go on without them or without the other ranks."""
@@ -323,10 +323,10 @@ class RankRun:
                 self._scheduler.receiver.fence(peer)
         lost = [peer for peer in gone if not self._is_awaited(peer)]
         why = self._alone or (f"{', '.join(lost)} is gone" if lost and self._spec.end == "prefill" else "")
-        for request in list(self._open) if why else ():
+        for request_id in list(self._open) if why else ():
             assert self._scheduler is not None
-            if self._scheduler.abort(request):
-                self._fail(request, why)
+            if self._scheduler.abort(request_id):
+                self._fail(request_id, why)
 
     # The end
 

@@ -91,10 +91,10 @@ class LoadingAborts:
     def __call__(self, report: StepReport) -> list[int]:
         """Requests to abort now."""
         chosen = []
-        for request in report.loading:
+        for request_id in report.loading:
             self._loading += 1
-            if request % PRIORITIES == 0 or self._loading % ABORT_EVERY == 0:
-                chosen.append(request)
+            if request_id % PRIORITIES == 0 or self._loading % ABORT_EVERY == 0:
+                chosen.append(request_id)
         return chosen
 
 
@@ -120,15 +120,15 @@ class Feed:
         while self.is_open and self._jobs[self._sent].arrival // self._hurry <= self._round:
             self._sent += 1
         self._round += 1
-        return [generation_of(job) for job in self._jobs[start : self._sent]]
+        return [request_of(job) for job in self._jobs[start : self._sent]]
 
-    def again(self, request: int) -> Request:
+    def again(self, request_id: int) -> Request:
         """A request that was handed out, for its second attempt."""
-        job = next(job for job in self._jobs[: self._sent] if job.request == request)
-        return replace(generation_of(job), attempt=1)
+        job = next(job for job in self._jobs[: self._sent] if job.request == request_id)
+        return replace(request_of(job), attempt=1)
 
 
-def generation_of(job: Job) -> Request:
+def request_of(job: Job) -> Request:
     """A job as a scheduler takes it."""
     return Request(job.request, prompt_tokens(job), job.output_tokens, job.request % PRIORITIES)
 
@@ -212,24 +212,24 @@ def drive(
     feed = Feed(jobs, hurry=hurry)
     idle = retracted = 0
     while feed.is_open or not engine.is_idle or (retries is not None and retries.is_open):
-        for generation in feed.due(is_idle=engine.is_idle):
-            engine.submit(generation)
+        for request in feed.due(is_idle=engine.is_idle):
+            engine.submit(request)
         report = engine.step()
         retracted += len(report.retracted)
-        for request in aborts(report) if aborts is not None else ():
-            if engine.abort(request):
-                emit(Aborted(request))
-        for request in report.retracted:
-            emit(Retracted(request))
-        for request in report.resumed:
-            emit(Resumed(request))
-        for request, tokens in report.finished:
-            emit(Finished(request, tokens))
-        for request, reason in report.failed:
-            emit(Failed(request, reason))
-        for request in retries(report) if retries is not None else ():
-            emit(Retried(request))
-            engine.submit(feed.again(request))
+        for request_id in aborts(report) if aborts is not None else ():
+            if engine.abort(request_id):
+                emit(Aborted(request_id))
+        for request_id in report.retracted:
+            emit(Retracted(request_id))
+        for request_id in report.resumed:
+            emit(Resumed(request_id))
+        for request_id, tokens in report.finished:
+            emit(Finished(request_id, tokens))
+        for request_id, reason in report.failed:
+            emit(Failed(request_id, reason))
+        for request_id in retries(report) if retries is not None else ():
+            emit(Retried(request_id))
+            engine.submit(feed.again(request_id))
         idle = 0 if report.finished or report.admitted or report.failed else idle + 1
         if idle > IDLE_ROUNDS:
             raise Hang(f"no request was admitted or finished in {IDLE_ROUNDS} rounds")
