@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from rigs.guards import MUTANTS_TEST, ONE_A_BUG, QUICK, Unmarked, mark_one_a_bug
+from rigs.live_processes import is_alive, poll
 
 from kvcheck.core.base.child import Streams, start
 from kvcheck.core.stress.runner import ScheduleRunner
@@ -22,6 +23,7 @@ from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import MUTANTS, mutant
 
+ROOT = Path(__file__).parents[1]
 STARTERS: dict[str, Callable[[], object]] = {
     "a command": lambda: subprocess.run([sys.executable, "-V"], check=False),
     "a line for the shell": lambda: subprocess.Popen("true", shell=True),
@@ -34,6 +36,26 @@ descriptors = sorted(map(int, os.listdir("/proc/self/fd")))
 print(json.dumps([os.getppid(), os.getpgid(0), sorted(os.environ), os.getcwd(), descriptors, "torch" in sys.modules,
                   sys.argv, sys.stdin.read()]))
 sys.exit(7)
+"""
+
+STARTS_ONE = """
+import json, os, signal, subprocess, sys
+sys.path.append(os.environ["TESTS"])
+from kvcheck.core.base.child import Streams, start
+from rigs.live_processes import children_of
+first = children_of(os.getpid())
+signal.signal(signal.SIGTERM, lambda *_: None)
+os.killpg(0, signal.SIGTERM)
+child = start("who_am_i", streams=Streams(stdin=subprocess.PIPE), leads_group=False)
+now = children_of(os.getpid())
+said, _ = child.communicate("")
+print(json.dumps([os.getpid(), os.getppid(), sys.argv[1:], first, now, child.pid, json.loads(said), child.returncode]))
+sys.exit(3)
+"""
+STARTS_ANOTHER = """
+import subprocess, sys, time
+print(subprocess.Popen([sys.executable, "-m", "sleeps"]).pid, flush=True)
+time.sleep(60)
 """
 
 
@@ -87,3 +109,47 @@ def test_a_forked_process_is_what_a_started_one_is(
     assert descriptors[:3] == [0, 1, 2] and len(descriptors) == 4, "and the folder that is read"
     assert (argv[1:], said, process.returncode) == (["a", "b"], "from the parent", 7)
     assert has_torch == is_forked
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.processes(starts=True))])
+def test_children_of_a_forked_command_are_what_those_of_a_started_one_are(is_forked: bool, tmp_path: Path) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "who_am_i.py").write_text(WHO_AM_I)
+    (tmp_path / "starts_one.py").write_text(STARTS_ONE)
+    done = subprocess.run(
+        [sys.executable, "-m", "starts_one", "a"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}/modules", "TESTS": str(ROOT / "tests")},
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    command, parent, argv, before, children, child, said, code = json.loads(done.stdout)
+    assert (parent, argv, before, children, code) == (os.getpid(), ["a"], [], [child], 7)
+    above, group, _, here, descriptors, has_torch, _, _ = said
+    assert (above, group, here) == (command, command, str(tmp_path))
+    assert descriptors[:3] == [0, 1, 2] and len(descriptors) == 4, "and the folder that is read"
+    assert has_torch == is_forked
+
+
+@pytest.mark.processes
+def test_a_forked_command_and_all_servers_end_with_what_started_it(tmp_path: Path) -> None:
+    (tmp_path / "starts_another.py").write_text(STARTS_ANOTHER)
+    (tmp_path / "sleeps.py").write_text("import time; time.sleep(60)\n")
+    command = [sys.executable, "-m", "starts_another"]
+    below: set[int] = set()
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            child = int(process.stdout.readline())
+            files = [Path(f"/proc/{each}/task/{each}/children") for each in (process.pid, child)]
+            has_all = poll(lambda: [len(file.read_text().split()) for file in files] == [2, 1])
+            below.update(int(pid) for file in files for pid in file.read_text().split())
+        finally:
+            process.kill()
+    assert has_all and child in below, "a server each, and the command that was started"
+    assert poll(lambda: not any(map(is_alive, below)))

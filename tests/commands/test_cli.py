@@ -265,6 +265,7 @@ def test_an_interrupt_exits_130_with_what_was_judged(
 ) -> None:
     command = [*SMALL, "--shape", "gpt-oss-tiny", "--schedules", "100000", "--jobs", jobs, "--out", str(tmp_path)]
     command.remove("--no-reports")
+    command += ["--max-time", "600"]  # should this test be killed
     process = subprocess.Popen(
         [sys.executable, "-m", "kvcheck", *command],
         cwd=ROOT,

@@ -31,7 +31,9 @@ from kvcheck.core.stress.cell_workers import tasks_text
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 2.0
 PATIENCE_S = 120.0
-LONG = ["--requests", "100000", "--seed", "1", "--no-reports"]
+BEGUN_S = 0.1
+"""It takes this processor time before kvcheck is loaded, whether torch is loaded before it or not."""
+LONG = ["--requests", "100000", "--max-time", "600", "--seed", "1", "--no-reports"]
 RUNS = {
     "workers": (["retract-resume", "--shape", "llama-3-tiny", "--shape", "qwen3-next-tiny", "--jobs", "2", *LONG], 2),
     "ranks": (["pd-transfer", "--transport", "tcp", "--shape", "llama-3-tiny", *LONG], 2),
@@ -55,12 +57,13 @@ def below(pid: int) -> list[int]:
 
 
 def has_begun(pid: int) -> bool:
-    """Whether the process has loaded torch or Mooncake's engine, and so is tied to its parent."""
+    """Whether the process has loaded torch or Mooncake's engine, and worked for BEGUN_S: it is tied to its parent."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
-        return "libtorch" in maps or "/mooncake/" in maps
+        ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
     except OSError:
         return False
+    return ("libtorch" in maps or "/mooncake/" in maps) and ticks >= BEGUN_S * os.sysconf("SC_CLK_TCK")
 
 
 def state(pid: int) -> str:

@@ -7,7 +7,10 @@ have these numbers. The answer is its process id.
 
 Invariants:
 - A forked process is a child of the client, not of this one: its parent here ends, and the client adopts it.
-- It runs what its command line names, from the first line on: kvcheck's own start of children, or `-m kvcheck`.
+- It runs what its command line names, from the first line on: kvcheck's own start of children, or `-m MODULE`.
+- A forked command has a server of its own, forked before it runs, since only a process below it can give it children.
+  It holds none of the command's descriptors, ends with it, and is named SERVER_NAME for tests that count processes.
+- A forked command ends with its client; kvcheck's own children tie themselves, and nothing is done for them here.
 - There is one thread when it is forked.
 """
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import io
@@ -23,14 +27,21 @@ import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy
 import torch
 import torch.distributed
 import typer
+
+sys.path.insert(0, str(Path(__file__).parent))
+import forked
+
+del sys.path[0]
 
 LOADED = (numpy, torch, torch.distributed, typer)
 MESSAGE_BYTES = 1 << 20
@@ -40,6 +51,9 @@ BEYOND = 256
 ADOPTION_S = 10.0
 FLUSH_FAILED = 120
 """How Python ends where standard output cannot be written."""
+PR_SET_PDEATHSIG = 1
+OWN_NAME = Path("/proc/self/comm")
+NAME = OWN_NAME.read_text()
 
 
 def serve(server: socket.socket, client: int) -> dict[str, object]:
@@ -68,7 +82,9 @@ def _become(order: dict[str, object], received: list[int], server: socket.socket
     while os.getppid() != client:
         assert time.monotonic() < deadline, "the client has not adopted this process"
         time.sleep(0.0002)
+    OWN_NAME.write_text(NAME)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if order["leads_group"]:
         os.setsid()
     os.chdir(str(order["folder"]))
@@ -82,6 +98,38 @@ def _become(order: dict[str, object], received: list[int], server: socket.socket
     for descriptor, number in zip(high, order["numbers"], strict=True):  # type: ignore[call-overload]
         os.dup2(descriptor, number)
         os.close(descriptor)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends."""
+    assert ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def serve_command() -> dict[str, object] | None:
+    """Fork a server for this command's own children. Returns None in the command, and in a child what it has to run."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = os.getpid()
+    if os.fork():
+        theirs.close()
+        high = fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD_CLOEXEC, BEYOND)  # the low numbers are the command's
+        ours.close()
+        forked.use(socket.socket(fileno=high))
+        subprocess.Popen = forked.ForkingPopen  # type: ignore[misc]
+        return None
+    OWN_NAME.write_text(forked.SERVER_NAME)
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the command's group: what it does of them is its own
+        signal.signal(number, signal.SIG_IGN)
+    _end_with(command)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != theirs.fileno():
+            with contextlib.suppress(OSError):  # the list's own descriptor
+                os.close(int(name))
+    return serve(theirs, command)
 
 
 def open_streams(*, is_unbuffered: bool) -> None:
@@ -109,6 +157,12 @@ def main() -> None:
     server = socket.socket(fileno=number)
     server.send(b"ready")
     order = serve(server, client)
+    while forked.is_command(order["argv"]):
+        _end_with(client)
+        client = os.getpid()
+        if (below := serve_command()) is None:
+            break
+        order = below
     try:
         run(list(map(str, order["argv"])), str(order["folder"]))  # type: ignore[call-overload]
         code: object = None
@@ -147,14 +201,15 @@ def _finish() -> bool:
 
 
 def run(argv: list[str], folder: str) -> None:
-    """argv: as of `python -I ... -u FILE ARGUMENTS...`, or of `python -m kvcheck ARGUMENTS...`."""
-    if argv[:2] == ["-m", "kvcheck"]:
-        open_streams(is_unbuffered=bool(os.environ.get("PYTHONUNBUFFERED")))
+    """argv: as of `python -I ... -u FILE ARGUMENTS...`, or of `python [-u] -m MODULE ARGUMENTS...`."""
+    if forked.is_command(argv):
+        at = argv.index("-m")
+        open_streams(is_unbuffered=at > 0 or bool(os.environ.get("PYTHONUNBUFFERED")))
         sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
         searched = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [folder, *filter(None, searched)]
-        sys.argv[:] = ["kvcheck", *argv[2:]]
-        runpy.run_module("kvcheck", run_name="__main__", alter_sys=True)
+        sys.argv[:] = argv[at + 1 :]
+        runpy.run_module(argv[at + 1], run_name="__main__", alter_sys=True)
         return
     open_streams(is_unbuffered=True)
     sys.dont_write_bytecode = "-B" in argv[: argv.index("-u")]

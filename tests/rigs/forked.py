@@ -5,6 +5,7 @@ Invariants:
   death with its parent are the kernel's; what it runs is the command line that would have been started.
 - It has not loaded kvcheck when it begins. What it does share with its like is where memory lies and the seed of
   hashes, so some tests of every kind start theirs: `processes(starts=True)`.
+- A forked command forks its own children the same way, from a server below it.
 - What a fork cannot give is started: another interpreter, flags, variables that are read while Python or torch loads.
 """
 
@@ -21,17 +22,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvcheck.core.base import child_start
-
 PYTHON = sys.executable
 SERVER = Path(__file__).with_name("fork_server.py")
+SERVER_NAME = "fork server"
+"""The name, as /proc gives it, of a forked command's server."""
+CHILD_START = "/kvcheck/core/base/child_start.py"
 PR_SET_CHILD_SUBREAPER = 36
 LOADED_S = 120.0
-READ_WHILE_LOADING = re.compile(r"(LD_|LC_|LANG|OMP_|MKL_|OPENBLAS_|TORCH_|TRITON_|MALLOC_|GLIBC_|CUDA_)\w*")
+READ_WHILE_LOADING = re.compile(r"(LD_|LC_|LANG|OMP_|MKL_|OPENBLAS_|TORCH_(?!NCCL_)|TRITON_|MALLOC_|GLIBC_|CUDA_)\w*")
 READ_BY_PYTHON = re.compile(r"PYTHON(?!PATH|UNBUFFERED|DONTWRITEBYTECODE)\w+")
 FLAGS = {"-I", "-u", "-B"}
 
@@ -65,14 +66,20 @@ def can_fork(arguments: Any, variables: dict[str, str]) -> bool:
     """Whether a fork of the server would be what this command starts."""
     if isinstance(arguments, str | bytes | os.PathLike) or arguments[0] != PYTHON:
         return False
-    if arguments[1:3] == ["-m", "kvcheck"]:
+    words = list(map(str, arguments[1:]))
+    if is_command(words):
         if any(map(READ_BY_PYTHON.fullmatch, variables)):
             return False
-    elif (
-        child_start.__file__ not in arguments or not set(arguments[1 : arguments.index(child_start.__file__)]) <= FLAGS
-    ):
-        return False
+    else:
+        at = next((at for at, word in enumerate(words) if word.endswith(CHILD_START)), None)
+        if at is None or not set(words[:at]) <= FLAGS:
+            return False
     return _read_while_loading(variables) == _server().loaded_with
+
+
+def is_command(words: Any) -> bool:
+    """Whether they run a module: `-m kvcheck`, say, or `-u -m kvcheck`."""
+    return "-m" in words[:2] and words[0] in ("-m", "-u")
 
 
 def _read_while_loading(variables: dict[str, str]) -> dict[str, str]:
@@ -80,18 +87,12 @@ def _read_while_loading(variables: dict[str, str]) -> dict[str, str]:
 
 
 class _Server:
-    """The process that forks. Closing its socket ends it."""
+    """The process that forks, behind its socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, connected: socket.socket) -> None:
         self.loaded_with = _read_while_loading(dict(os.environ))
         self._turn = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [PYTHON, "-I", str(SERVER), str(theirs.fileno()), str(os.getpid())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self._socket.settimeout(LOADED_S)
-        assert self._socket.recv(16) == b"ready", "the process that forks has not loaded"
-        atexit.register(self.close)
+        self._socket = connected
 
     def fork(self, order: str, descriptors: list[int]) -> int:
         """The number of a process that runs `order`."""
@@ -100,11 +101,6 @@ class _Server:
             answer = self._socket.recv(64)
         assert answer, "the process that forks has ended"
         return int(answer)
-
-    def close(self) -> None:
-        """End it."""
-        self._socket.close()
-        self._process.wait(LOADED_S)
 
 
 @contextlib.contextmanager
@@ -121,12 +117,32 @@ def _adopting() -> Iterator[None]:
 def _server() -> _Server:
     """One a test worker."""
     with _LOCK:
-        return _only_server()
+        if not _SERVERS:
+            _SERVERS.append(_started())
+        return _SERVERS[0]
 
 
-@cache
-def _only_server() -> _Server:
-    return _Server()
+def _started() -> _Server:
+    """A new server. Closing its socket ends it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [PYTHON, "-I", str(SERVER), str(theirs.fileno()), str(os.getpid())]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    ours.settimeout(LOADED_S)
+    assert ours.recv(16) == b"ready", "the process that forks has not loaded"
+
+    def close() -> None:
+        ours.close()
+        process.wait(LOADED_S)
+
+    atexit.register(close)
+    return _Server(ours)
+
+
+def use(connected: socket.socket) -> None:
+    """Fork this process's children from the server behind this socket."""
+    _SERVERS[:] = [_Server(connected)]
 
 
 _LOCK = threading.Lock()
+_SERVERS: list[_Server] = []

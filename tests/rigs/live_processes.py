@@ -3,6 +3,7 @@
 Invariants:
 - Waiting is polling with a bound.
 - A zombie is not alive: in a container nobody may collect the orphans.
+- The server that the children of a forked command are forked from is not one of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from rigs.forked import SERVER_NAME
 
 SOON_S = 20.0
 
@@ -28,9 +31,17 @@ def children_of(pid: int) -> list[int]:
     """Processes that any thread of this one has started."""
     try:
         files = [*Path(f"/proc/{pid}/task").glob("*/children")]
-        return [int(child) for file in files for child in file.read_text(encoding="ascii").split()]
+        found = [int(child) for file in files for child in file.read_text(encoding="ascii").split()]
     except OSError:  # a thread has ended meanwhile
         return []
+    return [child for child in found if _name(child) != SERVER_NAME]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    except OSError:  # it has ended meanwhile
+        return ""
 
 
 def is_alive(pid: int) -> bool:

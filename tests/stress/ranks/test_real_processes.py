@@ -260,8 +260,10 @@ def test_without_the_library_nothing_is_judged(
     assert "pip install 'mooncake-transfer-engine-non-cuda" in capsys.readouterr().err
 
 
-@pytest.mark.processes(starts=True)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.processes(starts=True))]
+)
 def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -274,7 +276,7 @@ def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) ->
         "--transport",
         "tcp",
     ]
-    options = ["--ranks", "1x2", "--requests", "400", "--no-reports", "--out", str(tmp_path)]
+    options = ["--ranks", "1x2", "--requests", "400", "--no-reports", "--max-time", "600", "--out", str(tmp_path)]
     with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, cwd=tmp_path) as process:
         assert poll(lambda: len(children_of(process.pid)) == 3)
         ranks = children_of(process.pid)
