@@ -263,9 +263,9 @@ def test_selftest_of_one_mutant_exits_0(tmp_path: Path, capsys: pytest.CaptureFi
 def test_an_interrupt_exits_130_with_what_was_judged(
     jobs: str, signals: tuple[signal.Signals, ...], tmp_path: Path
 ) -> None:
-    command = [*SMALL, "--shape", "gpt-oss-tiny", "--schedules", "100000", "--jobs", jobs, "--out", str(tmp_path)]
+    command = [*SMALL, "--shape", "gpt-oss-tiny", "--schedules", "2000", "--jobs", jobs, "--out", str(tmp_path)]
     command.remove("--no-reports")
-    command += ["--max-time", "600"]  # should this test be killed
+    command += ["--max-time", "600"]  # it ends also where this test is killed
     process = subprocess.Popen(
         [sys.executable, "-m", "kvcheck", *command],
         cwd=ROOT,
