@@ -76,7 +76,7 @@ def outcome(supervisor: Supervisor, plan: Plan, *, troubled: frozenset[str], has
     pids = [supervisor.pid(name) for name in reports if has_pids]
     assert poll(lambda: not any(map(is_alive, pids)))
     shape, load = work_of(plan)
-    reference = reference_outputs(shape, load, "loopback")
+    reference = reference_outputs(shape, load)
     return judge(reports, shape, load, reference, silence=supervisor.silence, troubled=troubled)
 
 
