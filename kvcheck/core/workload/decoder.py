@@ -357,7 +357,7 @@ class ContentDecoder:
             reported[which] += 1
             if reported[which] > MAX_ROWS_REPORTED:
                 continue
-            request, position = self._chunks[which].request, int(seen.positions[unit] + token)
+            request, position = self._chunks[which].request_id, int(seen.positions[unit] + token)
             page, offset = int(seen.ids[unit]), int(token)
             if seen.are_locs:
                 page, offset = divmod(page, self._pool.page_size)
