@@ -10,10 +10,13 @@ import json
 import os
 import subprocess
 import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes.engine import environment, interpreter
+from rigs.forked import is_stand_in
 from rigs.guards import MUTANTS_TEST, ONE_A_BUG, QUICK, Unmarked, mark_one_a_bug
 from rigs.live_processes import is_alive, poll
 
@@ -153,3 +156,11 @@ def test_a_forked_command_and_all_servers_end_with_what_started_it(tmp_path: Pat
             process.kill()
     assert has_all and child in below, "a server each, and the command that was started"
     assert poll(lambda: not any(map(is_alive, below)))
+
+
+def test_processes_of_stand_in_environments_alone_are_forked_besides_this_interpreters(tmp_path: Path) -> None:
+    stand_in = environment(tmp_path / "stand-in", None) / "bin" / "python"
+    venv.EnvBuilder(with_pip=False, symlinks=True).create(tmp_path / "other")
+    assert is_stand_in(stand_in)
+    assert not is_stand_in(tmp_path / "other" / "bin" / "python")
+    assert not is_stand_in(interpreter(tmp_path / "script", "exit 3") / "bin" / "python")

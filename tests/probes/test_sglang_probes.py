@@ -327,7 +327,7 @@ def test_cell_of_an_engine_below_its_floor_is_unknown(
     assert "KV990: 2 of 2 schedules ran, and a pass takes 12" in capsys.readouterr().out
 
 
-@pytest.mark.processes
+@pytest.mark.processes(starts=True)
 def test_release_with_other_names_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     env = environment(tmp_path / "env", "renamed")
     base = ["stress", "--target", f"sglang:{env}", "--schedules", "1", "--out", str(tmp_path), "--no-reports"]

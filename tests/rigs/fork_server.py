@@ -2,8 +2,8 @@
 
     python -I fork_server.py SOCKET CLIENT
 
-One message a process: JSON {"argv", "variables", "folder", "leads_group", "numbers"}, with the descriptors that are to
-have these numbers. The answer is its process id.
+One message a process: JSON {"argv", "variables", "folder", "leads_group", "numbers", "interpreter"}, with the
+descriptors that are to have these numbers. The answer is its process id.
 
 Invariants:
 - A forked process is a child of the client, not of this one: its parent here ends, and the client adopts it.
@@ -26,6 +26,7 @@ import json
 import os
 import runpy
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -132,6 +133,16 @@ def serve_command() -> dict[str, object] | None:
     return serve(theirs, command)
 
 
+def enter(interpreter: Path) -> None:
+    """Be the interpreter of its environment: what is installed there can be imported."""
+    if str(interpreter) == sys.executable:
+        return
+    sys.executable = str(interpreter)
+    sys.prefix = sys.exec_prefix = str(interpreter.parents[1])
+    for folder in interpreter.parents[1].glob("lib/python*/site-packages"):
+        site.addsitedir(str(folder))
+
+
 def open_streams(*, is_unbuffered: bool) -> None:
     """Standard streams over the descriptors that the process has now."""
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8")  # noqa: SIM115
@@ -163,6 +174,7 @@ def main() -> None:
         if (below := serve_command()) is None:
             break
         order = below
+    enter(Path(str(order["interpreter"])))
     try:
         run(list(map(str, order["argv"])), str(order["folder"]))  # type: ignore[call-overload]
         code: object = None

@@ -7,6 +7,7 @@ Invariants:
   hashes, so some tests of every kind start theirs: `processes(starts=True)`.
 - A forked command forks its own children the same way, from a server below it.
 - What a fork cannot give is started: another interpreter, flags, variables that are read while Python or torch loads.
+- An environment of stand-ins for engines has this interpreter and this torch, so its processes are forked too.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class ForkingPopen(subprocess.Popen[Any]):
             "folder": os.fspath(folder or os.getcwd()),
             "leads_group": bool(leads_group),
             "numbers": [0, 1, 2, *pass_fds],
+            "interpreter": str(args[0]),
         }
         self.pid = _server().fork(json.dumps(order), [*standard, *pass_fds])
         self._child_created = True
@@ -64,7 +66,9 @@ class ForkingPopen(subprocess.Popen[Any]):
 
 def can_fork(arguments: Any, variables: dict[str, str]) -> bool:
     """Whether a fork of the server would be what this command starts."""
-    if isinstance(arguments, str | bytes | os.PathLike) or arguments[0] != PYTHON:
+    if isinstance(arguments, str | bytes | os.PathLike):
+        return False
+    if arguments[0] != PYTHON and not is_stand_in(Path(arguments[0])):
         return False
     words = list(map(str, arguments[1:]))
     if is_command(words):
@@ -80,6 +84,12 @@ def can_fork(arguments: Any, variables: dict[str, str]) -> bool:
 def is_command(words: Any) -> bool:
     """Whether they run a module: `-m kvcheck`, say, or `-u -m kvcheck`."""
     return "-m" in words[:2] and words[0] in ("-m", "-u")
+
+
+def is_stand_in(interpreter: Path) -> bool:
+    """Whether it is this interpreter, in an environment made by `fakes.engine.environment`."""
+    is_same = interpreter.is_symlink() and interpreter.resolve() == Path(PYTHON).resolve()
+    return is_same and any(interpreter.parents[1].glob("lib/python*/site-packages/fake.pth"))
 
 
 def _read_while_loading(variables: dict[str, str]) -> dict[str, str]:
