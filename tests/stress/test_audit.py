@@ -50,7 +50,8 @@ def test_every_operation_of_the_product_declares_what_it_touches(shape: str) -> 
     [("hicache", "deepseek-v3.2-tiny"), ("hicache-hybrid", "gpt-oss-tiny"), ("hicache-hybrid", "qwen3-next-tiny")],
 )
 def test_every_operation_of_the_prefix_cache_declares_what_it_touches(scenario: str, shape: str, schedule: int) -> None:
-    plan = parse_line(f"{scenario}:shape={shape},seed=1,schedule={schedule},requests=24")
+    requests = 16 if scenario == "hicache" else 24  # fewer load nothing in hybrid models; index pages are large
+    plan = parse_line(f"{scenario}:shape={shape},seed=1,schedule={schedule},requests={requests}")
     outcome = ScheduleRunner(BuiltinTarget(), audit=True).run(plan)
     assert [found.message for found in outcome.findings] == []
     assert outcome.evidence.loads and outcome.evidence.backups and outcome.judged["audit"] > 1000
