@@ -26,12 +26,13 @@ from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
 
 SCHEDULES = 16
 SEED = 1
-FEWER = {"retract-resume": 12, "hicache": 16, "pd-transfer": 3}
+FEWER = {"hicache": 16, "pd-transfer": 3}
 """Requests of a scenario's workload that show most of its mutants; a command runs more."""
 SHOWN_BY: dict[str, tuple[int, int | None]] = {
     "ring-rearmed-early": (SEED, 24),
     "load-without-pin": (SEED, 24),
     "partial-load-keeps-lock": (3, 24),
+    "index-pair-reader-without-wait": (SEED, None),
     "move-changes-indices": (SEED, None),
     "trim-changes-request": (SEED, None),
     "state-result-ignored": (SEED, None),
