@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import resource
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,13 +33,18 @@ TWO_CELLS = ["--shape", "glm-5.1-tiny", "--shape", "deepseek-v3.2-tiny"]
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may have more than LARGEST bytes: the write after that fails, as on a full disk."""
+    """No file may have more than LARGEST bytes: the write after that fails, as on a full disk.
+
+    Python would keep what it has written of a module's bytecode by then, so it writes none.
+    """
+    kept, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = kept
 
 
 @pytest.mark.processes

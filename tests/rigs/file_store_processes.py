@@ -196,6 +196,7 @@ def limited(folder: Path) -> dict[str, object]:
     """With a limit on the length of a file, too large an object is refused and the small ones stay."""
     import resource
 
+    sys.dont_write_bytecode = True  # what fits of a module's bytecode would be kept
     resource.setrlimit(resource.RLIMIT_FSIZE, (object_bytes(KEYS[0], SIZE), resource.RLIM_INFINITY))
     store = FileStore(folder)
     store.put(KEYS[0], payload_of(0, 1))

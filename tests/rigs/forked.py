@@ -109,7 +109,8 @@ class _Server:
         with self._turn, _adopting():
             socket.send_fds(self._socket, [order.encode()], descriptors)
             answer = self._socket.recv(64)
-        assert answer, "the process that forks has ended"
+        if not answer:
+            raise OSError("the process that forks has ended")
         return int(answer)
 
 

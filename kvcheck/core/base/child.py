@@ -297,7 +297,7 @@ def import_paths(paths: list[str]) -> list[str]:
 def _interpreter_flags() -> list[str]:
     """Flags of this interpreter that a child started with -I would lose."""
     return [
-        *(["-B"] if sys.flags.dont_write_bytecode else []),
+        *(["-B"] if sys.dont_write_bytecode else []),
         *([f"-{'O' * sys.flags.optimize}"] if sys.flags.optimize else []),
         *(["-X", "utf8"] if sys.flags.utf8_mode else []),
         *(f"-W{option}" for option in sys.warnoptions),
