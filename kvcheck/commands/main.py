@@ -24,7 +24,7 @@ from typer.main import get_command
 
 from kvcheck import __version__
 from kvcheck.commands.terminal import complain, say
-from kvcheck.core.base.deadline import LOOK_AGAIN_S, is_importing
+from kvcheck.core.base.deadline import LOOK_AGAIN_S, would_be_lost
 from kvcheck.core.base.errors import KvcheckError, UnknownVerdict, machine_trouble
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -203,7 +203,7 @@ class _Interrupts:
             os._exit(INTERRUPTED)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        if is_importing(frame):
+        if would_be_lost(frame):
             if self._tell_at is not None and time.monotonic() >= self._tell_at:
                 self._tell_at = None
                 complain("interrupted: it ends as soon as the libraries are loaded")

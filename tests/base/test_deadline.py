@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -80,3 +81,36 @@ def test_limit_outside_the_main_thread_or_within_another_is_our_own_mistake() ->
     assert len(told) == 1
     with time_limit(time.monotonic() + 60), pytest.raises(InternalError), time_limit(time.monotonic() + 60):
         spin(0.01)
+
+
+def test_limit_waits_for_a_destructor() -> None:
+    """An exception in one is printed and lost: the limit would never come."""
+
+    class Slow:
+        def __del__(self) -> None:
+            spend(0.3)
+
+    with pytest.raises(TimeUp), time_limit(time.monotonic() + 0.05):
+        held = Slow()
+        del held
+        spend(5)
+
+
+def test_limit_waits_for_a_callback_of_the_garbage_collector() -> None:
+    def slow(phase: str, info: dict[str, int]) -> None:
+        spend(0.2)
+
+    gc.callbacks.append(slow)
+    try:
+        with pytest.raises(TimeUp), time_limit(time.monotonic() + 0.05):
+            gc.collect()
+            spend(5)
+    finally:
+        gc.callbacks.remove(slow)
+
+
+def spend(seconds: float) -> None:
+    """Let time pass in this thread."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.01)

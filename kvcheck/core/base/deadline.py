@@ -2,11 +2,12 @@
 
 Invariants:
 - TimeUp passes through `except Exception`, so that no target or oracle can catch it by accident.
-- It is raised in the main thread inside `time_limit`, and never while a module is imported.
+- It is raised in the main thread inside `time_limit`, and only where it cannot be lost.
 """
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
@@ -44,7 +45,7 @@ def time_limit(until: float | None) -> Iterator[None]:
     def ring(number: int, frame: FrameType | None) -> None:
         if not is_inside:
             return
-        if is_importing(frame):
+        if would_be_lost(frame):
             signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_S)
             return
         raise TimeUp
@@ -60,10 +61,16 @@ def time_limit(until: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def is_importing(frame: FrameType | None) -> bool:
-    """True while a module is imported. An exception then could be lost, or make a library abort the process."""
+def would_be_lost(frame: FrameType | None) -> bool:
+    """True where an exception could be lost, or make a library abort the process.
+
+    That is while a module is imported, and in what the interpreter calls by itself and whose exceptions it only prints:
+    destructors and callbacks of the garbage collector.
+    """
+    collecting = {getattr(callback, "__code__", None) for callback in gc.callbacks}
     while frame is not None:
-        if frame.f_code.co_filename == IMPORTING:
+        code = frame.f_code
+        if code.co_filename == IMPORTING or code.co_name == "__del__" or code in collecting:
             return True
         frame = frame.f_back
     return False
