@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -103,10 +104,25 @@ def test_limit_waits_for_a_callback_of_the_garbage_collector() -> None:
     gc.callbacks.append(slow)
     try:
         with pytest.raises(TimeUp), time_limit(time.monotonic() + 0.05):
-            gc.collect()
+            gc.collect(0)
             spend(5)
     finally:
         gc.callbacks.remove(slow)
+
+
+def test_limit_waits_for_a_weak_collection() -> None:
+    class Slow:
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            spend(0.1)
+            return self is other
+
+    held, others = Slow(), weakref.WeakSet([Slow()])
+    with pytest.raises(TimeUp), time_limit(time.monotonic() + 0.05):
+        assert held not in others
+        spend(5)
 
 
 def spend(seconds: float) -> None:

@@ -11,6 +11,7 @@ import gc
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,6 +19,8 @@ from types import FrameType
 from kvcheck.core.base.errors import InternalError
 
 IMPORTING = "<frozen importlib._bootstrap>"
+WEAK = frozenset(kind.__init__.__code__.co_filename for kind in (weakref.WeakSet, weakref.WeakKeyDictionary))
+"""Where Python keeps the callbacks of its weak collections."""
 LOOK_AGAIN_S = 0.02
 
 
@@ -65,12 +68,12 @@ def would_be_lost(frame: FrameType | None) -> bool:
     """True where an exception could be lost, or make a library abort the process.
 
     That is while a module is imported, and in what the interpreter calls by itself and whose exceptions it only prints:
-    destructors and callbacks of the garbage collector.
+    destructors, callbacks of the garbage collector and those of weak collections.
     """
     collecting = {getattr(callback, "__code__", None) for callback in gc.callbacks}
     while frame is not None:
         code = frame.f_code
-        if code.co_filename == IMPORTING or code.co_name == "__del__" or code in collecting:
+        if code.co_filename == IMPORTING or code.co_filename in WEAK or code.co_name == "__del__" or code in collecting:
             return True
         frame = frame.f_back
     return False
