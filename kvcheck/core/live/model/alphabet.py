@@ -1,0 +1,107 @@
+"""Tokens of a known-answer model: their ids, and what an id says.
+
+    0 pad | 1 begin | 2 end | 3 guard | 4 nothing matches | lost at (layer, head) | lost at layer | places | nodes | marks
+
+A prompt lists *places*, the answer names *nodes*; place i and node i are two tokens of one node i. *Marks* belong to the
+position test: a phase, which says whose bits come next, and a value of a few bits.
+
+Invariants:
+- Every request begins with `BEGIN, GUARD`: both are needed as keys that a failed lookup finds.
+- An id has one meaning: ranges do not overlap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcheck.core.live.model.parameters import Parameters
+
+PAD, BEGIN, END, GUARD, NOTHING = range(5)
+_FIRST_LOST = 8
+HEADER = (BEGIN, GUARD)
+
+
+@dataclass(frozen=True, slots=True)
+class Alphabet:
+    """Ids of one model's tokens. Ids that no range holds are never asked for and never answered by a right server."""
+
+    parameters: Parameters
+
+    @property
+    def lost_layers(self) -> int:
+        """First id of "lost at layer, in every head"."""
+        return _FIRST_LOST + self.parameters.pairs
+
+    @property
+    def places(self) -> int:
+        """First id of the places."""
+        return self.lost_layers + self.parameters.layers
+
+    @property
+    def nodes(self) -> int:
+        """First id of the nodes."""
+        return self.places + self.parameters.nodes
+
+    @property
+    def marks(self) -> int:
+        """First id of the marks."""
+        return self.nodes + self.parameters.nodes
+
+    @property
+    def size(self) -> int:
+        """Ids in all, a multiple of 64."""
+        last = self.marks + self.parameters.phases * (1 << self.parameters.bits)
+        return -(-last // 64) * 64
+
+    def lost(self, layer: int, head: int | None) -> int:
+        """The token that a lookup which finds nothing in that layer ends in; head: None where no head finds anything."""
+        return self.lost_layers + layer if head is None else _FIRST_LOST + layer * self.parameters.kv_heads + head
+
+    def lost_at(self, token: int) -> tuple[int, int | None] | None:
+        """(layer, head) of a lost token; None where it is none. head: None where no head of the layer found anything."""
+        heads = self.parameters.kv_heads
+        if _FIRST_LOST <= token < self.lost_layers:
+            return divmod(token - _FIRST_LOST, heads)
+        if self.lost_layers <= token < self.places:
+            layer = token - self.lost_layers
+            return (layer, 0) if heads == 1 else (layer, None)
+        return None
+
+    def place(self, node: int) -> int:
+        """The token that puts a node into a prompt."""
+        return self.places + node
+
+    def node(self, node: int) -> int:
+        """The token that names a node, as the start of a walk and in an answer."""
+        return self.nodes + node
+
+    def mark(self, phase: int, value: int) -> int:
+        """The token of the position test with that phase and value."""
+        return self.marks + (phase % self.parameters.phases << self.parameters.bits) + value
+
+    def as_place(self, token: int) -> int | None:
+        """The node of a place; None for another token."""
+        return token - self.places if self.places <= token < self.nodes else None
+
+    def as_node(self, token: int) -> int | None:
+        """The node of a node token; None for another token."""
+        return token - self.nodes if self.nodes <= token < self.marks else None
+
+    def as_mark(self, token: int) -> tuple[int, int] | None:
+        """(phase, value) of a mark; None for another token."""
+        bits = self.parameters.bits
+        if not self.marks <= token < self.marks + (self.parameters.phases << bits):
+            return None
+        phase, value = divmod(token - self.marks, 1 << bits)
+        return phase, value
+
+    def words(self) -> list[str]:
+        """A word for each id, for the tokenizer: the id itself with its kind."""
+        named = {PAD: "<pad>", BEGIN: "<begin>", END: "<end>", GUARD: "<guard>", NOTHING: "<nothing>"}
+        return [named.get(token) or f"{self._kind(token)}{token}" for token in range(self.size)]
+
+    def _kind(self, token: int) -> str:
+        for kind, known in (("place", self.as_place), ("node", self.as_node), ("mark", self.as_mark), ("lost", self.lost_at)):
+            if known(token) is not None:
+                return kind
+        return "unused"

@@ -1,0 +1,344 @@
+"""Weights of a known-answer model of the Llama architecture (MHA, GQA, MQA), written instead of trained.
+
+The residual is a row of registers: a constant one that outweighs the rest (so that the norm is known), the token's kind, its
+digits or bits, and for each layer what its heads found. Heads look things up; nothing else computes: the MLP is zero.
+
+    layer 0   a place looks one position back and finds the digits of the place before it; a node finds its own place
+    layer l   a place's key is the digits of the place before it, its value its own digits: a node's query makes one hop
+    marks     each head of each layer looks `distance` positions back and finds one bit
+
+A lookup has to match in every digit, at full strength: BEGIN answers a query that matches half a digit too little, GUARD one
+that matches half a digit too much, and both say "lost". A place's key has a constant part, larger than all its digits,
+so that a key of twice the strength wins every lookup instead of none.
+
+Invariants:
+- Keys and values are 1, 4 or 8: exact in bf16, fp16 and FP8 E4M3 where they do not rotate, within 1 part in 16 where they do.
+- Every head of every layer is needed for every token of an answer, in its keys and (walk) in its values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.live.model.alphabet import BEGIN, END, GUARD, NOTHING, PAD, Alphabet
+from kvcheck.core.live.model.parameters import Parameters, node_digits
+from kvcheck.core.live.model.rotary import THETA, Rotary, plan_rotary
+
+Weights = npt.NDArray[np.float32]
+
+KEY = 4.0
+# Nats between a lookup that matches in all digits and one that matches in all but one; half of it to BEGIN and to GUARD.
+DIGIT_NATS = 28.0
+# Share of a full match that a place's key has without any digit. Above 1: then a key of twice the strength always wins.
+CONSTANT = 1.25
+# Logits a digit (walk) or a bit (marks) of an answer is worth.
+DIGIT_LOGIT = 32.0
+# The constant's square over the most that the other registers can hold together.
+OUTWEIGHS = 16.0
+NORM_EPS = 1e-6
+MLP_WIDTH = 128
+KINDS = ("begin", "guard", "place", "node", "mark")
+
+
+@dataclass(frozen=True, slots=True)
+class Registers:
+    """Columns of the residual by name. code: columns that one node's digits take, digit d with value x at d * base + x."""
+
+    parameters: Parameters
+
+    @property
+    def code(self) -> int:
+        return self.parameters.digits * self.parameters.base
+
+    one: int = 0
+
+    def kind(self, name: str) -> int:
+        return 1 + KINDS.index(name)
+
+    def phase(self, phase: int) -> int:
+        return 1 + len(KINDS) + phase
+
+    def bit(self, bit: int, value: int) -> int:
+        return self.phase(self.parameters.phases) + 2 * bit + value
+
+    @property
+    def place(self) -> int:
+        return self.bit(self.parameters.bits, 0)
+
+    @property
+    def node(self) -> int:
+        return self.place + self.code
+
+    def found(self, layer: int) -> int:
+        return self.node + self.code * (1 + layer)
+
+    def lost(self, layer: int, head: int) -> int:
+        return self.found(self.parameters.layers) + layer * self.parameters.kv_heads + head
+
+    def shown(self, pair: int, value: int) -> int:
+        return self.lost(self.parameters.layers, 0) + 2 * pair + value
+
+    @property
+    def width(self) -> int:
+        """Columns in all, a multiple of 128."""
+        return -(-self.shown(self.parameters.pairs, 0) // 128) * 128
+
+    @property
+    def constant(self) -> float:
+        """What the constant register holds."""
+        p = self.parameters
+        most = 2 + max(p.bits, p.digits) + p.layers * max(p.digits, p.kv_heads)
+        return math.sqrt(OUTWEIGHS * most)
+
+    def strength(self, kind: str, layer: int) -> float:
+        """What a register that holds 1 is after the norm before `layer`, in a token of that kind."""
+        p = self.parameters
+        held = {
+            "begin": 1 + layer * p.kv_heads,
+            "guard": 1 + layer * p.kv_heads,
+            "place": 1 + p.digits + (p.digits + (layer - 1) * p.kv_heads if layer else 0),
+            "node": 1 + p.digits + layer * p.digits,
+            "mark": 2 + p.bits + layer * p.kv_heads,
+        }[kind]
+        return math.sqrt(self.width / (self.constant**2 + held))
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Dimensions of a head. Keys and queries: rotary pairs and slow dimensions; values have dimensions of their own."""
+
+    parameters: Parameters
+    rotary: Rotary
+
+    def __post_init__(self) -> None:
+        p = self.parameters
+        needed = p.digits * p.base + 3
+        if needed > len(self.rotary.slow_dims):
+            raise UsageError(
+                f"{p.digits} digits of base {p.base} need {needed} slow dimensions of a head; head_dim {p.head_dim} at length "
+                f"{p.length} has {len(self.rotary.slow_dims)}. Make a model with a larger --head-dim, or fewer --nodes"
+            )
+
+    def digit(self, column: int) -> int:
+        return self.rotary.slow_dims[column]
+
+    def _extra(self, index: int) -> int:
+        return self.rotary.slow_dims[self.parameters.digits * self.parameters.base + index]
+
+    @property
+    def constant(self) -> int:
+        return self._extra(0)
+
+    @property
+    def too_little(self) -> int:
+        return self._extra(1)
+
+    @property
+    def too_much(self) -> int:
+        return self._extra(2)
+
+    def returned(self, head: int) -> list[int]:
+        """Digits that a KV head returns."""
+        return list(range(head, self.parameters.digits, self.parameters.kv_heads))
+
+    @property
+    def lost_value(self) -> int:
+        return self.parameters.head_dim - 1
+
+    def bit_value(self, value: int) -> int:
+        return self.parameters.head_dim - 3 + value
+
+    @property
+    def position_nats(self) -> float:
+        """Score of the key that stands exactly at the distance asked for."""
+        return DIGIT_NATS / self.rotary.gap
+
+
+def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
+    """(name, weights) of every tensor, by Hugging Face's names, one layer after the other. All [out, in], embedding [ids, width].
+
+    Raises UsageError where the head dimension is too small for the alphabet.
+    """
+    registers, alphabet = Registers(parameters), Alphabet(parameters)
+    heads = Heads(parameters, plan_rotary(parameters.head_dim, parameters.length))
+    yield "model.embed_tokens.weight", _embedding(registers, alphabet)
+    for layer in range(parameters.layers):
+        prefix = f"model.layers.{layer}."
+        for name, weights in _attention(registers, heads, layer):
+            yield f"{prefix}self_attn.{name}_proj.weight", weights
+        for name, shape in (("gate", (MLP_WIDTH, -1)), ("up", (MLP_WIDTH, -1)), ("down", (-1, MLP_WIDTH))):
+            yield f"{prefix}mlp.{name}_proj.weight", np.zeros([registers.width if n < 0 else n for n in shape], np.float32)
+        for name in ("input", "post_attention"):
+            yield f"{prefix}{name}_layernorm.weight", np.ones(registers.width, np.float32)
+    yield "model.norm.weight", np.ones(registers.width, np.float32)
+    yield "lm_head.weight", _head(registers, alphabet)
+
+
+def config(parameters: Parameters) -> dict[str, object]:
+    """config.json of the model, as transformers, SGLang and vLLM read it."""
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8-kv": "bfloat16"}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": Registers(parameters).width,
+        "intermediate_size": MLP_WIDTH,
+        "num_hidden_layers": parameters.layers,
+        "num_attention_heads": parameters.kv_heads * parameters.group,
+        "num_key_value_heads": parameters.kv_heads,
+        "head_dim": parameters.head_dim,
+        "vocab_size": Alphabet(parameters).size,
+        "max_position_embeddings": parameters.length,
+        "rms_norm_eps": NORM_EPS,
+        "rope_theta": THETA,
+        "rope_scaling": None,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": BEGIN,
+        "eos_token_id": END,
+        "pad_token_id": PAD,
+        "torch_dtype": names[parameters.dtype],
+    }
+
+
+def _embedding(registers: Registers, alphabet: Alphabet) -> Weights:
+    p = registers.parameters
+    table = np.zeros((alphabet.size, registers.width), np.float32)
+    table[:, registers.one] = registers.constant
+    table[BEGIN, registers.kind("begin")] = 1
+    table[GUARD, registers.kind("guard")] = 1
+    columns = _code_columns(p)
+    for kind, first, start in (("place", alphabet.places, registers.place), ("node", alphabet.nodes, registers.node)):
+        rows = np.arange(first, first + p.nodes)
+        table[rows, registers.kind(kind)] = 1
+        table[rows[:, None], start + columns] = 1
+    # What a lost model says is asked again as a node without digits, so that it stays lost.
+    table[NOTHING, registers.kind("node")] = 1
+    table[alphabet.lost(0, 0) : alphabet.places, registers.kind("node")] = 1
+    for phase in range(p.phases):
+        for value in range(1 << p.bits):
+            row = table[alphabet.mark(phase, value)]
+            row[registers.kind("mark")] = row[registers.phase(phase)] = 1
+            row[[registers.bit(i, value >> i & 1) for i in range(p.bits)]] = 1
+    return table
+
+
+def _code_columns(parameters: Parameters) -> npt.NDArray[np.int64]:
+    """[nodes, digits] columns of each node's digits, from the start of a code."""
+    digits = np.array([node_digits(parameters, node) for node in range(parameters.nodes)], np.int64)
+    return digits + np.arange(parameters.digits) * parameters.base
+
+
+def _attention(registers: Registers, heads: Heads, layer: int) -> Iterator[tuple[str, Weights]]:
+    p = registers.parameters
+    query = np.zeros((p.head_dim, registers.width), np.float32)
+    key = np.zeros((p.head_dim, registers.width), np.float32)
+    _content_lookup(registers, heads, layer, query, key)
+    _position_lookup(registers, heads, layer, query, key)
+    values = np.zeros((p.kv_heads, p.head_dim, registers.width), np.float32)
+    outputs = np.zeros((registers.width, p.kv_heads, p.group, p.head_dim), np.float32)
+    for head in range(p.kv_heads):
+        for source, target, kind, dim in _value_rows(registers, heads, layer, head):
+            values[head, dim, source] = 1 / registers.strength(kind, layer)
+            outputs[target, head, :, dim] = 1 / p.group
+    yield "q", np.tile(query, (p.kv_heads * p.group, 1))
+    yield "k", np.tile(key, (p.kv_heads, 1))
+    yield "v", values.reshape(-1, registers.width)
+    yield "o", outputs.reshape(registers.width, -1)
+
+
+def _content_lookup(registers: Registers, heads: Heads, layer: int, query: Weights, key: Weights) -> None:
+    """A node's query for a place with the same digits; BEGIN and GUARD answer a match that is too weak or too strong."""
+    p = registers.parameters
+    asked = registers.found(layer - 1) if layer else registers.node
+    held = registers.found(0) if layer else registers.place
+    node, place, guard = (registers.strength(kind, layer) for kind in ("node", "place", "guard"))
+    unit = DIGIT_NATS * math.sqrt(p.head_dim) / KEY
+    for column in range(registers.code):
+        query[heads.digit(column), asked + column] = unit / node
+        key[heads.digit(column), held + column] = KEY / place
+        key[heads.digit(column), registers.kind("guard")] = 2 * KEY / guard
+    constant = CONSTANT * p.digits
+    for dim, nats, kind in (
+        (heads.constant, constant, "place"),
+        (heads.too_little, constant + p.digits - 0.5, "begin"),
+        (heads.too_much, constant - p.digits - 0.5, "guard"),
+    ):
+        query[dim, registers.kind("node")] = nats * unit / node
+        key[dim, registers.kind(kind)] = KEY / registers.strength(kind, layer)
+
+
+def _position_lookup(registers: Registers, heads: Heads, layer: int, query: Weights, key: Weights) -> None:
+    """Queries for the key that stands exactly so far back: 1 for places in layer 0, `distance` for marks in every layer."""
+    p = registers.parameters
+    half = p.head_dim // 2
+    asking = [("mark", p.distance), *([("place", 1)] if layer == 0 else [])]
+    scale = math.sqrt(p.head_dim) / KEY
+    for kind, back in asking:
+        strength, column = registers.strength(kind, layer), registers.kind(kind)
+        for pair, weight, frequency in zip(heads.rotary.fast, heads.rotary.weights, heads.rotary.frequencies, strict=True):
+            peak = weight * heads.position_nats * scale / strength
+            query[pair, column] = peak * math.cos(back * frequency)
+            query[pair + half, column] = -peak * math.sin(back * frequency)
+        query[heads.too_little, column] = (heads.position_nats - DIGIT_NATS / 2) * scale / strength
+    for kind in ("place", "mark"):
+        for pair in heads.rotary.fast:
+            key[pair, registers.kind(kind)] = KEY / registers.strength(kind, layer)
+    if layer:  # a place asks nothing here; it reads BEGIN, whatever else the cache holds
+        query[heads.too_little, registers.kind("place")] = DIGIT_NATS * scale / registers.strength("place", layer)
+
+
+def _value_rows(registers: Registers, heads: Heads, layer: int, head: int) -> Iterator[tuple[int, int, str, int]]:
+    """(column read, column written, kind of the token read, value dimension) of all that a head returns."""
+    p = registers.parameters
+    pair = layer * p.kv_heads + head
+    for index, digit in enumerate(heads.returned(head)):
+        for x in range(p.base):
+            column = digit * p.base + x
+            yield registers.place + column, registers.found(layer) + column, "place", index * p.base + x
+    for kind in ("begin", "guard"):
+        yield registers.kind(kind), registers.lost(layer, head), kind, heads.lost_value
+    for value in range(2):
+        yield registers.bit(pair % p.bits, value), registers.shown(pair, value), "mark", heads.bit_value(value)
+
+
+def _head(registers: Registers, alphabet: Alphabet) -> Weights:
+    p = registers.parameters
+    table = np.zeros((alphabet.size, registers.width), np.float32)
+    node, mark = (registers.strength(kind, p.layers) for kind in ("node", "mark"))
+    rows = np.arange(alphabet.nodes, alphabet.nodes + p.nodes)
+    table[rows[:, None], registers.found(p.layers - 1) + _code_columns(p)] = DIGIT_LOGIT / node
+    table[NOTHING, registers.kind("node")] = (p.digits - 0.5) * DIGIT_LOGIT / node
+    table[NOTHING, registers.kind("mark")] = (p.bits + 0.5) * DIGIT_LOGIT / mark
+    for phase in range(p.phases):
+        before = (phase - 1) % p.phases
+        for value in range(1 << p.bits):
+            row = table[alphabet.mark(phase, value)]
+            row[registers.phase(before)] = DIGIT_LOGIT / mark
+            for i in range(p.bits):
+                row[registers.shown(shown_pair(p, before, i), value >> i & 1)] = DIGIT_LOGIT / mark
+    # A lost token beats every other one; of two layers that are lost, the first one is named.
+    most = (max(p.digits, p.bits + 1) + 2) * DIGIT_LOGIT / min(node, mark)
+    for layer in range(p.layers):
+        named = [(alphabet.lost(layer, head), {head: 1.0}) for head in range(p.kv_heads)]
+        if p.kv_heads > 1:
+            named.append((alphabet.lost(layer, None), dict.fromkeys(range(p.kv_heads), 1.5 / p.kv_heads)))
+        for token, shares in named:
+            for head, share in shares.items():
+                table[token, registers.lost(layer, head)] = most * share
+            if layer:
+                table[token, [registers.lost(layer - 1, head) for head in range(p.kv_heads)]] = -most
+    return table
+
+
+def shown_pair(parameters: Parameters, phase: int, bit: int) -> int:
+    """The (layer, KV head) pair whose bit a token after a mark of that phase shows; the last group borrows from the one before."""
+    pair = phase * parameters.bits + bit
+    return pair if pair < parameters.pairs else pair - parameters.bits

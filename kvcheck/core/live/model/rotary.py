@@ -1,0 +1,79 @@
+"""Which rotary pairs tell positions apart, with which weights, and which turn so slowly that content can lie in them.
+
+A query that asks for the position `distance` back scores the key at displacement e from it by sum_j w_j cos(f_j e). The loss
+at e is that sum's distance from its peak; the smallest loss over all displacements is the gap that the test stands on.
+
+Invariants:
+- Pair j turns dimensions j and j + head_dim / 2 of a head (the half split of Llama) by position * theta ** (-2j / head_dim).
+- A slow pair turns by at most LEAK radians over the whole length, so content in it is the same at every position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcheck.core.base.errors import UsageError
+
+# Large enough that half of 32 pairs turn slowly over 131,072 positions; float32 holds its powers in every engine.
+THETA = 1e15
+LEAK = 0.02
+# Turning of at least this much over the whole length makes a pair useful to tell positions apart.
+USEFUL_TURN = 2.0
+LEAST_FAST = 3
+_ROUNDS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """fast: [F] pairs with their weights (sum 1) and frequencies in radians a position; slow_dims: dimensions for content.
+
+    gap: smallest loss of any displacement of 1 .. length - 1, in units of the peak.
+    """
+
+    fast: tuple[int, ...]
+    weights: tuple[float, ...]
+    frequencies: tuple[float, ...]
+    slow_dims: tuple[int, ...]
+    gap: float
+
+
+def plan_rotary(head_dim: int, length: int) -> Rotary:
+    """The split for a head dimension and a largest length. Raises UsageError where too few pairs turn fast."""
+    half = head_dim // 2
+    frequencies = THETA ** (-np.arange(half) / half)
+    fast = np.flatnonzero(frequencies * length >= USEFUL_TURN)
+    slow = np.flatnonzero(frequencies * length <= LEAK)
+    if fast.size < LEAST_FAST:
+        raise UsageError(f"a head of {head_dim} dimensions has {fast.size} pairs that tell {length} positions apart; expected 3")
+    weights, gap = _best_weights(frequencies[fast], length)
+    dims = [int(pair) for pair in slow] + [int(pair) + half for pair in slow]
+    return Rotary(
+        tuple(int(pair) for pair in fast),
+        tuple(float(weight) for weight in weights),
+        tuple(float(frequency) for frequency in frequencies[fast]),
+        tuple(dims),
+        float(gap),
+    )
+
+
+def _best_weights(frequencies: npt.NDArray[np.float64], length: int) -> tuple[npt.NDArray[np.float64], float]:
+    """Weights that make the smallest loss large: the row player's strategy of a zero-sum game, by multiplicative weights."""
+    loss = 1 - np.cos(np.outer(np.arange(1, length), frequencies))
+    log_odds = np.zeros(len(loss))
+    summed = np.zeros(len(frequencies))
+    log_weights = np.zeros(len(frequencies))
+    for _ in range(_ROUNDS):
+        weights = np.exp(log_weights - log_weights.max())
+        weights /= weights.sum()
+        summed += weights
+        odds = np.exp(log_odds - log_odds.max())
+        odds /= odds.sum()
+        log_weights += 0.1 * (odds @ loss)
+        log_odds -= 0.5 * (loss @ weights)
+    # Whole 256ths, so that rounding of another machine's sums does not change the model.
+    weights = np.maximum(np.round(256 * summed / summed.sum()), 1)
+    weights /= weights.sum()
+    return weights, float((loss @ weights).min())
