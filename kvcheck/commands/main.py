@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("kvcheck.commands.bench:bench", "Measure what copies, waits, checks and seals cost here."),
     "gate": ("kvcheck.commands.gate:gate", "Decide from stored runs whether a change may be merged."),
     "report": ("kvcheck.commands.report:report", "Write HTML, CSV, JSON or Markdown reports of stored runs."),
+    "model": ("kvcheck.commands.model:app", "Make a model whose every answer is known, to check a server with."),
     "list": ("kvcheck.commands.doctor:list_kind", "List scenarios, shapes, oracles, mutants, codes and more."),
     "explain": ("kvcheck.commands.doctor:explain", "Explain a finding code, oracle, mutant or scenario."),
     "doctor": ("kvcheck.commands.doctor:doctor", "Say what this machine has, and what is missing."),
@@ -62,6 +63,7 @@ EXAMPLES: dict[str, str] = {
     "gate": "Examples: kvcheck gate 20260102-030405-0c4e91d7 --budget reports/baselines/cpu.toml | "
     "kvcheck gate STRESS_RUN BENCH_RUN --budget budgets.toml --on-inconclusive warn -o md=gate.md",
     "report": "Examples: kvcheck report 20260102-030405-0c4e91d7 | kvcheck report 20260102 -o html=report.html",
+    "model": "Examples: kvcheck model make --out tiny | kvcheck model answer tiny --prompt ids.json --tokens 8",
     "list": "Examples: kvcheck list mutants | kvcheck list shapes --json",
     "doctor": "Example: kvcheck doctor --out runs",
     "explain": "Examples: kvcheck explain KV102 | kvcheck explain offload-skips-index-buffer",
@@ -252,8 +254,10 @@ def _placeholder(name: str, summary: str) -> Any:
 
 
 def _command(name: str, function: Any, summary: str) -> Any:
-    single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    single.command(name, help=summary, epilog=EXAMPLES.get(name))(function)
+    single = function  # a command with subcommands of its own
+    if not isinstance(function, typer.Typer):
+        single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        single.command(name, help=summary, epilog=EXAMPLES.get(name))(function)
     command = get_command(single)
     command.name = name
     return command

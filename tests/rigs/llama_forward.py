@@ -36,7 +36,11 @@ class LlamaForward:
     """One model. step() appends tokens to a cache and returns logits of the last one."""
 
     def __init__(
-        self, config: Mapping[str, object], tensors: Mapping[str, np.ndarray], dtype: torch.dtype, rounded: Rounding | None = None
+        self,
+        config: Mapping[str, object],
+        tensors: Mapping[str, np.ndarray],
+        dtype: torch.dtype,
+        rounded: Rounding | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype

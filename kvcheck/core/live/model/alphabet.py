@@ -1,6 +1,6 @@
 """Tokens of a known-answer model: their ids, and what an id says.
 
-    0 pad | 1 begin | 2 end | 3 guard | 4 nothing matches | lost at (layer, head) | lost at layer | places | nodes | marks
+    0 pad | 1 begin | 2 end | 3 guard | 4 too little | 5 too much | lost at (layer, head) | lost at layer | places | nodes | marks
 
 A prompt lists *places*, the answer names *nodes*; place i and node i are two tokens of one node i. *Marks* belong to the
 position test: a phase, which says whose bits come next, and a value of a few bits.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from kvcheck.core.live.model.parameters import Parameters
 
-PAD, BEGIN, END, GUARD, NOTHING = range(5)
+PAD, BEGIN, END, GUARD, TOO_LITTLE, TOO_MUCH = range(6)
 _FIRST_LOST = 8
 HEADER = (BEGIN, GUARD)
 
@@ -97,11 +97,23 @@ class Alphabet:
 
     def words(self) -> list[str]:
         """A word for each id, for the tokenizer: the id itself with its kind."""
-        named = {PAD: "<pad>", BEGIN: "<begin>", END: "<end>", GUARD: "<guard>", NOTHING: "<nothing>"}
+        named = {
+            PAD: "<pad>",
+            BEGIN: "<begin>",
+            END: "<end>",
+            GUARD: "<guard>",
+            TOO_LITTLE: "<little>",
+            TOO_MUCH: "<much>",
+        }
         return [named.get(token) or f"{self._kind(token)}{token}" for token in range(self.size)]
 
     def _kind(self, token: int) -> str:
-        for kind, known in (("place", self.as_place), ("node", self.as_node), ("mark", self.as_mark), ("lost", self.lost_at)):
+        for kind, known in (
+            ("place", self.as_place),
+            ("node", self.as_node),
+            ("mark", self.as_mark),
+            ("lost", self.lost_at),
+        ):
             if known(token) is not None:
                 return kind
         return "unused"

@@ -40,9 +40,13 @@ def walk_prompt(alphabet: Alphabet, nodes: Sequence[int], start: int) -> tuple[i
     """
     hops = alphabet.parameters.hops
     if len(set(nodes)) != len(nodes) or len(nodes) < 2:
-        raise UsageError(f"a walk lists at least two nodes, each once; got {len(nodes)} with {len(set(nodes))} different ones")
+        raise UsageError(
+            f"a walk lists at least two nodes, each once; got {len(nodes)} with {len(set(nodes))} different ones"
+        )
     if gcd(len(nodes), hops) != 1:
-        raise UsageError(f"{len(nodes)} nodes and {hops} hops a token share a factor: parts of the walk would not be read")
+        raise UsageError(
+            f"{len(nodes)} nodes and {hops} hops a token share a factor: parts of the walk would not be read"
+        )
     return (*HEADER, *(alphabet.place(node) for node in nodes), alphabet.place(nodes[0]), alphabet.node(nodes[start]))
 
 

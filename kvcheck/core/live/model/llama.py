@@ -26,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.alphabet import BEGIN, END, GUARD, NOTHING, PAD, Alphabet
+from kvcheck.core.live.model.alphabet import BEGIN, END, GUARD, PAD, TOO_LITTLE, TOO_MUCH, Alphabet
+from kvcheck.core.live.model.family import Family
 from kvcheck.core.live.model.parameters import Parameters, node_digits
 from kvcheck.core.live.model.rotary import THETA, Rotary, plan_rotary
 
@@ -118,11 +119,10 @@ class Heads:
 
     def __post_init__(self) -> None:
         p = self.parameters
-        needed = p.digits * p.base + 3
-        if needed > len(self.rotary.slow_dims):
+        needed, room = p.digits * p.base, content_room(p.head_dim, p.length)
+        if needed > room:
             raise UsageError(
-                f"{p.digits} digits of base {p.base} need {needed} slow dimensions of a head; head_dim {p.head_dim} at length "
-                f"{p.length} has {len(self.rotary.slow_dims)}. Make a model with a larger --head-dim, or fewer --nodes"
+                f"{p.digits} digits of base {p.base} need {needed} dimensions of a head that hold content; it has {room}"
             )
 
     def digit(self, column: int) -> int:
@@ -160,6 +160,11 @@ class Heads:
         return DIGIT_NATS / self.rotary.gap
 
 
+def content_room(head_dim: int, length: int) -> int:
+    """Dimensions of a head that can hold digits: those that turn slowly, less the three of constants, and the value's own."""
+    return min(len(plan_rotary(head_dim, length).slow_dims) - 3, head_dim - 3)
+
+
 def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
     """(name, weights) of every tensor, by Hugging Face's names, one layer after the other. All [out, in], embedding [ids, width].
 
@@ -173,7 +178,10 @@ def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
         for name, weights in _attention(registers, heads, layer):
             yield f"{prefix}self_attn.{name}_proj.weight", weights
         for name, shape in (("gate", (MLP_WIDTH, -1)), ("up", (MLP_WIDTH, -1)), ("down", (-1, MLP_WIDTH))):
-            yield f"{prefix}mlp.{name}_proj.weight", np.zeros([registers.width if n < 0 else n for n in shape], np.float32)
+            yield (
+                f"{prefix}mlp.{name}_proj.weight",
+                np.zeros([registers.width if n < 0 else n for n in shape], np.float32),
+            )
         for name in ("input", "post_attention"):
             yield f"{prefix}{name}_layernorm.weight", np.ones(registers.width, np.float32)
     yield "model.norm.weight", np.ones(registers.width, np.float32)
@@ -220,7 +228,7 @@ def _embedding(registers: Registers, alphabet: Alphabet) -> Weights:
         table[rows, registers.kind(kind)] = 1
         table[rows[:, None], start + columns] = 1
     # What a lost model says is asked again as a node without digits, so that it stays lost.
-    table[NOTHING, registers.kind("node")] = 1
+    table[[TOO_LITTLE, TOO_MUCH], registers.kind("node")] = 1
     table[alphabet.lost(0, 0) : alphabet.places, registers.kind("node")] = 1
     for phase in range(p.phases):
         for value in range(1 << p.bits):
@@ -283,7 +291,9 @@ def _position_lookup(registers: Registers, heads: Heads, layer: int, query: Weig
     scale = math.sqrt(p.head_dim) / KEY
     for kind, back in asking:
         strength, column = registers.strength(kind, layer), registers.kind(kind)
-        for pair, weight, frequency in zip(heads.rotary.fast, heads.rotary.weights, heads.rotary.frequencies, strict=True):
+        for pair, weight, frequency in zip(
+            heads.rotary.fast, heads.rotary.weights, heads.rotary.frequencies, strict=True
+        ):
             peak = weight * heads.position_nats * scale / strength
             query[pair, column] = peak * math.cos(back * frequency)
             query[pair + half, column] = -peak * math.sin(back * frequency)
@@ -315,8 +325,16 @@ def _head(registers: Registers, alphabet: Alphabet) -> Weights:
     node, mark = (registers.strength(kind, p.layers) for kind in ("node", "mark"))
     rows = np.arange(alphabet.nodes, alphabet.nodes + p.nodes)
     table[rows[:, None], registers.found(p.layers - 1) + _code_columns(p)] = DIGIT_LOGIT / node
-    table[NOTHING, registers.kind("node")] = (p.digits - 0.5) * DIGIT_LOGIT / node
-    table[NOTHING, registers.kind("mark")] = (p.bits + 0.5) * DIGIT_LOGIT / mark
+    # Answers that hold half a digit (or bit) too little or too much; one that is right is half a digit above both.
+    last = registers.found(p.layers - 1)
+    for kind, strength, count, extra, columns in (
+        ("node", node, p.digits, 0, range(last, last + registers.code)),
+        ("mark", mark, p.bits, 1, ()),
+    ):
+        table[TOO_LITTLE, registers.kind(kind)] = (count + extra - 0.5) * DIGIT_LOGIT / strength
+        for column in columns:
+            table[TOO_MUCH, column] = 2 * DIGIT_LOGIT / strength
+            table[TOO_MUCH, registers.kind(kind)] = -(count + 0.5) * DIGIT_LOGIT / strength
     for phase in range(p.phases):
         before = (phase - 1) % p.phases
         for value in range(1 << p.bits):
@@ -342,3 +360,6 @@ def shown_pair(parameters: Parameters, phase: int, bit: int) -> int:
     """The (layer, KV head) pair whose bit a token after a mark of that phase shows; the last group borrows from the one before."""
     pair = phase * parameters.bits + bit
     return pair if pair < parameters.pairs else pair - parameters.bits
+
+
+LLAMA = Family(tensors=tensors, config=config, room=content_room)

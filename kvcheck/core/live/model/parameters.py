@@ -16,7 +16,7 @@ from kvcheck.core.base.errors import UsageError
 # Bytes of one value in the model's folder. fp8-kv: weights in bf16, made so that a cache in FP8 E4M3 with scale 1 is exact enough.
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8-kv": 2}
 BITS_A_TOKEN = 8  # of the position test: 256 values keep the vocabulary small at any number of layers and heads
-MOST_NODES = 1 << 17
+MOST_NODES = 1 << 17  # also the longest request: rotary weights are searched over that many positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,24 +41,18 @@ class Parameters:
     distance: int
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("layers", 2, 256),
-            ("kv_heads", 1, 64),
-            ("group", 1, 64),
-            ("head_dim", 64, 256),
-            ("length", 64, 1 << 20),
-            ("nodes", 16, MOST_NODES),
-        ):
-            if not least <= getattr(self, name) <= most:
-                raise UsageError(f"{name} of a known-answer model is from {least} to {most}; got {getattr(self, name)}")
-        if self.dtype not in DTYPES:
-            raise UsageError(f"no dtype {self.dtype!r} of a known-answer model; known: {', '.join(DTYPES)}")
-        if self.head_dim % 64:
-            raise UsageError(f"head_dim of a known-answer model is a multiple of 64; got {self.head_dim}")
+        check_sizes(
+            **{name: getattr(self, name) for name in ("layers", "kv_heads", "group", "head_dim", "length", "dtype")}
+        )
+        if not 16 <= self.nodes <= MOST_NODES:
+            raise UsageError(f"nodes of a known-answer model are from 16 to {MOST_NODES}; got {self.nodes}")
         if not 2 <= self.distance < self.length:
             raise UsageError(f"distance is from 2 to length - 1 ({self.length - 1}); got {self.distance}")
         if self.digits < max(self.kv_heads, 2) or self.base ** (self.digits - 1) < self.nodes:
-            raise UsageError(f"{self.digits} digits of base {self.base} cannot write {self.nodes} nodes with a check digit, or leave a KV head without one")
+            raise UsageError(
+                f"{self.digits} digits of base {self.base} cannot number {self.nodes} nodes, check one of them, "
+                f"and give each of {self.kv_heads} KV heads one"
+            )
 
     @property
     def pairs(self) -> int:
@@ -94,6 +88,23 @@ class Parameters:
             if type(data[name]) is not kind:
                 raise UsageError(f"parameter {name} of a known-answer model is {kind.__name__}; got {data[name]!r}")
         return cls(**data)
+
+
+def check_sizes(*, layers: int, kv_heads: int, group: int, head_dim: int, length: int, dtype: str) -> None:
+    """Raise UsageError for the first size that no known-answer model has: what, expected, got."""
+    for name, size, least, most in (
+        ("layers", layers, 2, 256),
+        ("kv-heads", kv_heads, 1, 64),
+        ("group", group, 1, 64),
+        ("head-dim", head_dim, 64, 256),
+        ("length", length, 64, MOST_NODES),
+    ):
+        if not least <= size <= most:
+            raise UsageError(f"{name} of a known-answer model is from {least} to {most}; got {size}")
+    if head_dim % 64:
+        raise UsageError(f"head-dim of a known-answer model is a multiple of 64; got {head_dim}")
+    if dtype not in DTYPES:
+        raise UsageError(f"unknown dtype {dtype!r} of a known-answer model; known: {', '.join(DTYPES)}")
 
 
 def node_digits(parameters: Parameters, node: int) -> tuple[int, ...]:

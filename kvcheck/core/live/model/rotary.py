@@ -47,7 +47,9 @@ def plan_rotary(head_dim: int, length: int) -> Rotary:
     fast = np.flatnonzero(frequencies * length >= USEFUL_TURN)
     slow = np.flatnonzero(frequencies * length <= LEAK)
     if fast.size < LEAST_FAST:
-        raise UsageError(f"a head of {head_dim} dimensions has {fast.size} pairs that tell {length} positions apart; expected 3")
+        raise UsageError(
+            f"a head of {head_dim} dimensions has {fast.size} pairs that tell {length} positions apart; expected 3"
+        )
     weights, gap = _best_weights(frequencies[fast], length)
     dims = [int(pair) for pair in slow] + [int(pair) + half for pair in slow]
     return Rotary(

@@ -1,0 +1,119 @@
+"""`kvcheck model`: make a known-answer model, and print what a right server answers with it.
+
+Invariants:
+- Both subcommands are work of core/live/model; here are options and lines.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvcheck.commands.terminal import say
+from kvcheck.core.base.errors import UsageError
+
+DEFAULT_NODES = 4096
+MOST_TOKENS = 1 << 20
+
+
+app = typer.Typer(
+    help="Make a model whose every answer is known, and print what a right server says with it.",
+    epilog="Examples: kvcheck model make --out tiny | kvcheck model answer tiny --prompt ids.json --tokens 8",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def model(ctx: typer.Context) -> None:
+    """Subcommands of `kvcheck model`; without one the help is printed, with exit code 2."""
+    if ctx.invoked_subcommand is None:
+        say(ctx.get_help())
+        raise typer.Exit(2)
+
+
+@app.command()
+def make(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the model.")],
+    arch: Annotated[str, typer.Option(help="Architecture; only llama so far (MHA, GQA and MQA).")] = "llama",
+    layers: Annotated[int, typer.Option(help="Layers; each makes one hop of a walk.")] = 4,
+    kv_heads: Annotated[int, typer.Option(help="KV heads; each returns its own digits of a token.")] = 4,
+    group: Annotated[int, typer.Option(help="Query heads of one KV head.")] = 2,
+    head_dim: Annotated[int, typer.Option(help="Dimensions of a head; a multiple of 64.")] = 64,
+    length: Annotated[int, typer.Option(help="Most tokens of a request and its answer together.")] = 4096,
+    dtype: Annotated[
+        str, typer.Option(help="bf16, fp16, fp32, or fp8-kv (bf16 weights for a cache in FP8 E4M3).")
+    ] = "bf16",
+    nodes: Annotated[
+        int | None,
+        typer.Option(help="Different tokens that prompts are made of. Default: 4096, or as many as --length needs."),
+    ] = None,
+    distance: Annotated[
+        int | None,
+        typer.Option(help="How far back the position test reads. Default: a quarter of --length, at most 256."),
+    ] = None,
+) -> None:
+    """Write a model folder that vLLM, SGLang and transformers serve, with known_answers.json beside its weights."""
+    from kvcheck.core.live.model import FAMILIES
+    from kvcheck.core.live.model.family import fit_digits
+    from kvcheck.core.live.model.folder import write_model
+    from kvcheck.core.live.model.parameters import Parameters, check_sizes
+
+    FAMILIES.require(arch)
+    check_sizes(layers=layers, kv_heads=kv_heads, group=group, head_dim=head_dim, length=length, dtype=dtype)
+    nodes = max(DEFAULT_NODES, length) if nodes is None else nodes
+    digits, base = fit_digits(nodes=nodes, kv_heads=kv_heads, room=FAMILIES.load(arch).room(head_dim, length))
+    parameters = Parameters(
+        family=arch,
+        layers=layers,
+        kv_heads=kv_heads,
+        group=group,
+        head_dim=head_dim,
+        length=length,
+        dtype=dtype,
+        nodes=nodes,
+        digits=digits,
+        base=base,
+        distance=min(256, length // 4) if distance is None else distance,
+    )
+    known = write_model(parameters, out)
+    size = sum((out / name).stat().st_size for name in known.files)
+    say(
+        f"{out}: {arch}, {layers} layers, {kv_heads} KV heads, {nodes} nodes, {size / 1e6:.1f} MB, digest {known.digest}"
+    )
+
+
+@app.command()
+def answer(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `kvcheck model make` wrote.")],
+    prompt: Annotated[
+        Path, typer.Option(metavar="FILE", help="JSON list of token ids, as they are sent to the server.")
+    ],
+    tokens: Annotated[int, typer.Option(help="Tokens of the answer.")] = 16,
+) -> None:
+    """Print the token ids that a right server answers, as a JSON list."""
+    from kvcheck.core.live.model.alphabet import Alphabet
+    from kvcheck.core.live.model.answers import answers
+    from kvcheck.core.live.model.folder import read_model
+
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise UsageError(f"--tokens is from 1 to {MOST_TOKENS}; got {tokens}")
+    known = read_model(folder)
+    say(json.dumps(list(answers(Alphabet(known.parameters), read_ids(prompt), tokens))))
+
+
+def read_ids(path: Path) -> list[int]:
+    """The token ids in a file. Raises UsageError where it is not a JSON list of whole numbers."""
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: expected a JSON list of token ids, got text that is not JSON ({error})") from error
+    if not isinstance(data, list) or not all(type(token) is int and token >= 0 for token in data):
+        raise UsageError(f"{path}: expected a JSON list of token ids, each a whole number from 0")
+    return data

@@ -1,0 +1,18 @@
+"""Known-answer models: ordinary model folders whose weights are written, so that every answer is known before it is asked.
+
+Invariants:
+- A family of architectures is one file and one row here; the questions and their answers are the same for all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcheck.core.base.registry import Registry
+
+if TYPE_CHECKING:
+    from kvcheck.core.live.model.family import Family
+
+FAMILIES: Registry[Family] = Registry(
+    "architecture of known-answer models", {"llama": ("kvcheck.core.live.model.llama:LLAMA", "Llama: MHA, GQA and MQA")}
+)

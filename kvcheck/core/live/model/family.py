@@ -1,0 +1,48 @@
+"""What an architecture has to give, and how a model's alphabet is fitted into its heads.
+
+Invariants:
+- The smallest number of digits is taken that gives each KV head one, with a base whose digits fit into a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.live.model.parameters import Parameters
+
+BASES = (4, 2, 8)  # in the order tried: base 4 needs the fewest dimensions for a number of nodes, with base 2 as good
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture.
+
+    tensors: (name, weights) of every tensor, by Hugging Face's names. config: what goes into config.json.
+    room: (head_dim, length) -> dimensions of a head that can hold a node's digits, as one-hot digits.
+    """
+
+    tensors: Callable[[Parameters], Iterator[tuple[str, npt.NDArray[np.float32]]]]
+    config: Callable[[Parameters], dict[str, object]]
+    room: Callable[[int, int], int]
+
+
+def fit_digits(*, nodes: int, kv_heads: int, room: int) -> tuple[int, int]:
+    """(digits, base) of a model with so many nodes. Raises UsageError where `room` dimensions hold no such number."""
+    needs = []
+    for base in BASES:
+        count = 1
+        while base**count < nodes:
+            count += 1
+        digits = max(count + 1, kv_heads, 2)
+        if digits * base <= room:
+            return digits, base
+        needs.append(f"{digits * base} in base {base}")
+    raise UsageError(
+        f"{nodes} nodes over {kv_heads} KV heads need more dimensions of a head ({', '.join(needs)}) than the {room} that hold "
+        "content at this length; ask for a larger --head-dim, a smaller --length, or fewer --nodes"
+    )
