@@ -32,7 +32,7 @@ app = typer.Typer(
 def model(ctx: typer.Context) -> None:
     """Subcommands of `kvcheck model`; without one the help is printed, with exit code 2."""
     if ctx.invoked_subcommand is None:
-        say(ctx.get_help())
+        typer.echo(ctx.get_help())
         raise typer.Exit(2)
 
 
@@ -82,9 +82,8 @@ def make(
     )
     known = write_model(parameters, out)
     size = sum((out / name).stat().st_size for name in known.files)
-    say(
-        f"{out}: {arch}, {layers} layers, {kv_heads} KV heads, {nodes} nodes, {size / 1e6:.1f} MB, digest {known.digest}"
-    )
+    made = f"{arch}, {layers} layers, {kv_heads} KV heads, {nodes} nodes, {size / 1e6:.1f} MB"
+    say(f"{out}: {made}, digest {known.digest}")
 
 
 @app.command()

@@ -61,7 +61,7 @@ class LlamaForward:
         return x * cos + torch.cat([-second, first], -1) * sin
 
     def step(self, ids: Sequence[int], cache: Cache, *, query_shift: int = 0, every: bool = False) -> torch.Tensor:
-        """Logits [ids] of the last token, or [T, ids] where every is set. query_shift: added to the queries' positions."""
+        """Logits [ids] of the last token, or [T, ids] where every is set. query_shift shifts the queries' positions."""
         c = self.config
         heads, kv_heads, head_dim = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
         past = cache.keys[0].shape[0] if cache.keys else 0

@@ -1,4 +1,4 @@
-"""Known-answer models: ordinary model folders whose weights are written, so that every answer is known before it is asked.
+"""Known-answer models: ordinary model folders whose weights are written, so that every answer is known beforehand.
 
 Invariants:
 - A family of architectures is one file and one row here; the questions and their answers are the same for all.

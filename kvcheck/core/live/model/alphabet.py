@@ -1,9 +1,10 @@
 """Tokens of a known-answer model: their ids, and what an id says.
 
-    0 pad | 1 begin | 2 end | 3 guard | 4 too little | 5 too much | lost at (layer, head) | lost at layer | places | nodes | marks
+    0 pad | 1 begin | 2 end | 3 guard | 4 too little | 5 too much | lost at (layer, head) | lost at layer | places |
+    nodes | marks
 
-A prompt lists *places*, the answer names *nodes*; place i and node i are two tokens of one node i. *Marks* belong to the
-position test: a phase, which says whose bits come next, and a value of a few bits.
+A prompt lists *places*, the answer names *nodes*; place i and node i are two tokens of one node i. *Marks* belong to
+the position test: a phase, which says whose bits come next, and a value of a few bits.
 
 Invariants:
 - Every request begins with `BEGIN, GUARD`: both are needed as keys that a failed lookup finds.
@@ -54,11 +55,11 @@ class Alphabet:
         return -(-last // 64) * 64
 
     def lost(self, layer: int, head: int | None) -> int:
-        """The token that a lookup which finds nothing in that layer ends in; head: None where no head finds anything."""
+        """What is answered where a lookup in that layer and head found nothing. head: None where no head found it."""
         return self.lost_layers + layer if head is None else _FIRST_LOST + layer * self.parameters.kv_heads + head
 
     def lost_at(self, token: int) -> tuple[int, int | None] | None:
-        """(layer, head) of a lost token; None where it is none. head: None where no head of the layer found anything."""
+        """(layer, head) of a lost token, None of another one. head: None where no head of the layer found anything."""
         heads = self.parameters.kv_heads
         if _FIRST_LOST <= token < self.lost_layers:
             return divmod(token - _FIRST_LOST, heads)

@@ -1,10 +1,11 @@
 """What a right server answers, worked out from the tokens of a request alone.
 
-The walk: a prompt lists the places of a closed walk. The answer to a node is the node `hops` further along the walk. Each token
-of an answer reads one position in each layer; over n tokens every layer reads every position, where n and hops share no factor.
+The walk: a prompt lists the places of a closed walk. The answer to a node is the node `hops` further along the walk.
+Each token of an answer reads one position in each layer; over n tokens every layer reads every position, where n and
+hops share no factor.
 
-The position test: a request is a list of marks. The mark after the last one has the value that stood `distance` back from the
-last one, and the next phase.
+The position test: a request is a list of marks. The mark after the last one has the value that stood `distance` back
+from the last one, and the next phase.
 
 Invariants:
 - Only the tokens are read: no weight, no arithmetic of a model.
@@ -35,8 +36,8 @@ class Reads:
 def walk_prompt(alphabet: Alphabet, nodes: Sequence[int], start: int) -> tuple[int, ...]:
     """Tokens of a walk over `nodes`, asked for what comes after nodes[start].
 
-    Raises UsageError where a node comes twice, or where the number of nodes shares a factor with the hops of a token: such a
-    walk would leave positions unread.
+    Raises UsageError where a node comes twice, or where the number of nodes shares a factor with the hops of a token:
+    such a walk would leave positions unread.
     """
     hops = alphabet.parameters.hops
     if len(set(nodes)) != len(nodes) or len(nodes) < 2:
@@ -71,8 +72,8 @@ def draw_nodes(alphabet: Alphabet, rng: Rng, count: int, *, but: frozenset[int] 
 def answers(alphabet: Alphabet, request: Sequence[int], count: int) -> tuple[int, ...]:
     """The `count` tokens that follow a request.
 
-    Raises UsageError where the request does not begin with the header, ends in a token that asks nothing, or leads to a token
-    that its walk does not determine.
+    Raises UsageError where the request does not begin with the header, ends in a token that asks nothing, or leads to
+    a token that its walk does not determine.
     """
     return tuple(token for token, _ in _steps(alphabet, request, count))
 

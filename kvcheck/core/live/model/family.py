@@ -43,6 +43,6 @@ def fit_digits(*, nodes: int, kv_heads: int, room: int) -> tuple[int, int]:
             return digits, base
         needs.append(f"{digits * base} in base {base}")
     raise UsageError(
-        f"{nodes} nodes over {kv_heads} KV heads need more dimensions of a head ({', '.join(needs)}) than the {room} that hold "
-        "content at this length; ask for a larger --head-dim, a smaller --length, or fewer --nodes"
+        f"{nodes} nodes over {kv_heads} KV heads need more dimensions of a head ({', '.join(needs)}) than the {room} "
+        "that hold content at this length; ask for a larger --head-dim, a smaller --length, or fewer --nodes"
     )

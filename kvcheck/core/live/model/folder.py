@@ -5,7 +5,8 @@
 
 Invariants:
 - The folder appears in one step, complete; an interrupted write leaves a draft beside it that is removed.
-- known_answers.json holds the digest of every other file: a folder that was changed, or a weight that was lost, is refused.
+- known_answers.json holds the digest of every other file: a folder that was changed, or a weight that was lost, is
+  refused.
 """
 
 from __future__ import annotations
@@ -83,16 +84,15 @@ def read_model(folder: Path, *, whole: bool = True) -> KnownAnswers:
             f"{folder} is no known-answer model: {path.name}: {reason}; make one with kvcheck model make"
         ) from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise UsageError(
-            f"{path}: expected format {FORMAT}, got {data.get('format') if isinstance(data, dict) else type(data).__name__}"
-        )
+        got = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise UsageError(f"{path}: expected format {FORMAT}, got {got}; make the model again with this kvcheck")
     files = data.get("files")
     if not isinstance(files, dict) or not all(isinstance(value, str) for value in files.values()):
         raise UsageError(f"{path}: expected a table of files and their SHA-256")
     known = KnownAnswers(Parameters.from_json(data.get("parameters")), files)
     if data.get("digest") != known.digest:
         raise UsageError(
-            f"{path}: its digest is {known.digest}, and it says {data.get('digest')}: it was changed after it was written"
+            f"{path} was changed: expected digest {data.get('digest')}, got {known.digest}; make the model again"
         )
     for name, expected in files.items():
         if (whole or not name.endswith(".safetensors")) and _digest(folder / name) != expected:
@@ -131,6 +131,7 @@ def _write_weights(parameters: Parameters, folder: Path) -> None:
     for number, shard in enumerate(_shards(parameters), 1):
         name = f"model-{number:05d}.safetensors"
         save_file(shard, folder / name, metadata={"format": "pt"})
+        (folder / name).chmod(0o666 & ~_umask())  # the library makes it for its owner alone; servers run as others
         places |= dict.fromkeys(shard, name)
         total += sum(tensor.nbytes for tensor in shard.values())
     index = {"metadata": {"total_size": total}, "weight_map": places}
@@ -138,7 +139,7 @@ def _write_weights(parameters: Parameters, folder: Path) -> None:
 
 
 def _shards(parameters: Parameters) -> Iterator[dict[str, torch.Tensor]]:
-    """Tensors in files of about half a gigabyte, so that a model of 64 layers does not have to lie in memory at once."""
+    """Tensors in files of about half a gigabyte: a model of 64 layers does not have to lie in memory at once."""
     shard: dict[str, torch.Tensor] = {}
     for name, weights in FAMILIES.load(parameters.family).tensors(parameters):
         shard[name] = torch.from_numpy(weights).to(_TORCH[parameters.dtype])
@@ -180,6 +181,12 @@ def _tokenizer_config(parameters: Parameters) -> dict[str, object]:
         "clean_up_tokenization_spaces": False,
         "model_max_length": parameters.length,
     }
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _digest(path: Path) -> str:

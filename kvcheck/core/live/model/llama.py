@@ -1,18 +1,20 @@
 """Weights of a known-answer model of the Llama architecture (MHA, GQA, MQA), written instead of trained.
 
-The residual is a row of registers: a constant one that outweighs the rest (so that the norm is known), the token's kind, its
-digits or bits, and for each layer what its heads found. Heads look things up; nothing else computes: the MLP is zero.
+The residual is a row of registers: a constant one that outweighs the rest (so that the norm is known), the token's
+kind, its digits or bits, and for each layer what its heads found. Heads look things up; nothing else computes: the MLP
+is zero.
 
     layer 0   a place looks one position back and finds the digits of the place before it; a node finds its own place
     layer l   a place's key is the digits of the place before it, its value its own digits: a node's query makes one hop
     marks     each head of each layer looks `distance` positions back and finds one bit
 
-A lookup has to match in every digit, at full strength: BEGIN answers a query that matches half a digit too little, GUARD one
-that matches half a digit too much, and both say "lost". A place's key has a constant part, larger than all its digits,
-so that a key of twice the strength wins every lookup instead of none.
+A lookup has to match in every digit, at full strength: BEGIN answers a query that matches half a digit too little,
+GUARD one that matches half a digit too much, and both say "lost". A place's key has a constant part, larger than all
+its digits, so that a key of twice the strength wins every lookup instead of none.
 
 Invariants:
-- Keys and values are 1, 4 or 8: exact in bf16, fp16 and FP8 E4M3 where they do not rotate, within 1 part in 16 where they do.
+- Keys and values are 1, 4 or 8: exact in bf16, fp16 and FP8 E4M3 where they do not rotate, within 1 part in 16 where
+  they do.
 - Every head of every layer is needed for every token of an answer, in its keys and (walk) in its values.
 """
 
@@ -34,7 +36,8 @@ from kvcheck.core.live.model.rotary import THETA, Rotary, plan_rotary
 Weights = npt.NDArray[np.float32]
 
 KEY = 4.0
-# Nats between a lookup that matches in all digits and one that matches in all but one; half of it to BEGIN and to GUARD.
+# Nats between a lookup that matches in all digits and one that matches in all but one; half of it to BEGIN and to
+# GUARD.
 DIGIT_NATS = 28.0
 # Share of a full match that a place's key has without any digit. Above 1: then a key of twice the strength always wins.
 CONSTANT = 1.25
@@ -49,7 +52,7 @@ KINDS = ("begin", "guard", "place", "node", "mark")
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """Columns of the residual by name. code: columns that one node's digits take, digit d with value x at d * base + x."""
+    """Columns of the residual by name. code: columns of one node's digits; digit d of value x is at d * base + x."""
 
     parameters: Parameters
 
@@ -122,7 +125,7 @@ class Heads:
         needed, room = p.digits * p.base, content_room(p.head_dim, p.length)
         if needed > room:
             raise UsageError(
-                f"{p.digits} digits of base {p.base} need {needed} dimensions of a head that hold content; it has {room}"
+                f"{p.digits} digits of base {p.base} need {needed} dimensions of a head; {room} hold content"
             )
 
     def digit(self, column: int) -> int:
@@ -161,12 +164,12 @@ class Heads:
 
 
 def content_room(head_dim: int, length: int) -> int:
-    """Dimensions of a head that can hold digits: those that turn slowly, less the three of constants, and the value's own."""
+    """Dimensions of a head that can hold digits: the slow ones, less three for constants; values need three as well."""
     return min(len(plan_rotary(head_dim, length).slow_dims) - 3, head_dim - 3)
 
 
 def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
-    """(name, weights) of every tensor, by Hugging Face's names, one layer after the other. All [out, in], embedding [ids, width].
+    """(name, weights) of every tensor, by Hugging Face's names. All are [out, in]; the embedding is [ids, width].
 
     Raises UsageError where the head dimension is too small for the alphabet.
     """
@@ -263,7 +266,7 @@ def _attention(registers: Registers, heads: Heads, layer: int) -> Iterator[tuple
 
 
 def _content_lookup(registers: Registers, heads: Heads, layer: int, query: Weights, key: Weights) -> None:
-    """A node's query for a place with the same digits; BEGIN and GUARD answer a match that is too weak or too strong."""
+    """A node asks for a place with its digits; BEGIN and GUARD answer where the match is too weak or too strong."""
     p = registers.parameters
     asked = registers.found(layer - 1) if layer else registers.node
     held = registers.found(0) if layer else registers.place
@@ -284,7 +287,7 @@ def _content_lookup(registers: Registers, heads: Heads, layer: int, query: Weigh
 
 
 def _position_lookup(registers: Registers, heads: Heads, layer: int, query: Weights, key: Weights) -> None:
-    """Queries for the key that stands exactly so far back: 1 for places in layer 0, `distance` for marks in every layer."""
+    """Places ask for the key one position back, in layer 0; marks for the one `distance` back, in every layer."""
     p = registers.parameters
     half = p.head_dim // 2
     asking = [("mark", p.distance), *([("place", 1)] if layer == 0 else [])]
@@ -357,7 +360,7 @@ def _head(registers: Registers, alphabet: Alphabet) -> Weights:
 
 
 def shown_pair(parameters: Parameters, phase: int, bit: int) -> int:
-    """The (layer, KV head) pair whose bit a token after a mark of that phase shows; the last group borrows from the one before."""
+    """The pair whose bit is shown after a mark of that phase; a short last group borrows from the one before."""
     pair = phase * parameters.bits + bit
     return pair if pair < parameters.pairs else pair - parameters.bits
 

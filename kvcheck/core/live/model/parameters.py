@@ -13,7 +13,8 @@ from typing import Any
 
 from kvcheck.core.base.errors import UsageError
 
-# Bytes of one value in the model's folder. fp8-kv: weights in bf16, made so that a cache in FP8 E4M3 with scale 1 is exact enough.
+# Bytes of one value in the model's folder. fp8-kv: weights in bf16, made so that a cache in FP8 E4M3 with scale 1 is
+# exact enough.
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8-kv": 2}
 BITS_A_TOKEN = 8  # of the position test: 256 values keep the vocabulary small at any number of layers and heads
 MOST_NODES = 1 << 17  # also the longest request: rotary weights are searched over that many positions
@@ -71,7 +72,7 @@ class Parameters:
 
     @property
     def hops(self) -> int:
-        """Steps along the walk between two tokens of an answer: layer 0 finds the node, each further layer makes one hop."""
+        """Steps of the walk from one token of an answer to the next: layer 0 finds the node, the others hop."""
         return self.layers - 1
 
     def to_json(self) -> dict[str, Any]:
@@ -110,8 +111,8 @@ def check_sizes(*, layers: int, kv_heads: int, group: int, head_dim: int, length
 def node_digits(parameters: Parameters, node: int) -> tuple[int, ...]:
     """The digits of a node: its number in the base, then check digits. Two nodes differ in at least two digits.
 
-    A check digit is a sum, modulo the base, of all others by coefficients that have an inverse (1, or base - 1), so that one
-    changed digit always changes it.
+    A check digit is a sum, modulo the base, of all others by coefficients that have an inverse (1, or base - 1), so
+    that one changed digit always changes it.
     """
     base, count = parameters.base, information_digits(parameters)
     own = [(node // base**i) % base for i in range(count)]

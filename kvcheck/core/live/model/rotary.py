@@ -1,10 +1,12 @@
 """Which rotary pairs tell positions apart, with which weights, and which turn so slowly that content can lie in them.
 
-A query that asks for the position `distance` back scores the key at displacement e from it by sum_j w_j cos(f_j e). The loss
-at e is that sum's distance from its peak; the smallest loss over all displacements is the gap that the test stands on.
+A query that asks for the position `distance` back scores the key at displacement e from it by sum_j w_j cos(f_j e).
+The loss at e is that sum's distance from its peak; the smallest loss over all displacements is the gap that the test
+stands on.
 
 Invariants:
-- Pair j turns dimensions j and j + head_dim / 2 of a head (the half split of Llama) by position * theta ** (-2j / head_dim).
+- Pair j turns dimensions j and j + head_dim / 2 of a head (the half split of Llama) by position * theta ** (-2j /
+  head_dim).
 - A slow pair turns by at most LEAK radians over the whole length, so content in it is the same at every position.
 """
 
@@ -28,7 +30,7 @@ _ROUNDS = 400
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """fast: [F] pairs with their weights (sum 1) and frequencies in radians a position; slow_dims: dimensions for content.
+    """fast: pairs, with their weights (sum 1) and frequencies (radians a position). slow_dims: dimensions for content.
 
     gap: smallest loss of any displacement of 1 .. length - 1, in units of the peak.
     """
@@ -62,7 +64,7 @@ def plan_rotary(head_dim: int, length: int) -> Rotary:
 
 
 def _best_weights(frequencies: npt.NDArray[np.float64], length: int) -> tuple[npt.NDArray[np.float64], float]:
-    """Weights that make the smallest loss large: the row player's strategy of a zero-sum game, by multiplicative weights."""
+    """Weights that make the smallest loss large: a zero-sum game, solved by multiplicative weights."""
     loss = 1 - np.cos(np.outer(np.arange(1, length), frequencies))
     log_odds = np.zeros(len(loss))
     summed = np.zeros(len(frequencies))

@@ -1,0 +1,211 @@
+"""The written Llama weights give the known answers, in every dtype and shape, and none once the cache is damaged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from rigs.known_answers import first_wrong, forward, marks, small, walk
+from rigs.llama_forward import Cache, LlamaForward, as_fp8
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.model.answers import answers, reads
+from kvcheck.core.live.model.llama import tensors
+from kvcheck.core.live.model.parameters import Parameters
+
+# Nats between the right token and the next one. Half a digit is 16; a logit in bf16 has steps of up to 2.
+LEAST_MARGIN = 11.0
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Any:
+    with torch.inference_mode():
+        yield
+
+
+def questions(parameters: Parameters) -> list[tuple[int, ...]]:
+    return [walk(parameters, count=37 + (37 % parameters.hops == 0)), marks(parameters, count=parameters.distance + 3)]
+
+
+def judge(parameters: Parameters, model: LlamaForward, request: tuple[int, ...], count: int) -> float:
+    """Greedy decoding of `count` tokens, each the known one; the smallest margin in nats."""
+    cache = Cache()
+    logits = model.step(request, cache)
+    margins = []
+    for token in answers(Alphabet(parameters), request, count):
+        best = logits.topk(2)
+        assert int(best.indices[0]) == token
+        margins.append(float(best.values[0] - best.values[1]))
+        logits = model.step([token], cache)
+    return min(margins)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fp8"),
+    [
+        (torch.float64, False),
+        (torch.float32, False),
+        (torch.bfloat16, False),
+        (torch.float16, False),
+        (torch.bfloat16, True),
+    ],
+)
+def test_every_token_is_the_known_one_in_every_dtype(dtype: torch.dtype, fp8: bool) -> None:
+    model = forward(small(), dtype, as_fp8 if fp8 else None)
+    for request in questions(small()):
+        assert judge(small(), model, request, 37) > LEAST_MARGIN
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kv_heads": 1, "group": 8},
+        {"kv_heads": 2, "group": 1},
+        {"kv_heads": 8, "group": 4, "digits": 8, "layers": 5},
+        {"kv_heads": 16, "group": 1, "digits": 16, "base": 2, "layers": 2},
+        {"head_dim": 128, "layers": 3},
+        {"layers": 8, "kv_heads": 2},
+    ],
+    ids=str,
+)
+def test_every_token_is_the_known_one_in_every_shape(changes: dict[str, Any]) -> None:
+    parameters = small(**changes)
+    model = forward(parameters, torch.bfloat16)
+    for request in questions(parameters):
+        assert judge(parameters, model, request, 12) > LEAST_MARGIN
+
+
+@pytest.fixture(scope="module")
+def small_model() -> LlamaForward:
+    return forward(small())
+
+
+def damaged(model: LlamaForward, request: tuple[int, ...], other: tuple[int, ...], layer: int, change: Any) -> Any:
+    """(step, token) of the first wrong answer after `change(keys, values, keys, values of the other request)`."""
+    with torch.inference_mode():
+        cache, foreign = Cache(), Cache()
+        logits = model.step(request, cache)
+        model.step(other, foreign)
+        change(cache.keys[layer], cache.values[layer], foreign.keys[layer], foreign.values[layer])
+        return first_wrong(model, cache, logits, answers(Alphabet(small()), request, 37))
+
+
+PAGE = slice(16, 32)
+
+
+def zero(k: torch.Tensor, v: torch.Tensor, _k: torch.Tensor, _v: torch.Tensor) -> None:
+    k[PAGE] = v[PAGE] = 0
+
+
+def foreign(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
+    k[PAGE], v[PAGE] = other_k[PAGE], other_v[PAGE]
+
+
+def values_of_one_head(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
+    v[PAGE, 2] = other_v[PAGE, 2]
+
+
+def keys_of_one_head(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
+    k[PAGE, 2] = other_k[PAGE, 2]
+
+
+def one_token(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
+    k[20], v[20] = other_k[20], other_v[20]
+
+
+def twice_the_keys(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
+    k[PAGE] *= 2
+
+
+def half_the_keys(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
+    k[PAGE] *= 0.5
+
+
+def twice_the_values(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
+    v[PAGE] *= 2
+
+
+DAMAGE = (
+    zero,
+    foreign,
+    values_of_one_head,
+    keys_of_one_head,
+    one_token,
+    twice_the_keys,
+    half_the_keys,
+    twice_the_values,
+)
+
+
+@pytest.mark.parametrize("layer", range(4))
+@pytest.mark.parametrize("change", DAMAGE, ids=lambda change: change.__name__)
+def test_the_walk_finds_damage_of_any_layer(small_model: LlamaForward, change: Any, layer: int) -> None:
+    request, other = walk(small(), count=37, seed=1), walk(small(), count=37, seed=2)
+    step, _ = damaged(small_model, request, other, layer, change)
+    if change not in (twice_the_keys,):  # twice the keys win lookups of every place, not only of their own
+        touched = [set(read.positions) & set(range(16, 32)) for read in reads(Alphabet(small()), request, 37)]
+        assert touched[step]
+
+
+@pytest.mark.parametrize("layer", range(4))
+@pytest.mark.parametrize("change", [zero, foreign, keys_of_one_head, half_the_keys], ids=lambda change: change.__name__)
+def test_a_place_that_is_not_found_is_said_with_its_layer(small_model: LlamaForward, change: Any, layer: int) -> None:
+    request, other = walk(small(), count=37, seed=1), walk(small(), count=37, seed=2)
+    _, said = damaged(small_model, request, other, layer, change)
+    head = 2 if change is keys_of_one_head else None
+    assert Alphabet(small()).lost_at(said) == (layer, head)
+
+
+@pytest.mark.parametrize("layer", range(4))
+def test_a_page_at_another_position_is_found_by_the_marks_alone(small_model: LlamaForward, layer: int) -> None:
+    def moved(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
+        k[PAGE] = small_model.turn(k[PAGE], torch.ones(16))
+
+    blind = walk(small(), count=37, seed=1)
+    assert damaged(small_model, blind, blind, layer, moved) is None
+    request = marks(small(), count=small().distance + 3)
+    _, said = damaged(small_model, request, request, layer, moved)
+    assert Alphabet(small()).lost_at(said) == (layer, None)
+
+
+def test_a_query_at_another_position_is_found_by_the_marks(small_model: LlamaForward) -> None:
+    with torch.inference_mode():
+        request = marks(small(), count=small().distance + 3)
+        cache = Cache()
+        small_model.step(request[:-1], cache)
+        said = int(small_model.step(request[-1:], cache, query_shift=1).argmax())
+    assert said != answers(Alphabet(small()), request, 1)[0]
+
+
+@pytest.mark.parametrize(("layer", "head"), [(0, 0), (1, 3), (2, 1), (3, 2)])
+def test_a_wrong_bit_of_a_mark_names_layer_and_head(small_model: LlamaForward, layer: int, head: int) -> None:
+    def flipped(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
+        v[PAGE, head, -3:-1] = v[PAGE, head, -3:-1].flip(-1)
+
+    parameters, request = small(), marks(small(), count=small().distance + 3)
+    alphabet = Alphabet(parameters)
+    step, said = damaged(small_model, request, request, layer, flipped)
+    expected = answers(alphabet, request, step + 1)[-1]
+    (phase, right), (also, wrong) = alphabet.as_mark(expected), alphabet.as_mark(said)  # type: ignore[misc]
+    assert phase == also
+    pair = (phase - 1) % parameters.phases * parameters.bits + (right ^ wrong).bit_length() - 1
+    assert divmod(pair, parameters.kv_heads) == (layer, head)
+
+
+def test_two_pages_swapped_in_one_layer_change_nothing(small_model: LlamaForward) -> None:
+    """Attention does not depend on the order of its keys: a table that lists pages in another order is right."""
+
+    def swapped(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
+        for rows in (k, v):
+            rows[2:18], rows[18:34] = rows[18:34].clone(), rows[2:18].clone()
+
+    for request in questions(small()):
+        assert damaged(small_model, request, request, 2, swapped) is None
+
+
+def test_sizes_without_room_are_refused() -> None:
+    with pytest.raises(UsageError, match="dimensions of a head"):
+        next(iter(tensors(small(nodes=1 << 16, digits=17, base=4))))
+        list(tensors(small(nodes=1 << 16, digits=17, base=4)))

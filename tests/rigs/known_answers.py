@@ -1,0 +1,69 @@
+"""Small known-answer models for tests, and requests to them.
+
+Invariants:
+- Sizes are the smallest that still have several layers, several KV heads and several phases of marks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from rigs.llama_forward import Cache, LlamaForward, Rounding
+
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.model.answers import draw_nodes, mark_prompt, walk_prompt
+from kvcheck.core.live.model.llama import config, tensors
+from kvcheck.core.live.model.parameters import Parameters
+
+SMALL: dict[str, Any] = {
+    "family": "llama",
+    "layers": 4,
+    "kv_heads": 4,
+    "group": 2,
+    "head_dim": 64,
+    "length": 512,
+    "dtype": "bf16",
+    "nodes": 256,
+    "digits": 5,
+    "base": 4,
+    "distance": 31,
+}
+
+
+def small(**changes: Any) -> Parameters:
+    """Parameters of a small model, with some of them changed."""
+    return Parameters(**(SMALL | changes))
+
+
+def walk(parameters: Parameters, *, count: int, seed: int = 1) -> tuple[int, ...]:
+    """A walk over `count` drawn nodes, asked for at a drawn one."""
+    alphabet, rng = Alphabet(parameters), Rng(seed)
+    return walk_prompt(alphabet, draw_nodes(alphabet, rng, count), rng.below(count))
+
+
+def marks(parameters: Parameters, *, count: int, seed: int = 1) -> tuple[int, ...]:
+    """A position test of `count` drawn values from a drawn phase on."""
+    rng = Rng(seed)
+    values = [rng.below(1 << parameters.bits) for _ in range(count)]
+    return mark_prompt(Alphabet(parameters), values, rng.below(parameters.phases))
+
+
+def forward(
+    parameters: Parameters, dtype: torch.dtype = torch.float32, rounded: Rounding | None = None
+) -> LlamaForward:
+    """The model with those parameters, run by the tests' own forward pass."""
+    return LlamaForward(config(parameters), dict(tensors(parameters)), dtype, rounded)
+
+
+def first_wrong(
+    model: LlamaForward, cache: Cache, logits: torch.Tensor, expected: tuple[int, ...]
+) -> tuple[int, int] | None:
+    """(step, token) of the first answer that is not the expected one, in greedy decoding; None where all are right."""
+    for step, token in enumerate(expected):
+        said = int(logits.argmax())
+        if said != token:
+            return step, said
+        logits = model.step([token], cache)
+    return None
