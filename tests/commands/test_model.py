@@ -1,0 +1,85 @@
+"""`kvcheck model`: a folder is made, an answer is printed, and wrong input is one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rigs.known_answers import walk
+
+from kvcheck.commands.main import run
+from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.model.answers import answers
+from kvcheck.core.live.model.folder import read_model
+
+TINY = ["--layers", "2", "--kv-heads", "2", "--nodes", "64", "--length", "256", "--distance", "20"]
+
+
+def test_a_model_is_made_and_its_answer_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, prompt = tmp_path / "model", tmp_path / "ids.json"
+    assert run(["model", "make", "--out", str(folder), *TINY]) == 0
+    parameters = read_model(folder).parameters
+    assert parameters.distance == 20
+    assert read_model(folder).digest in capsys.readouterr().out
+    request = walk(parameters, count=9)
+    prompt.write_text(json.dumps(request))
+    assert run(["model", "answer", str(folder), "--prompt", str(prompt), "--tokens", "5"]) == 0
+    assert json.loads(capsys.readouterr().out) == list(answers(Alphabet(parameters), request, 5))
+
+
+def test_defaults_leave_room_for_prompts_of_the_whole_length(tmp_path: Path) -> None:
+    assert (
+        run(["model", "make", "--out", str(tmp_path / "m"), "--layers", "2", "--length", "6000", "--head-dim", "128"])
+        == 0
+    )
+    parameters = read_model(tmp_path / "m").parameters
+    assert (parameters.nodes, parameters.distance) == (6000, 256)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--layers", "1"], "layers of a known-answer model is from 2 to 256; got 1"),
+        (["--head-dim", "96"], "multiple of 64; got 96"),
+        (["--dtype", "int4"], "unknown dtype 'int4'"),
+        (["--arch", "lama"], "did you mean 'llama'?"),
+        (["--nodes", "3"], "nodes of a known-answer model are from 16"),
+        (["--kv-heads", "64"], "need more dimensions of a head"),
+        (["--distance", "4096"], "distance is from 2 to length - 1"),
+    ],
+)
+def test_sizes_that_cannot_be_are_one_line(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["model", "make", "--out", str(tmp_path / "m"), *options]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot read"),
+        ("[1,", "not JSON"),
+        ("{}", "expected a JSON list of token ids"),
+        ("[1, true]", "expected a JSON list of token ids"),
+        ("[1, 3, 30]", "last token of a request"),
+    ],
+)
+def test_a_prompt_that_is_none_is_one_line(
+    text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["model", "make", "--out", str(tmp_path / "m"), *TINY]) == 0
+    if text is not None:
+        (tmp_path / "ids.json").write_text(text)
+    assert run(["model", "answer", str(tmp_path / "m"), "--prompt", str(tmp_path / "ids.json")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_a_subcommand_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["model"]) == 2
+    assert "make" in capsys.readouterr().out
+    assert run(["model", "mkae"]) == 2
