@@ -31,6 +31,10 @@ class Cache:
     def copy(self) -> Cache:
         return Cache([k.clone() for k in self.keys], [v.clone() for v in self.values])
 
+    def differs(self, other: Cache) -> bool:
+        mine, others = (cache.keys + cache.values for cache in (self, other))
+        return not all(torch.equal(a, b) for a, b in zip(mine, others, strict=True))
+
 
 class LlamaForward:
     """One model. step() appends tokens to a cache and returns logits of the last one."""

@@ -1,0 +1,230 @@
+"""Which damage of a cache a known-answer model finds, at which step, and what its answer names: a table.
+
+    PYTHONPATH=.:tests python tests/live/damage_table.py reports/published/known-answers/damage.csv --trials 20
+
+Each trial damages one page (8 tokens) of one layer, in all heads or in one, after the prompt was read, and decodes as
+many tokens as the walk has nodes. Pages, nodes and starts are drawn from the seed. An undamaged run of every request is
+right first.
+
+Invariants:
+- Damage that leaves the cache as it was is drawn again, and not counted where every draw does.
+- named: the answer's own layer (and head, where it names one) is the damaged one; wrong values are also named by the
+  next layer, which looks for what they say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+
+import torch
+from rigs.known_answers import forward
+from rigs.llama_forward import Cache, LlamaForward
+
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
+from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
+from kvcheck.core.live.model.llama import shown_pair
+from kvcheck.core.live.model.parameters import Parameters
+
+PAGE = 8
+DRAWS = 20  # of a damage that changes something
+PLACES = 61  # shares no factor with the hops of 4 layers
+FIRST = 3  # behind the header and the first place, whose copy at the end is what hops find
+MODEL = Parameters(
+    family="llama",
+    layers=4,
+    kv_heads=4,
+    group=2,
+    head_dim=64,
+    length=2048,
+    dtype="bf16",
+    nodes=4096,
+    digits=7,
+    base=4,
+    distance=PLACES,
+)
+
+
+class Page:
+    """Keys and values of one page, of some heads, in the cache and in another request's; what a trial damages."""
+
+    def __init__(self, model: LlamaForward, cache: Cache, foreign: Cache, layer: int, heads: slice, rng: Rng) -> None:
+        page = rng.below(PLACES // PAGE)
+        other = (page + 1 + rng.below(PLACES // PAGE - 1)) % (PLACES // PAGE)
+        self.rows, self.others = (slice(FIRST + n * PAGE, FIRST + (n + 1) * PAGE) for n in (page, other))
+        self.token = FIRST + page * PAGE + rng.below(PAGE)
+        self.k, self.v = cache.keys[layer][:, heads], cache.values[layer][:, heads]
+        self.foreign_k, self.foreign_v = foreign.keys[layer][:, heads], foreign.values[layer][:, heads]
+        self.turn = model.turn
+
+    def zero(self) -> None:
+        self.k[self.rows] = 0
+        self.v[self.rows] = 0
+
+    def foreign(self) -> None:
+        self.foreign_keys()
+        self.foreign_values()
+
+    def foreign_keys(self) -> None:
+        self.k[self.rows] = self.foreign_k[self.rows]
+
+    def foreign_values(self) -> None:
+        self.v[self.rows] = self.foreign_v[self.rows]
+
+    def one_token_stale(self) -> None:
+        self.k[self.token] = self.foreign_k[self.token]
+        self.v[self.token] = self.foreign_v[self.token]
+
+    def position_off_by_one(self) -> None:
+        self.k[self.rows] = self.turn(self.k[self.rows], torch.ones(PAGE))
+
+    def keys_twice(self) -> None:
+        self.k[self.rows] *= 2
+
+    def keys_half(self) -> None:
+        self.k[self.rows] *= 0.5
+
+    def values_twice(self) -> None:
+        self.v[self.rows] *= 2
+
+    def values_half(self) -> None:
+        self.v[self.rows] *= 0.5
+
+    def keys_swapped_values_not(self) -> None:
+        self.k[self.rows], self.k[self.others] = self.k[self.others].clone(), self.k[self.rows].clone()
+
+    def pages_swapped(self) -> None:
+        self.keys_swapped_values_not()
+        self.v[self.rows], self.v[self.others] = self.v[self.others].clone(), self.v[self.rows].clone()
+
+
+DAMAGE: tuple[Callable[[Page], None], ...] = (
+    Page.zero,
+    Page.foreign,
+    Page.foreign_keys,
+    Page.foreign_values,
+    Page.one_token_stale,
+    Page.position_off_by_one,
+    Page.keys_twice,
+    Page.keys_half,
+    Page.values_twice,
+    Page.values_half,
+    Page.keys_swapped_values_not,
+    Page.pages_swapped,
+)
+
+
+class Question:
+    """A request, its known answers, and the cache and logits after its prompt."""
+
+    def __init__(self, model: LlamaForward, request: tuple[int, ...]) -> None:
+        self.model, self.request = model, request
+        self.expected = answers(Alphabet(MODEL), request, PLACES)
+        self.cache = Cache()
+        self.first = model.step(request, self.cache)
+        if (wrong := self.first_wrong(self.cache)) is not None:
+            raise SystemExit(f"an undamaged run is wrong at step {wrong[0]}: the model or its answers are broken")
+
+    def first_wrong(self, cache: Cache) -> tuple[int, int] | None:
+        """(step, token) of the first wrong answer on a cache, each right answer fed back."""
+        said = [int(self.first.argmax())]
+        said += self.model.step(self.expected[:-1], cache.copy(), every=True).argmax(-1).tolist()
+        return next(((i, a) for i, (a, b) in enumerate(zip(said, self.expected, strict=True)) if a != b), None)
+
+
+def named(question: Question, step: int, said: int, layer: int, head: int | None) -> bool:
+    """Whether the wrong answer names the damaged layer, and the head where it names one."""
+    alphabet = Alphabet(MODEL)
+    if said in (TOO_LITTLE, TOO_MUCH):
+        return layer == MODEL.layers - 1
+    if (lost := alphabet.lost_at(said)) is not None:
+        return lost[0] == layer + 1 or ((lost[0] == layer and lost[1] in (None, head)) or head is None)
+    mark, expected = alphabet.as_mark(said), alphabet.as_mark(question.expected[step])
+    if mark is None or expected is None or mark[0] != expected[0]:
+        return False
+    wrong = mark[1] ^ expected[1]
+    pairs = [shown_pair(MODEL, (mark[0] - 1) % MODEL.phases, bit) for bit in range(MODEL.bits) if wrong >> bit & 1]
+    return all(pair // MODEL.kv_heads == layer and head in (None, pair % MODEL.kv_heads) for pair in pairs)
+
+
+def rows(trials: int, seed: int) -> Iterator[dict[str, object]]:
+    """A row for each damage, heads damaged, layer and test."""
+    model, rng = forward(MODEL), Rng(seed)
+    questions = {"walk": [], "position": []}
+    for _ in range(4):
+        nodes = draw_nodes(Alphabet(MODEL), rng, PLACES)
+        questions["walk"].append(Question(model, walk_prompt(Alphabet(MODEL), nodes, rng.below(PLACES))))
+        values = [rng.below(1 << MODEL.bits) for _ in range(PLACES + 1)]
+        questions["position"].append(Question(model, mark_prompt(Alphabet(MODEL), values, rng.below(MODEL.phases))))
+    for damage in DAMAGE:
+        for head in (None, *range(MODEL.kv_heads)):
+            for layer in range(MODEL.layers):
+                for test, asked in questions.items():
+                    yield row(model, asked, damage, layer, head, trials, rng) | {"test": test}
+
+
+def row(
+    model: LlamaForward,
+    asked: list[Question],
+    damage: Callable[[Page], None],
+    layer: int,
+    head: int | None,
+    trials: int,
+    rng: Rng,
+) -> dict[str, object]:
+    """`trials` damages of one kind at one place."""
+    steps, right, tried = [], 0, 0
+    heads = slice(None) if head is None else slice(head, head + 1)
+    for trial in range(trials):
+        question, other = asked[trial % len(asked)], asked[(trial + 1) % len(asked)]
+        for _ in range(DRAWS):
+            cache = question.cache.copy()
+            damage(Page(model, cache, other.cache, layer, heads, rng))
+            if cache.differs(question.cache):
+                break
+        else:
+            continue  # keys of marks, for one, are the same in every request
+        tried += 1
+        if (wrong := question.first_wrong(cache)) is not None:
+            steps.append(wrong[0])
+            right += named(question, *wrong, layer, head)
+    return {
+        "damage": damage.__name__,
+        "heads": "all" if head is None else head,
+        "layer": layer,
+        "trials": tried,
+        "found": len(steps),
+        "median_step": median(steps) if steps else "",
+        "named": right,
+    }
+
+
+def main() -> None:
+    """Write the table, and print a line for each damage and test."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        table = list(rows(given.trials, given.seed))
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    with given.out.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, ["damage", "heads", "layer", "test", "trials", "found", "median_step", "named"])
+        writer.writeheader()
+        writer.writerows(table)
+    for damage in DAMAGE:
+        for test in ("walk", "position"):
+            own = [line for line in table if line["damage"] == damage.__name__ and line["test"] == test]
+            trials, found, right = (sum(int(str(line[key])) for line in own) for key in ("trials", "found", "named"))
+            sys.stdout.write(f"{damage.__name__:26} {test:9} {found:4} of {trials:4} found, {right:4} named\n")
+
+
+if __name__ == "__main__":
+    main()
