@@ -2,9 +2,9 @@
 
     PYTHONPATH=.:tests python tests/live/damage_table.py reports/published/known-answers/damage.csv --trials 20
 
-Each trial damages one page (8 tokens) of one layer, in all heads or in one, after the prompt was read, and decodes as
-many tokens as the walk has nodes. Pages, nodes and starts are drawn from the seed. An undamaged run of every request is
-right first.
+Each trial damages one page (8 tokens) of one layer, in all heads or in one, after the prompt was read, and decodes one
+token more than the walk has nodes: what the first one read, the last one reads again. Pages, nodes and starts are
+drawn from the seed. An undamaged run of every request is right first.
 
 Invariants:
 - Damage that leaves the cache as it was is drawn again, and not counted where every draw does.
@@ -124,7 +124,7 @@ class Question:
 
     def __init__(self, model: LlamaForward, request: tuple[int, ...]) -> None:
         self.model, self.request = model, request
-        self.expected = answers(Alphabet(MODEL), request, PLACES)
+        self.expected = answers(Alphabet(MODEL), request, PLACES + 1)
         self.cache = Cache()
         self.first = model.step(request, self.cache)
         if (wrong := self.first_wrong(self.cache)) is not None:
