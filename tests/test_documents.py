@@ -37,7 +37,8 @@ MADE_LATER = {  # what a command makes, by its first part, or by its name: the r
     "reports/runs": "where make stress writes runs",
     **dict.fromkeys(("run.json", "report.html"), "a file of a run"),
     **dict.fromkeys(("findings.csv", "scenarios.csv", "words.csv", "mutants.csv", "bench.csv"), "a table of a run"),
-    "budgets.toml": "what the reader writes",
+    **dict.fromkeys(("budgets.toml", "ids.json"), "what the reader writes"),
+    "known_answers.json": "a file of a model folder",
     "conversation_trace.jsonl": "what the reader downloads",
 }
 OPTIONS_OF_OTHERS = {"--speculative-eagle-topk": "SGLang's server"}
@@ -76,7 +77,9 @@ def options_of(name: str) -> frozenset[str]:
     context = typer.Context(group, obj=[name])
     command = group if not name else group.get_command(context, name)  # type: ignore[attr-defined]
     assert command is not None
-    return frozenset({"--help", "-h"}.union(*(each.opts + each.secondary_opts for each in command.params)))
+    all_of_it = (command, *getattr(command, "commands", {}).values())  # `kvcheck model` has commands of its own
+    options = (each.opts + each.secondary_opts for part in all_of_it for each in part.params)
+    return frozenset({"--help", "-h"}.union(*options))
 
 
 def wrong_commands(document: str, text: str) -> list[str]:
@@ -93,7 +96,7 @@ def wrong_commands(document: str, text: str) -> list[str]:
         found += [f"{document}: kvcheck {name} has no option {each}" for each in asked if each not in options_of(name)]
     targets = set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
     for words in commands(text, "make"):
-        if re.fullmatch(r"[a-z-]+", words[0]) and words[0] not in targets:
+        if re.fullmatch(r"[a-z][a-z-]*", words[0]) and words[0] not in targets:
             found.append(f"{document}: the Makefile has no target {words[0]!r}")
     return found
 
