@@ -11,11 +11,15 @@ from dataclasses import replace
 
 import pytest
 
+from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.node import Node
 from kvcheck.core.stress.runner import ScheduleRunner
+from kvcheck.core.stress.scenarios.hicache import HiCacheScenario
+from kvcheck.core.stress.scenarios.serving import buffer_names
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import FIXED, BuiltinTarget
+from kvcheck.core.workload.shapes import shape
 
 
 @pytest.mark.schedules
@@ -32,3 +36,24 @@ def test_both_tiers_give_up_companions_and_keep_the_pages(name: str, space: str)
     for schedule in (6, 7):
         assert engine.run(Plan(scenario="hicache-hybrid", shape=name, schedule=schedule)).findings == ()
     assert given_up["device", space] and given_up["host", space]
+
+
+COUNTED = ("loads", "backups", "device_evictions", "host_evictions", "aborts", "retractions", "resumes")
+WORDS = {f"{tier}{name}": 1 for name in buffer_names(shape("llama-3-tiny")) for tier in ("", "host:")}
+ENOUGH = Evidence(words_verified=WORDS, **dict.fromkeys(COUNTED, 1))
+
+
+@pytest.mark.parametrize("what", COUNTED)
+@pytest.mark.parametrize("count", [0, None])
+def test_a_cell_without_one_of_its_situations_is_not_enough(what: str, count: int | None) -> None:
+    scenario, model = HiCacheScenario(), shape("llama-3-tiny")
+    assert scenario.missing(ENOUGH, model) is None
+    said = scenario.missing(replace(ENOUGH, **{what: count}), model)
+    assert said == f"no {what.removesuffix('s').replace('_', ' ')} happened; use more requests"
+
+
+@pytest.mark.parametrize("buffer", sorted(WORDS))
+def test_a_cell_that_read_no_word_of_a_buffer_is_not_enough(buffer: str) -> None:
+    left = {name: count for name, count in WORDS.items() if name != buffer}
+    said = HiCacheScenario().missing(replace(ENOUGH, words_verified=left), shape("llama-3-tiny"))
+    assert said == f"no word of {buffer} was verified"
