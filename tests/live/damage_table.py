@@ -22,32 +22,19 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from rigs.known_answers import forward
+from rigs.known_answers import forward, small
 from rigs.llama_forward import Cache, LlamaForward
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
 from kvcheck.core.live.model.llama import shown_pair
-from kvcheck.core.live.model.parameters import Parameters
 
 PAGE = 8
 DRAWS = 20  # of a damage that changes something
 PLACES = 61  # shares no factor with the hops of 4 layers
 FIRST = 3  # behind the header and the first place, whose copy at the end is what hops find
-MODEL = Parameters(
-    family="llama",
-    layers=4,
-    kv_heads=4,
-    group=2,
-    head_dim=64,
-    length=2048,
-    dtype="bf16",
-    nodes=4096,
-    digits=7,
-    base=4,
-    distance=PLACES,
-)
+MODEL = small(length=2048, nodes=4096, digits=7, distance=PLACES)
 
 
 class Page:
@@ -143,7 +130,7 @@ def named(question: Question, step: int, said: int, layer: int, head: int | None
     if said in (TOO_LITTLE, TOO_MUCH):
         return layer == MODEL.layers - 1
     if (lost := alphabet.lost_at(said)) is not None:
-        return lost[0] == layer + 1 or ((lost[0] == layer and lost[1] in (None, head)) or head is None)
+        return lost[0] == layer + 1 or (lost[0] == layer and (head is None or lost[1] in (None, head)))
     mark, expected = alphabet.as_mark(said), alphabet.as_mark(question.expected[step])
     if mark is None or expected is None or mark[0] != expected[0]:
         return False
