@@ -187,8 +187,8 @@ def main() -> None:
 class _Interrupts:
     """Handler of SIGINT and SIGTERM: the first raises KeyboardInterrupt, MAX_SIGNALS end the process.
 
-    It is not raised during an import, when a library may abort the process or lose the exception, but after it. A line
-    says so if that takes longer than TELL_AFTER_S.
+    It is raised only after an import, a destructor or a callback of the garbage collector, where it could be lost or
+    abort the process. A line says so if that takes longer than TELL_AFTER_S.
     """
 
     def __init__(self) -> None:
@@ -259,5 +259,5 @@ def _command(name: str, function: Any, summary: str) -> Any:
         single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         single.command(name, help=summary, epilog=EXAMPLES.get(name))(function)
     command = get_command(single)
-    command.name = name
+    command.name, command.help, command.epilog = name, summary, EXAMPLES.get(name)
     return command

@@ -19,13 +19,7 @@ DEFAULT_NODES = 4096
 MOST_TOKENS = 1 << 20
 
 
-app = typer.Typer(
-    help="Make a model whose every answer is known, and print what a right server says with it.",
-    epilog="Examples: kvcheck model make --out tiny | kvcheck model answer tiny --prompt ids.json --tokens 8",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.callback(invoke_without_command=True)

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,7 @@ class Rotary:
     gap: float
 
 
+@cache  # seconds for a long request, and asked for by whoever fits digits and whoever writes weights
 def plan_rotary(head_dim: int, length: int) -> Rotary:
     """The split for a head dimension and a largest length. Raises UsageError where too few pairs turn fast."""
     half = head_dim // 2
