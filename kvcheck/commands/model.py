@@ -51,7 +51,7 @@ def make(
         typer.Option(help="How far back the position test reads. Default: a quarter of --length, at most 256."),
     ] = None,
 ) -> None:
-    """Write a model folder that vLLM, SGLang and transformers serve, with known_answers.json beside its weights."""
+    """Write a model folder as vLLM, SGLang and transformers load it, with known_answers.json beside its weights."""
     from kvcheck.core.live.model import FAMILIES
     from kvcheck.core.live.model.family import fit_digits
     from kvcheck.core.live.model.folder import write_model
