@@ -1,0 +1,1 @@
+"""Engines that kvcheck can ask: a file and a row for each."""
