@@ -22,7 +22,7 @@ class Tier(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One request. number: of the run, from 0. ids: tokens to send. expected: what a right server answers, all of it."""
+    """One request. number: of the run, from 0. ids: tokens to send. expected: all that a right server answers."""
 
     number: int
     ids: tuple[int, ...]
@@ -70,9 +70,12 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back. logprobs: of `tokens`, in nats, as long as they are. cached: prompt tokens that the engine says it
-    did not compute, in all; cached_by: by tier, where it says so. prompt_tokens: as the engine counts them.
-    after_abort: tokens that arrived after the engine had acknowledged the abort. began_s, ended_s: of one clock."""
+    """What came back.
+
+    logprobs: of `tokens`, in nats, as long as they are. cached: prompt tokens that the engine says it did not compute,
+    in all; cached_by: by tier, where it says so. prompt_tokens: as the engine counts them. after_abort: tokens that
+    arrived after the engine had acknowledged the abort. began_s, ended_s: of one clock.
+    """
 
     end: End
     tokens: tuple[int, ...] = ()
@@ -90,10 +93,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a server says of itself. model: the name to ask by. longest: tokens of a request and its answer; pool: tokens
-    that its device tier holds; page: tokens of a page. has_host_tier, has_storage, has_priorities: None where it does not
-    say. mode: "prefill" or "decode" for one half of a pair. bootstrap: (host, port) of a prefill server's rooms. facts:
-    what else is worth a place in a record.
+    """What a server says of itself.
+
+    model: the name to ask by. longest: tokens of a request and its answer; pool: tokens that its device tier holds;
+    page: tokens of a page. has_host_tier, has_storage, has_priorities: None where it does not say. mode: "prefill" or
+    "decode" for one half of a pair. bootstrap: (host, port) of a prefill server's rooms. facts: what else is worth a
+    place in a record.
     """
 
     engine: str
