@@ -3,8 +3,8 @@
 Invariants:
 - A key that does not apply is None, never 0.
 - Worst wins: FAIL over UNKNOWN over PASS, and the verdict over no scenarios is UNKNOWN.
-- A record is read back exactly as it was written. Keys that version 1 did not have are then None. A file that is no
-  record, down to the type of each key, is a UsageError.
+- A record is read back exactly as it was written. A key that an older version did not have says then that there is
+  nothing of its kind. A file that is no record, down to the type of each key, is a UsageError.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any, TypeVar, cast
 
 from kvcheck.core.base.errors import UsageError
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
+OLDER = ("1", "2")
 ADDED = {"identity": None, "scenarios": {"coverage": None}, "findings": {"condition": None}}
 """Keys that version 1 did not have yet, with what they are in a record of version 1."""
 RUN_ID = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -56,7 +57,11 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """How much was judged. A count that does not apply to the scenario is None."""
+    """How much was judged. A count that does not apply to the scenario is None.
+
+    observed: what a running server did under requests that were judged, by kind of evidence (`kvcheck list evidence`);
+    "token" counts the tokens that were judged.
+    """
 
     schedules: int = 0
     events: int = 0
@@ -79,13 +84,14 @@ class Evidence:
     retries: int | None = None
     words_verified: dict[str, int] = field(default_factory=dict)
     orderings_checked: int | None = None
+    observed: dict[str, int] = field(default_factory=dict)
 
     def plus(self, other: Evidence) -> Evidence:
         """The sums of both. None plus a number is the number."""
         sums: dict[str, object] = {}
         for row in dataclasses.fields(self):
             mine, theirs = getattr(self, row.name), getattr(other, row.name)
-            if row.name == "words_verified":
+            if isinstance(mine, dict):
                 names = [*mine, *(name for name in theirs if name not in mine)]
                 sums[row.name] = {name: mine.get(name, 0) + theirs.get(name, 0) for name in names}
             else:
@@ -288,10 +294,13 @@ def read_record(path: Path) -> RunRecord:
         raise UsageError(f"{file}: not a complete run record: {error}") from error
     if not isinstance(raw, dict) or "schema_version" not in raw:
         raise UsageError(f"{file}: expected a run record with schema_version, got {type(raw).__name__}")
-    if raw["schema_version"] not in ("1", SCHEMA_VERSION):
-        raise UsageError(f"{file}: expected schema_version {SCHEMA_VERSION!r} or '1', got {raw['schema_version']!r}")
+    if raw["schema_version"] not in (*OLDER, SCHEMA_VERSION):
+        known = ", ".join((SCHEMA_VERSION, *OLDER))
+        raise UsageError(f"{file}: expected schema_version {known}, got {raw['schema_version']!r}")
     if raw["schema_version"] == "1":
         raw = _with_added(raw)
+    if raw["schema_version"] in OLDER:
+        raw = _with_observed(raw)
     try:
         record: RunRecord = value_from(RunRecord, raw, "record")
     except ValueError as error:
@@ -309,6 +318,21 @@ def _with_added(raw: dict[str, object]) -> dict[str, object]:
             whole[key] = None
         elif added is not None and isinstance(rows, list):
             whole[key] = [row | added if isinstance(row, dict) and not row.keys() & added else row for row in rows]
+    return whole
+
+
+def _with_observed(raw: dict[str, object]) -> dict[str, object]:
+    """The record with the key that version 3 added to evidence, where there is evidence."""
+
+    def added(row: object) -> object:
+        if not isinstance(row, dict) or not isinstance(row.get("evidence"), dict) or "observed" in row["evidence"]:
+            return row
+        return row | {"evidence": row["evidence"] | {"observed": {}}}
+
+    whole = cast(dict[str, object], added(raw))
+    rows = whole.get("scenarios")
+    if isinstance(rows, list):
+        whole = whole | {"scenarios": [added(row) for row in rows]}
     return whole | {"schema_version": SCHEMA_VERSION}
 
 
