@@ -91,6 +91,14 @@ class Answer:
     ended_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One sending with what came back."""
+
+    sending: Sending
+    answer: Answer
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """What a server says of itself.

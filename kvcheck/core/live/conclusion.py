@@ -1,0 +1,112 @@
+"""What the rounds of a scenario come to: its verdict, and what a pass lacks.
+
+Invariants:
+- A pass has judged tokens and no finding, all its requests were judged, and what the scenario is about was seen.
+- What was asked for with --require and not seen is UNKNOWN, with what to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvcheck.core.base.record import Coverage, Evidence, ScenarioResult, Verdict
+from kvcheck.core.live.evidence import KINDS
+from kvcheck.core.live.line import LivePlan
+from kvcheck.core.live.runner import RoundResult
+from kvcheck.core.live.scenarios.scenario import Scenario
+
+NOT_EXERCISED = "KV990"
+MOST_REASONS = 4
+
+
+@dataclass(slots=True)
+class Progress:
+    """The rounds of one scenario so far. flags: kind of evidence -> what to change in the server to see it."""
+
+    plan: LivePlan
+    scenario: Scenario
+    flags: Mapping[str, str]
+    wanted: int
+    ran: int = 0
+    findings: int = 0
+    duration_s: float = 0.0
+    is_done: bool = False
+    why_not: str | None = None
+    evidence: Evidence = field(default_factory=Evidence)
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, result: RoundResult) -> None:
+        """One round more."""
+        self.ran += 1
+        self.findings += len(result.findings)
+        self.duration_s += result.duration_s
+        self.evidence = self.evidence.plus(result.evidence)
+        self.reasons += [reason for reason in result.reasons if reason not in self.reasons]
+
+    def result(self) -> ScenarioResult:
+        """The row of the record, as of now."""
+        reasons = [] if self.findings else self._reasons()
+        verdict = Verdict.FAIL if self.findings else Verdict.UNKNOWN if reasons else Verdict.PASS
+        return ScenarioResult(
+            id=self.plan.cell,
+            shape=self.plan.cell.partition("/")[2],
+            verdict=verdict,
+            code=NOT_EXERCISED if verdict is Verdict.UNKNOWN else None,
+            reason="; ".join(reasons[:MOST_REASONS]) or None,
+            schedules=self.ran,
+            duration_s=round(self.duration_s, 3),
+            evidence=self.evidence,
+            coverage=Coverage(wanted=self.wanted, floor=1),
+        )
+
+    def _reasons(self) -> list[str]:
+        if self.why_not is not None:
+            return [self.why_not]
+        if not self.evidence.observed.get("token"):
+            return [*self.reasons, "no token was judged"]
+        lacking = [
+            missing(kind, self.evidence.observed, least=least, flags=self.flags)
+            for kind, least in self.scenario.needs.items()
+        ]
+        kinds = self.scenario.any_of
+        if kinds and not any(self.evidence.observed.get(kind) for kind in kinds):
+            lacking.append(missing(kinds[0], self.evidence.observed, least=1, flags=self.flags))
+        running = [] if self.is_done else ["the run ended before all of its rounds"]
+        return [*self.reasons, *(text for text in lacking if text is not None), *running]
+
+
+def missing(kind: str, observed: Mapping[str, int], *, least: int, flags: Mapping[str, str]) -> str | None:
+    """Why a count is too small for a pass, and what to change; None where it is large enough."""
+    seen = observed.get(kind)
+    if seen is not None and seen >= least:
+        return None
+    advice = flags.get(kind, "this engine says nothing of it")
+    if seen is None:
+        return f"{kind}: the server does not say how many {KINDS[kind].unit} there were; {advice}"
+    return f"{kind}: {seen} of {least} {KINDS[kind].unit} ({KINDS[kind].meaning}); {advice}"
+
+
+def requirements(
+    asked: Mapping[str, int], total: Mapping[str, int], flags: Mapping[str, str], *, duration_s: float = 0.0
+) -> list[ScenarioResult]:
+    """A row for each --require: PASS where the whole run has seen so much, UNKNOWN otherwise."""
+    rows = []
+    for kind, least in asked.items():
+        lack = missing(kind, total, least=least, flags=flags)
+        rows.append(
+            ScenarioResult(
+                id=f"require/{kind}",
+                shape=kind,
+                verdict=Verdict.PASS if lack is None else Verdict.UNKNOWN,
+                code=None if lack is None else NOT_EXERCISED,
+                reason=lack,
+                duration_s=duration_s,
+            )
+        )
+    return rows
+
+
+def unseen(total: Mapping[str, int]) -> list[str]:
+    """Kinds of evidence that no scenario of a run has seen: what its pass says nothing about."""
+    return [kind for kind in KINDS if not total.get(kind)]

@@ -1,0 +1,130 @@
+"""Counts what a server did under judged requests: from their answers, from counters that moved, from its order of work.
+
+Invariants:
+- What an engine says of each request comes before its counters; `sources` says which of them each count is from.
+- A count is absent where nothing says it. Counters count by how they moved while the round ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvcheck.core.live.clients.client import Client
+from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Tier
+
+PAIR = "the order in which answers came"
+OURS = "connections and calls of this run"
+BY_PREFIX = "cached tokens beside what had been sent before"
+
+
+class Observed:
+    """Counts of one run, by kind of evidence."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.sources: dict[str, str] = {}
+
+    def add(self, kind: str, count: int, source: str) -> None:
+        """Count, also nothing: a kind that was looked at has a count."""
+        self.counts[kind] = self.counts.get(kind, 0) + count
+        self.sources.setdefault(kind, source)
+
+    def plus(self, other: Observed) -> None:
+        """Add the counts of another one."""
+        for kind, count in other.counts.items():
+            self.add(kind, count, other.sources[kind])
+
+
+def observe(
+    client: Client,
+    exchanges: Sequence[Exchange],
+    *,
+    judged: Sequence[Exchange],
+    before: Counters | None,
+    after: Counters | None,
+    lost_prefixes: int | None,
+) -> Observed:
+    """Counts of one round. judged: those of the exchanges whose tokens were compared. lost_prefixes: see KINDS."""
+    seen = Observed()
+    answers = [each.answer for each in judged]
+    _from_answers(seen, client, answers)
+    for kind, names in client.counted.items():
+        moved = None if before is None or after is None else _moved(names, before, after)
+        if moved is not None and kind not in seen.counts:
+            seen.add(kind, *moved)
+    if "retract" in client.counted and before is not None and after is not None:
+        _add_uncounted(seen, _moved(client.counted["retract"], before, after))
+    aborted = sum(1 for each in exchanges if each.answer.end is End.ABORTED and each.answer.tokens)
+    if any(each.sending.abort is not None for each in exchanges):
+        seen.add("abort", aborted, OURS)
+    if any(each.sending.priority for each in exchanges):
+        seen.add("overtake", overtakes(exchanges), PAIR)
+    if lost_prefixes is not None:
+        seen.add("lost-prefix", lost_prefixes, BY_PREFIX)
+    return seen
+
+
+def _from_answers(seen: Observed, client: Client, answers: Sequence[Answer]) -> None:
+    """What the engine says of each judged request. A field that no answer has counts nothing."""
+    cached = [answer.cached for answer in answers if answer.cached is not None]
+    if cached:
+        seen.add("hit", sum(1 for count in cached if count > 0), "each request: cached tokens")
+        seen.add("hit-token", sum(cached), "each request: cached tokens")
+    for kind, tier in (("host-hit", Tier.HOST), ("storage-hit", Tier.STORAGE)):
+        found = [
+            answer.cached_by[tier] for answer in answers if answer.cached_by is not None and tier in answer.cached_by
+        ]
+        if found:
+            seen.add(kind, sum(found), "each request: cached tokens by tier")
+    retractions = [answer.retractions for answer in answers if answer.retractions is not None]
+    if retractions:
+        seen.add("retract", sum(retractions), "each request: retractions")
+    if "transfer" in client.said:
+        seen.add(
+            "transfer", sum(1 for answer in answers if answer.end is End.DONE), "each request: sent to both servers"
+        )
+
+
+def _add_uncounted(seen: Observed, moved: tuple[int, str] | None) -> None:
+    """Retractions by the counter, where it tells more than the judged requests do."""
+    if moved is not None and moved[0] > seen.counts.get("retract", 0):
+        seen.counts["retract"] = moved[0]
+        seen.sources["retract"] = moved[1]
+
+
+def _moved(names: Sequence[str], before: Counters, after: Counters) -> tuple[int, str] | None:
+    """How far the first of these metrics that exists has moved, and its name; None where none exists."""
+    for name in names:
+        if name in after:
+            return max(0, round(after[name] - before.get(name, 0.0))), name
+    return None
+
+
+def overtakes(exchanges: Sequence[Exchange]) -> int:
+    """Requests that ended before one of lower priority that had begun earlier."""
+    done = [each for each in exchanges if each.answer.end is End.DONE]
+    return sum(
+        any(
+            (other.sending.priority or 0) < (each.sending.priority or 0)
+            and other.answer.began_s < each.answer.began_s
+            and other.answer.ended_s > each.answer.ended_s
+            for other in done
+        )
+        for each in done
+    )
+
+
+def parse_requirements(texts: Sequence[str]) -> Mapping[str, int]:
+    """ "retract=10,hit=100", repeated or in one, as kind -> least count. Raises UsageError."""
+    from kvcheck.core.base.errors import UsageError
+    from kvcheck.core.live.evidence import KINDS
+
+    found: dict[str, int] = {}
+    for part in (part for text in texts for part in text.split(",")):
+        kind, equals, number = part.partition("=")
+        if kind not in KINDS:
+            raise UsageError(f"--require {part}: expected KIND=NUMBER with one of {', '.join(KINDS)}, got {kind!r}")
+        if not equals or not (number.isascii() and number.isdigit()) or not 1 <= len(number) <= 12 or int(number) < 1:
+            raise UsageError(f"--require {part}: expected {kind}=NUMBER with a number from 1, got {number!r}")
+        found[kind] = int(number)
+    return found

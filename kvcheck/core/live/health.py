@@ -1,0 +1,88 @@
+"""Whether a server died or hung while a round ran, or was only busy.
+
+Invariants:
+- A server hung only where it was idle: a request that waits while others are answered is no finding.
+- A server died only where it answered before and takes no connection afterwards, asked several times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from kvcheck.core.base.record import Finding
+from kvcheck.core.live.clients.client import Client
+from kvcheck.core.live.exchange import End, Exchange
+
+CODE = "KV806"
+ORACLE = "known-answers"
+TRIES = 5
+PAUSE_S = 1.0
+
+
+def judge_health(
+    client: Client, exchanges: Sequence[Exchange], *, timeout_s: float, sleep: Callable[[float], None] = time.sleep
+) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """Findings of a server that answers no more, and reasons where it cannot be told. It has answered before.
+
+    timeout_s: seconds of silence after which a request was given up.
+    """
+    lost = [each for each in exchanges if each.answer.end in (End.SILENT, End.UNREACHED, End.CUT)]
+    if not lost:
+        return (), ()
+    first = min(lost, key=lambda each: each.answer.ended_s)
+    number = first.sending.question.number
+    if not _is_alive(client, sleep):
+        text = f"the server answered before and takes no connection any more: request {number} was the first without an answer"
+        return (_finding(number, f"{text} ({first.answer.reason or first.answer.end.value})"),), ()
+    silent = [each for each in lost if each.answer.end is End.SILENT]
+    hung = [each for each in silent if _idle_s(each, exchanges) >= timeout_s / 2]
+    if hung:
+        number = hung[0].sending.question.number
+        others = f" and {len(hung) - 1} more" if len(hung) > 1 else ""
+        idle_s = _idle_s(hung[0], exchanges)
+        text = (
+            f"request {number}{others} got no answer in {timeout_s:g} s, in the last {idle_s:.0f} s of which no other "
+            "request was being answered; a server that is only slow needs a larger --timeout"
+        )
+        return (_finding(number, text),), ()
+    reasons = []
+    if silent:
+        reasons.append(
+            f"{len(silent)} requests got no answer in {timeout_s:g} s while others were answered: use a smaller "
+            "--concurrency or a larger --timeout"
+        )
+    if unreached := [each for each in lost if each.answer.end is End.UNREACHED]:
+        reasons.append(
+            f"{len(unreached)} requests found no connection, and the server is up: {unreached[0].answer.reason}"
+        )
+    return (), tuple(reasons)
+
+
+def _is_alive(client: Client, sleep: Callable[[float], None]) -> bool:
+    for attempt in range(TRIES):
+        if attempt:
+            sleep(PAUSE_S)
+        if client.is_alive():
+            return True
+    return False
+
+
+def _idle_s(waiting: Exchange, exchanges: Sequence[Exchange]) -> float:
+    """Seconds before a request was given up in which no other one was answered."""
+    given_up = waiting.answer.ended_s
+    answered = [
+        each.answer.ended_s
+        for each in exchanges
+        if each.answer.end in (End.DONE, End.ABORTED, End.REFUSED) and each.answer.ended_s <= given_up
+    ]
+    later = any(
+        each.answer.began_s < given_up < each.answer.ended_s
+        for each in exchanges
+        if each.answer.end in (End.DONE, End.ABORTED)
+    )
+    return 0.0 if later else given_up - max([waiting.answer.began_s, *answered])
+
+
+def _finding(request: int, message: str) -> Finding:
+    return Finding(code=CODE, oracle=ORACLE, request=request, message=message)

@@ -1,0 +1,133 @@
+"""Questions: requests that are drawn from seeds, each with the one right answer.
+
+Invariants:
+- Equal seeds and names give equal requests. Other names give the same situation with other tokens: the same shared
+  prefixes and lengths, and not one token of a place in common.
+- Every walk is read in all its places, in each layer, where its answer is long enough (`cover`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.live.exchange import Question
+from kvcheck.core.live.model.alphabet import HEADER, Alphabet
+from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
+
+WALK_FRAME = len(HEADER) + 2
+"""Tokens of a walk beside its places: the header, the place that closes it, and the node that is asked for."""
+SHORTEST = 24
+STRIDE = 8
+"""Of the tokens that read a walk's pages: a page of 16 holds a place of each stride of at most 8 hops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a request is about, before it is given names. A walk: its nodes. A position test: its values."""
+
+    values: tuple[int, ...]
+    is_walk: bool = True
+
+    def cut(self, length: int) -> Subject:
+        """The first part of it: a prefix that another request continues."""
+        return Subject(self.values[:length], self.is_walk)
+
+
+class Questions:
+    """Draws subjects and puts them as questions.
+
+    longest: tokens of a request and its answer together. names: chooses which tokens stand for the drawn nodes.
+    """
+
+    def __init__(self, alphabet: Alphabet, *, longest: int, names: int, first: int = 0) -> None:
+        self.alphabet = alphabet
+        parameters = alphabet.parameters
+        self.longest = min(longest, parameters.length)
+        if self.longest < SHORTEST + WALK_FRAME + 8:
+            raise UsageError(f"a server of known answers takes at least 64 tokens; this one takes {self.longest}")
+        self._next = first
+        draws = Rng(names)
+        self._shift = draws.below(parameters.nodes)
+        self._factor = _unit(draws, parameters.nodes)
+        self._mask = draws.below(1 << parameters.bits)
+        self._phase = draws.below(parameters.phases)
+
+    def walk(self, rng: Rng, places: int, *, prefix: Subject | None = None) -> Subject:
+        """A walk of about so many places: the next length that shares no factor with the hops. prefix: its first
+        places."""
+        parameters = self.alphabet.parameters
+        shared = prefix.values if prefix is not None else ()
+        most = min(self.longest - WALK_FRAME - 1, parameters.nodes)
+        length = self._coprime(min(max(places, len(shared) + 2, SHORTEST), most))
+        drawn = draw_nodes(self.alphabet, rng, length - len(shared), but=frozenset(shared))
+        return Subject((*shared, *drawn))
+
+    def marks(self, rng: Rng, length: int, *, prefix: Subject | None = None) -> Subject:
+        """A position test of so many marks, at least as many as the distance that it reads back."""
+        parameters = self.alphabet.parameters
+        shared = prefix.values if prefix is not None else ()
+        most = self.longest - len(HEADER) - 1
+        count = min(max(length, parameters.distance + 1, len(shared) + 1), most)
+        return Subject((*shared, *(rng.below(1 << parameters.bits) for _ in range(count - len(shared)))), is_walk=False)
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether a position test fits into a request here."""
+        return self.alphabet.parameters.distance + len(HEADER) + 16 < self.longest
+
+    def put(self, rng: Rng, subject: Subject, tokens: int) -> Question:
+        """The question about a subject, with a drawn start. tokens: of the answer, fewer where no more fit."""
+        if subject.is_walk:
+            nodes = [self._name(value) for value in subject.values]
+            ids = walk_prompt(self.alphabet, nodes, rng.below(len(nodes)))
+        else:
+            rng.below(2)
+            ids = mark_prompt(self.alphabet, [value ^ self._mask for value in subject.values], self._phase)
+        expected = answers(self.alphabet, ids, min(tokens, self.longest - len(ids)))
+        question = Question(number=self._next, ids=ids, expected=expected)
+        self._next += 1
+        return question
+
+    def again(self, rng: Rng, before: Question, tokens: int) -> Question:
+        """The next turn of a conversation: the request and its whole answer, then another node of the same walk.
+
+        tokens: fewer where no more fit. Raises UsageError where none fits, or `before` is no walk.
+        """
+        listed = [node for node in map(self.alphabet.as_place, before.ids) if node is not None]
+        ids = (*before.ids, *before.expected, self.alphabet.node(listed[rng.below(len(listed) - 1)]))
+        expected = answers(self.alphabet, ids, max(1, min(tokens, self.longest - len(ids))))
+        question = Question(number=self._next, ids=ids, expected=expected)
+        self._next += 1
+        return question
+
+    def cover(self, subject: Subject) -> int:
+        """Tokens of an answer that read each page of 16 places of a walk in each layer; of a position test, marks that
+        read each place up to the last but `distance`."""
+        parameters = self.alphabet.parameters
+        if not subject.is_walk:
+            return min(parameters.distance, len(subject.values))
+        return -(-len(subject.values) // min(parameters.hops, STRIDE)) + 1
+
+    def _name(self, node: int) -> int:
+        return (node * self._factor + self._shift) % self.alphabet.parameters.nodes
+
+    def _coprime(self, length: int) -> int:
+        hops = self.alphabet.parameters.hops
+        return next(count for count in range(length, 1, -1) if gcd(count, hops) == 1)
+
+
+def _unit(rng: Rng, modulus: int) -> int:
+    """A factor that permutes the numbers below `modulus`."""
+    while True:
+        factor = 1 + rng.below(modulus)
+        if gcd(factor, modulus) == 1:
+            return factor
+
+
+def is_extension(shorter: Sequence[int], longer: Sequence[int]) -> bool:
+    """Whether a sequence begins with another one."""
+    return len(shorter) <= len(longer) and tuple(longer[: len(shorter)]) == tuple(shorter)

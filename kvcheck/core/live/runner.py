@@ -1,0 +1,226 @@
+"""LiveRunner: sends rounds to one server that serves a known-answer model, and judges what comes back.
+
+Invariants:
+- Nothing is judged before the server has answered a cold request with a right token: any other server is a UsageError.
+- A round without a finding whose requests were not all judged has reasons, and is no pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Evidence, Finding
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.live.clients.client import Client, Trouble
+from kvcheck.core.live.counting import observe
+from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question, Sending, Served
+from kvcheck.core.live.health import judge_health
+from kvcheck.core.live.judge import Judgement, Sent, Setting, finding, judge_round, longest_shared, made, packed
+from kvcheck.core.live.line import LivePlan
+from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.questions import Questions
+from kvcheck.core.live.scenarios import LIVE_SCENARIOS
+from kvcheck.core.live.scenarios.scenario import Sizes
+from kvcheck.core.live.sending import Sender, typical_s
+
+COLD_PLACES, COLD_TOKENS = 48, 8
+GAP = 0.4
+"""Two retractions on demand are this part of a typical answer apart."""
+SLACK_PAGES = 2
+"""A prefix that is missing from the cache by more pages than this was lost: engines leave out the last page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundResult:
+    """One judged round.
+
+    sources: kind of evidence -> where its count was read. reasons: why it is no pass, where it has no finding. notes:
+    what was assumed, and what went wrong beside the requests. is_over: the server answers no more.
+    """
+
+    evidence: Evidence
+    sources: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    is_over: bool = False
+    duration_s: float = 0.0
+
+
+class LiveRunner:
+    """Rounds against one server, from one thread.
+
+    timeout_s: seconds of silence after which a request is given up. is_replay: the server may have seen the requests
+    before, so cached counts are compared with the prompt alone.
+    """
+
+    def __init__(
+        self, client: Client, alphabet: Alphabet, *, timeout_s: float, engine: str, is_replay: bool = False
+    ) -> None:
+        self._client, self._alphabet, self._timeout_s, self._engine = client, alphabet, timeout_s, engine
+        self._is_replay = is_replay
+        self._sent = Sent()
+        self._next = 0
+        self._typical_s = 0.0
+
+    def begin(self, served: Served, *, names: int) -> None:
+        """Ask one cold walk. Raises UsageError where the server does not serve this model, or cannot be asked."""
+        self._served = served
+        questions = self._questions(names, served.longest or self._alphabet.parameters.length)
+        rng = Rng(names)
+        question = questions.put(rng, questions.walk(rng, COLD_PLACES), COLD_TOKENS)
+        answer = self._client.ask(Sending(question=question, rid=f"kvcheck-{secrets.token_hex(8)}"))
+        self._typical_s = typical_s([answer])
+        check_cold(question, answer)
+
+    def run(
+        self, plan: LivePlan, *, until: float | None = None, told: Callable[[int], None] = lambda answered: None
+    ) -> RoundResult:
+        """Send one round and judge it. Raises KeyboardInterrupt; `taken` judges what was answered until then."""
+        began = time.monotonic()
+        scenario = LIVE_SCENARIOS.load(plan.scenario)
+        sizes = Sizes(
+            requests=plan.requests,
+            concurrency=plan.concurrency,
+            longest=plan.longest,
+            pool=plan.pool,
+            may_force=bool(plan.admin),
+        )
+        questions = self._questions(plan.names, plan.longest)
+        round_ = scenario.draw(questions, Rng(plan.seed * 1_000_003 + plan.round), sizes)
+        self._next += len(round_.orders)
+        before, trouble = self._counters()
+        sender = Sender(self._client, gap_s=self._typical_s * GAP, may_force=sizes.may_force, until=until)
+        self._began, self._before, self._sender = began, before, sender
+        sent = sender.send(round_, told)
+        return self._judge(plan, sent.exchanges, is_whole=sent.is_whole, troubles=[*trouble, *sent.troubles])
+
+    def taken(self, plan: LivePlan) -> RoundResult:
+        """The judgement of a round that was interrupted, as far as it was answered."""
+        return self._judge(plan, [*self._sender.interrupted.exchanges], is_whole=False, troubles=[])
+
+    def _judge(
+        self, plan: LivePlan, exchanges: Sequence[Exchange], *, is_whole: bool, troubles: Sequence[str]
+    ) -> RoundResult:
+        after, trouble = self._counters() if is_whole else (None, [])
+        setting = Setting(
+            alphabet=self._alphabet,
+            page=self._served.page,
+            retracts=_may_have_retracted(self._client, self._before, after),
+            began_empty=not self._is_replay,
+            transfers=self._served.mode in ("decode", "pair"),
+            longest=plan.longest,
+        )
+        judged = judge_round(setting, exchanges, self._sent)
+        self._sent = self._sent.plus(self._alphabet, exchanges)
+        self._typical_s = typical_s([each.answer for each in exchanges if each.answer.end is End.DONE])
+        dead, unclear = judge_health(self._client, exchanges, timeout_s=self._timeout_s)
+        compared = [each for each in exchanges if each.answer.tokens]
+        seen = observe(
+            self._client,
+            exchanges,
+            judged=compared,
+            before=self._before,
+            after=after,
+            lost_prefixes=lost_prefixes(exchanges, page=setting.page_tokens),
+        )
+        seen.add("token", judged.tokens, "each request")
+        findings = (*(finding(wrong) for wrong in judged.wrong), *dead)
+        reasons = [*_unjudged(judged), *unclear]
+        if not is_whole:
+            reasons.append("not all of its requests were sent: the run was interrupted or its time was up")
+        return RoundResult(
+            evidence=Evidence(
+                schedules=1, events=len(exchanges), requests=judged.requests, observed=dict(sorted(seen.counts.items()))
+            ),
+            sources=seen.sources,
+            findings=tuple(_placed(each, plan) for each in findings),
+            reasons=tuple(reasons),
+            notes=(*judged.notes, *_told_once(troubles), *trouble),
+            is_over=bool(dead),
+            duration_s=time.monotonic() - self._began,
+        )
+
+    def _questions(self, names: int, longest: int) -> Questions:
+        return Questions(self._alphabet, longest=longest, names=names, first=self._next)
+
+    def _counters(self) -> tuple[Counters | None, list[str]]:
+        """All counters, and why there are none where reading them failed."""
+        try:
+            return self._client.counters(), []
+        except Trouble as trouble:
+            return None, [f"counters could not be read: {trouble}"]
+
+
+def check_cold(question: Question, answer: Answer) -> None:
+    """Raise UsageError unless a server answered the first, cold request as this model does, at least at first.
+
+    A server whose later tokens are wrong serves the model, and is judged.
+    """
+    if answer.end in (End.UNREACHED, End.SILENT):
+        raise UsageError(f"the server did not answer one cold request: {answer.reason or answer.end.value}; is it up?")
+    if answer.end is not End.DONE:
+        raise UsageError(
+            f"the server refused one cold request of {len(question.ids)} tokens ({answer.end.value}): {answer.reason}; "
+            "expected a server that takes token ids and serves the folder that --known-answers names"
+        )
+    if answer.prompt_tokens not in (None, len(question.ids)):
+        raise UsageError(
+            f"the server counted {answer.prompt_tokens} tokens in a prompt of {len(question.ids)}: it adds or drops "
+            "tokens; ask it by token ids, without a template and without special tokens"
+        )
+    if not answer.tokens or answer.tokens[0] != question.expected[0]:
+        got, expected = list(answer.tokens[:COLD_TOKENS]), list(question.expected)
+        raise UsageError(
+            f"the server does not serve this model: one cold request was answered {got}, expected {expected}; start it "
+            "with the folder that --known-answers names as its model (and see what `kvcheck model answer` prints)"
+        )
+
+
+def lost_prefixes(exchanges: Iterable[Exchange], *, page: int) -> int | None:
+    """Requests whose prefix had been computed before they began and was not in the cache any more, by more than two
+    pages; None where no answer says how much was cached."""
+    done = sorted(exchanges, key=lambda each: each.answer.began_s)
+    said = [each for each in done if each.answer.cached is not None]
+    if not said:
+        return None
+    lost = 0
+    for each in said:
+        earlier = sorted(packed(made(other)) for other in done if other.answer.ended_s <= each.answer.began_s)
+        shared = min(longest_shared(packed(each.sending.question.ids), earlier), len(each.sending.question.ids) - 1)
+        lost += shared // page - SLACK_PAGES > (each.answer.cached or 0) // page
+    return lost
+
+
+def _unjudged(judged: Judgement) -> list[str]:
+    """Why requests were not judged: a line for each way they ended, with the first one's own words."""
+    kinds: dict[str, list[str]] = {}
+    for each in judged.unjudged:
+        kinds.setdefault(each.end, []).append(each.reason)
+    return [f"{len(texts)} requests were not judged ({end}): {texts[0]}" for end, texts in kinds.items()]
+
+
+def _may_have_retracted(client: Client, before: Counters | None, after: Counters | None) -> bool:
+    """Whether retractions may have happened while a round ran: unless a counter of them that exists stood still."""
+    names = client.counted.get("retract", ())
+    if before is None or after is None:
+        return True
+    known = [name for name in names if name in after]
+    return not known or any(after[name] != before.get(name, 0.0) for name in known)
+
+
+def _placed(found: Finding, plan: LivePlan) -> Finding:
+    line = dataclasses.replace(plan).line()
+    scenario, _, shape = plan.cell.partition("/")
+    return dataclasses.replace(found, scenario=scenario, shape=shape, schedule=line, replay=f"kvcheck replay '{line}'")
+
+
+def _told_once(texts: Sequence[str]) -> list[str]:
+    """Each text once, with how often it came."""
+    return [f"{text} ({count} times)" if count > 1 else text for text, count in Counter(texts).items()]

@@ -1,0 +1,71 @@
+"""prefix-cache: shared prefixes of unequal cuts, next turns of conversations, and returns after other requests.
+
+Invariants:
+- Each shared prefix is computed by one request of the first wave before others hit it in the second.
+- Cuts lie anywhere in a page, so a hit ends inside a page as often as at its edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.live.exchange import Served
+from kvcheck.core.live.questions import Questions, Subject
+from kvcheck.core.live.scenarios.scenario import Order, Round, Sizes, Wave
+
+LONGEST_PROMPT = 400
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCache:
+    """See the module."""
+
+    needs: Mapping[str, int] = field(default_factory=lambda: {"hit": 1})
+    any_of: tuple[str, ...] = ()
+
+    def why_not(self, served: Served) -> str | None:
+        """Any server may."""
+        return None
+
+    def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
+        """A first wave of new prompts; a second of prompts that share their first parts; a third of next turns."""
+        bases = [_base(questions, rng, sizes) for _ in range(max(1, sizes.requests // 6))]
+        first = [questions.put(rng, subject, questions.cover(subject)) for subject in bases]
+        second = [_shared(questions, rng, bases[rng.below(len(bases))]) for _ in range(sizes.requests // 2)]
+        room = questions.longest - 16
+        open_walks = [
+            question
+            for question, subject in zip(first, bases, strict=True)
+            if subject.is_walk and len(question.ids) + len(question.expected) < room
+        ]
+        turns = max(0, sizes.requests - len(first) - len(second)) if open_walks else 0
+        third = [questions.again(rng, open_walks[rng.below(len(open_walks))], 16 + rng.below(32)) for _ in range(turns)]
+        waves = (first, [questions.put(rng, subject, questions.cover(subject)) for subject in second], third)
+        return Round(
+            tuple(
+                Wave(orders=tuple(Order(question=question) for question in wave), concurrency=sizes.concurrency)
+                for wave in waves
+                if wave
+            )
+        )
+
+
+def _base(questions: Questions, rng: Rng, sizes: Sizes) -> Subject:
+    most = min(sizes.longest * 3 // 5, LONGEST_PROMPT)
+    length = most // 4 + rng.below(most - most // 4)
+    if questions.has_marks and rng.chance(1, 4):
+        return questions.marks(rng, length)
+    return questions.walk(rng, length)
+
+
+def _shared(questions: Questions, rng: Rng, base: Subject) -> Subject:
+    """A subject that begins as another one does: cut anywhere in its second half, and continued."""
+    size = len(base.values)
+    cut = base.cut(size // 2 + rng.below(size - size // 2))
+    more = len(cut.values) + 2 + rng.below(size // 2 + 1)
+    return questions.walk(rng, more, prefix=cut) if base.is_walk else questions.marks(rng, more, prefix=cut)
+
+
+PREFIX_CACHE = PrefixCache()

@@ -1,0 +1,161 @@
+"""Sends a round to a server: waves of requests from threads, aborts, retractions on demand, and an end on every path.
+
+Invariants:
+- Each order is answered, or has an answer that says why there is none. An interrupt ends the round at once, and what
+  was answered is kept.
+- The order in which requests are handed out is the round's. When each arrives is up to the machine.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvcheck.core.live.clients.client import Client, Trouble
+from kvcheck.core.live.exchange import Answer, End, Exchange, Sending
+from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
+
+POLL_S = 0.1
+SHORTEST_GAP_S = 0.02
+FORCED_CALL_S = 30.0
+"""A call that retracts has so long to come back after its wave."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """What a round came to. forced: retractions on demand that the engine accepted; troubles: why others failed.
+
+    is_whole: every order was sent and answered.
+    """
+
+    exchanges: list[Exchange] = field(default_factory=list)
+    forced: int = 0
+    troubles: list[str] = field(default_factory=list)
+    is_whole: bool = True
+
+
+class Sender:
+    """Sends rounds to one server.
+
+    gap_s: seconds between two retractions on demand; a fraction of what an answer takes, so that several hit it.
+    may_force: whether retractions may be asked for. until: a time of time.monotonic() after which no request is begun.
+    """
+
+    def __init__(self, client: Client, *, gap_s: float, may_force: bool, until: float | None = None) -> None:
+        self._client, self._may_force, self._until = client, may_force, until
+        self._gap_s = max(gap_s, SHORTEST_GAP_S)
+        self._running = 0
+        self._lock = threading.Lock()
+        self.interrupted = Sent()
+
+    def send(self, round_: Round, told: Callable[[int], None] = lambda answered: None) -> Sent:
+        """Send all waves. told: called with the number of answers so far. Raises KeyboardInterrupt with nothing lost:
+        `interrupted` holds what was answered."""
+        sent = Sent()
+        self.interrupted = sent
+        for wave in round_.waves:
+            if self._is_over():
+                sent.is_whole = False
+                break
+            self._send_wave(wave, sent, told)
+        return sent
+
+    def _send_wave(self, wave: Wave, sent: Sent, told: Callable[[int], None]) -> None:
+        """Hand out a wave's orders to threads. They are daemons: an interrupt does not wait for a server's answers."""
+        orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        for order in wave.orders:
+            orders.put(order)
+        results: queue.SimpleQueue[list[Exchange] | BaseException] = queue.SimpleQueue()
+        ended = threading.Event()
+        left = len(wave.orders)
+        self._threads(self._work, min(wave.concurrency, left), orders, ended, results)
+        retractions = wave.retractions if self._may_force else 0
+        forcer = threading.Thread(target=self._force, args=(retractions, ended, sent), daemon=True)
+        forcer.start()
+        try:
+            while left:
+                try:
+                    result = results.get(timeout=POLL_S)
+                except queue.Empty:
+                    continue
+                if isinstance(result, BaseException):
+                    raise result
+                left -= 1
+                sent.exchanges += result
+                sent.is_whole = sent.is_whole and bool(result)
+                told(len(sent.exchanges))
+        finally:
+            ended.set()
+            forcer.join(FORCED_CALL_S)  # a server that was paused for a retraction goes on before we leave
+
+    def _threads(self, work: Callable[..., None], number: int, *arguments: object) -> None:
+        for _ in range(number):
+            threading.Thread(target=work, args=arguments, daemon=True).start()
+
+    def _work(
+        self,
+        orders: queue.SimpleQueue[Order],
+        ended: threading.Event,
+        results: queue.SimpleQueue[list[Exchange] | BaseException],
+    ) -> None:
+        """Take orders until there are none. What goes wrong in here is our own fault and ends the run."""
+        while not ended.is_set():
+            try:
+                order = orders.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                results.put(self._one(order))
+            except BaseException as error:
+                results.put(error)
+                return
+
+    def _one(self, order: Order) -> list[Exchange]:
+        """The exchange of an order, and of its second sending after an abort; nothing where the time is over."""
+        if self._is_over():
+            return []
+        first = Sending(question=order.question, rid=_new_rid(), priority=order.priority, abort=order.abort)
+        exchanges = [Exchange(first, self._ask(first))]
+        if order.retries and exchanges[0].answer.end is End.ABORTED and not self._is_over():
+            second = Sending(question=order.question, rid=_new_rid(), priority=order.priority)
+            exchanges.append(Exchange(second, self._ask(second)))
+        return exchanges
+
+    def _ask(self, sending: Sending) -> Answer:
+        with self._lock:
+            self._running += 1
+        try:
+            return self._client.ask(sending)
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def _force(self, times: int, ended: threading.Event, sent: Sent) -> None:
+        """Make the engine retract what runs, so often, while something runs."""
+        while times > 0 and not ended.wait(self._gap_s):
+            if self._running < 2:
+                continue
+            times -= 1
+            try:
+                self._client.retract()
+                sent.forced += 1
+            except Trouble as trouble:
+                sent.troubles.append(str(trouble))
+
+    def _is_over(self) -> bool:
+        return self._until is not None and time.monotonic() >= self._until
+
+
+def typical_s(answers: Sequence[Answer]) -> float:
+    """The median duration of answers, in seconds; 0 of none."""
+    spans = sorted(answer.ended_s - answer.began_s for answer in answers)
+    return spans[len(spans) // 2] if spans else 0.0
+
+
+def _new_rid() -> str:
+    """A name that no other request at the server has."""
+    return f"kvcheck-{secrets.token_hex(8)}"
