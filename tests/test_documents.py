@@ -36,7 +36,9 @@ MADE_LATER = {  # what a command makes, by its first part, or by its name: the r
     "envs": "environments of engines, made by make engine-env",
     "reports/runs": "where make stress writes runs",
     **dict.fromkeys(("run.json", "report.html"), "a file of a run"),
-    **dict.fromkeys(("findings.csv", "scenarios.csv", "words.csv", "mutants.csv", "bench.csv"), "a table of a run"),
+    **dict.fromkeys(
+        ("findings.csv", "scenarios.csv", "words.csv", "observed.csv", "mutants.csv", "bench.csv"), "a table of a run"
+    ),
     **dict.fromkeys(("budgets.toml", "ids.json"), "what the reader writes"),
     "known_answers.json": "a file of a model folder",
     "conversation_trace.jsonl": "what the reader downloads",

@@ -29,6 +29,7 @@ from kvcheck.commands.options import DEFAULT_OUT
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.codes import CODES, Code
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.evidence_kinds import Kind
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.base.scratch import sweep
 from kvcheck.core.cache.pools.shape import ModelShape
@@ -74,9 +75,11 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "codes": ("kvcheck.core.base.codes:CODES",),
     "invariants": ("kvcheck.core.stress.invariants:INVARIANTS",),
+    "evidence": ("kvcheck.core.base.evidence_kinds:OBSERVED",),
 }
 NOTES = {
     "invariants": "What the host tier must keep true.",
+    "evidence": "What a running server did under requests that were judged.",
 }
 EXPLAINED_KINDS = ("oracles", "mutants", "scenarios", "invariants")
 CARD_FIELDS = ("shows", "matters", "example")
@@ -183,6 +186,8 @@ def _row(name: str, thing: object) -> dict[str, str | list[str]]:
         row |= {"oracles": list(thing.oracles), "checked_by": thing.checked_by}
     if isinstance(thing, ModelShape):
         row["source"] = thing.source
+    if isinstance(thing, Kind):
+        row["unit"] = thing.unit
     if breaks := _breaks(thing):
         row["breaks"] = breaks
     return row
@@ -194,6 +199,8 @@ def _about(thing: object) -> str:
         return f"{thing.title}: {thing.meaning}"
     if isinstance(thing, ModelShape):
         return f"{thing.family}: {_sentence(thing.source)}"
+    if isinstance(thing, Kind):
+        return f"{thing.meaning[:1].upper()}{thing.meaning[1:]}; counted in {thing.unit}."
     return _sentence(thing if isinstance(thing, str) else str(getattr(thing, "shows", "")))
 
 

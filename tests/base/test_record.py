@@ -134,7 +134,9 @@ def test_exit_codes_of_verdicts() -> None:
 
 def test_evidence_adds_up_and_none_stays_none() -> None:
     one = Evidence(schedules=1, retractions=2, words_verified={"latent": 3}, observed={"hit": 1})
-    two = Evidence(schedules=4, transfers=5, words_verified={"latent": 6, "metadata": 7}, observed={"hit": 2, "abort": 3})
+    two = Evidence(
+        schedules=4, transfers=5, words_verified={"latent": 6, "metadata": 7}, observed={"hit": 2, "abort": 3}
+    )
     total = one.plus(two)
     assert (total.schedules, total.retractions, total.transfers, total.aborts) == (5, 2, 5, None)
     assert total.words_verified == {"latent": 9, "metadata": 7}

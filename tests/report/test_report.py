@@ -257,6 +257,7 @@ def test_every_writer_accepts_a_folder(tmp_path: Path) -> None:
         "findings.csv",
         "scenarios.csv",
         "words.csv",
+        "observed.csv",
         "mutants.csv",
         "bench.csv",
     }

@@ -8,29 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from kvcheck.core.base.evidence_kinds import KINDS, Kind
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of evidence. unit: of its count, plural. meaning: a sentence for people."""
-
-    unit: str
-    meaning: str
-
-
-KINDS: Mapping[str, Kind] = {
-    "hit": Kind("requests", "judged requests, part of whose prompt came from the prefix cache"),
-    "hit-token": Kind("tokens", "prompt tokens of judged requests that came from the prefix cache"),
-    "host-hit": Kind("tokens", "prompt tokens that were found in the host tier"),
-    "storage-hit": Kind("tokens", "prompt tokens that were found in the storage tier"),
-    "evict": Kind("tokens", "tokens that left the device tier of the prefix cache"),
-    "lost-prefix": Kind("requests", "requests whose prefix had been computed and was not in the cache any more"),
-    "retract": Kind("retractions", "requests that were retracted or preempted, counted each time"),
-    "backup": Kind("tokens", "tokens that were copied from the device to the host tier"),
-    "load-back": Kind("tokens", "tokens that were copied from the host tier back to the device"),
-    "transfer": Kind("requests", "judged requests whose cache went from a prefill server to a decode server"),
-    "abort": Kind("requests", "requests that were aborted while they ran"),
-    "overtake": Kind("requests", "requests of high priority that finished before an earlier one of low priority"),
-}
+__all__ = ["KINDS", "Kind"]

@@ -27,7 +27,7 @@ WRITERS: Registry[Writer] = Registry(
             "kvcheck.core.report.store:write_json",
             "Writes the whole record as one JSON file; in a folder it is run.json.",
         ),
-        "csv": ("kvcheck.core.report.to_csv:write", "Writes one table into a .csv file, or five tables into a folder."),
+        "csv": ("kvcheck.core.report.to_csv:write", "Writes one table into a .csv file, or six tables into a folder."),
         "html": ("kvcheck.core.report.to_html:write", "Writes one page; in a folder it is report.html."),
     },
 )
@@ -58,7 +58,7 @@ COMPARISON_WRITERS: Registry[ComparisonWriter] = Registry(
 # What a writer puts into a folder. Kept here, so that a path can be checked without loading a writer.
 FILES = {
     "json": ("run.json",),
-    "csv": ("findings.csv", "scenarios.csv", "words.csv", "mutants.csv", "bench.csv"),
+    "csv": ("findings.csv", "scenarios.csv", "words.csv", "observed.csv", "mutants.csv", "bench.csv"),
     "html": ("report.html",),
 }
 

@@ -1,7 +1,7 @@
-"""The record as CSV tables: findings, scenarios, words verified per buffer, mutants, prices.
+"""The record as CSV tables: findings, scenarios, words verified per buffer, what servers did, mutants, prices.
 
-A path that ends in .csv gets one table, whose `kind` column tells scenario, finding and price rows apart; any other
-path is a folder that gets findings.csv, scenarios.csv, words.csv, mutants.csv and bench.csv.
+A path that ends in .csv gets one table, whose `kind` column tells scenario, observed, finding and price rows apart; any
+other path is a folder that gets findings.csv, scenarios.csv, words.csv, observed.csv, mutants.csv and bench.csv.
 
 Invariants:
 - A text that a spreadsheet would run as a formula gets a leading apostrophe. Numbers stay numbers. Invisible characters
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pandas
 
+from kvcheck.core.base.evidence_kinds import OBSERVED
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.record import (
     BenchRow,
@@ -41,7 +42,8 @@ BREAKS = ("\t", "\r", "\n")
 ESCAPED = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in BREAKS}
 UNSEEN = frozenset({"Cc", "Cf", "Mn", "Zs", "Zl", "Zp"})
 """Categories of characters that readers drop or do not show: spaces, byte order marks, zero-width marks."""
-EVIDENCE_COUNTS = tuple(row.name for row in dataclasses.fields(Evidence) if row.name != "words_verified")
+TABLES_OF_THEIR_OWN = ("words_verified", "observed")
+EVIDENCE_COUNTS = tuple(row.name for row in dataclasses.fields(Evidence) if row.name not in TABLES_OF_THEIR_OWN)
 FINDING_COLUMNS = tuple(row.name for row in dataclasses.fields(Finding))
 COVERAGE_COLUMNS = tuple(row.name for row in dataclasses.fields(Coverage))
 IDENTITY_COLUMNS = tuple(f"identity_{row.name}" for row in dataclasses.fields(Identity))
@@ -52,6 +54,10 @@ SCENARIO_COLUMNS = (
     *IDENTITY_COLUMNS,
 )
 WORD_COLUMNS = ("scenario", "shape", "buffer", "words_verified")
+OBSERVED_COLUMNS = ("scenario", "shape", "kind", "count", "unit")
+COMBINED_OBSERVED = ("observed_kind", "count", "unit")
+"""Those of them that no other row of the combined table has; there `kind` says what a row is."""
+
 MUTANT_COLUMNS = tuple(row.name for row in dataclasses.fields(MutantResult))
 INTERVALS = ("us", "baseline_us", "ratio", "limit_ratio")
 BENCH_COLUMNS = (
@@ -62,7 +68,7 @@ BENCH_COLUMNS = (
 
 
 def write(record: RunRecord, path: Path) -> None:
-    """One table into a .csv file, or the five tables into a folder."""
+    """One table into a .csv file, or the six tables into a folder."""
     if path.suffix.lower() == ".csv" and not path.is_dir():
         write_text(path, combined(record))
         return
@@ -77,18 +83,20 @@ def tables(record: RunRecord) -> dict[str, str]:
         "findings.csv": _csv(record, FINDING_COLUMNS, [_finding_row(finding) for finding in record.findings]),
         "scenarios.csv": _csv(record, SCENARIO_COLUMNS, _scenario_rows(record)),
         "words.csv": _csv(record, WORD_COLUMNS, _word_rows(record)),
+        "observed.csv": _csv(record, OBSERVED_COLUMNS, _observed_rows(record)),
         "mutants.csv": _csv(record, MUTANT_COLUMNS, [_plain_row(result) for result in record.mutants]),
         "bench.csv": _csv(record, BENCH_COLUMNS, [_bench_row(row) for row in record.bench]),
     }
 
 
 def combined(record: RunRecord) -> str:
-    """Scenarios with their verdicts and counts, then findings, then prices, in one table with a `kind` column."""
-    columns = dict.fromkeys(("kind", *SCENARIO_COLUMNS, *FINDING_COLUMNS, *BENCH_COLUMNS))
+    """Scenarios with verdicts and counts, what servers did, findings, then prices; the column `kind` says which."""
+    columns = dict.fromkeys(("kind", *SCENARIO_COLUMNS, *FINDING_COLUMNS, *BENCH_COLUMNS, *COMBINED_OBSERVED))
     scenarios = [{"kind": "scenario", **row} for row in _scenario_rows(record)]
+    observed = [{**row, "kind": "observed", "observed_kind": row["kind"]} for row in _observed_rows(record)]
     findings = [{"kind": "finding", **_finding_row(finding)} for finding in record.findings]
     prices = [{"kind": "price", **_bench_row(row)} for row in record.bench]
-    return _csv(record, tuple(columns), [*scenarios, *findings, *prices])
+    return _csv(record, tuple(columns), [*scenarios, *observed, *findings, *prices])
 
 
 def _csv(record: RunRecord, columns: Sequence[str], rows: Sequence[Row]) -> str:
@@ -160,12 +168,28 @@ def _bench_row(row: BenchRow) -> dict[str, object]:
 
 
 def _word_rows(record: RunRecord) -> list[Row]:
-    """Rows per scenario, so that a sum counts no word twice; a run without scenarios has its own rows."""
-    counted: list[tuple[str | None, str | None, Evidence]] = [
-        (result.id, result.shape, result.evidence) for result in record.scenarios
-    ]
     return [
         {"scenario": scenario, "shape": shape, "buffer": buffer, "words_verified": words}
-        for scenario, shape, evidence in counted or [(None, None, record.evidence)]
+        for scenario, shape, evidence in _judged(record)
         for buffer, words in evidence.words_verified.items()
     ]
+
+
+def _observed_rows(record: RunRecord) -> list[Row]:
+    """What a server did. A kind that this version does not know has no unit."""
+    return [
+        {
+            "scenario": scenario,
+            "shape": shape,
+            "kind": kind,
+            "count": count,
+            "unit": OBSERVED[kind].unit if kind in OBSERVED else None,
+        }
+        for scenario, shape, evidence in _judged(record)
+        for kind, count in evidence.observed.items()
+    ]
+
+
+def _judged(record: RunRecord) -> list[tuple[str | None, str | None, Evidence]]:
+    """Evidence per scenario, so that a sum counts nothing twice; a run without scenarios has its own."""
+    return [(row.id, row.shape, row.evidence) for row in record.scenarios] or [(None, None, record.evidence)]

@@ -7,29 +7,58 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 
 from markupsafe import Markup
 
 from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.evidence_kinds import KINDS, OBSERVED, TOKEN
 from kvcheck.core.base.record import Coverage, Evidence, ScenarioResult, Verdict
 from kvcheck.core.report.printable import printable
 
 MARKS = {"pass": "✔", "unknown": "?", "fail": "✘"}
 WORST_FIRST = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS)
+UNSEEN = ("events",)
+"""Counts that nobody can take inside a server."""
 
 
 def evidence_text(evidence: Evidence, but: tuple[str, ...] = ()) -> str:
     """The counts that apply, in words."""
-    parts = []
+    parts: list[str] = []
+    rounds = rounds_word(evidence)
+    unseen = UNSEEN if evidence.observed else ()
     for field in dataclasses.fields(Evidence):
         value = getattr(evidence, field.name)
         if field.name == "words_verified":
             parts += [f"{sum(value.values()):,} words verified"] if value else []
-        elif value is not None and field.name not in but:
-            parts.append(f"{value:,} {field.name.replace('_', ' ')}")
+        elif field.name == "observed":
+            parts += observed_texts(value)
+        elif value is not None and field.name not in (*but, *unseen):
+            parts.append(f"{value:,} {rounds if field.name == 'schedules' else field.name.replace('_', ' ')}")
     return ", ".join(parts)
+
+
+def rounds_word(evidence: Evidence) -> str:
+    """What its schedules are called: nobody picks the order inside a server, so there they are rounds of requests."""
+    return "rounds" if evidence.observed else "schedules"
+
+
+def observed_texts(observed: Mapping[str, int]) -> list[str]:
+    """What a server did, judged tokens first: "4,096 tokens judged", "hit 12 requests"."""
+    parts = [f"{counted(observed[TOKEN], 'token')} judged"] if TOKEN in observed else []
+    return parts + [f"{name} {amount(name, observed[name])}" for name in in_order(observed)]
+
+
+def amount(kind: str, count: int) -> str:
+    """A count with its unit; that of a kind which this version does not know has none."""
+    return counted(count, OBSERVED[kind].unit.removesuffix("s")) if kind in OBSERVED else f"{count:,}"
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Kinds of evidence in the order of their table, without judged tokens; those that it lacks come last."""
+    given = set(names) - {TOKEN}
+    return [*(name for name in KINDS if name in given), *sorted(given - KINDS.keys())]
 
 
 def why_text(row: ScenarioResult) -> str:

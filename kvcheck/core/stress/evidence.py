@@ -84,6 +84,7 @@ class EvidenceCount:
             transfers=self._transfers,
             words_verified=dict(sorted(self._words.items())),
             orderings_checked=orderings or None,
+            observed={},
         )
 
     def _tiers(self) -> dict[str, int]:
