@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands import worker
+from kvcheck.commands import live, worker
 from kvcheck.commands.closing import close
 from kvcheck.commands.options import (
     DEFAULT_OUT,
@@ -43,6 +43,7 @@ from kvcheck.commands.torchrun import exposure, find_place, ranks_of, serve_plac
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, read_record
 from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
+from kvcheck.core.live.http import is_address
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
@@ -74,7 +75,8 @@ Ranks = Annotated[
 Target = Annotated[
     str,
     typer.Option(
-        metavar="NAME[:VENV]", help="What to test: builtin, or an installed engine; see kvcheck list targets."
+        metavar="NAME[:VENV]|URL",
+        help="What to test: builtin, an installed engine (kvcheck list targets), or a running server's address.",
     ),
 ]
 
@@ -123,6 +125,16 @@ def stress(
     resume: Annotated[bool, typer.Option(help="Continue the newest interrupted run of the same plan.")] = False,
     fail_on_conditional: ConditionalFails = False,
     reports: Reports = True,
+    known_answers: live.Folder = None,
+    decode: live.Decode = None,
+    engine_name: live.Engine = None,
+    metrics: live.Metrics = None,
+    require: live.Require = None,
+    concurrency: live.Concurrency = None,
+    timeout: live.Timeout = None,
+    key_env: live.KeyEnv = None,
+    admin: live.Admin = False,
+    allow_remote: live.AllowRemote = False,
 ) -> int:
     """Run the cells that were named, and judge them."""
     began = time.monotonic()
@@ -130,6 +142,9 @@ def stress(
     limits = {"--schedules": schedules, "--max-time": max_time, "--requests": requests, "--jobs": jobs}
     for name, limit_given in {**limits, "--min-schedules": min_schedules}.items():
         check_positive(name, limit_given)
+    if is_address(target):
+        return live.stress_server(ctx)
+    live.refuse_options_of_servers(ctx)
     outputs = parse_outputs(output)
     drawn = draw_seed() if seed is None else seed
     base, row = _base_plan(device, backend, strategy, drawn, trace, requests, mutant, transport, ranks, target)

@@ -31,10 +31,19 @@ class Progress:
     ran: int = 0
     findings: int = 0
     duration_s: float = 0.0
-    is_done: bool = False
     why_not: str | None = None
+    stopped: str | None = None
     evidence: Evidence = field(default_factory=Evidence)
     reasons: list[str] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further round is sent: all were, one has a finding, or none can be."""
+        return bool(self.ran >= self.wanted or self.findings or self.why_not or self.stopped)
+
+    def stop(self, why: str) -> None:
+        """Send no further round."""
+        self.stopped = why
 
     def add(self, result: RoundResult) -> None:
         """One round more."""
@@ -66,14 +75,16 @@ class Progress:
         if not self.evidence.observed.get("token"):
             return [*self.reasons, "no token was judged"]
         lacking = [
-            missing(kind, self.evidence.observed, least=least, flags=self.flags)
+            lack
             for kind, least in self.scenario.needs.items()
+            if (lack := missing(kind, self.evidence.observed, least=least, flags=self.flags)) is not None
         ]
         kinds = self.scenario.any_of
         if kinds and not any(self.evidence.observed.get(kind) for kind in kinds):
-            lacking.append(missing(kinds[0], self.evidence.observed, least=1, flags=self.flags))
-        running = [] if self.is_done else ["the run ended before all of its rounds"]
-        return [*self.reasons, *(text for text in lacking if text is not None), *running]
+            lacking += [missing(kinds[0], self.evidence.observed, least=1, flags=self.flags) or kinds[0]]
+        cut = [] if self.is_done else ["the run ended before all of its rounds"]
+        stopped = [self.stopped] if self.stopped is not None and lacking else []
+        return [*self.reasons, *stopped, *lacking, *cut]
 
 
 def missing(kind: str, observed: Mapping[str, int], *, least: int, flags: Mapping[str, str]) -> str | None:

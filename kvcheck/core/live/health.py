@@ -33,8 +33,9 @@ def judge_health(
     first = min(lost, key=lambda each: each.answer.ended_s)
     number = first.sending.question.number
     if not _is_alive(client, sleep):
-        text = f"the server answered before and takes no connection any more: request {number} was the first without an answer"
-        return (_finding(number, f"{text} ({first.answer.reason or first.answer.end.value})"),), ()
+        why = first.answer.reason or first.answer.end.value
+        text = f"the server takes no connection any more; request {number} was the first without an answer ({why})"
+        return (_finding(number, text),), ()
     silent = [each for each in lost if each.answer.end is End.SILENT]
     hung = [each for each in silent if _idle_s(each, exchanges) >= timeout_s / 2]
     if hung:

@@ -60,10 +60,8 @@ class LiveRunner:
     before, so cached counts are compared with the prompt alone.
     """
 
-    def __init__(
-        self, client: Client, alphabet: Alphabet, *, timeout_s: float, engine: str, is_replay: bool = False
-    ) -> None:
-        self._client, self._alphabet, self._timeout_s, self._engine = client, alphabet, timeout_s, engine
+    def __init__(self, client: Client, alphabet: Alphabet, *, timeout_s: float, is_replay: bool = False) -> None:
+        self._client, self._alphabet, self._timeout_s = client, alphabet, timeout_s
         self._is_replay = is_replay
         self._sent = Sent()
         self._next = 0

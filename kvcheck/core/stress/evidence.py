@@ -79,7 +79,6 @@ class EvidenceCount:
             device_evictions=evictions,
             aborts=self._aborts or None,
             retries=self._retries or None,
-            observed={},
             **self._tiers(),
             transfers=self._transfers,
             words_verified=dict(sorted(self._words.items())),

@@ -1,0 +1,364 @@
+"""`kvcheck stress --target http://HOST:PORT --known-answers DIR`: a running server, judged by answers known beforehand.
+
+Invariants:
+- What cannot be asked as it was asked is one line and exit 2, before a run has a folder. A server that does not serve
+  the model is such a line.
+- A key comes from the environment by name. It is in no record, no line and no message.
+- Only --admin lets anything be flushed, paused or reset; only --allow-remote lets another machine be asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from kvcheck.commands.closing import close
+from kvcheck.commands.options import check_positive, draw_seed, identity, repro
+from kvcheck.commands.report import check_outputs, parse_outputs
+from kvcheck.commands.session import Session
+from kvcheck.commands.terminal import cell_lines, complain
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Verdict
+from kvcheck.core.live.clients import Connection, connect
+from kvcheck.core.live.clients.client import Client, Trouble
+from kvcheck.core.live.conclusion import Progress, requirements, unseen
+from kvcheck.core.live.counting import parse_requirements
+from kvcheck.core.live.exchange import Served
+from kvcheck.core.live.line import LivePlan, check_sizes
+from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.model.folder import KnownAnswers, read_model
+from kvcheck.core.live.runner import LiveRunner
+from kvcheck.core.live.scenarios import LIVE_SCENARIOS
+from kvcheck.core.live.scenarios.scenario import Scenario
+from kvcheck.core.report.store import make_folder
+
+DEFAULT_ROUNDS = 4
+DEFAULT_REQUESTS = 24
+DEFAULT_CONCURRENCY = 8
+DEFAULT_TIMEOUT_S = 120.0
+SERVED = ("engine", "version", "model", "longest", "pool", "page", "mode")
+
+INTERRUPTED = "the run was interrupted before it"
+
+T = TypeVar("T")
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="With --target http://...: the model that the server serves, by kvcheck model make."
+    ),
+]
+Decode = Annotated[
+    str | None, typer.Option(metavar="URL", help="Decode server of a pair; --target is its prefill server.")
+]
+Engine = Annotated[
+    str | None, typer.Option("--engine", help="sglang, vllm, llamacpp or openai. Default: by what the server answers.")
+]
+Metrics = Annotated[
+    list[str] | None, typer.Option(metavar="URL", help="Metrics of the server, repeatable. Default: its own /metrics.")
+]
+Require = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KIND=N", help="Evidence that the run needs, such as retract=10,hit=100; kvcheck list evidence."
+    ),
+]
+Concurrency = Annotated[
+    int | None, typer.Option(help=f"Requests to a server at a time. Default: {DEFAULT_CONCURRENCY}.")
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(help=f"Seconds of silence after which a request is given up. Default: {DEFAULT_TIMEOUT_S:g}."),
+]
+KeyEnv = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Environment variable with the server's API key. It is not recorded.")
+]
+Admin = Annotated[bool, typer.Option("--admin", help="Allow calls that make the server retract all that runs.")]
+AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Allow a server on another machine.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What only a run against a server reads, by the names of the options; None and False are what nobody gave."""
+
+    known_answers: Path | None
+    decode: str | None
+    engine_name: str | None
+    metrics: list[str] | None
+    require: list[str] | None
+    concurrency: int | None
+    timeout: float | None
+    key_env: str | None
+    admin: bool
+    allow_remote: bool
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds of silence after which a request is given up."""
+        return self.timeout or DEFAULT_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What a run against a server reads of the options that other runs have too."""
+
+    target: str
+    scenarios: list[str] | None
+    schedules: int | None
+    requests: int | None
+    max_time: float | None
+    seed: int | None
+    out: Path
+    output: list[str] | None
+    format_name: str
+    reports: bool
+
+
+def refuse_options_of_servers(ctx: typer.Context) -> None:
+    """Raise UsageError if an option for servers was given with a target that is none."""
+    for field in dataclasses.fields(ServerOptions):
+        if _is_given(ctx, field.name):
+            raise UsageError(f"{_option(ctx, field.name)} is for a running server: expected --target http://HOST:PORT")
+
+
+def _refuse_others(ctx: typer.Context) -> None:
+    """Raise UsageError if an option was given that a run against a server does not read."""
+    read = {field.name for kind in (ServerOptions, RunOptions) for field in dataclasses.fields(kind)}
+    for name in ctx.params:
+        if name not in read and _is_given(ctx, name):
+            raise UsageError(f"{_option(ctx, name)}: not for a running server; leave it out with --target http://...")
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _option(ctx: typer.Context, name: str) -> str:
+    return next(each.opts[0] for each in ctx.command.params if each.name == name)
+
+
+def _read(kind: type[T], ctx: typer.Context) -> T:
+    """The options of one of the two kinds."""
+    return kind(**{field.name: ctx.params[field.name] for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
+
+
+def stress_server(ctx: typer.Context) -> int:
+    """Run the scenarios against one server, and judge them."""
+    began = time.monotonic()
+    _refuse_others(ctx)
+    run, server = _read(RunOptions, ctx), _read(ServerOptions, ctx)
+    outputs = parse_outputs(run.output)
+    required = parse_requirements(server.require or [])
+    for name in run.scenarios or ():
+        LIVE_SCENARIOS.require(name)
+    sizes = {
+        "requests": run.requests or DEFAULT_REQUESTS,
+        "concurrency": DEFAULT_CONCURRENCY if server.concurrency is None else server.concurrency,
+    }
+    check_sizes(**sizes)
+    check_positive("--timeout", server.timeout)
+    known = known_answers(server.known_answers)
+    client = client_of(run.target, server, known)
+    served = describe(client)
+    runner = LiveRunner(client, Alphabet(known.parameters), timeout_s=server.timeout_s)
+    names = secrets.randbelow(1 << 32)
+    runner.begin(served, names=names)
+    check_outputs(outputs)
+    make_folder(run.out)
+    drawn = draw_seed() if run.seed is None else run.seed
+    base = LivePlan(
+        scenario="",
+        target=run.target,
+        known_answers=str(server.known_answers),
+        decode=server.decode,
+        engine=served.engine,
+        seed=drawn,
+        names=names,
+        **sizes,
+        longest=min(served.longest or known.parameters.length, known.parameters.length),
+        pool=served.pool,
+        admin=int(server.admin),
+    )
+    progress, untried = plan_scenarios(run, base, client, served)
+    session = _session(ctx.obj, run, base, progress, required)
+    session.facts = {"server": server_facts(served, known, base)}
+    session.identity = dataclasses.replace(identity(), target=known.digest)
+    place = f"{served.engine} {served.version or ''}".strip()
+    session.say(f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {place} at {run.target}")
+    session.say()
+    interrupted = _run(session, runner, progress, None if run.max_time is None else began + run.max_time)
+    _end(session, progress, required, client, untried)
+    return close(session, outputs, reports=run.reports, interrupted=interrupted)
+
+
+def _session(
+    argv: list[str], run: RunOptions, base: LivePlan, progress: Sequence[Progress], required: Mapping[str, int]
+) -> Session:
+    return Session(
+        argv=[*argv],
+        repro=repro(argv, seed=run.seed, drawn=base.seed),
+        seed=base.seed,
+        plan={
+            "cells": [each.plan.line() for each in progress],
+            "schedules": run.schedules or DEFAULT_ROUNDS,
+            "max_time_s": run.max_time,
+            "require": dict(required),
+        },
+        out=run.out,
+        quiet=run.format_name == "json",
+    )
+
+
+def known_answers(folder: Path | None) -> KnownAnswers:
+    """The model that the server is said to serve. Raises UsageError."""
+    if folder is None:
+        raise UsageError(
+            "--target http://...: expected --known-answers DIR beside it, the folder that the server serves; make one "
+            "with kvcheck model make --out DIR and start the server with it"
+        )
+    return read_model(folder)
+
+
+def client_of(target: str, server: ServerOptions, known: KnownAnswers) -> Client:
+    """The client of the server that answers at `target`. Raises UsageError where none does."""
+    key = None
+    if server.key_env is not None:
+        key = os.environ.get(server.key_env)
+        if not key:
+            raise UsageError(f"--key-env {server.key_env}: expected an environment variable with a key, found none")
+    words = {word: number for number, word in enumerate(Alphabet(known.parameters).words())}
+    return connect(
+        Connection(
+            target=target,
+            decode=server.decode,
+            engine=server.engine_name,
+            metrics=tuple(server.metrics or ()),
+            key=key,
+            timeout_s=server.timeout_s,
+            allow_remote=server.allow_remote,
+            words=words,
+        )
+    )
+
+
+def describe(client: Client) -> Served:
+    """What the server says of itself. Raises UsageError where it says nothing."""
+    try:
+        return client.served()
+    except Trouble as trouble:
+        raise UsageError(f"the server does not say what it is: {trouble}") from trouble
+
+
+def plan_scenarios(run: RunOptions, base: LivePlan, client: Client, served: Served) -> tuple[list[Progress], list[str]]:
+    """The scenarios of a run. Those that nobody named and this server cannot get into are left out, with a line."""
+    progress, untried = [], []
+    for name in run.scenarios or LIVE_SCENARIOS.names():
+        scenario = LIVE_SCENARIOS.load(name)
+        why_not = scenario.why_not(served)
+        if why_not is not None and not run.scenarios:
+            untried.append(f"not tried: {name}: {why_not}; {_advice(client, scenario)}")
+            continue
+        progress.append(
+            Progress(
+                plan=dataclasses.replace(base, scenario=name),
+                scenario=scenario,
+                flags=client.flags,
+                wanted=run.schedules or DEFAULT_ROUNDS,
+                why_not=None if why_not is None else f"{why_not}; {_advice(client, scenario)}",
+            )
+        )
+    return progress, untried
+
+
+def _advice(client: Client, scenario: Scenario) -> str:
+    """What to change in the server for a scenario's own evidence."""
+    kind = next(iter((*scenario.needs, *scenario.any_of)))
+    return client.flags.get(kind, "this engine has no way that kvcheck knows")
+
+
+def server_facts(served: Served, known: KnownAnswers, base: LivePlan) -> dict[str, object]:
+    """What the record says of the server."""
+    return {
+        "address": base.target,
+        "decode": base.decode,
+        "known_answers": known.digest,
+        "parameters": known.parameters.to_json(),
+        **{name: getattr(served, name) for name in SERVED},
+        "said": dict(served.facts),
+    }
+
+
+def _run(session: Session, runner: LiveRunner, progress: Sequence[Progress], until: float | None) -> bool:
+    """All rounds, scenario by scenario; True when interrupted. Each round is saved before the next one."""
+    for each in progress:
+        ends = None
+        while not each.is_done and ends is None:
+            ends = _round(session, runner, each, until)
+            session.results = [other.result() for other in progress if other.ran or other.is_done]
+            session.save(complete=False)
+        _tell(session, each)
+        if ends is not None:
+            for left in progress[progress.index(each) + 1 :]:
+                left.why_not = ends
+            return ends == INTERRUPTED
+    return False
+
+
+def _round(session: Session, runner: LiveRunner, each: Progress, until: float | None) -> str | None:
+    """The next round of a scenario; why the run ends after it, or None."""
+    if until is not None and time.monotonic() >= until:
+        each.stop("its time was up; use a larger --max-time")
+        return None
+    plan = dataclasses.replace(each.plan, round=each.ran)
+    head = f"{plan.cell} round {plan.round + 1} of {each.wanted}"
+    ends = None
+    try:
+        result = runner.run(plan, until=until, told=lambda answered: session.progress(f"{head}: {answered} answers"))
+    except KeyboardInterrupt:
+        complain("interrupted: what was judged is kept")
+        result, ends = runner.taken(plan), INTERRUPTED
+    each.add(result)
+    session.keep(result.findings)
+    session.warnings += [note for note in result.notes if note not in session.warnings]
+    _sources(session, result.sources)
+    return "the server answers no more" if result.is_over else ends
+
+
+def _tell(session: Session, each: Progress) -> None:
+    for line in cell_lines(each.result()):
+        session.say(line)
+
+
+def _sources(session: Session, sources: Mapping[str, str]) -> None:
+    facts = session.facts["server"]
+    assert isinstance(facts, dict)
+    facts["evidence"] = {**sources, **facts.get("evidence", {})}
+
+
+def _end(
+    session: Session, progress: Sequence[Progress], required: Mapping[str, int], client: Client, untried: list[str]
+) -> None:
+    """The rows of the record, the requirements, and what the run did not see."""
+    total: dict[str, int] = {}
+    for each in progress:
+        for kind, count in each.evidence.observed.items():
+            total[kind] = total.get(kind, 0) + count
+    rows = requirements(required, total, client.flags)
+    for row in rows:
+        for line in cell_lines(row):
+            session.say(line)
+    session.results = [*(each.result() for each in progress), *rows]
+    if session.results and all(row.verdict is Verdict.PASS for row in session.results) and (kinds := unseen(total)):
+        session.warnings.append(f"not seen in this run, and not tried by it: {', '.join(kinds)}")
+    session.warnings += untried
+    for line in session.warnings:
+        session.say(f" ----  {line}")
