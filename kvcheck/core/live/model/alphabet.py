@@ -97,7 +97,11 @@ class Alphabet:
         return phase, value
 
     def words(self) -> list[str]:
-        """A word for each id, for the tokenizer: the id itself with its kind."""
+        """A word for each id, for the tokenizer."""
+        return [self.word(token) for token in range(self.size)]
+
+    def word(self, token: int) -> str:
+        """The id itself with its kind."""
         named = {
             PAD: "<pad>",
             BEGIN: "<begin>",
@@ -106,7 +110,7 @@ class Alphabet:
             TOO_LITTLE: "<little>",
             TOO_MUCH: "<much>",
         }
-        return [named.get(token) or f"{self._kind(token)}{token}" for token in range(self.size)]
+        return named.get(token) or f"{self._kind(token)}{token}"
 
     def _kind(self, token: int) -> str:
         for kind, known in (

@@ -1,0 +1,196 @@
+"""One answer judged: which token is wrong, whose it is, and whether it came at the length and for the state asked for.
+
+Invariants:
+- A right answer costs one comparison of tuples.
+- One wrong token makes one finding: what comes after it is evidence for the place, not a finding of its own.
+- No token, or fewer than were asked for with a reason, is no finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvcheck.core.live.exchange import Answer, End, Question
+from kvcheck.core.live.judge.sent import FEW, Sent
+from kvcheck.core.live.judge.verdicts import Exchange, Setting
+from kvcheck.core.live.model.alphabet import Alphabet
+
+LEAST_AFTER_ABORT = 32
+"""Tokens that may always come after an abort was acknowledged: those on their way."""
+LEAST_ALIKE = 4
+"""Tokens that make a shifted answer or another request's answer: fewer can be alike by chance."""
+MOST_SHIFT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What is wrong with a token. shift: tokens that the answer is ahead of the expected one. others: whose it is."""
+
+    code: str
+    shift: int | None = None
+    others: tuple[int, ...] = ()
+    is_whole: bool = False
+
+
+def first_wrong(exchange: Exchange) -> int | None:
+    """The first step whose token is not the expected one; None where all that came are right."""
+    tokens, expected = exchange.answer.tokens, exchange.sending.question.expected
+    count = min(len(tokens), len(expected))
+    if tokens[:count] == expected[:count]:
+        return None
+    return next(i for i in range(count) if tokens[i] != expected[i])
+
+
+def kind_of_wrong(
+    alphabet: Alphabet,
+    exchange: Exchange,
+    step: int,
+    *,
+    of_round: Iterable[Question],
+    sent: Sent,
+) -> Kind:
+    """Another request's answer, a shifted one, another request's token, or a wrong token: the first that fits.
+
+    of_round: other requests of the round. sent: before it.
+    """
+    question, tokens = exchange.sending.question, exchange.answer.tokens
+    count = min(len(tokens), len(question.expected))
+    others = {other.number: other for other in (*of_round, *sent.questions.values()) if other.number != question.number}
+    same = [
+        number
+        for number, other in others.items()
+        if count >= LEAST_ALIKE and other.expected[:1] == tokens[:1] and other.expected[:count] == tokens[:count]
+    ]
+    if same:
+        return Kind(code="KV802", others=tuple(same[:FEW]), is_whole=True)
+    shift = _shift(alphabet, question, tokens[:count], step)
+    if shift is not None:
+        return Kind(code="KV803", shift=shift)
+    node = alphabet.as_node(tokens[step])
+    own = {alphabet.as_place(token) for token in question.ids} | {alphabet.as_node(token) for token in question.ids}
+    if node is None or node in own:
+        return Kind(code="KV801")
+    place = alphabet.place(node)
+    now = [other.number for other in of_round if place in other.ids and other.number != question.number]
+    before = [number for number in sent.holders.get(node, ()) if number != question.number]
+    for whose in (now, before):
+        if 0 < len(whose) <= FEW:
+            return Kind(code="KV802", others=tuple(whose))
+    return Kind(code="KV801")
+
+
+def _shift(alphabet: Alphabet, question: Question, tokens: Sequence[int], step: int) -> int | None:
+    """By how many tokens the rest of an answer is ahead of (behind: negative) the expected one; None where it is not.
+
+    A walk that took a wrong hop goes on at another place of the same walk, and looks shifted by any number. So a shift
+    is a small part of the walk.
+    """
+    rest = tuple(tokens[step:])
+    if len(rest) < LEAST_ALIKE:
+        return None
+    most = MOST_SHIFT
+    if alphabet.as_node(question.ids[-1]) is not None:
+        listed = sum(alphabet.as_place(token) is not None for token in question.ids)
+        most = min(MOST_SHIFT, max(1, listed // 16))
+    stream = (*question.ids[-1:], *question.expected)
+    for size in range(1, most + 1):
+        for shift in (size, -size):
+            start = step + 1 + shift
+            alike = stream[start : start + len(rest)] if start >= 0 else ()
+            # Skipped tokens leave fewer expected ones at the end than came; what follows them is not known.
+            if len(alike) >= LEAST_ALIKE and alike == rest[: len(alike)] and len(alike) + size >= len(rest):
+                return shift
+    return None
+
+
+def unjudged_reason(setting: Setting, exchange: Exchange) -> str | None:
+    """Why some or all of an answer cannot be judged; None where it is complete, or where its end is a finding."""
+    question, answer = exchange.sending.question, exchange.answer
+    said = f": {answer.reason}" if answer.reason else ""
+    match answer.end:
+        case End.REFUSED:
+            return f"the server refused the request{said}"
+        case End.SILENT:
+            return f"no byte came within the time limit{said}"
+        case End.UNREACHED:
+            return f"the server took no connection{said}"
+        case End.ABORTED:
+            who = "it was aborted, as asked for" if was_aborted(exchange) else "the engine aborted it"
+            return f"{who}{said}"
+        case End.CUT if was_aborted(exchange):
+            return "it was aborted, as asked for, and the connection ended"
+        case End.DONE if len(answer.tokens) < len(question.expected) and was_aborted(exchange):
+            return f"it was aborted, as asked for{said}"
+        case End.DONE if len(answer.tokens) < len(question.expected):
+            return _short_reason(setting, question, answer)
+        case _:
+            return None
+
+
+def was_aborted(exchange: Exchange) -> bool:
+    """Whether we aborted the request before its answer ended."""
+    abort = exchange.sending.abort
+    return abort is not None and len(exchange.answer.tokens) >= abort.after
+
+
+def _short_reason(setting: Setting, question: Question, answer: Answer) -> str | None:
+    count = f"{len(answer.tokens)} of {len(question.expected)} tokens"
+    if answer.finish not in (None, "length"):
+        return f"the engine ended it after {count} and says {answer.finish!r}"
+    # Engines keep a token or two for themselves; a page is more than any of them keeps.
+    if (
+        setting.longest is not None
+        and len(question.ids) + len(question.expected) + setting.page_tokens > setting.longest
+    ):
+        return f"it ended after {count}: request and answer may not fit into the server's {setting.longest} tokens"
+    return None
+
+
+def wrong_set_up(exchange: Exchange) -> str | None:
+    """That the server read other tokens than were sent: nothing can be said of its answer."""
+    sent, counted = len(exchange.sending.question.ids), exchange.answer.prompt_tokens
+    if counted is None or counted == sent:
+        return None
+    return (
+        f"{sent} tokens were sent and the server counts {counted}: it adds or drops tokens; start it so that it takes "
+        "token ids as they are, without a begin token of its own"
+    )
+
+
+def broken_off(exchange: Exchange) -> str | None:
+    """What is wrong with the end of an answer (KV807); None where nothing is."""
+    answer = exchange.answer
+    said = f": {answer.reason}" if answer.reason else ""
+    if answer.end is End.CUT and not was_aborted(exchange):
+        return f"the connection ended after {len(answer.tokens)} tokens{said}"
+    if answer.end is End.UNREADABLE:
+        return f"what came after {len(answer.tokens)} tokens is not the engine's format{said}"
+    return None
+
+
+def wrong_length(setting: Setting, exchange: Exchange) -> str | None:
+    """What is wrong with the length of an answer that is right so far (KV808); None where nothing is."""
+    question, answer = exchange.sending.question, exchange.answer
+    asked, came = len(question.expected), len(answer.tokens)
+    if came > asked:
+        return f"{came} tokens came where {asked} were asked for"
+    is_short = answer.end is End.DONE and came < asked and not was_aborted(exchange)
+    if is_short and _short_reason(setting, question, answer) is None:
+        said = "without a reason" if answer.finish is None else f"for the reason {answer.finish!r}"
+        return f"{came} tokens came where {asked} were asked for, {said}"
+    return None
+
+
+def after_abort(exchange: Exchange) -> str | None:
+    """That a request was answered to its end long after the engine had acknowledged its abort (KV804)."""
+    abort, answer = exchange.sending.abort, exchange.answer
+    asked = len(exchange.sending.question.expected)
+    if abort is None or answer.after_abort is None or len(answer.tokens) < asked:
+        return None
+    if answer.after_abort <= max(LEAST_AFTER_ABORT, asked // 2):
+        return None
+    return (
+        f"the engine acknowledged the abort after {len(answer.tokens) - answer.after_abort} tokens, and answered all "
+        f"{len(answer.tokens)}"
+    )

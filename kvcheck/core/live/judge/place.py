@@ -1,0 +1,228 @@
+"""Where in the cache the damage lies that a wrong answer shows: pages of layers, most likely first.
+
+Each wrong step names pages that it read, with a weight; the sum over the wrong steps ranks them.
+
+    lost at a layer            its keys where the step read it: 1. Values of the layer before, where that read: 0.6
+    lost at a layer and head   its keys: 1. Values of the layer before: 0.1, for they are missed by every head
+    <little>, <much>           values of the last layer: 1. In a position test, of the layers that the step shows: 0.5
+    another node               the layer that another request's list leads astray: 1, else each layer that can: 0.5.
+                               One that is not in the own list: the last layer: 1
+    another mark               the layers and heads whose bits differ: 1
+
+A page that a right step of the same request read in that layer counts half: a wrong page is mostly wrong as a whole.
+It still counts, for one token of it can be wrong, and damage can come after the step, with a retraction for one.
+Requests that share all tokens up to the end of a page can share the page: their weights are added.
+Of equal weights the lower layer comes first, for what is wrong there is carried on.
+
+Invariants:
+- Only pages that a wrong step read are named.
+- A step after a token that the request does not list says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from kvcheck.core.live.exchange import Question
+from kvcheck.core.live.judge.steps import Listing, Step
+from kvcheck.core.live.judge.verdicts import Place, Setting
+from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
+from kvcheck.core.live.model.llama import shown_pair
+
+SURE = 1.0
+VALUES_BEFORE = 0.6
+VALUES_BEFORE_ONE_HEAD = 0.1
+ONE_OF_SEVERAL = 0.5
+READ_RIGHT = 0.5
+MOST_PLACES = 6
+
+
+Led = Mapping[tuple[int, int], int]
+"""(node, the node after it) -> a request that lists them so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """What one wrong step says of one layer. heads: empty where no one in particular is meant."""
+
+    layer: int
+    position: int
+    weight: float
+    why: str
+    heads: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """All that is held against one page of one layer."""
+
+    weight: float = 0.0
+    heads: frozenset[int] | None = None
+    why: list[str] = field(default_factory=list)
+
+    def add(self, weight: float, heads: frozenset[int], why: str) -> None:
+        self.weight += weight
+        self.heads = heads if self.heads is None else self.heads | heads if self.heads and heads else frozenset()
+        if why not in self.why:
+            self.why.append(why)
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """Pages of layers that one request's wrong steps point to: (layer, page) -> suspicion."""
+
+    question: Question
+    by_page: dict[tuple[int, int], Suspicion]
+
+    def prefix(self, page: int, page_tokens: int) -> tuple[int, ...]:
+        """All tokens up to the end of a page: what requests that share it have in common."""
+        return self.question.ids[: (page + 1) * page_tokens]
+
+
+def lists(alphabet: Alphabet, questions: Iterable[Question]) -> Led:
+    """Where the pages of these requests lead from each node."""
+    led: dict[tuple[int, int], int] = {}
+    for question in questions:
+        for one, two in pairwise(question.ids):
+            before, after = alphabet.as_place(one), alphabet.as_place(two)
+            if before is not None and after is not None:
+                led.setdefault((before, after), question.number)
+    return led
+
+
+def suspects(setting: Setting, question: Question, taken: Sequence[Step], led: Led) -> Suspects:
+    """What the steps of one answer point to."""
+    hints = [hint for step in taken if not step.is_right for hint in _hints(setting.alphabet, question, step, led)]
+    right = {
+        (layer, step.positions[layer] // setting.page_tokens)
+        for step in taken
+        if step.is_right
+        for layer in _shown_layers(setting.alphabet, step)
+    }
+    by_page: dict[tuple[int, int], Suspicion] = {}
+    for hint in hints:
+        key = hint.layer, hint.position // setting.page_tokens
+        seen_right = key in right
+        why = hint.why + (", though another step read that page right" if seen_right else "")
+        share = READ_RIGHT if seen_right else 1.0
+        by_page.setdefault(key, Suspicion()).add(hint.weight * share, hint.heads, why)
+    return Suspects(question, by_page)
+
+
+def ranked(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -> tuple[Place, ...]:
+    """The places of one request, with what other requests of its round add to those that they share."""
+    places = []
+    for (layer, page), suspicion in own.by_page.items():
+        weight, why, also = suspicion.weight, "; ".join(suspicion.why), []
+        prefix = own.prefix(page, setting.page_tokens)
+        for other in round_suspects:
+            theirs = other.by_page.get((layer, page))
+            is_other = other.question.number != own.question.number
+            if theirs is not None and is_other and other.prefix(page, setting.page_tokens) == prefix:
+                weight += theirs.weight
+                also.append(other.question.number)
+        if also:
+            why += f"; {len(also)} more wrong requests with the same tokens point to it, the first is {also[0]}"
+        heads = suspicion.heads or ()
+        places.append(
+            Place(
+                layer=layer,
+                head=next(iter(heads)) if len(heads) == 1 else None,
+                page=page,
+                first=page * setting.page_tokens,
+                last=(page + 1) * setting.page_tokens - 1,
+                weight=weight,
+                why=why,
+            )
+        )
+    ordered = sorted(places, key=lambda place: (-place.weight, place.layer, place.page))
+    return tuple(replace(place, weight=round(place.weight, 6)) for place in ordered[:MOST_PLACES])
+
+
+def _shown_layers(alphabet: Alphabet, step: Step) -> Iterable[int]:
+    """Layers whose values a step shows: all in a walk, those of one group of bits in a position test."""
+    if step.path:
+        return range(alphabet.parameters.layers)
+    return {pair // alphabet.parameters.kv_heads for pair in _shown_pairs(alphabet, step.expected)}
+
+
+def _shown_pairs(alphabet: Alphabet, expected: int) -> list[int]:
+    """The (layer, head) pair of each bit of a mark that is answered."""
+    mark = alphabet.as_mark(expected)
+    assert mark is not None
+    phase = (mark[0] - 1) % alphabet.parameters.phases
+    return [shown_pair(alphabet.parameters, phase, bit) for bit in range(alphabet.parameters.bits)]
+
+
+def _hints(alphabet: Alphabet, question: Question, step: Step, led: Led) -> Iterator[Hint]:
+    lost = alphabet.lost_at(step.answered)
+    if lost is not None:
+        return _lost(alphabet, step, *lost)
+    return _other_node(alphabet, question, step, led) if step.path else _other_mark(alphabet, step)
+
+
+def _lost(alphabet: Alphabet, step: Step, layer: int, head: int | None) -> Iterator[Hint]:
+    named = head if alphabet.parameters.kv_heads > 1 else None
+    heads = frozenset() if named is None else frozenset({named})
+    at = f"layer {layer}" if named is None else f"KV head {named} of layer {layer}"
+    why = f"{at} found nothing at position {step.positions[layer]}"
+    yield Hint(layer=layer, position=step.positions[layer], weight=SURE, why=why, heads=heads)
+    if layer and step.path:
+        yield Hint(
+            layer=layer - 1,
+            position=step.positions[layer - 1],
+            weight=VALUES_BEFORE if named is None else VALUES_BEFORE_ONE_HEAD,
+            why=f"values of position {step.positions[layer - 1]} may have sent layer {layer} astray",
+        )
+
+
+def _other_node(alphabet: Alphabet, question: Question, step: Step, led: Led) -> Iterator[Hint]:
+    last = alphabet.parameters.layers - 1
+    answered = alphabet.as_node(step.answered)
+    if step.answered in (TOO_LITTLE, TOO_MUCH):
+        why = (
+            f"values of the last layer contradict each other, or are too weak or too strong, at {step.positions[last]}"
+        )
+        yield Hint(layer=last, position=step.positions[last], weight=SURE, why=why)
+    if answered is None:
+        return
+    listing = Listing.of(alphabet, question.ids)
+    if answered not in listing.first:
+        why = f"the node that was answered is not in the request; the last layer read position {step.positions[last]}"
+        yield Hint(layer=last, position=step.positions[last], weight=SURE, why=why)
+        return
+    for layer in range(last + 1):
+        found = listing.back(answered, last - layer)
+        if found is None or found == step.path[layer + 1]:
+            continue
+        sender = led.get((step.path[layer], found)) if layer else None
+        why = f"layer {layer} can have found node {found} instead of {step.path[layer + 1]}"
+        yield Hint(
+            layer=layer,
+            position=step.positions[layer],
+            weight=ONE_OF_SEVERAL if sender is None else SURE,
+            why=why if sender is None else f"{why}, as request {sender} lists it",
+        )
+
+
+def _other_mark(alphabet: Alphabet, step: Step) -> Iterator[Hint]:
+    said, right = alphabet.as_mark(step.answered), alphabet.as_mark(step.expected)
+    assert right is not None
+    pairs = _shown_pairs(alphabet, step.expected)
+    heads = alphabet.parameters.kv_heads
+    if step.answered in (TOO_LITTLE, TOO_MUCH):
+        for layer in sorted({pair // heads for pair in pairs}):
+            why = f"bits of layer {layer} may be too weak, or contradict each other, at {step.positions[layer]}"
+            yield Hint(layer=layer, position=step.positions[layer], weight=ONE_OF_SEVERAL, why=why)
+    if said is None or said[0] != right[0]:
+        return
+    wrong: dict[int, set[int]] = {}
+    for bit, pair in enumerate(pairs):
+        if (said[1] ^ right[1]) >> bit & 1:
+            wrong.setdefault(pair // heads, set()).add(pair % heads)
+    for layer, which in wrong.items():
+        names = ", ".join(map(str, sorted(which)))
+        why = f"the bits of KV heads {names} in layer {layer} differ at position {step.positions[layer]}"
+        yield Hint(layer=layer, position=step.positions[layer], weight=SURE, why=why, heads=frozenset(which))

@@ -1,0 +1,180 @@
+"""A round judged: every answer of it, with what the run had sent before.
+
+Invariants:
+- A pure function of its arguments: the same exchanges give the same judgement.
+- What could not be judged is in the judgement with its reason, never left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvcheck.core.live.judge.answer import (
+    Kind,
+    after_abort,
+    broken_off,
+    first_wrong,
+    kind_of_wrong,
+    unjudged_reason,
+    wrong_length,
+    wrong_set_up,
+)
+from kvcheck.core.live.judge.cached import impossible_counts
+from kvcheck.core.live.judge.place import lists, ranked, suspects
+from kvcheck.core.live.judge.sent import Sent
+from kvcheck.core.live.judge.steps import Step, steps
+from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE, Exchange, Judgement, Place, Setting, Unjudged, Wrong
+
+LATEST = 512
+"""Requests before a round whose pages an answer may have read: more would only cost time."""
+
+
+def judge_round(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> Judgement:
+    """What a round showed. sent: of the rounds before; `sent.plus` adds this one for the next."""
+    judged: list[Exchange] = []
+    unjudged: list[Unjudged] = []
+    for exchange in exchanges:
+        reason = wrong_set_up(exchange)
+        if reason is None:
+            judged.append(exchange)
+            reason = unjudged_reason(setting, exchange)
+        if reason is not None:
+            unjudged.append(_unjudged(exchange, reason))
+    lost = [(exchange, step) for exchange in judged if (step := first_wrong(exchange)) is not None]
+    wrong = _wrong_tokens(setting, lost, exchanges, sent)
+    for exchange in judged:
+        wrong += _wrong_ends(setting, exchange)
+    wrong += [_wrong(exchange, "KV805", text) for exchange, text in impossible_counts(setting, exchanges, sent)]
+    compared = [_compared(exchange) for exchange in judged]
+    return Judgement(
+        tokens=sum(compared),
+        requests=sum(count > 0 for count in compared),
+        wrong=tuple(sorted(wrong, key=lambda each: each.request)),
+        unjudged=tuple(unjudged),
+        notes=_notes(setting),
+    )
+
+
+def _compared(exchange: Exchange) -> int:
+    return min(len(exchange.answer.tokens), len(exchange.sending.question.expected))
+
+
+def _notes(setting: Setting) -> tuple[str, ...]:
+    if setting.page is not None:
+        return ()
+    return (f"the server does not say how many tokens a page has; pages of findings are counted by {ASSUMED_PAGE}",)
+
+
+def _unjudged(exchange: Exchange, reason: str) -> Unjudged:
+    return Unjudged(
+        request=exchange.sending.question.number,
+        rid=exchange.sending.rid,
+        end=exchange.answer.end.value,
+        reason=reason,
+        tokens=0 if wrong_set_up(exchange) is not None else _compared(exchange),
+    )
+
+
+def _wrong(exchange: Exchange, code: str, text: str) -> Wrong:
+    """A finding that is about no token."""
+    request = exchange.sending.question.number
+    return Wrong(code=code, request=request, rid=exchange.sending.rid, message=f"request {request}: {text}")
+
+
+def _wrong_ends(setting: Setting, exchange: Exchange) -> list[Wrong]:
+    """What is wrong with how an answer ended. A length says nothing where a token is wrong: that is the finding."""
+    is_right = first_wrong(exchange) is None
+    texts = {
+        "KV804": after_abort(exchange),
+        "KV807": broken_off(exchange),
+        "KV808": wrong_length(setting, exchange) if is_right else None,
+    }
+    return [_wrong(exchange, code, text) for code, text in texts.items() if text is not None]
+
+
+def _wrong_tokens(
+    setting: Setting, lost: Sequence[tuple[Exchange, int]], exchanges: Sequence[Exchange], sent: Sent
+) -> list[Wrong]:
+    """A finding for each answer with a wrong token. Their evidence for a place is put together."""
+    if not lost:
+        return []
+    of_round = {exchange.sending.question.number: exchange.sending.question for exchange in exchanges}
+    latest = list(sent.questions.values())[-LATEST:]
+    led = lists(setting.alphabet, (*of_round.values(), *latest))
+    taken = [
+        list(steps(setting.alphabet, exchange.sending.question.ids, exchange.answer.tokens[: _compared(exchange)]))
+        for exchange, _ in lost
+    ]
+    held = [
+        suspects(setting, exchange.sending.question, each, led) for (exchange, _), each in zip(lost, taken, strict=True)
+    ]
+    found = []
+    for (exchange, step), each, own in zip(lost, taken, held, strict=True):
+        kind = kind_of_wrong(setting.alphabet, exchange, step, of_round=of_round.values(), sent=sent)
+        found.append(_wrong_token(setting, exchange, each, step, kind, ranked(setting, own, held)))
+    return found
+
+
+def _wrong_token(
+    setting: Setting,
+    exchange: Exchange,
+    taken: Sequence[Step],
+    step: int,
+    kind: Kind,
+    places: tuple[Place, ...],
+) -> Wrong:
+    question, answer, alphabet = exchange.sending.question, exchange.answer, setting.alphabet
+    expected, answered = question.expected[step], answer.tokens[step]
+    here = next((each for each in taken if each.index == step), None)
+    before = [each for each in taken if each.index < step and each.is_right]
+    logprob = answer.logprobs[step] if answer.logprobs is not None and step < len(answer.logprobs) else None
+    reads = here.positions if here is not None else ()
+    return Wrong(
+        code=kind.code,
+        request=question.number,
+        rid=exchange.sending.rid,
+        step=step,
+        expected=expected,
+        expected_word=alphabet.word(expected),
+        answered=answered,
+        answered_word=alphabet.word(answered),
+        logprob=logprob,
+        reads=reads,
+        places=places,
+        others=kind.others,
+        message=_message(setting, exchange, step, kind, places),
+        picture={
+            "test": "position" if alphabet.as_node(question.ids[-1]) is None else "walk",
+            "page": setting.page_tokens,
+            "page_assumed": setting.page is None,
+            "prompt": len(question.ids),
+            "right": list(before[-1].positions) if before else None,
+            "wrong": list(reads),
+            "suspects": [place.to_json() for place in places],
+        },
+    )
+
+
+def _message(setting: Setting, exchange: Exchange, step: int, kind: Kind, places: Sequence[Place]) -> str:
+    """The finding in one sentence."""
+    question, alphabet = exchange.sending.question, setting.alphabet
+    said, right = alphabet.word(exchange.answer.tokens[step]), alphabet.word(question.expected[step])
+    text = f"request {question.number} answered {said} at step {step} where {right} is right"
+    lost = alphabet.lost_at(exchange.answer.tokens[step])
+    if lost is not None:
+        text += f": layer {lost[0]} found nothing" + ("" if lost[1] is None else f" in KV head {lost[1]}")
+    whose = ", ".join(map(str, kind.others))
+    if kind.is_whole:
+        text += f"; the whole answer is that of request {whose}"
+    elif kind.others:
+        text += (
+            f"; only request {whose} lists that node" if len(kind.others) == 1 else f"; requests {whose} list that node"
+        )
+    if kind.shift is not None:
+        how = "skips" if kind.shift > 0 else "repeats"
+        text += f"; from there on the answer is the right one, but {how} {abs(kind.shift)} tokens"
+    elif places:
+        text += f"; it points to {places[0]}"
+        if len(places) > 1:
+            text += f", or else to {places[1]}"
+    return text

@@ -1,0 +1,112 @@
+"""An answer taken apart into steps: what each one read, and whether it is right given the token before it.
+
+A wrong token is fed back by the server. Where it is a node that the request lists, or a mark, the next step has a right
+answer again: it is compared with what follows the token that was really said.
+
+Invariants:
+- Only the tokens of the request and of the answer are read.
+- Up to the first wrong token, the steps are those of `answers` and `reads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvcheck.core.live.model.alphabet import Alphabet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One token of an answer. positions: read in each layer. path: node that each layer looks for, and last the node
+    that is found; empty in a position test. expected: what a right server says after the tokens before."""
+
+    index: int
+    positions: tuple[int, ...]
+    path: tuple[int, ...]
+    expected: int
+    answered: int
+
+    @property
+    def is_right(self) -> bool:
+        return self.answered == self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The walk that a request lists. first: position of a node. after: the next node. position_after: where that next
+    node stands. before: the node before."""
+
+    first: dict[int, int] = field(default_factory=dict)
+    after: dict[int, int] = field(default_factory=dict)
+    position_after: dict[int, int] = field(default_factory=dict)
+    before: dict[int, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(alphabet: Alphabet, request: Sequence[int]) -> Listing:
+        """The walk of that request; empty where it lists none."""
+        listing, before = Listing(), None
+        for position, token in enumerate(request):
+            node = alphabet.as_place(token)
+            if node is not None:
+                listing.first.setdefault(node, position)
+                if before is not None and before not in listing.after:
+                    listing.after[before] = node
+                    listing.position_after[before] = position
+                    listing.before[node] = before
+            before = node
+        return listing
+
+    def back(self, node: int, hops: int) -> int | None:
+        """The node from which so many hops lead to `node`."""
+        at: int | None = node
+        for _ in range(hops):
+            at = None if at is None else self.before.get(at)
+        return at
+
+
+def steps(alphabet: Alphabet, request: Sequence[int], answered: Sequence[int]) -> Iterator[Step]:
+    """The steps of an answer, up to the first one whose right answer is not known any more."""
+    if alphabet.as_node(request[-1]) is not None:
+        return _walk(alphabet, request, answered)
+    return _marks(alphabet, request, answered)
+
+
+def _walk(alphabet: Alphabet, request: Sequence[int], answered: Sequence[int]) -> Iterator[Step]:
+    listing = Listing.of(alphabet, request)
+    asked: int | None = alphabet.as_node(request[-1])
+    for index, token in enumerate(answered):
+        if asked is None or asked not in listing.first:
+            return
+        path, positions = [asked], [listing.first[asked]]
+        for _ in range(alphabet.parameters.hops):
+            if path[-1] not in listing.after:
+                return
+            positions.append(listing.position_after[path[-1]])
+            path.append(listing.after[path[-1]])
+        yield Step(
+            index=index,
+            positions=tuple(positions),
+            path=(asked, *path),
+            expected=alphabet.node(path[-1]),
+            answered=token,
+        )
+        asked = alphabet.as_node(token)
+
+
+def _marks(alphabet: Alphabet, request: Sequence[int], answered: Sequence[int]) -> Iterator[Step]:
+    held = list(request)
+    for index, token in enumerate(answered):
+        position = len(held) - 1 - alphabet.parameters.distance
+        last = alphabet.as_mark(held[-1])
+        source = alphabet.as_mark(held[position]) if position >= 0 else None
+        if last is None or source is None:
+            return
+        yield Step(
+            index=index,
+            positions=(position,) * alphabet.parameters.layers,
+            path=(),
+            expected=alphabet.mark(last[0] + 1, source[1]),
+            answered=token,
+        )
+        held.append(token)
