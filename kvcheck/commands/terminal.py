@@ -13,10 +13,12 @@ import sys
 import typer
 
 from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.server_facts import is_requirement, server_of
 from kvcheck.core.report.prices import has_price
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.wording import counted, coverage_text
+from kvcheck.core.report.wording import counted, coverage_text, observed_texts, rounds_word
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
 MAX_SHOWN = 3
@@ -48,14 +50,19 @@ def _shown(line: str, encoding: str | None) -> str:
 def cell_lines(row: ScenarioResult) -> list[str]:
     """One cell: verdict, id, schedules, evidence, seconds; then why, if it is no pass, and what it has tried."""
     evidence, found = row.evidence, row.coverage
+    unit = rounds_word(evidence)
     counts = [
-        counted(row.schedules, "schedule") if found is None else f"{row.schedules}/{found.wanted} schedules",
-        *(_cache_counts(evidence) if evidence.lookups else _pair_counts(evidence) or _retract_counts(evidence)),
+        counted(row.schedules, unit.removesuffix("s")) if found is None else f"{row.schedules}/{found.wanted} {unit}"
     ]
-    words = sum(evidence.words_verified.values())
-    counts.append(f"{words:,} words")
+    if is_requirement(row):
+        counts = []  # it has no evidence of its own
+    elif evidence.observed:
+        counts += [counted(evidence.requests, "request"), *observed_texts(evidence.observed)]
+    else:
+        counts += _cache_counts(evidence) if evidence.lookups else _pair_counts(evidence) or _retract_counts(evidence)
+        counts.append(f"{sum(evidence.words_verified.values()):,} words")
     line = f" {_WORDS[row.verdict]}  {row.id:<34} {'  '.join(counts)}  {row.duration_s:.1f}s"
-    why = [f"       {row.code}: {row.reason}"] if row.reason else []
+    why = [f"       {': '.join(part for part in (row.code, row.reason) if part)}"] if row.reason else []
     tried = [f"       {coverage_text(found)}"] if found is not None and (found.tried or found.not_tried) else []
     return [line, *why, *tried]
 
@@ -154,6 +161,10 @@ def verdict_lines(record: RunRecord) -> list[str]:
         parts.append(counted(conditional, "conditional finding"))
     state = "" if record.complete else "   (interrupted: partial)"
     work = f"{record.evidence.schedules} schedules, {record.evidence.events:,} events"
+    if server_of(record) is not None:
+        done = record.evidence
+        tokens = counted(done.observed.get(TOKEN, 0), "token")
+        work = f"{counted(done.schedules, 'round')}, {counted(done.requests, 'request')}, {tokens} judged"
     if record.mutants and not record.scenarios:
         work = counted(sum(row.schedules for row in record.mutants), "schedule")
     if record.bench:

@@ -3,32 +3,41 @@
 Invariants:
 - A row that a run of the same engine lacks is "not run" there, and its bug is unjudged. It is never a pass.
 - Every entry has the counts that its verdict rests on, and a command that repeats it.
-- Runs of different engines share no table, because their rows mean different things.
+- Runs of different installed engines share no table, because their rows mean different things. Runs against servers
+  share one: the same is asked of every server.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvcheck.core.base.bugs import bug_of
 from kvcheck.core.base.cells import cell_of, lines_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
-from kvcheck.core.report.wording import counted, evidence_text, why_text
+from kvcheck.core.base.server_facts import engine_and_version, is_requirement, server_of
+from kvcheck.core.report.wording import counted, evidence_text, observed_texts, why_text
 
 NOT_RUN = "not run"
+SERVERS = "servers"
+"""The table of runs against running servers."""
+
 CONDITIONAL = "conditional "
 """What is before the code of a finding under an assumption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One run. label: the release that it judged, with the run's id if two runs judged the same release."""
+    """One run. label: the release that it judged, with the run's id if two runs judged the same release.
+
+    table: the name of the table that it is a column of.
+    """
 
     label: str
+    table: str
     engine: str
     version: str
     run_id: str
@@ -37,7 +46,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One row in one run. verdict None: not run. words: verified; orderings: checked. replay: a command.
+    """One row in one run. verdict None: not run. words: verified; orderings: checked; observed: what a
+    server did. replay: a command.
 
     notes: remarks of the run about this row, such as what was not exercised.
     """
@@ -50,6 +60,7 @@ class Entry:
     schedules: int = 0
     words: int = 0
     orderings: int = 0
+    observed: Mapping[str, int] = field(default_factory=dict)
     replay: str = ""
     notes: tuple[str, ...] = ()
 
@@ -75,9 +86,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All rows about one bug. verdicts: one for each run: the worst of its rows, and unknown if a row was not run."""
+    """All rows about one bug. verdicts: one for each run: the worst of its rows, and unknown if a row was not run.
 
-    title: str
+    title: None for a scenario with servers: it is about no bug, and has one row.
+    """
+
+    title: str | None
     rows: tuple[Row, ...]
 
     @property
@@ -95,7 +109,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Runs of one engine."""
+    """Runs of one installed engine, or of servers."""
 
     engine: str
     columns: tuple[Column, ...]
@@ -140,8 +154,8 @@ def compare(records: Sequence[RunRecord]) -> Comparison:
         if (row := _twice(result.id for result in record.scenarios)) is not None:
             raise UsageError(f"run {record.run_id} has the row {row!r} twice, so it cannot be compared: run it again")
     columns = _columns(records)
-    engines = dict.fromkeys(column.engine for column in columns)
-    return Comparison(tables=tuple(_table(engine, [c for c in columns if c.engine == engine]) for engine in engines))
+    names = dict.fromkeys(column.table for column in columns)
+    return Comparison(tables=tuple(_table(name, [c for c in columns if c.table == name]) for name in names))
 
 
 def _twice(names: Iterable[str]) -> str | None:
@@ -155,6 +169,7 @@ def _columns(records: Sequence[RunRecord]) -> list[Column]:
     return [
         Column(
             label=label if labels.count(label) == 1 else f"{label}, run {record.run_id}",
+            table=engine if server_of(record) is None else SERVERS,
             engine=engine,
             version=version,
             run_id=record.run_id,
@@ -165,7 +180,10 @@ def _columns(records: Sequence[RunRecord]) -> list[Column]:
 
 
 def _engine(record: RunRecord) -> tuple[str, str]:
-    """What was under test, and its version: an installed engine, or kvcheck's own fixed build."""
+    """What was under test, and its version: an installed engine, kvcheck's own fixed build, or a server."""
+    if (server := server_of(record)) is not None:
+        name, known = engine_and_version(server)
+        return name, known or "of unknown version"
     engine = record.environment.get("engine")
     if isinstance(engine, dict):
         return str(engine.get("engine", "unknown engine")), str(engine.get("version", "unknown"))
@@ -173,7 +191,7 @@ def _engine(record: RunRecord) -> tuple[str, str]:
 
 
 def _table(engine: str, columns: list[Column]) -> Table:
-    ids = list(dict.fromkeys(result.id for column in columns for result in column.record.scenarios))
+    ids = list(dict.fromkeys(name for column in columns for name in _results(column)))
     shows = {name: text for column in reversed(columns) for name, text in _shown(column.record).items()}
     groups: dict[str, list[Row]] = {}
     told: set[str] = set()
@@ -181,7 +199,10 @@ def _table(engine: str, columns: list[Column]) -> Table:
         text = shows.get(name, "")
         row = Row(id=name, shows="" if text in told else text, cells=cells)
         told.add(text)
-        groups.setdefault(bug_of(name.partition("/")[0]), []).append(row)
+        groups.setdefault(name if engine == SERVERS else bug_of(name.partition("/")[0]), []).append(row)
+    if engine == SERVERS:
+        untitled = tuple(Group(title=None, rows=tuple(rows)) for rows in groups.values())
+        return Table(engine=engine, columns=tuple(columns), groups=untitled)
     return Table(
         engine=engine,
         columns=tuple(columns),
@@ -200,14 +221,23 @@ def _shown(record: RunRecord) -> dict[str, str]:
     return {str(name): str(text) for name, text in shows.items()} if isinstance(shows, dict) else {}
 
 
+def _results(column: Column) -> dict[str, ScenarioResult]:
+    """The run's results by the names of their rows: with servers a row is named without the engine."""
+    rows = column.record.scenarios
+    if column.table != SERVERS:
+        return {row.id: row for row in rows}
+    short = [row.id.removesuffix(f"/{column.engine}") for row in rows]
+    return {name if short.count(name) == 1 else row.id: row for name, row in zip(short, rows, strict=True)}
+
+
 def _cells(column: Column, ids: Iterable[str]) -> list[Entry]:
     """The run's cells of these rows."""
     record = column.record
-    results = {each.id: each for each in record.scenarios}
+    results = _results(column)
     found: dict[str, list[Finding]] = {}
     for finding in record.findings:
         found.setdefault(finding.cell, []).append(finding)
-    return [_cell(column, results.get(name), found.get(name, [])) for name in ids]
+    return [_cell(column, row, found.get(row.id, []) if row else []) for row in map(results.get, ids)]
 
 
 def _cell(column: Column, result: ScenarioResult | None, findings: list[Finding]) -> Entry:
@@ -222,10 +252,11 @@ def _cell(column: Column, result: ScenarioResult | None, findings: list[Finding]
             dict.fromkeys(each.code if each.condition is None else CONDITIONAL + each.code for each in findings)
         ),
         text=_text(findings[0]) if findings else why_text(result),
-        evidence=evidence_text(result.evidence) or "nothing counted",
+        evidence="" if is_requirement(result) else evidence_text(result.evidence) or "nothing counted",
         schedules=result.schedules,
         words=sum(result.evidence.words_verified.values()),
         orderings=result.evidence.orderings_checked or 0,
+        observed=result.evidence.observed,
         replay=_replay(record, result, findings),
         notes=_notes(record, result.id),
     )
@@ -260,7 +291,7 @@ def _replay(record: RunRecord, result: ScenarioResult, findings: Iterable[Findin
 
 
 def summary(comparison: Comparison) -> str:
-    """One line: how many bugs each run fails, passes, or leaves unjudged."""
+    """One line: how many bugs, or scenarios with a server, each run fails, passes, or leaves unjudged."""
     texts = []
     for table in comparison.tables:
         for at, column in enumerate(table.columns):
@@ -274,6 +305,10 @@ def summary(comparison: Comparison) -> str:
 def counts(cell: Entry) -> str:
     """What the verdict rests on, in short."""
     if cell.verdict is None:
+        return ""
+    if cell.observed:
+        return ", ".join((counted(cell.schedules, "round"), *observed_texts(cell.observed)))
+    if not cell.evidence:
         return ""
     parts = [counted(cell.schedules, "schedule")]
     parts += [counted(cell.words, "word")] if cell.words else []

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.report.comparison.compare import Column, Comparison, Entry, Row
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.to_csv import csv_text
 
 COLUMNS = (
     *("kind", "bug", "cell", "shows", "engine", "version", "run_id", "verdict", "codes"),
-    *("schedules", "words", "orderings", "text", "evidence", "notes", "replay"),
+    *("schedules", "words", "orderings", "tokens", "text", "evidence", "notes", "replay"),
 )
 
 
@@ -28,7 +29,7 @@ def render(comparison: Comparison) -> str:
     rows: list[dict[str, object]] = []
     for table in comparison.tables:
         for group in table.groups:
-            for column, verdict in zip(table.columns, group.verdicts, strict=True):
+            for column, verdict in zip(table.columns, group.verdicts, strict=True) if group.title is not None else ():
                 rows.append({"kind": "bug", "bug": group.title, **_release(column), "verdict": verdict.value})
             for row in group.rows:
                 for column, cell in zip(table.columns, row.cells, strict=True):
@@ -50,6 +51,7 @@ def _cell(row: Row, cell: Entry) -> dict[str, object]:
         "schedules": cell.schedules,
         "words": cell.words,
         "orderings": cell.orderings or None,
+        "tokens": cell.observed.get(TOKEN),
         "text": cell.text or None,
         "evidence": cell.evidence,
         "notes": "; ".join(cell.notes) or None,

@@ -12,7 +12,8 @@ from pathlib import Path
 from markupsafe import Markup
 
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.report.comparison.compare import Column, Comparison, Entry, Group, counts, summary
+from kvcheck.core.base.server_facts import server_of
+from kvcheck.core.report.comparison.compare import SERVERS, Column, Comparison, Entry, Group, counts, summary
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.templates import template
 from kvcheck.core.report.wording import MARKS, asset, clip, visible
@@ -38,6 +39,7 @@ def render(comparison: Comparison) -> str:
         tables=[
             {
                 "engine": table.engine,
+                "heading": "scenario" if table.engine == SERVERS else "bug, and what was tried",
                 "columns": table.columns,
                 "groups": [_group(group) for group in table.groups],
             }
@@ -76,13 +78,13 @@ def _cell(cell: Entry) -> dict[str, object]:
 def _run(column: Column) -> dict[str, object]:
     record = column.record
     engine = record.environment.get("engine")
-    facts = engine if isinstance(engine, dict) else record.environment
+    facts = engine if isinstance(engine, dict) else server_of(record) or record.environment
     return {
         "label": column.label,
         "verdict": record.verdict.value,
         "run": record.run_id,
         "by": f"kvcheck {record.tool.get('version', '')}, {record.started_at}",
-        "on": ", ".join(f"{name} {facts[name]}" for name in ("python", "torch") if name in facts),
+        "on": ", ".join(f"{name} {facts[name]}" for name in ("address", "python", "torch") if name in facts),
         "seed": "n/a" if record.seed is None else str(record.seed),
         "cut": "" if record.complete else "cut short",
         "repro": record.repro,

@@ -39,7 +39,8 @@ def _table(table: Table) -> list[str]:
     for group in table.groups:
         found = zip(group.verdicts, group.conditional, strict=True)
         bold = [f"**{SHOUT[verdict]}**{', conditional findings' * is_conditional}" for verdict, is_conditional in found]
-        lines.append(f"| **{escaped(group.title)}** | " + " | ".join(bold) + " |")
+        if group.title is not None:
+            lines.append(f"| **{escaped(group.title)}** | " + " | ".join(bold) + " |")
         for row in group.rows:
             lines.append(table_line((row.id, *(_short(cell) for cell in row.cells))))
             told += [

@@ -1,7 +1,8 @@
 """Builds: checks that runs are of one build of kvcheck and of one state of each trace and engine.
 
 A run of kvcheck's own code is evidence for the build that judges it, and for no other. A run of an installed engine is
-evidence for that engine: several of one engine have to be of the same files of it, judged by the same kvcheck.
+evidence for that engine: several of one engine have to be of the same files of it, judged by the same kvcheck. A run
+against a server is evidence for the engine that served: several of one engine have to be of one version of it.
 
 Invariants:
 - A run that does not say what it judged is no evidence. Unknown digests never count as equal.
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from kvcheck.core.base.cells import keys_of, lines_of
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.record import Identity, RunRecord
+from kvcheck.core.base.server_facts import engine_and_version, server_of
 
 BUILTIN = "builtin"
 
@@ -61,7 +63,7 @@ def _own(record: RunRecord, code: str) -> Iterator[str]:
         yield f"it does not say which build of kvcheck made it, as records of older versions do not; {again}"
         return
     engine = engine_of(record)
-    if engine is None and identity.code != code:
+    if engine is None and server_of(record) is None and identity.code != code:
         there, here = short(identity.code), short(code)
         yield f"it is of another build of kvcheck: its code is {there}, and {here} here; {again}"
     if engine is not None and identity.target is None:
@@ -75,6 +77,12 @@ def _claims(record: RunRecord) -> Iterator[tuple[tuple[str, ...], str, str]]:
     identity = record.identity
     if identity is None:
         return
+    if (server := server_of(record)) is not None:
+        name, version = engine_and_version(server)
+        # A version that nobody knows is that of no other run.
+        yield ("server", name), version or f"unknown in run {record.run_id}", f"the version of the {name} that served"
+        if identity.code is not None:
+            yield ("checker", f"{name} server"), identity.code, f"the code of kvcheck that judged the {name} server"
     engine = engine_of(record)
     if engine is not None and identity.target is not None:
         yield ("engine", engine), identity.target, f"the {engine} that it judged"
@@ -88,6 +96,7 @@ def _claims(record: RunRecord) -> Iterator[tuple[tuple[str, ...], str, str]]:
 def _apart(name: tuple[str, ...]) -> str:
     return {
         "engine": "gate runs of another build of it by themselves, or run both again",
+        "server": "gate runs of another version of it by themselves",
         "checker": "run both again with one kvcheck",
         "trace": "run both again with one trace",
     }[name[0]]

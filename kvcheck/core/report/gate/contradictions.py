@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from kvcheck.core.base.cells import cell_of, lines_of
 from kvcheck.core.base.record import Evidence, MutantResult, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.base.server_facts import REQUIRED, is_requirement, planned_rows, required
 
 OUTCOMES = {
     "killed": Verdict.PASS,
@@ -38,6 +39,7 @@ def contradictions(record: RunRecord) -> list[str]:
         *(message for row in record.mutants for message in _mutant(row)),
         *_whole(record),
         *_unplanned(record),
+        *_unmet(record),
     ]
 
 
@@ -111,11 +113,22 @@ def _unplanned(record: RunRecord) -> Iterator[str]:
     for row in record.scenarios if record.identity is not None else ():  # without one it may be of version 1
         if row.id in cells and row.coverage is None:
             yield f"{row.id} does not say how many schedules it planned, and without how many it is no pass"
-    yield from _pairs("cell", [*cells, *_names(record, "cases")], judged)
+    yield from _pairs("cell", [*cells, *planned_rows(record), *_names(record, "cases")], judged)
     yield from _pairs("mutant", _names(record, "mutants"), [row.name for row in record.mutants])
     for case in dict.fromkeys(row.case for row in record.bench):
         if case not in _names(record, "cases"):
             yield f"the price of {case} is not in the plan of the run"
+
+
+def _unmet(record: RunRecord) -> Iterator[str]:
+    """Requirements whose rows say another thing than the counts of the run."""
+    least = required(record)
+    for row in record.scenarios:
+        kind = row.id.removeprefix(REQUIRED)
+        if is_requirement(row) and row.verdict is Verdict.PASS:
+            observed = record.evidence.observed.get(kind, 0)
+            if kind not in least or observed < least[kind]:
+                yield f"{row.id} is pass, and the run observed {observed} of {least.get(kind, 'no number')} required"
 
 
 def _names(record: RunRecord, key: str) -> list[str]:

@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.record import BenchRow, Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.base.server_facts import is_requirement, server_name, server_of
 from kvcheck.core.report.gate.budgets import BOUNDS, Budget
 from kvcheck.core.report.gate.builds import build_problems
 from kvcheck.core.report.gate.contradictions import contradictions
@@ -38,11 +40,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Counts of what was judged. verdicts: without those of measured cases."""
+    """Counts of what was judged. verdicts: without those of measured cases. tokens: of answers of running servers."""
 
     runs: int
     verdicts: int
     words_verified: int
+    tokens_judged: int
     bench_rows: int
 
 
@@ -50,12 +53,15 @@ class Tally:
 class RunSummary:
     """One run: what it judged, and how much of its plan it ran.
 
-    cells: judged, without mutants and prices. schedules: in all of them. fewest: of one cell; None without cells.
-    wanted: planned; None where no cell says it. not_tried: strategies and settings, each with the cells that lack it.
+    server: engine and version of the running server that was judged; None: no server. Its schedules are rounds.
+    cells: judged, without mutants, prices and requirements. schedules: in all of them. fewest: of one cell; None
+    without cells. wanted: planned; None where no cell says it. not_tried: strategies and settings, each with the cells
+    that lack it.
     """
 
     run_id: str
     identity: Identity | None
+    server: str | None
     cells: int
     schedules: int
     wanted: int | None
@@ -163,6 +169,7 @@ def tally(records: Sequence[RunRecord]) -> Tally:
         runs=len(records),
         verdicts=sum(len(record.mutants) + len(_cells(record)) for record in records),
         words_verified=sum(sum(record.evidence.words_verified.values()) for record in records),
+        tokens_judged=sum(record.evidence.observed.get(TOKEN, 0) for record in records),
         bench_rows=sum(len(record.bench) for record in records),
     )
 
@@ -227,6 +234,8 @@ def _gaps(record: RunRecord) -> list[str]:
         for row in _cells(record)
         if row.verdict is Verdict.PASS and not _has_judged(row.evidence)
     ]
+    if any(map(is_requirement, record.scenarios)) and not _cells(record):
+        told.append("the run judged no answer of its server")
     if not record.complete:
         told.append("the run is not complete: it was cut short")
     if not (record.scenarios or record.mutants or record.bench):
@@ -238,15 +247,21 @@ def _gaps(record: RunRecord) -> list[str]:
 
 def _short(record: RunRecord, min_schedules: int | None) -> Iterator[str]:
     """Cells that passed after too few schedules."""
+    is_live = server_of(record) is not None
+    units = (
+        "rounds" if is_live else "schedules"
+    )  # nobody picks a schedule inside a server: --min-schedules is not about it
     for row in _cells(record):
         floor = 0 if row.coverage is None else row.coverage.floor
-        least = floor if min_schedules is None else max(floor, min_schedules)
+        least = floor if min_schedules is None or is_live else max(floor, min_schedules)
         if row.verdict is Verdict.PASS and row.schedules < least:
             asked = "--min-schedules asks for" if least > floor else "it needs"
             how = f"{record.repro}, with --schedules {least} or more and a larger --max-time"
-            if "/" in row.shape and not any(word.startswith("--transport") for word in record.argv):
+            if is_live:
+                how = f"{record.repro}, with --rounds {least} or more"
+            elif "/" in row.shape and not any(word.startswith("--transport") for word in record.argv):
                 how = f"{record.repro} --transport loopback, which leaves this cell over processes out"
-            yield f"{row.id} passed after too few schedules: {asked} {least}, got {row.schedules}; next: {how}"
+            yield f"{row.id} passed after too few {units}: {asked} {least}, got {row.schedules}; next: {how}"
 
 
 def _summary(record: RunRecord, cells: Sequence[ScenarioResult]) -> RunSummary:
@@ -254,6 +269,7 @@ def _summary(record: RunRecord, cells: Sequence[ScenarioResult]) -> RunSummary:
     return RunSummary(
         run_id=record.run_id,
         identity=record.identity,
+        server=None if (server := server_of(record)) is None else server_name(server),
         cells=len(cells),
         schedules=sum(row.schedules for row in cells),
         wanted=sum(each.wanted for each in covered) if covered else None,
@@ -263,13 +279,14 @@ def _summary(record: RunRecord, cells: Sequence[ScenarioResult]) -> RunSummary:
 
 
 def _cells(record: RunRecord) -> tuple[ScenarioResult, ...]:
-    """All scenarios without cases of a benchmark, whose verdicts are not about the cache."""
+    """All scenarios without cases of a benchmark and requirements, whose verdicts are not about the cache."""
     measured = {row.case for row in record.bench if row.ratios}
-    return tuple(row for row in record.scenarios if row.id not in measured)
+    return tuple(row for row in record.scenarios if row.id not in measured and not is_requirement(row))
 
 
 def _has_judged(evidence: Evidence) -> bool:
-    return evidence.schedules > 0 and (any(evidence.words_verified.values()) or bool(evidence.orderings_checked))
+    judged = (*evidence.words_verified.values(), evidence.orderings_checked, evidence.observed.get(TOKEN))
+    return evidence.schedules > 0 and any(judged)
 
 
 def _nearest(budget: Budget, rows: Sequence[StoredRow]) -> str:

@@ -66,7 +66,12 @@ def _integrity(result: GateResult) -> str:
     tally = result.tally
     if not tally.verdicts:
         return f"{_many(tally.runs, 'run')} without a verdict; name a run of kvcheck stress to have integrity judged"
-    judged = f"{_many(tally.runs, 'run')}, {_many(tally.verdicts, 'verdict')}, {tally.words_verified:,} words verified"
+    parts = [_many(tally.runs, "run"), _many(tally.verdicts, "verdict")]
+    if tally.words_verified or not tally.tokens_judged:
+        parts.append(f"{tally.words_verified:,} words verified")
+    if tally.tokens_judged:
+        parts.append(f"{_many(tally.tokens_judged, 'token')} of answers judged")
+    judged = ", ".join(parts)
     return f"{judged}: {_many(len(result.integrity), 'problem') if result.integrity else 'no finding'}"
 
 
@@ -92,12 +97,17 @@ def _some_schedules(runs: tuple[RunSummary, ...]) -> str:
     ran = sum(run.schedules for run in runs)
     wanted = [run.wanted for run in runs if run.cells]
     known = [each for each in wanted if each is not None]
-    return f"{ran:,} of {sum(known):,} schedules" if known and len(known) == len(wanted) else _many(ran, "schedule")
+    kinds = {run.server is not None for run in runs if run.cells}
+    if len(kinds) == 2:
+        return f"{ran:,} schedules and rounds"
+    noun = "round" if True in kinds else "schedule"
+    return f"{ran:,} of {sum(known):,} {noun}s" if known and len(known) == len(wanted) else _many(ran, noun)
 
 
 def _run(run: RunSummary) -> str:
     """One run: its schedules, what it did not try, and what it judged."""
-    parts = [f"{run.run_id}: {_some_schedules((run,))} in {_many(run.cells, 'cell')}, {run.fewest or 0} or more each"]
+    cells = _many(run.cells, "cell") + ("" if run.server is None else f" at {run.server}")
+    parts = [f"{run.run_id}: {_some_schedules((run,))} in {cells}, {run.fewest or 0} or more each"]
     if not run.cells:
         parts = [f"{run.run_id}: no cells"]
     if run.not_tried:
