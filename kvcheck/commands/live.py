@@ -89,16 +89,16 @@ AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Allow a serve
 class ServerOptions:
     """What only a run against a server reads, by the names of the options; None and False are what nobody gave."""
 
-    known_answers: Path | None
-    decode: str | None
-    engine_name: str | None
-    metrics: list[str] | None
-    require: list[str] | None
-    concurrency: int | None
-    timeout: float | None
-    key_env: str | None
-    admin: bool
-    allow_remote: bool
+    known_answers: Path | None = None
+    decode: str | None = None
+    engine_name: str | None = None
+    metrics: list[str] | None = None
+    require: list[str] | None = None
+    concurrency: int | None = None
+    timeout: float | None = None
+    key_env: str | None = None
+    admin: bool = False
+    allow_remote: bool = False
 
     @property
     def timeout_s(self) -> float:
@@ -209,6 +209,7 @@ def _session(
         seed=base.seed,
         plan={
             "cells": [each.plan.line() for each in progress],
+            "scenarios": [each.plan.cell for each in progress],
             "schedules": run.schedules or DEFAULT_ROUNDS,
             "max_time_s": run.max_time,
             "require": dict(required),

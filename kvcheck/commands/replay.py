@@ -10,22 +10,24 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvcheck.commands import live
+from kvcheck.commands.live_replay import replay_live
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
 from kvcheck.commands.probes import installed_engine
+from kvcheck.commands.replayed import Replayed
 from kvcheck.commands.targets import runner_of, target_of
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.record import Finding, Verdict, read_record
+from kvcheck.core.live.line import is_live_line, parse_live_line
 from kvcheck.core.report.store import find_run
 from kvcheck.core.stress.cell_task import CellTask, Report
 from kvcheck.core.stress.schedule import Kind, Plan, parse_line
@@ -42,13 +44,23 @@ def replay(
         str | None, typer.Option(help="cuda or cuda:N: delay on this device what the CPU found unordered.")
     ] = None,
     out: StoredIn = DEFAULT_OUT,
+    timeout: live.Timeout = None,
+    key_env: live.KeyEnv = None,
+    admin: live.Admin = False,
+    allow_remote: live.AllowRemote = False,
 ) -> int:
     """Run each line again, and say whether it still fails."""
     from kvcheck.core.stress.runner_rows import row_of
 
     check_choice("--format", format_name, FORMATS)
     check_positive("--times", times)
-    lines = [line for each in what for line in _lines_of(each, out)]
+    check_positive("--timeout", timeout)
+    found = [line for each in what for line in _lines_of(each, out)]
+    asked = [parse_live_line(line) for line in found if is_live_line(line)]
+    lines = [line for line in found if not is_live_line(line)]
+    server = live.ServerOptions(timeout=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
+    if asked and device is not None:
+        raise UsageError(f"--device {device}: a running server has its own; leave it out")
     worst = Verdict.PASS
     plans = [parse_line(line) for line in lines]
     for plan in plans:
@@ -60,23 +72,14 @@ def replay(
             for line in done.told if format_name == "text" else [done.to_json(plan, times)]:
                 say(line)
             worst = Verdict.worst((worst, done.verdict))
+    for live_plan in asked:
+        done = replay_live(live_plan, times, server)
+        for line in done.told if format_name == "text" else [done.to_json(live_plan, times)]:
+            say(line)
+        worst = Verdict.worst((worst, done.verdict))
     if format_name == "text":
         say(f" exit {worst.exit_code}")
     return worst.exit_code
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """The result of one line's runs. agreed: how many had the result of the first. told: lines for the terminal."""
-
-    verdict: Verdict
-    agreed: int
-    told: list[str]
-
-    def to_json(self, plan: Plan, times: int) -> str:
-        """One line of JSON."""
-        row = {"line": plan.line(), "cell": plan.cell, "verdict": self.verdict.value}
-        return json.dumps({**row, "agreed": self.agreed, "times": times, "text": "\n".join(self.told).strip()})
 
 
 def _replayed(plans: list[Plan], times: int, device: str | None) -> Iterator[tuple[Plan, Replayed]]:

@@ -21,7 +21,9 @@ from kvcheck.core.live.clients.client import Client, Trouble
 from kvcheck.core.live.counting import observe
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question, Sending, Served
 from kvcheck.core.live.health import judge_health
-from kvcheck.core.live.judge import Judgement, Sent, Setting, finding, judge_round, longest_shared, made, packed
+from kvcheck.core.live.judge import judge_round
+from kvcheck.core.live.judge.sent import Sent, longest_shared, made, packed
+from kvcheck.core.live.judge.verdicts import Judgement, Setting, finding
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.questions import Questions

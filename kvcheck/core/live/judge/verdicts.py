@@ -11,19 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.live.exchange import Answer, Sending
+from kvcheck.core.live.exchange import Exchange as Exchange
 from kvcheck.core.live.model.alphabet import Alphabet
 
 ORACLE = "known-answers"
 ASSUMED_PAGE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """One sending with what came back."""
-
-    sending: Sending
-    answer: Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

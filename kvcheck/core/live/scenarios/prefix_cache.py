@@ -33,7 +33,8 @@ class PrefixCache:
         """A first wave of new prompts; a second of prompts that share their first parts; a third of next turns."""
         bases = [_base(questions, rng, sizes) for _ in range(max(1, sizes.requests // 6))]
         first = [questions.put(rng, subject, questions.cover(subject)) for subject in bases]
-        second = [_shared(questions, rng, bases[rng.below(len(bases))]) for _ in range(sizes.requests // 2)]
+        shared = [_shared(questions, rng, bases[rng.below(len(bases))]) for _ in range(sizes.requests // 2)]
+        second = [questions.put(rng, subject, questions.cover(subject)) for subject in shared]
         room = questions.longest - 16
         open_walks = [
             question
@@ -42,7 +43,7 @@ class PrefixCache:
         ]
         turns = max(0, sizes.requests - len(first) - len(second)) if open_walks else 0
         third = [questions.again(rng, open_walks[rng.below(len(open_walks))], 16 + rng.below(32)) for _ in range(turns)]
-        waves = (first, [questions.put(rng, subject, questions.cover(subject)) for subject in second], third)
+        waves = (first, second, third)
         return Round(
             tuple(
                 Wave(orders=tuple(Order(question=question) for question in wave), concurrency=sizes.concurrency)

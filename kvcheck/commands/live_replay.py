@@ -1,0 +1,70 @@
+"""`kvcheck replay` of lines of a running server: the same requests again, several times, and how often they failed.
+
+Invariants:
+- The first time the requests are those of the line, word for word; afterwards they are the same situation in other
+  words, since the server may keep the first ones in its cache.
+- A server is not deterministic: a line that does not fail again is UNKNOWN and never fixed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections import Counter
+from pathlib import Path
+
+from kvcheck.commands.live import ServerOptions, client_of, describe
+from kvcheck.commands.replayed import Replayed
+from kvcheck.core.base.record import Finding, Verdict
+from kvcheck.core.live.line import LivePlan
+from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.model.folder import read_model
+from kvcheck.core.live.runner import LiveRunner, RoundResult
+
+NOT_DETERMINISTIC = "a server is not deterministic: only its requests are the same, not what it does when"
+
+
+def replay_live(plan: LivePlan, times: int, server: ServerOptions) -> Replayed:
+    """Send the requests of a line again. Raises UsageError where the server cannot be asked."""
+    known = read_model(Path(plan.known_answers))
+    client = client_of(plan.target, dataclasses.replace(server, decode=plan.decode, engine_name=plan.engine), known)
+    served = describe(client)
+    results: list[RoundResult] = []
+    for attempt in range(times):
+        runner = LiveRunner(client, Alphabet(known.parameters), timeout_s=server.timeout_s, is_replay=attempt == 0)
+        runner.begin(served, names=secrets.randbelow(1 << 32))
+        names = plan.names if attempt == 0 else secrets.randbelow(1 << 32)
+        results.append(runner.run(dataclasses.replace(plan, names=names, admin=int(bool(plan.admin) and server.admin))))
+        if results[-1].is_over:
+            break
+    return _told(plan, results, is_forced=server.admin or not plan.admin)
+
+
+def _told(plan: LivePlan, results: list[RoundResult], *, is_forced: bool) -> Replayed:
+    failed = [result for result in results if result.findings]
+    notes = [f"   {NOT_DETERMINISTIC}"]
+    if not is_forced:
+        notes.append("   retractions on demand were left out: they need --admin here too")
+    if failed:
+        first = failed[0].findings[0]
+        codes = Counter(found.code for result in failed for found in _first_of_each(result.findings))
+        counted = ", ".join(f"{code} {count}" for code, count in sorted(codes.items()))
+        lines = [
+            f" STILL FAILS {len(failed)}/{len(results)}  {plan.cell}: {first.code} {first.message}",
+            f"   runs with each code: {counted}",
+            *notes,
+        ]
+        return Replayed(Verdict.FAIL, _agreed(results), lines)
+    judged = sum(result.evidence.observed.get("token", 0) for result in results)
+    reasons = list(dict.fromkeys(reason for result in results for reason in result.reasons))
+    why = f"; {reasons[0]}" if reasons else ""
+    lines = [f" NOT REPRODUCED 0/{len(results)}  {plan.cell}: {judged:,} tokens judged, none wrong{why}", *notes]
+    return Replayed(Verdict.UNKNOWN, _agreed(results), lines)
+
+
+def _first_of_each(findings: tuple[Finding, ...]) -> list[Finding]:
+    return list({found.code: found for found in reversed(findings)}.values())
+
+
+def _agreed(results: list[RoundResult]) -> int:
+    return sum(bool(result.findings) == bool(results[0].findings) for result in results)

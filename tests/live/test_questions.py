@@ -1,0 +1,119 @@
+"""Questions: drawn from seeds, asked under other names, and long enough to read every page."""
+
+from __future__ import annotations
+
+from math import gcd
+
+import pytest
+from rigs.live_client import ALPHABET, PARAMETERS
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.live.model.answers import answers, reads
+from kvcheck.core.live.questions import Questions
+from kvcheck.core.live.scenarios import LIVE_SCENARIOS
+from kvcheck.core.live.scenarios.scenario import Sizes
+
+SIZES = Sizes(requests=18, concurrency=4, longest=1024, pool=1600, may_force=True)
+
+
+def questions(names: int = 7, longest: int = 1024) -> Questions:
+    return Questions(ALPHABET, longest=longest, names=names)
+
+
+@pytest.mark.parametrize("name", LIVE_SCENARIOS.names())
+@pytest.mark.parametrize(("longest", "pool"), [(80, None), (300, 400), (1024, 1600), (2048, 100_000)])
+def test_every_question_of_a_scenario_has_its_one_right_answer(name: str, longest: int, pool: int | None) -> None:
+    sizes = Sizes(requests=18, concurrency=4, longest=longest, pool=pool, may_force=False)
+    round_ = LIVE_SCENARIOS.load(name).draw(questions(longest=longest), Rng(3), sizes)
+    numbers = [order.question.number for order in round_.orders]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) >= 12
+    for order in round_.orders:
+        question = order.question
+        assert question.expected
+        assert question.expected == answers(ALPHABET, question.ids, len(question.expected))
+        assert len(question.ids) + len(question.expected) <= longest
+    assert all(wave.orders and wave.concurrency >= 1 for wave in round_.waves)
+
+
+@pytest.mark.parametrize("name", LIVE_SCENARIOS.names())
+def test_equal_seeds_draw_equal_rounds_and_other_seeds_others(name: str) -> None:
+    def ids(seed: int, names: int) -> list[tuple[int, ...]]:
+        round_ = LIVE_SCENARIOS.load(name).draw(questions(names), Rng(seed), SIZES)
+        return [order.question.ids for order in round_.orders]
+
+    assert ids(5, 7) == ids(5, 7)
+    assert ids(5, 7) != ids(6, 7)
+    assert [len(each) for each in ids(5, 7)] == [len(each) for each in ids(5, 8)]
+
+
+@pytest.mark.parametrize("name", LIVE_SCENARIOS.names())
+def test_other_names_are_the_same_situation_in_other_words(name: str) -> None:
+    def shared(names: int) -> list[int]:
+        round_ = LIVE_SCENARIOS.load(name).draw(questions(names), Rng(5), SIZES)
+        ids = [order.question.ids for order in round_.orders]
+        return [_common(one, two) for number, one in enumerate(ids) for two in ids[:number]]
+
+    first, second = shared(7), shared(8)
+    assert [max(count, 3) for count in first] == [max(count, 3) for count in second]
+    ids = [
+        {order.question.ids for order in LIVE_SCENARIOS.load(name).draw(questions(names), Rng(5), SIZES).orders}
+        for names in (7, 8)
+    ]
+    assert not ids[0] & ids[1]
+
+
+def _common(one: tuple[int, ...], two: tuple[int, ...]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+
+
+@pytest.mark.parametrize("places", [24, 61, 100, 257])
+def test_an_answer_that_covers_a_walk_reads_every_page_in_every_layer(places: int) -> None:
+    asked = questions()
+    rng = Rng(places)
+    subject = asked.walk(rng, places)
+    assert gcd(len(subject.values), PARAMETERS.hops) == 1
+    question = asked.put(rng, subject, asked.cover(subject))
+    listed = range(2, 2 + len(subject.values))
+    for layer in range(1, PARAMETERS.layers):
+        read = {each.positions[layer] // 16 for each in reads(ALPHABET, question.ids, len(question.expected))}
+        assert read >= {position // 16 for position in listed if position // 16 not in (0, listed[-1] // 16)}
+
+
+def test_a_next_turn_begins_with_the_whole_turn_before() -> None:
+    asked, rng = questions(), Rng(1)
+    first = asked.put(rng, asked.walk(rng, 60), 20)
+    second = asked.again(rng, first, 12)
+    assert second.ids[: len(first.ids) + 20] == first.ids + first.expected
+    assert second.expected == answers(ALPHABET, second.ids, 12)
+
+
+def test_a_cut_is_a_shared_prefix() -> None:
+    asked, rng = questions(), Rng(2)
+    for subject, draw in ((asked.walk(rng, 90), asked.walk), (asked.marks(rng, 90), asked.marks)):
+        other = draw(rng, 120, prefix=subject.cut(57))
+        one, two = asked.put(rng, subject, 4), asked.put(rng, other, 4)
+        assert 59 <= _common(one.ids, two.ids) < 80
+
+
+def test_a_server_that_takes_too_few_tokens_is_refused() -> None:
+    with pytest.raises(UsageError, match="takes 20"):
+        questions(longest=20)
+
+
+def test_what_presses_a_pool_needs_more_than_it() -> None:
+    round_ = LIVE_SCENARIOS.load("retract-resume").draw(questions(), Rng(3), SIZES)
+    lengths = sorted(len(order.question.ids) + len(order.question.expected) for order in round_.orders)
+    assert SIZES.pool is not None
+    assert sum(lengths) * SIZES.concurrency / len(lengths) > SIZES.pool
+
+
+def test_a_flood_needs_more_than_the_pool() -> None:
+    round_ = LIVE_SCENARIOS.load("hicache").draw(questions(), Rng(3), SIZES)
+    first, flood, back = round_.waves
+    assert sum(len(order.question.ids) for order in flood.orders) > 1600
+    assert len(first.orders) == len(back.orders)
+    assert all(
+        _common(one.question.ids, two.question.ids) > 60 for one, two in zip(first.orders, back.orders, strict=True)
+    )
