@@ -323,7 +323,12 @@ def _round(session: Session, runner: LiveRunner, each: Progress, until: float | 
     head = f"{plan.cell} round {plan.round + 1} of {each.wanted}"
     ends = None
     try:
-        result = runner.run(plan, until=until, told=lambda answered: session.progress(f"{head}: {answered} answers"))
+        result = runner.run(
+            plan,
+            is_last=each.ran + 1 == each.wanted,
+            until=until,
+            told=lambda answered: session.progress(f"{head}: {answered} answers"),
+        )
     except KeyboardInterrupt:
         complain("interrupted: what was judged is kept")
         result, ends = runner.taken(plan), INTERRUPTED

@@ -34,6 +34,9 @@ from kvcheck.core.live.sending import Sender, typical_s
 COLD_PLACES, COLD_TOKENS = 48, 8
 GAP = 0.4
 """Two retractions on demand are this part of a typical answer apart."""
+SETTLE_S = 1.5
+"""vLLM 0.32.0 counts what a step did up to a second after its answers."""
+CACHED = "KV805"
 SLACK_PAGES = 2
 """A prefix that is missing from the cache by more pages than this was lost: engines leave out the last page."""
 
@@ -62,12 +65,21 @@ class LiveRunner:
     before, so cached counts are compared with the prompt alone.
     """
 
-    def __init__(self, client: Client, alphabet: Alphabet, *, timeout_s: float, is_replay: bool = False) -> None:
-        self._client, self._alphabet, self._timeout_s = client, alphabet, timeout_s
+    def __init__(
+        self,
+        client: Client,
+        alphabet: Alphabet,
+        *,
+        timeout_s: float,
+        is_replay: bool = False,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client, self._alphabet, self._timeout_s, self._sleep = client, alphabet, timeout_s, sleep
         self._is_replay = is_replay
         self._sent = Sent()
         self._next = 0
         self._typical_s = 0.0
+        self._last: Counters | None = None
 
     def begin(self, served: Served, *, names: int) -> None:
         """Ask one cold walk. Raises UsageError where the server does not serve this model, or cannot be asked."""
@@ -80,9 +92,17 @@ class LiveRunner:
         check_cold(question, answer)
 
     def run(
-        self, plan: LivePlan, *, until: float | None = None, told: Callable[[int], None] = lambda answered: None
+        self,
+        plan: LivePlan,
+        *,
+        is_last: bool = True,
+        until: float | None = None,
+        told: Callable[[int], None] = lambda answered: None,
     ) -> RoundResult:
-        """Send one round and judge it. Raises KeyboardInterrupt; `taken` judges what was answered until then."""
+        """Send one round and judge it. Raises KeyboardInterrupt; `taken` judges what was answered until then.
+
+        is_last: no round of its scenario follows, so counters that come late are waited for.
+        """
         began = time.monotonic()
         scenario = LIVE_SCENARIOS.load(plan.scenario)
         sizes = Sizes(
@@ -95,11 +115,16 @@ class LiveRunner:
         questions = self._questions(plan.names, plan.longest)
         round_ = scenario.draw(questions, Rng(plan.seed * 1_000_003 + plan.round), sizes)
         self._next += len(round_.orders)
-        before, trouble = self._counters()
+        before, trouble = (self._last, []) if self._last is not None else self._counters()
         sender = Sender(self._client, gap_s=self._typical_s * GAP, may_force=sizes.may_force, until=until)
         self._began, self._before, self._sender = began, before, sender
         sent = sender.send(round_, told)
-        return self._judge(plan, sent.exchanges, is_whole=sent.is_whole, troubles=[*trouble, *sent.troubles])
+        if is_last and before is not None:
+            self._sleep(SETTLE_S)
+        result = self._judge(plan, sent.exchanges, is_whole=sent.is_whole, troubles=[*trouble, *sent.troubles])
+        if is_last:
+            self._last = None
+        return result
 
     def taken(self, plan: LivePlan) -> RoundResult:
         """The judgement of a round that was interrupted, as far as it was answered."""
@@ -109,6 +134,7 @@ class LiveRunner:
         self, plan: LivePlan, exchanges: Sequence[Exchange], *, is_whole: bool, troubles: Sequence[str]
     ) -> RoundResult:
         after, trouble = self._counters() if is_whole else (None, [])
+        self._last = after
         setting = Setting(
             alphabet=self._alphabet,
             page=self._served.page,
@@ -118,6 +144,12 @@ class LiveRunner:
             longest=plan.longest,
         )
         judged = judge_round(setting, exchanges, self._sent)
+        if not setting.retracts and any(wrong.code == CACHED for wrong in judged.wrong):
+            # A counter of retractions that comes late would have explained it.
+            self._sleep(SETTLE_S)
+            after, trouble = self._counters()
+            setting = dataclasses.replace(setting, retracts=_may_have_retracted(self._client, self._before, after))
+            judged = judge_round(setting, exchanges, self._sent)
         self._sent = self._sent.plus(self._alphabet, exchanges)
         self._typical_s = typical_s([each.answer for each in exchanges if each.answer.end is End.DONE])
         dead, unclear = judge_health(self._client, exchanges, timeout_s=self._timeout_s)
