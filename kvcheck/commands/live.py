@@ -27,8 +27,8 @@ from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import cell_lines, complain
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.live.clients import Connection, connect
 from kvcheck.core.live.clients.client import Client, Trouble
+from kvcheck.core.live.clients.connection import Connection, connect
 from kvcheck.core.live.conclusion import Progress, requirements, unseen
 from kvcheck.core.live.counting import parse_requirements
 from kvcheck.core.live.exchange import Served
@@ -246,7 +246,7 @@ def client_of(target: str, server: ServerOptions, known: KnownAnswers) -> Client
             key=key,
             timeout_s=server.timeout_s,
             allow_remote=server.allow_remote,
-            words=words,
+            token_of=words.get,
         )
     )
 
@@ -265,8 +265,8 @@ def plan_scenarios(run: RunOptions, base: LivePlan, client: Client, served: Serv
     for name in run.scenarios or LIVE_SCENARIOS.names():
         scenario = LIVE_SCENARIOS.load(name)
         why_not = scenario.why_not(served)
-        if why_not is not None and not run.scenarios:
-            untried.append(f"not tried: {name}: {why_not}; {_advice(client, scenario)}")
+        if not run.scenarios and (why := why_not or scenario.unlikely(served)) is not None:
+            untried.append(f"not tried: {name}: {why}; {_advice(client, scenario)}")
             continue
         progress.append(
             Progress(

@@ -43,7 +43,7 @@ from kvcheck.commands.torchrun import exposure, find_place, ranks_of, serve_plac
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, read_record
 from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
-from kvcheck.core.live.http import is_address
+from kvcheck.core.live.clients.connection import is_address
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder

@@ -164,7 +164,7 @@ class LiveRunner:
         )
         seen.add("token", judged.tokens, "each request")
         findings = (*(finding(wrong) for wrong in judged.wrong), *dead)
-        reasons = [*_unjudged(judged), *unclear]
+        reasons = [*_unjudged(judged, exchanges), *unclear]
         if not is_whole:
             reasons.append("not all of its requests were sent: the run was interrupted or its time was up")
         return RoundResult(
@@ -230,11 +230,16 @@ def lost_prefixes(exchanges: Iterable[Exchange], *, page: int) -> int | None:
     return lost
 
 
-def _unjudged(judged: Judgement) -> list[str]:
-    """Why requests were not judged: a line for each way they ended, with the first one's own words."""
+def _unjudged(judged: Judgement, exchanges: Iterable[Exchange]) -> list[str]:
+    """Why requests were not judged to their end: a line for each way they ended, with the first one's own words.
+
+    Those that this run aborted are left out: what had arrived was judged.
+    """
+    ours = {each.sending.rid for each in exchanges if each.sending.abort is not None}
     kinds: dict[str, list[str]] = {}
     for each in judged.unjudged:
-        kinds.setdefault(each.end, []).append(each.reason)
+        if not (each.rid in ours and each.end == End.ABORTED.value):
+            kinds.setdefault(each.end, []).append(each.reason)
     return [f"{len(texts)} requests were not judged ({end}): {texts[0]}" for end, texts in kinds.items()]
 
 

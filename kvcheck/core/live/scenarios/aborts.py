@@ -31,6 +31,10 @@ class Aborts:
         """Any server may: a connection can always be closed."""
         return None
 
+    def unlikely(self, served: Served) -> str | None:
+        """Never left out."""
+        return None
+
     def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
         """One wave; half of its requests are aborted, by turns by call and by closed connection."""
         lengths = pressing(sizes)

@@ -34,6 +34,10 @@ class HiCache:
             return "this server has no host or storage tier"
         return None
 
+    def unlikely(self, served: Served) -> str | None:
+        """Where nothing says that the server can."""
+        return None if served.has_host_tier or served.has_storage else "the server does not say that it has a host tier"
+
     def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
         """New prompts, a flood of others, then prompts that begin as the first did."""
         most = min(sizes.longest * 3 // 5, LONGEST_PROMPT)

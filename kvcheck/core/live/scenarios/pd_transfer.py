@@ -33,6 +33,10 @@ class PDTransfer:
             return "this server computes prompts and answers in one process"
         return None
 
+    def unlikely(self, served: Served) -> str | None:
+        """Where nothing says that the server can."""
+        return None if served.mode == "pair" else "no pair of a prefill and a decode server was named"
+
     def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
         """One wave; half of the requests begin as an earlier one does, so prefill hits its own prefix cache."""
         most = min(sizes.longest * 3 // 4, LONGEST_PROMPT)

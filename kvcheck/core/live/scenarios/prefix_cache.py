@@ -29,6 +29,10 @@ class PrefixCache:
         """Any server may."""
         return None
 
+    def unlikely(self, served: Served) -> str | None:
+        """Never left out."""
+        return None
+
     def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
         """A first wave of new prompts; a second of prompts that share their first parts; a third of next turns."""
         bases = [_base(questions, rng, sizes) for _ in range(max(1, sizes.requests // 6))]

@@ -27,6 +27,10 @@ class Priority:
         """Only where the server says that it takes no priorities."""
         return "this server takes no priorities" if served.has_priorities is False else None
 
+    def unlikely(self, served: Served) -> str | None:
+        """Where nothing says that the server can."""
+        return None if served.has_priorities else "the server does not say that it takes priorities"
+
     def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
         """One wave: two of three requests are long and of priority 0, the others short and of priority 5."""
         lengths = pressing(sizes)

@@ -30,6 +30,10 @@ class RetractResume:
         """Any server may: what did not happen is told by the evidence."""
         return None
 
+    def unlikely(self, served: Served) -> str | None:
+        """Never left out."""
+        return None
+
     def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
         """One wave. One request in three begins as an earlier one does, so hits and retractions meet."""
         lengths = pressing(sizes)

@@ -73,7 +73,10 @@ class Scenario(Protocol):
     any_of: tuple[str, ...]
 
     def why_not(self, served: Served) -> str | None:
-        """Why this server cannot get into the situation, and what to change; None where it may."""
+        """Why this server cannot get into the situation; None where it may."""
+
+    def unlikely(self, served: Served) -> str | None:
+        """Why a run that names no scenario leaves this one out; None where it does not."""
 
     def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
         """One round."""

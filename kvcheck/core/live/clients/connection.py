@@ -1,0 +1,70 @@
+"""Connects to a server, or to the two servers of a pair, as the user named them.
+
+Invariants:
+- Another machine is asked only where that was allowed.
+- A server that does not answer, or answers as no engine that kvcheck knows, is a UsageError of one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.live.clients import CLIENTS, PAIRS, detect
+from kvcheck.core.live.clients.client import Client, Reach, Trouble
+from kvcheck.core.live.http import Http, is_loopback, parse_address
+
+SCHEMES = ("http://", "https://")
+
+
+def is_address(target: str) -> bool:
+    """Whether a target is meant as the address of a running server."""
+    return target.lower().startswith(SCHEMES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """How a server is named. target: its address, or that of the prefill server of a pair; decode: of the other one.
+
+    engine: a name of CLIENTS; None: by what the server answers. metrics: addresses of counters. key: sent to all of
+    them, shown by nobody. timeout_s: seconds of silence after which a call gives up. token_of: as in Reach.
+    """
+
+    target: str
+    decode: str | None
+    engine: str | None
+    metrics: tuple[str, ...]
+    key: str | None
+    timeout_s: float
+    allow_remote: bool
+    token_of: Callable[[str], int | None]
+
+    def __repr__(self) -> str:
+        return f"Connection({self.target})"
+
+    def http(self, address: str) -> Http:
+        """One server. Raises UsageError for an address that is none, or is another machine's without leave."""
+        parsed = parse_address(address)
+        if not (self.allow_remote or is_loopback(parsed)):
+            raise UsageError(
+                f"{parsed} is not this machine: expected a server at 127.0.0.1; add --allow-remote if you may load it"
+            )
+        return Http(parsed, key=self.key, silence_s=self.timeout_s)
+
+
+def connect(connection: Connection) -> Client:
+    """The client of the server, or of the pair. Raises UsageError."""
+    metrics = tuple(connection.http(address) for address in connection.metrics)
+    server = connection.http(connection.target)
+    decode = None if connection.decode is None else connection.http(connection.decode)
+    try:
+        name = connection.engine or detect(server)
+    except Trouble as trouble:
+        raise UsageError(f"{trouble}; expected a running server") from trouble
+    reach = Reach(server=server, metrics=metrics, token_of=connection.token_of)
+    if decode is None:
+        return CLIENTS.load(name).make(reach)
+    if name not in PAIRS.names():
+        raise UsageError(f"--decode: expected a pair of {', '.join(PAIRS.names())}, got {name}; ask its router instead")
+    return PAIRS.load(name)(prefill=reach, decode=Reach(server=decode, token_of=connection.token_of))
