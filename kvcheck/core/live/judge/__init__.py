@@ -1,5 +1,21 @@
-"""What the answers of a running server say about its cache: `round.judge_round` judges one round of them."""
+"""What the answers of a running server say about its cache: `judge_round` judges one round of them."""
 
 from __future__ import annotations
 
-from kvcheck.core.live.judge.round import judge_round as judge_round
+from kvcheck.core.live.judge.round import judge_round
+from kvcheck.core.live.judge.sent import Sent, longest_shared, made, packed
+from kvcheck.core.live.judge.verdicts import Judgement, Place, Setting, Unjudged, Wrong, finding
+
+__all__ = [
+    "Judgement",
+    "Place",
+    "Sent",
+    "Setting",
+    "Unjudged",
+    "Wrong",
+    "finding",
+    "judge_round",
+    "longest_shared",
+    "made",
+    "packed",
+]

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvcheck.core.live.exchange import Answer, End, Question
+from kvcheck.core.live.exchange import Answer, End, Exchange, Question
 from kvcheck.core.live.judge.sent import FEW, Sent
-from kvcheck.core.live.judge.verdicts import Exchange, Setting
+from kvcheck.core.live.judge.verdicts import Setting
 from kvcheck.core.live.model.alphabet import Alphabet
 
 LEAST_AFTER_ABORT = 32

@@ -16,9 +16,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
+from kvcheck.core.live.exchange import Exchange
 from kvcheck.core.live.judge.answer import wrong_set_up
 from kvcheck.core.live.judge.sent import Sent, longest_shared, made, packed
-from kvcheck.core.live.judge.verdicts import Exchange, Setting
+from kvcheck.core.live.judge.verdicts import Setting
 
 
 def impossible_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> Iterator[tuple[Exchange, str]]:

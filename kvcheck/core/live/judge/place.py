@@ -8,14 +8,20 @@ Each wrong step names pages that it read, with a weight; the sum over the wrong 
     another node               the layer that another request's list leads astray: 1, else each layer that can: 0.5.
                                One that is not in the own list: the last layer: 1
     another mark               the layers and heads whose bits differ: 1
+    two keys of one node       at the layer before a lost one: 0.55; of the last layer, at <little> or <much>: 1.1
+
+Two keys of one node: another request lists the node that a layer looks for, with another node after it. If the page
+there is that request's, both keys match and the layer returns half of each. Few requests may list it: of many, one
+always does.
 
 A page that a right step of the same request read in that layer counts half: a wrong page is mostly wrong as a whole.
-It still counts, for one token of it can be wrong, and damage can come after the step, with a retraction for one.
+It still counts, for one token of it can be wrong, and damage can come after the step, with a retraction for one. The
+first token of an answer comes from prefill, which may not have read the cache at all: right there says nothing.
 Requests that share all tokens up to the end of a page can share the page: their weights are added.
 Of equal weights the lower layer comes first, for what is wrong there is carried on.
 
 Invariants:
-- Only pages that a wrong step read are named.
+- Only pages are named that a wrong step read, or that hold a second key for what it looked for.
 - A step after a token that the request does not list says nothing.
 """
 
@@ -26,6 +32,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from kvcheck.core.live.exchange import Question
+from kvcheck.core.live.judge.sent import FEW
 from kvcheck.core.live.judge.steps import Listing, Step
 from kvcheck.core.live.judge.verdicts import Place, Setting
 from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
@@ -35,12 +42,24 @@ SURE = 1.0
 VALUES_BEFORE = 0.6
 VALUES_BEFORE_ONE_HEAD = 0.1
 ONE_OF_SEVERAL = 0.5
+TWO_KEYS_LOST = 0.55
+TWO_KEYS_LITTLE = 1.1
 READ_RIGHT = 0.5
+MOST_LISTED = 16
 MOST_PLACES = 6
 
 
-Led = Mapping[tuple[int, int], int]
-"""(node, the node after it) -> a request that lists them so."""
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """That a request lists a node: the node after it, and the position of that one."""
+
+    after: int
+    position: int
+    request: int
+
+
+Lists = Mapping[int, tuple[Listed, ...]]
+"""Node -> where requests list it; the first few that differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,24 +100,26 @@ class Suspects:
         return self.question.ids[: (page + 1) * page_tokens]
 
 
-def lists(alphabet: Alphabet, questions: Iterable[Question]) -> Led:
-    """Where the pages of these requests lead from each node."""
-    led: dict[tuple[int, int], int] = {}
+def lists(alphabet: Alphabet, questions: Iterable[Question]) -> Lists:
+    """Where these requests list each node."""
+    listed: dict[int, dict[tuple[int, int], Listed]] = {}
     for question in questions:
-        for one, two in pairwise(question.ids):
+        for position, (one, two) in enumerate(pairwise(question.ids), 1):
             before, after = alphabet.as_place(one), alphabet.as_place(two)
             if before is not None and after is not None:
-                led.setdefault((before, after), question.number)
-    return led
+                known = listed.setdefault(before, {})
+                if len(known) < MOST_LISTED:
+                    known.setdefault((after, position), Listed(after, position, question.number))
+    return {node: tuple(known.values()) for node, known in listed.items()}
 
 
-def suspects(setting: Setting, question: Question, taken: Sequence[Step], led: Led) -> Suspects:
+def suspects(setting: Setting, question: Question, taken: Sequence[Step], listed: Lists) -> Suspects:
     """What the steps of one answer point to."""
-    hints = [hint for step in taken if not step.is_right for hint in _hints(setting.alphabet, question, step, led)]
+    hints = [hint for step in taken if not step.is_right for hint in _hints(setting.alphabet, question, step, listed)]
     right = {
         (layer, step.positions[layer] // setting.page_tokens)
         for step in taken
-        if step.is_right
+        if step.is_right and step.index
         for layer in _shown_layers(setting.alphabet, step)
     }
     by_page: dict[tuple[int, int], Suspicion] = {}
@@ -156,11 +177,14 @@ def _shown_pairs(alphabet: Alphabet, expected: int) -> list[int]:
     return [shown_pair(alphabet.parameters, phase, bit) for bit in range(alphabet.parameters.bits)]
 
 
-def _hints(alphabet: Alphabet, question: Question, step: Step, led: Led) -> Iterator[Hint]:
+def _hints(alphabet: Alphabet, question: Question, step: Step, listed: Lists) -> Iterator[Hint]:
     lost = alphabet.lost_at(step.answered)
     if lost is not None:
-        return _lost(alphabet, step, *lost)
-    return _other_node(alphabet, question, step, led) if step.path else _other_mark(alphabet, step)
+        if step.path and lost[0] > 1:
+            yield from _two_keys(alphabet, question, step, lost[0] - 1, listed)
+        yield from _lost(alphabet, step, *lost)
+        return
+    yield from _other_node(alphabet, question, step, listed) if step.path else _other_mark(alphabet, step)
 
 
 def _lost(alphabet: Alphabet, step: Step, layer: int, head: int | None) -> Iterator[Hint]:
@@ -178,7 +202,7 @@ def _lost(alphabet: Alphabet, step: Step, layer: int, head: int | None) -> Itera
         )
 
 
-def _other_node(alphabet: Alphabet, question: Question, step: Step, led: Led) -> Iterator[Hint]:
+def _other_node(alphabet: Alphabet, question: Question, step: Step, listed: Lists) -> Iterator[Hint]:
     last = alphabet.parameters.layers - 1
     answered = alphabet.as_node(step.answered)
     if step.answered in (TOO_LITTLE, TOO_MUCH):
@@ -186,6 +210,7 @@ def _other_node(alphabet: Alphabet, question: Question, step: Step, led: Led) ->
             f"values of the last layer contradict each other, or are too weak or too strong, at {step.positions[last]}"
         )
         yield Hint(layer=last, position=step.positions[last], weight=SURE, why=why)
+        yield from _two_keys(alphabet, question, step, last, listed)
     if answered is None:
         return
     listing = Listing.of(alphabet, question.ids)
@@ -197,13 +222,30 @@ def _other_node(alphabet: Alphabet, question: Question, step: Step, led: Led) ->
         found = listing.back(answered, last - layer)
         if found is None or found == step.path[layer + 1]:
             continue
-        sender = led.get((step.path[layer], found)) if layer else None
+        senders = [each.request for each in listed.get(step.path[layer], ()) if each.after == found and layer]
+        sender = senders[0] if senders else None
         why = f"layer {layer} can have found node {found} instead of {step.path[layer + 1]}"
         yield Hint(
             layer=layer,
             position=step.positions[layer],
             weight=ONE_OF_SEVERAL if sender is None else SURE,
             why=why if sender is None else f"{why}, as request {sender} lists it",
+        )
+
+
+def _two_keys(alphabet: Alphabet, question: Question, step: Step, layer: int, listed: Lists) -> Iterator[Hint]:
+    """Pages of which another request's would hold a second key for what a layer looked for."""
+    node, right = step.path[layer : layer + 2]
+    found = [each for each in listed.get(node, ()) if each.after != right and each.position < len(question.ids)]
+    if len(found) > FEW:
+        return
+    weight = TWO_KEYS_LITTLE if layer == alphabet.parameters.layers - 1 else TWO_KEYS_LOST
+    for each in found:
+        yield Hint(
+            layer=layer,
+            position=each.position,
+            weight=weight,
+            why=f"request {each.request} lists node {node} too; its page here would be a second key",
         )
 
 

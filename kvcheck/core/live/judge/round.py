@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvcheck.core.live.exchange import Exchange
 from kvcheck.core.live.judge.answer import (
     Kind,
     after_abort,
@@ -23,7 +24,7 @@ from kvcheck.core.live.judge.cached import impossible_counts
 from kvcheck.core.live.judge.place import lists, ranked, suspects
 from kvcheck.core.live.judge.sent import Sent
 from kvcheck.core.live.judge.steps import Step, steps
-from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE, Exchange, Judgement, Place, Setting, Unjudged, Wrong
+from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE, Judgement, Place, Setting, Unjudged, Wrong
 
 LATEST = 512
 """Requests before a round whose pages an answer may have read: more would only cost time."""
@@ -100,13 +101,14 @@ def _wrong_tokens(
         return []
     of_round = {exchange.sending.question.number: exchange.sending.question for exchange in exchanges}
     latest = list(sent.questions.values())[-LATEST:]
-    led = lists(setting.alphabet, (*of_round.values(), *latest))
+    listed = lists(setting.alphabet, (*of_round.values(), *latest))
     taken = [
         list(steps(setting.alphabet, exchange.sending.question.ids, exchange.answer.tokens[: _compared(exchange)]))
         for exchange, _ in lost
     ]
     held = [
-        suspects(setting, exchange.sending.question, each, led) for (exchange, _), each in zip(lost, taken, strict=True)
+        suspects(setting, exchange.sending.question, each, listed)
+        for (exchange, _), each in zip(lost, taken, strict=True)
     ]
     found = []
     for (exchange, step), each, own in zip(lost, taken, held, strict=True):

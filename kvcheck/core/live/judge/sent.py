@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import byteorder
 
-from kvcheck.core.live.exchange import Question
-from kvcheck.core.live.judge.verdicts import Exchange
+from kvcheck.core.live.exchange import Exchange, Question
 from kvcheck.core.live.model.alphabet import Alphabet
 
 FEW = 3

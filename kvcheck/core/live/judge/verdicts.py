@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.live.exchange import Exchange as Exchange
 from kvcheck.core.live.model.alphabet import Alphabet
 
 ORACLE = "known-answers"

@@ -1,0 +1,304 @@
+"""Hand-written answers, good and bad: each code where it belongs, and no accusation for what an engine may do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rigs.known_answers import marks, walk
+from rigs.live_answers import (
+    ALPHABET,
+    MODEL,
+    SETTING,
+    codes,
+    exchange,
+    judged,
+    marks_question,
+    walk_question,
+    with_token,
+)
+
+from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.record import Finding, to_plain, value_from
+from kvcheck.core.live.exchange import Abort, End, Question
+from kvcheck.core.live.judge import Setting, finding
+from kvcheck.core.live.model.alphabet import END, TOO_LITTLE
+from kvcheck.core.live.model.answers import answers
+
+WALK = walk_question(1, range(100, 161), start=5)
+OTHER = walk_question(2, range(200, 241), start=7)
+MARKS = marks_question(3, [(7 * i) % 256 for i in range(MODEL.distance + 20)])
+QUESTIONS = (WALK, OTHER, MARKS)
+CLOSED = Abort(after=3)
+CALLED = Abort(after=3, by_call=True)
+
+
+def test_right_answers_are_counted() -> None:
+    judgement = judged(*(exchange(question) for question in QUESTIONS))
+    assert (codes(judgement), judgement.tokens, judgement.requests) == ([], 60, 3)
+    assert judgement.unjudged == ()
+
+
+@pytest.mark.parametrize("page, notes", [(16, 0), (None, 1)])
+def test_an_assumed_page_size_is_said(page: int | None, notes: int) -> None:
+    judgement = judged(exchange(WALK), setting=replace(SETTING, page=page))
+    assert len(judgement.notes) == notes
+    assert all("16" in note for note in judgement.notes)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("step", [0, 11, 19])
+@pytest.mark.parametrize("token", [TOO_LITTLE, END, ALPHABET.lost(2, None), 10**6])
+def test_a_wrong_token_is_named_with_its_step(question: Question, step: int, token: int) -> None:
+    judgement = judged(exchange(question, tokens=with_token(question, step, token)))
+    (wrong,) = judgement.wrong
+    assert (wrong.code, wrong.request, wrong.step) == ("KV801", question.number, step)
+    assert (wrong.expected, wrong.answered) == (question.expected[step], token)
+    assert wrong.expected_word == ALPHABET.word(question.expected[step])
+    assert judgement.tokens == 20
+
+
+def test_the_first_wrong_token_is_the_finding() -> None:
+    lost = ALPHABET.lost(0, None)
+    (wrong,) = judged(exchange(WALK, tokens=(*WALK.expected[:4], ALPHABET.lost(2, None), *([lost] * 15)))).wrong
+    assert (wrong.step, wrong.answered) == (4, ALPHABET.lost(2, None))
+
+
+def test_the_logprob_is_that_of_the_wrong_token() -> None:
+    logprobs = tuple(-i / 100 for i in range(20))
+    (wrong,) = judged(exchange(WALK, tokens=with_token(WALK, 7, END), logprobs=logprobs)).wrong
+    assert wrong.logprob == -0.07
+    (wrong,) = judged(exchange(WALK, tokens=with_token(WALK, 7, END), logprobs=logprobs[:5])).wrong
+    assert wrong.logprob is None
+
+
+def test_a_node_that_one_other_request_lists_is_its_token() -> None:
+    token = ALPHABET.node(210)
+    answer = exchange(WALK, tokens=with_token(WALK, 6, token))
+    (wrong,) = judged(answer, exchange(OTHER)).wrong
+    assert (wrong.code, wrong.others) == ("KV802", (2,))
+    assert "request 2" in wrong.message
+    (earlier,) = judged(answer, before=[exchange(OTHER)]).wrong
+    assert (earlier.code, earlier.others) == ("KV802", (2,))
+
+
+@pytest.mark.parametrize("node", [110, 250])
+def test_a_node_of_the_own_prompt_or_of_nobody_is_a_wrong_token(node: int) -> None:
+    own = judged(exchange(WALK, tokens=with_token(WALK, 6, ALPHABET.node(node))), exchange(OTHER))
+    assert codes(own) == ["KV801"]
+
+
+@pytest.mark.parametrize("count, code", [(3, "KV802"), (4, "KV801"), (9, "KV801")])
+def test_a_node_that_many_requests_list_names_nobody(count: int, code: str) -> None:
+    others = [exchange(walk_question(10 + i, range(200, 241), start=i)) for i in range(count)]
+    answer = exchange(WALK, tokens=with_token(WALK, 6, ALPHABET.node(210)))
+    assert codes(judged(answer, *others)) == [code]
+    assert codes(judged(answer, before=others)) == [code]
+
+
+@pytest.mark.parametrize("question, other", [(WALK, OTHER), (MARKS, WALK), (OTHER, MARKS)])
+def test_the_whole_answer_of_another_request(question: Question, other: Question) -> None:
+    for judgement in (
+        judged(exchange(question, tokens=other.expected), exchange(other)),
+        judged(exchange(question, tokens=other.expected), before=[exchange(other)]),
+    ):
+        (wrong,) = judgement.wrong
+        assert (wrong.code, wrong.others) == ("KV802", (other.number,))
+        assert "whole answer" in wrong.message
+
+
+@pytest.mark.parametrize("question", [WALK, MARKS])
+@pytest.mark.parametrize("step", [0, 3, 12])
+@pytest.mark.parametrize("shift", [1, 2, -1])
+def test_a_skipped_or_repeated_token_is_a_shift(question: Question, step: int, shift: int) -> None:
+    longer = answers(ALPHABET, question.ids, 30)
+    stream = (question.ids[-1], *longer)
+    if step + 1 + shift < 0:
+        return
+    tokens = (*longer[:step], *stream[step + 1 + shift :])[:20]
+    (wrong,) = judged(exchange(question, tokens=tokens)).wrong
+    assert (wrong.code, wrong.step) == ("KV803", step)
+    assert ("skips" if shift > 0 else "repeats") in wrong.message and str(abs(shift)) in wrong.message
+
+
+def test_a_wrong_hop_to_a_far_place_of_the_walk_is_no_shift() -> None:
+    far = answers(ALPHABET, WALK.ids, 60)
+    tokens = (*far[:5], *far[17:32])
+    (wrong,) = judged(exchange(WALK, tokens=tokens)).wrong
+    assert wrong.code == "KV801"
+
+
+def test_a_shift_of_fewer_than_four_tokens_is_a_wrong_token() -> None:
+    tokens = (*WALK.expected[:17], *WALK.expected[16:19])
+    assert codes(judged(exchange(WALK, tokens=tokens))) == ["KV801"]
+
+
+LONG = walk_question(4, range(0, 61), count=80)
+
+
+@pytest.mark.parametrize("question, after, code", [(LONG, 41, "KV804"), (LONG, 40, None), (WALK, 33, None)])
+def test_an_answer_long_after_the_abort(question: Question, after: int, code: str | None) -> None:
+    assert codes(judged(exchange(question, abort=CALLED, after_abort=after))) == ([] if code is None else [code])
+
+
+def test_thirty_two_tokens_may_always_be_on_their_way() -> None:
+    short = walk_question(5, range(0, 61), count=40)
+    assert codes(judged(exchange(short, abort=CALLED, after_abort=32))) == []
+    assert codes(judged(exchange(short, abort=CALLED, after_abort=33))) == ["KV804"]
+
+
+LEGAL: dict[str, tuple[Question, dict[str, Any]]] = {
+    "aborted by us": (WALK, {"abort": CLOSED, "end": End.ABORTED, "tokens": WALK.expected[:5], "finish": None}),
+    "aborted by a call, acknowledged": (
+        LONG,
+        {"abort": CALLED, "end": End.ABORTED, "tokens": LONG.expected[:60], "after_abort": 55, "finish": "abort"},
+    ),
+    "aborted by a call, ended as done": (
+        WALK,
+        {"abort": CALLED, "tokens": WALK.expected[:5], "after_abort": 1, "finish": "length"},
+    ),
+    "aborted by a call, connection ended": (
+        WALK,
+        {"abort": CALLED, "end": End.CUT, "tokens": WALK.expected[:5], "after_abort": 1, "finish": None},
+    ),
+    "aborted by the engine": (WALK, {"end": End.ABORTED, "tokens": WALK.expected[:5], "finish": "abort"}),
+    "ended by the engine, as it says": (WALK, {"tokens": WALK.expected[:5], "finish": "abort"}),
+    "refused": (WALK, {"end": End.REFUSED, "tokens": (), "finish": None, "reason": "HTTP 503"}),
+    "silent": (WALK, {"end": End.SILENT, "tokens": WALK.expected[:9], "finish": None}),
+    "unreached": (WALK, {"end": End.UNREACHED, "tokens": (), "finish": None}),
+    "another count of the prompt": (WALK, {"prompt_tokens": len(WALK.ids) + 1, "tokens": OTHER.expected}),
+}
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_what_is_no_finding_is_told_with_its_reason(name: str) -> None:
+    question, changes = LEGAL[name]
+    judgement = judged(exchange(question, **changes))
+    assert codes(judgement) == []
+    (row,) = judgement.unjudged
+    assert row.reason and row.request == question.number
+    is_set_up = "prompt_tokens" in changes
+    assert judgement.tokens == row.tokens == (0 if is_set_up else len(changes["tokens"]))
+
+
+@pytest.mark.parametrize("name", [name for name, (_, changes) in LEGAL.items() if len(changes["tokens"]) in (5, 9)])
+def test_tokens_before_an_abort_are_judged(name: str) -> None:
+    question, changes = LEGAL[name]
+    tokens = (*changes["tokens"][:-1], TOO_LITTLE)
+    assert codes(judged(exchange(question, **(changes | {"tokens": tokens})))) == ["KV801"]
+
+
+def test_an_abort_that_comes_too_late_is_judged_whole() -> None:
+    judgement = judged(exchange(WALK, abort=CALLED, after_abort=2))
+    assert (codes(judgement), judgement.unjudged) == ([], ())
+
+
+@pytest.mark.parametrize("end", [End.CUT, End.UNREADABLE])
+def test_a_broken_off_answer(end: End) -> None:
+    judgement = judged(exchange(WALK, end=end, tokens=WALK.expected[:5], reason="no closing line"))
+    assert codes(judgement) == ["KV807"]
+    assert "5 tokens" in judgement.wrong[0].message and "no closing line" in judgement.wrong[0].message
+
+
+def test_a_connection_that_ends_before_the_abort_was_sent_is_broken_off() -> None:
+    early = exchange(WALK, abort=CLOSED, end=End.CUT, tokens=WALK.expected[:2], finish=None)
+    assert codes(judged(early)) == ["KV807"]
+
+
+@pytest.mark.parametrize("finish", ["length", None])
+def test_an_answer_that_ends_early_without_a_reason(finish: str | None) -> None:
+    assert codes(judged(exchange(WALK, tokens=WALK.expected[:19], finish=finish))) == ["KV808"]
+    assert codes(judged(exchange(WALK, tokens=(), finish=finish))) == ["KV808"]
+
+
+def test_an_answer_that_is_too_long() -> None:
+    judgement = judged(exchange(WALK, tokens=answers(ALPHABET, WALK.ids, 21)))
+    assert (codes(judgement), judgement.tokens) == (["KV808"], 20)
+
+
+def test_a_wrong_length_says_nothing_more_where_a_token_is_wrong() -> None:
+    assert codes(judged(exchange(WALK, tokens=(*with_token(WALK, 4, END), END)))) == ["KV801"]
+
+
+@pytest.mark.parametrize("room, expected", [(0, []), (15, []), (16, ["KV808"]), (1000, ["KV808"])])
+def test_a_request_that_may_not_fit_may_end_early(room: int, expected: list[str]) -> None:
+    longest = len(WALK.ids) + len(WALK.expected) + room
+    judgement = judged(exchange(WALK, tokens=WALK.expected[:10]), setting=replace(SETTING, longest=longest))
+    assert codes(judgement) == expected
+    assert len(judgement.unjudged) == (not expected)
+
+
+@given(st.data())
+def test_a_right_server_is_never_accused(data: st.DataObject) -> None:
+    """Random walks and position tests, cut anywhere, aborted, retracted, cached up to what may be."""
+    exchanges, sent = [], set()
+    retracts = data.draw(st.booleans())
+    for number in range(data.draw(st.integers(1, 5))):
+        seed = data.draw(st.integers(0, 3))
+        is_walk = data.draw(st.booleans())
+        ids = walk(MODEL, count=40 + 3 * seed, seed=seed) if is_walk else marks(MODEL, count=40, seed=seed)
+        count = data.draw(st.integers(1, 90))
+        question = Question(number=number, ids=ids, expected=answers(ALPHABET, ids, count))
+        came = data.draw(st.integers(0, count))
+        end = data.draw(st.sampled_from([End.DONE, End.ABORTED, End.REFUSED, End.SILENT, End.UNREACHED]))
+        abort = data.draw(st.sampled_from([None, Abort(after=0), Abort(after=came, by_call=True)]))
+        changes: dict[str, Any] = {"end": end, "tokens": question.expected[:came]}
+        if end is End.DONE and came < count and abort is None:
+            changes["finish"] = "abort"
+        if end is End.DONE and abort is not None:
+            changes["after_abort"] = data.draw(st.integers(0, min(came, 32)))
+        if ids in sent:
+            changes["cached"] = data.draw(st.integers(0, len(ids)))
+        elif retracts:
+            changes |= {
+                "retractions": data.draw(st.sampled_from([None, 1])),
+                "cached": data.draw(st.integers(0, len(ids))),
+            }
+        sent.add(ids)
+        exchanges.append(exchange(question, abort=abort, **changes))
+    cut = data.draw(st.integers(0, len(exchanges)))
+    setting = replace(SETTING, retracts=retracts)
+    judgement = judged(*exchanges[cut:], before=exchanges[:cut], setting=setting)
+    assert codes(judgement) == []
+    later = exchanges[cut:]
+    assert judgement.tokens == sum(len(each.answer.tokens) for each in later)
+
+
+@given(
+    step=st.integers(0, 19),
+    token=st.integers(0, ALPHABET.size - 1),
+    which=st.sampled_from(QUESTIONS),
+    seed=st.integers(),
+)
+def test_any_other_token_is_found(step: int, token: int, which: Question, seed: int) -> None:
+    if token == which.expected[step]:
+        return
+    (wrong,) = judged(exchange(which, tokens=with_token(which, step, token)), exchange(OTHER)).wrong[:1]
+    assert wrong.step == step and wrong.code in ("KV801", "KV802", "KV803")
+
+
+def test_a_finding_is_read_back_from_a_record_as_it_was() -> None:
+    setting = Setting(alphabet=ALPHABET)
+    bad = exchange(WALK, tokens=with_token(WALK, 6, ALPHABET.lost(2, 1)), logprobs=(-0.5,) * 20)
+    (wrong,) = judged(bad, setting=setting).wrong
+    found = finding(wrong)
+    assert value_from(Finding, json.loads(json.dumps(to_plain(found))), "finding") == found
+    assert found.minimal is not None
+    assert found.minimal["page_assumed"] is True and found.minimal["prompt"] == len(WALK.ids)
+    assert (found.oracle, found.request, found.layer) == ("known-answers", 1, 2)
+    assert found.row == wrong.reads[2] and found.page == wrong.reads[2] // 16
+    assert found.minimal["wrong"] == list(wrong.reads) and found.minimal["right"] is not None
+
+
+def test_a_finding_without_a_place_or_token() -> None:
+    (wrong,) = judged(exchange(WALK, end=End.CUT, tokens=())).wrong
+    found = finding(wrong)
+    assert (found.layer, found.page, found.row, found.seen_request) == (None, None, None, None)
+
+
+def test_every_code_of_a_running_server_can_be_explained() -> None:
+    assert [code for code in CODES if code.startswith("KV80")] == [f"KV80{i}" for i in range(1, 9)]

@@ -1,0 +1,56 @@
+"""Literal exchanges with a server of known answers: right by default, with what a test changes.
+
+Invariants:
+- An exchange without changes is one that a right server makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rigs.known_answers import small
+
+from kvcheck.core.live.exchange import Abort, Answer, End, Exchange, Question, Sending
+from kvcheck.core.live.judge import Judgement, Sent, Setting, judge_round
+from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.model.answers import answers, mark_prompt, walk_prompt
+
+MODEL = small(length=2048)
+ALPHABET = Alphabet(MODEL)
+SETTING = Setting(alphabet=ALPHABET, page=16, retracts=False, began_empty=True)
+
+
+def walk_question(number: int, nodes: Sequence[int], *, start: int = 0, count: int = 20) -> Question:
+    """A walk over these nodes, with its answer."""
+    ids = walk_prompt(ALPHABET, nodes, start)
+    return Question(number=number, ids=ids, expected=answers(ALPHABET, ids, count))
+
+
+def marks_question(number: int, values: Sequence[int], *, phase: int = 0, count: int = 20) -> Question:
+    """A position test of these values, with its answer."""
+    ids = mark_prompt(ALPHABET, values, phase)
+    return Question(number=number, ids=ids, expected=answers(ALPHABET, ids, count))
+
+
+def exchange(question: Question, *, abort: Abort | None = None, rid: str | None = None, **answer: Any) -> Exchange:
+    """The right answer to a question, with some of its fields changed."""
+    whole: dict[str, Any] = {"end": End.DONE, "tokens": question.expected, "finish": "length"}
+    return Exchange(
+        Sending(question=question, rid=rid or f"r{question.number}", abort=abort), Answer(**(whole | answer))
+    )
+
+
+def with_token(question: Question, step: int, token: int) -> tuple[int, ...]:
+    """The right answer with one token changed."""
+    return (*question.expected[:step], token, *question.expected[step + 1 :])
+
+
+def judged(*exchanges: Exchange, before: Sequence[Exchange] = (), setting: Setting = SETTING) -> Judgement:
+    """The judgement of one round."""
+    return judge_round(setting, exchanges, Sent().plus(ALPHABET, before))
+
+
+def codes(judgement: Judgement) -> list[str]:
+    """Codes of all that is wrong, in order."""
+    return [wrong.code for wrong in judgement.wrong]
