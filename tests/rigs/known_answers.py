@@ -54,7 +54,17 @@ def forward(
     parameters: Parameters, dtype: torch.dtype = torch.float32, rounded: Rounding | None = None
 ) -> LlamaForward:
     """The model with those parameters, run by the tests' own forward pass."""
-    return LlamaForward(config(parameters), dict(tensors(parameters)), dtype, rounded)
+    return LlamaForward(config(parameters), tensors(parameters), dtype, rounded)
+
+
+def margins(model: LlamaForward, request: tuple[int, ...], expected: tuple[int, ...]) -> torch.Tensor:
+    """Nats between each expected token and the best other one, expected ones fed back; negative where one is wrong."""
+    cache = Cache()
+    first = model.step(request, cache)
+    logits = torch.cat([first[None], model.step(expected[:-1], cache, every=True)])
+    right = torch.tensor(expected)[:, None]
+    lead = logits.gather(1, right)[:, 0]
+    return lead - logits.scatter(1, right, -torch.inf).amax(1)
 
 
 def first_wrong(

@@ -3,15 +3,18 @@
 Invariants:
 - Rotary embedding, norm and scores follow transformers' Llama: half split, float32 norm, scores over sqrt(head_dim).
 - `rounded` is applied to what the cache stores, so that a narrower cache is tried without an engine.
+- A prompt is read by torch's own attention in the model's dtype, as engines do it; tokens after it in float32 or wider.
+- The MLP is not computed: the rig is for models whose MLP is zero, and refuses another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
@@ -42,14 +45,19 @@ class LlamaForward:
     def __init__(
         self,
         config: Mapping[str, object],
-        tensors: Mapping[str, np.ndarray],
+        tensors: Iterable[tuple[str, np.ndarray]],
         dtype: torch.dtype,
         rounded: Rounding | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.rounded = rounded or (lambda values: values)
-        self.w = {name: torch.from_numpy(np.ascontiguousarray(array)).to(dtype) for name, array in tensors.items()}
+        self.w = {}
+        for name, array in tensors:
+            if ".mlp." not in name:
+                self.w[name] = torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
+            elif array.any():
+                raise ValueError(f"{name} is not zero")
         half = config["head_dim"] // 2
         self.frequencies = config["rope_theta"] ** (-torch.arange(half, dtype=torch.float64) / half)
 
@@ -64,21 +72,40 @@ class LlamaForward:
         first, second = x.chunk(2, -1)
         return x * cos + torch.cat([-second, first], -1) * sin
 
+    def embedded(self, ids: Sequence[int]) -> torch.Tensor:
+        return self.w["model.embed_tokens.weight"][torch.as_tensor(list(ids))]
+
+    def projected(self, layer: int, x: torch.Tensor) -> list[torch.Tensor]:
+        """Queries, keys and values before rotation, [tokens, heads, head_dim] each."""
+        y = self.norm(x)
+        return [
+            (y @ self.w[f"model.layers.{layer}.self_attn.{name}_proj.weight"].T).unflatten(
+                1, (-1, self.config["head_dim"])
+            )
+            for name in ("q", "k", "v")
+        ]
+
+    def _prompt(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return mixed[0].transpose(0, 1).flatten(1)
+
+    def _later(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        grouped = q.unflatten(1, (k.shape[1], -1)).to(wide)
+        scores = torch.einsum("thgd,shd->hgts", grouped, k.to(wide)) / q.shape[-1] ** 0.5
+        future = torch.arange(len(k))[None] > positions[:, None]
+        chance = scores.masked_fill(future, -torch.inf).softmax(-1)
+        return torch.einsum("hgts,shd->thgd", chance, v.to(wide)).to(self.dtype).flatten(1)
+
     def step(self, ids: Sequence[int], cache: Cache, *, query_shift: int = 0, every: bool = False) -> torch.Tensor:
         """Logits [ids] of the last token, or [T, ids] where every is set. query_shift shifts the queries' positions."""
-        c = self.config
-        heads, kv_heads, head_dim = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
         past = cache.keys[0].shape[0] if cache.keys else 0
         count = len(ids)
         positions = torch.arange(past, past + count)
-        x = self.w["model.embed_tokens.weight"][torch.as_tensor(list(ids))]
-        for layer in range(c["num_hidden_layers"]):
-            prefix = f"model.layers.{layer}.self_attn."
-            y = self.norm(x)
-            q, k, v = (
-                (y @ self.w[f"{prefix}{name}_proj.weight"].T).view(count, n, head_dim)
-                for name, n in (("q", heads), ("k", kv_heads), ("v", kv_heads))
-            )
+        x = self.embedded(ids)
+        for layer in range(self.config["num_hidden_layers"]):
+            q, k, v = self.projected(layer, x)
             q, k = self.turn(q, positions + query_shift), self.turn(k, positions)
             k, v = self.rounded(k), self.rounded(v)
             if past:
@@ -87,13 +114,8 @@ class LlamaForward:
             else:
                 cache.keys.append(k)
                 cache.values.append(v)
-            wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-            grouped = q.view(count, kv_heads, heads // kv_heads, head_dim).to(wide)
-            scores = torch.einsum("thgd,shd->hgts", grouped, k.to(wide)) / head_dim**0.5
-            future = torch.arange(past + count)[None] > positions[:, None]
-            chance = scores.masked_fill(future, -torch.inf).softmax(-1)
-            mixed = torch.einsum("hgts,shd->thgd", chance, v.to(wide)).to(self.dtype).reshape(count, -1)
-            x = x + mixed @ self.w[f"{prefix}o_proj.weight"].T
+            mixed = self._later(q, k, v, positions) if past else self._prompt(q, k, v)
+            x = x + mixed @ self.w[f"model.layers.{layer}.self_attn.o_proj.weight"].T
         if not every:
             x = x[-1:]
         logits = (self.norm(x) @ self.w["lm_head.weight"].T).to(torch.float64)

@@ -1,8 +1,8 @@
 """Weights of a known-answer model of the Llama architecture (MHA, GQA, MQA), written instead of trained.
 
-The residual is a row of registers: a constant one that outweighs the rest (so that the norm is known), the token's
-kind, its digits or bits, and for each layer what its heads found. Heads look things up; nothing else computes: the MLP
-is zero.
+The residual is a row of registers: the token's kind, its digits or bits, for each layer what its heads found, and one
+register in 64 that holds a constant. The constants outweigh the rest, so the norm divides every register by the same
+number, a power of two. Heads look things up; nothing else computes: the MLP is zero.
 
     layer 0   a place looks one position back and finds the digits of the place before it; a node finds its own place
     layer l   a place's key is the digits of the place before it, its value its own digits: a node's query makes one hop
@@ -13,8 +13,9 @@ GUARD one that matches half a digit too much, and both say "lost". A place's key
 its digits, so that a key of twice the strength wins every lookup instead of none.
 
 Invariants:
-- Keys and values are 1, 4 or 8: exact in bf16, fp16 and FP8 E4M3 where they do not rotate, within 1 part in 16 where
-  they do.
+- All that a walk multiplies and adds is a small whole number times a power of two: exact in bf16 and fp16 with any
+  number of layers, and keys and values (1, 4 or 8) in FP8 E4M3 too. Only what rotates is rounded, keys in FP8 to within
+  1 part in 16.
 - Every head of every layer is needed for every token of an answer, in its keys and (walk) in its values.
 """
 
@@ -36,17 +37,23 @@ from kvcheck.core.live.model.rotary import THETA, Rotary, plan_rotary
 Weights = npt.NDArray[np.float32]
 
 KEY = 4.0
-# Nats between a lookup that matches in all digits and one that matches in all but one; half of it to BEGIN and to
-# GUARD.
-DIGIT_NATS = 28.0
+# Nats between the key at the distance asked for and the next best one; half of it to BEGIN.
+POSITION_NATS = 28.0
 # Share of a full match that a place's key has without any digit. Above 1: then a key of twice the strength always wins.
 CONSTANT = 1.25
 # Logits a digit (walk) or a bit (marks) of an answer is worth.
 DIGIT_LOGIT = 32.0
-# The constant's square over the most that the other registers can hold together.
-OUTWEIGHS = 16.0
+# One register in 64 holds it, so the mean square is its 64th part and the norm divides by an eighth of it. What the
+# other registers hold moves that by less than 1 part in 8,000: rounded to bf16 or fp16 it is the power of two again.
+HELD_CONSTANT = 512.0
+CONSTANT_SHARE = 64
+# What a register that holds 1 is after the norm, in every token and layer.
+NORMED = math.sqrt(CONSTANT_SHARE) / HELD_CONSTANT
 NORM_EPS = 1e-6
 MLP_WIDTH = 128
+# Dimensions of a head beside its digits: constants in queries and keys, two bits and "lost" in values. The constants of
+# a query are as large as all its digits: they lie where nothing turns.
+EXTRA_DIMS = 3
 KINDS = ("begin", "guard", "place", "node", "mark")
 
 
@@ -60,13 +67,11 @@ class Registers:
     def code(self) -> int:
         return self.parameters.digits * self.parameters.base
 
-    one: int = 0
-
     def kind(self, name: str) -> int:
-        return 1 + KINDS.index(name)
+        return KINDS.index(name)
 
     def phase(self, phase: int) -> int:
-        return 1 + len(KINDS) + phase
+        return len(KINDS) + phase
 
     def bit(self, bit: int, value: int) -> int:
         return self.phase(self.parameters.phases) + 2 * bit + value
@@ -91,26 +96,13 @@ class Registers:
     @property
     def width(self) -> int:
         """Columns in all, a multiple of 128."""
-        return -(-self.shown(self.parameters.pairs, 0) // 128) * 128
+        own = self.shown(self.parameters.pairs, 0)
+        return -(-own * CONSTANT_SHARE // ((CONSTANT_SHARE - 1) * 128)) * 128
 
     @property
-    def constant(self) -> float:
-        """What the constant register holds."""
-        p = self.parameters
-        most = 2 + max(p.bits, p.digits) + p.layers * max(p.digits, p.kv_heads)
-        return math.sqrt(OUTWEIGHS * most)
-
-    def strength(self, kind: str, layer: int) -> float:
-        """What a register that holds 1 is after the norm before `layer`, in a token of that kind."""
-        p = self.parameters
-        held = {
-            "begin": 1 + layer * p.kv_heads,
-            "guard": 1 + layer * p.kv_heads,
-            "place": 1 + p.digits + (p.digits + (layer - 1) * p.kv_heads if layer else 0),
-            "node": 1 + p.digits + layer * p.digits,
-            "mark": 2 + p.bits + layer * p.kv_heads,
-        }[kind]
-        return math.sqrt(self.width / (self.constant**2 + held))
+    def constants(self) -> slice:
+        """The last columns, which hold the constant."""
+        return slice(self.width - self.width // CONSTANT_SHARE, self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +121,19 @@ class Heads:
             )
 
     def digit(self, column: int) -> int:
-        return self.rotary.slow_dims[column]
-
-    def _extra(self, index: int) -> int:
-        return self.rotary.slow_dims[self.parameters.digits * self.parameters.base + index]
+        return self.rotary.slow_dims[EXTRA_DIMS + column]
 
     @property
     def constant(self) -> int:
-        return self._extra(0)
+        return self.rotary.slow_dims[0]
 
     @property
     def too_little(self) -> int:
-        return self._extra(1)
+        return self.rotary.slow_dims[1]
 
     @property
     def too_much(self) -> int:
-        return self._extra(2)
+        return self.rotary.slow_dims[2]
 
     def returned(self, head: int) -> list[int]:
         """Digits that a KV head returns."""
@@ -160,12 +149,17 @@ class Heads:
     @property
     def position_nats(self) -> float:
         """Score of the key that stands exactly at the distance asked for."""
-        return DIGIT_NATS / self.rotary.gap
+        return POSITION_NATS / self.rotary.gap
+
+    @property
+    def unit(self) -> float:
+        """What a query holds for one digit: a power of two, such that a digit is worth 32 nats or more."""
+        return 64.0 if self.parameters.head_dim == 64 else 128.0
 
 
 def content_room(head_dim: int, length: int) -> int:
     """Dimensions of a head that can hold digits: the slow ones, less three for constants; values need three as well."""
-    return min(len(plan_rotary(head_dim, length).slow_dims) - 3, head_dim - 3)
+    return min(len(plan_rotary(head_dim, length).slow_dims), head_dim) - EXTRA_DIMS
 
 
 def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
@@ -222,7 +216,7 @@ def config(parameters: Parameters) -> dict[str, object]:
 def _embedding(registers: Registers, alphabet: Alphabet) -> Weights:
     p = registers.parameters
     table = np.zeros((alphabet.size, registers.width), np.float32)
-    table[:, registers.one] = registers.constant
+    table[:, registers.constants] = HELD_CONSTANT
     table[BEGIN, registers.kind("begin")] = 1
     table[GUARD, registers.kind("guard")] = 1
     columns = _code_columns(p)
@@ -256,8 +250,8 @@ def _attention(registers: Registers, heads: Heads, layer: int) -> Iterator[tuple
     values = np.zeros((p.kv_heads, p.head_dim, registers.width), np.float32)
     outputs = np.zeros((registers.width, p.kv_heads, p.group, p.head_dim), np.float32)
     for head in range(p.kv_heads):
-        for source, target, kind, dim in _value_rows(registers, heads, layer, head):
-            values[head, dim, source] = 1 / registers.strength(kind, layer)
+        for source, target, dim in _value_rows(registers, heads, layer, head):
+            values[head, dim, source] = 1 / NORMED
             outputs[target, head, :, dim] = 1 / p.group
     yield "q", np.tile(query, (p.kv_heads * p.group, 1))
     yield "k", np.tile(key, (p.kv_heads, 1))
@@ -270,20 +264,17 @@ def _content_lookup(registers: Registers, heads: Heads, layer: int, query: Weigh
     p = registers.parameters
     asked = registers.found(layer - 1) if layer else registers.node
     held = registers.found(0) if layer else registers.place
-    node, place, guard = (registers.strength(kind, layer) for kind in ("node", "place", "guard"))
-    unit = DIGIT_NATS * math.sqrt(p.head_dim) / KEY
     for column in range(registers.code):
-        query[heads.digit(column), asked + column] = unit / node
-        key[heads.digit(column), held + column] = KEY / place
-        key[heads.digit(column), registers.kind("guard")] = 2 * KEY / guard
-    constant = CONSTANT * p.digits
-    for dim, nats, kind in (
-        (heads.constant, constant, "place"),
-        (heads.too_little, constant + p.digits - 0.5, "begin"),
-        (heads.too_much, constant - p.digits - 0.5, "guard"),
+        query[heads.digit(column), asked + column] = heads.unit / NORMED
+        key[heads.digit(column), held + column] = KEY / NORMED
+        key[heads.digit(column), registers.kind("guard")] = 2 * KEY / NORMED
+    for dim, digits, kinds in (
+        (heads.constant, CONSTANT * p.digits, ("place", "begin", "guard")),
+        (heads.too_little, p.digits - 0.5, ("begin",)),
+        (heads.too_much, -(p.digits + 0.5), ("guard",)),
     ):
-        query[dim, registers.kind("node")] = nats * unit / node
-        key[dim, registers.kind(kind)] = KEY / registers.strength(kind, layer)
+        query[dim, registers.kind("node")] = digits * heads.unit / NORMED
+        key[dim, [registers.kind(kind) for kind in kinds]] = KEY / NORMED
 
 
 def _position_lookup(registers: Registers, heads: Heads, layer: int, query: Weights, key: Weights) -> None:
@@ -291,62 +282,58 @@ def _position_lookup(registers: Registers, heads: Heads, layer: int, query: Weig
     p = registers.parameters
     half = p.head_dim // 2
     asking = [("mark", p.distance), *([("place", 1)] if layer == 0 else [])]
-    scale = math.sqrt(p.head_dim) / KEY
+    scale = math.sqrt(p.head_dim) / (KEY * NORMED)
     for kind, back in asking:
-        strength, column = registers.strength(kind, layer), registers.kind(kind)
+        column = registers.kind(kind)
         for pair, weight, frequency in zip(
             heads.rotary.fast, heads.rotary.weights, heads.rotary.frequencies, strict=True
         ):
-            peak = weight * heads.position_nats * scale / strength
+            peak = weight * heads.position_nats * scale
             query[pair, column] = peak * math.cos(back * frequency)
             query[pair + half, column] = -peak * math.sin(back * frequency)
-        query[heads.too_little, column] = (heads.position_nats - DIGIT_NATS / 2) * scale / strength
+        query[heads.too_little, column] = (heads.position_nats - POSITION_NATS / 2) * scale
     for kind in ("place", "mark"):
         for pair in heads.rotary.fast:
-            key[pair, registers.kind(kind)] = KEY / registers.strength(kind, layer)
+            key[pair, registers.kind(kind)] = KEY / NORMED
     if layer:  # a place asks nothing here; it reads BEGIN, whatever else the cache holds
-        query[heads.too_little, registers.kind("place")] = DIGIT_NATS * scale / registers.strength("place", layer)
+        query[heads.too_little, registers.kind("place")] = POSITION_NATS * scale
 
 
-def _value_rows(registers: Registers, heads: Heads, layer: int, head: int) -> Iterator[tuple[int, int, str, int]]:
-    """(column read, column written, kind of the token read, value dimension) of all that a head returns."""
+def _value_rows(registers: Registers, heads: Heads, layer: int, head: int) -> Iterator[tuple[int, int, int]]:
+    """(column read, column written, value dimension) of all that a head returns."""
     p = registers.parameters
     pair = layer * p.kv_heads + head
     for index, digit in enumerate(heads.returned(head)):
         for x in range(p.base):
             column = digit * p.base + x
-            yield registers.place + column, registers.found(layer) + column, "place", index * p.base + x
+            yield registers.place + column, registers.found(layer) + column, index * p.base + x
     for kind in ("begin", "guard"):
-        yield registers.kind(kind), registers.lost(layer, head), kind, heads.lost_value
+        yield registers.kind(kind), registers.lost(layer, head), heads.lost_value
     for value in range(2):
-        yield registers.bit(pair % p.bits, value), registers.shown(pair, value), "mark", heads.bit_value(value)
+        yield registers.bit(pair % p.bits, value), registers.shown(pair, value), heads.bit_value(value)
 
 
 def _head(registers: Registers, alphabet: Alphabet) -> Weights:
     p = registers.parameters
     table = np.zeros((alphabet.size, registers.width), np.float32)
-    node, mark = (registers.strength(kind, p.layers) for kind in ("node", "mark"))
+    logit = DIGIT_LOGIT / NORMED
     rows = np.arange(alphabet.nodes, alphabet.nodes + p.nodes)
-    table[rows[:, None], registers.found(p.layers - 1) + _code_columns(p)] = DIGIT_LOGIT / node
+    table[rows[:, None], registers.found(p.layers - 1) + _code_columns(p)] = logit
     # Answers that hold half a digit (or bit) too little or too much; one that is right is half a digit above both.
     last = registers.found(p.layers - 1)
-    for kind, strength, count, extra, columns in (
-        ("node", node, p.digits, 0, range(last, last + registers.code)),
-        ("mark", mark, p.bits, 1, ()),
-    ):
-        table[TOO_LITTLE, registers.kind(kind)] = (count + extra - 0.5) * DIGIT_LOGIT / strength
-        for column in columns:
-            table[TOO_MUCH, column] = 2 * DIGIT_LOGIT / strength
-            table[TOO_MUCH, registers.kind(kind)] = -(count + 0.5) * DIGIT_LOGIT / strength
+    table[TOO_LITTLE, registers.kind("node")] = (p.digits - 0.5) * logit
+    table[TOO_LITTLE, registers.kind("mark")] = (p.bits + 0.5) * logit
+    table[TOO_MUCH, last : last + registers.code] = 2 * logit
+    table[TOO_MUCH, registers.kind("node")] = -(p.digits + 0.5) * logit
     for phase in range(p.phases):
         before = (phase - 1) % p.phases
         for value in range(1 << p.bits):
             row = table[alphabet.mark(phase, value)]
-            row[registers.phase(before)] = DIGIT_LOGIT / mark
+            row[registers.phase(before)] = logit
             for i in range(p.bits):
-                row[registers.shown(shown_pair(p, before, i), value >> i & 1)] = DIGIT_LOGIT / mark
+                row[registers.shown(shown_pair(p, before, i), value >> i & 1)] = logit
     # A lost token beats every other one; of two layers that are lost, the first one is named.
-    most = (max(p.digits, p.bits + 1) + 2) * DIGIT_LOGIT / min(node, mark)
+    most = (max(p.digits, p.bits + 1) + 2) * logit
     for layer in range(p.layers):
         named = [(alphabet.lost(layer, head), {head: 1.0}) for head in range(p.kv_heads)]
         if p.kv_heads > 1:

@@ -31,7 +31,8 @@ _ROUNDS = 400
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """fast: pairs, with their weights (sum 1) and frequencies (radians a position). slow_dims: dimensions for content.
+    """fast: pairs, with their weights (sum 1) and frequencies (radians a position). slow_dims: dimensions for content,
+    the slowest first.
 
     gap: smallest loss of any displacement of 1 .. length - 1, in units of the peak.
     """
@@ -55,7 +56,7 @@ def plan_rotary(head_dim: int, length: int) -> Rotary:
             f"a head of {head_dim} dimensions has {fast.size} pairs that tell {length} positions apart; expected 3"
         )
     weights, gap = _best_weights(frequencies[fast], length)
-    dims = [int(pair) for pair in slow] + [int(pair) + half for pair in slow]
+    dims = [int(pair) + first for pair in reversed(slow) for first in (0, half)]
     return Rotary(
         tuple(int(pair) for pair in fast),
         tuple(float(weight) for weight in weights),
