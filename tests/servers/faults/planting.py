@@ -1,0 +1,169 @@
+"""Faults that are planted in a running engine: what was ordered, which pages it falls on, and what was done.
+
+An order is a file of JSON, so that one server can be given one fault after the other. An engine's plug-in reads it
+before each write of the ordered layer, and notes what it has done in the log, an event a line:
+
+    {"kind": "stale", "layer": 2, "page": 1}
+    {"event": "planted", "kind": "stale", "layer": 2, "page": 1, "block": 57, "request": "cmpl-a-0",
+     "positions": [32, 63]}
+    {"event": "reads", "layer": 2, "page": 1, "block": 57, "request": "cmpl-b-0"}
+    {"event": "gone", "layer": 2, "block": 57}
+
+Invariants:
+- Standard library alone: this runs in an engine's own process.
+- A page is a candidate only where one prefill writes all of it, so that nothing but the fault decides what it holds.
+- What was planted is noted with the request it was written for, and so is each other request that has the page in its
+  table until it is written again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+KINDS = ("stale", "foreign")
+ORDERS, LOG = "KVCHECK_FAULT_ORDERS", "KVCHECK_FAULT_LOG"
+"""Variables with the paths of the order and of the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """kind: stale leaves the page's former content, foreign puts another request's page there. page: of the request,
+    from 0; negative: from the last page that the prefill fills. every: of so many candidates one. most: pages in all.
+    """
+
+    kind: str
+    layer: int
+    page: int
+    every: int = 1
+    most: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or self.layer < 0 or self.every < 1 or self.most < 1:
+            raise ValueError(f"an order has a kind of {KINDS}, a layer, and counts of at least 1; got {self}")
+
+    def give(self, path: Path) -> None:
+        """Write it to where the plug-in reads it, in one step."""
+        draft = path.with_name(f"{path.name}.tmp")
+        fields = {name: getattr(self, name) for name in ("kind", "layer", "page", "every", "most")}
+        draft.write_text(json.dumps(fields), encoding="utf-8")
+        os.replace(draft, path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A request in the batch of one step. computed: tokens that the cache held before it. length: tokens after it.
+    blocks: the page table, at least as far as `length`.
+    """
+
+    request: str
+    computed: int
+    length: int
+    blocks: Sequence[int]
+
+    def filled(self, page_size: int) -> range:
+        """Pages of the request that this step writes from their first token to their last; none in a decode."""
+        if self.length - self.computed < 2:
+            return range(0)
+        return range(-(-self.computed // page_size), self.length // page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a block was written for."""
+
+    request: str
+    page: int
+
+
+@dataclass(slots=True)
+class Planter:
+    """Decides which pages an order falls on, and keeps the log."""
+
+    orders: Path
+    log: Path
+    page_size: int
+    _order: Order | None = None
+    _stamp: tuple[int, int] | None = None
+    _seen: int = 0
+    _done: int = 0
+    _held: dict[int, Held] = field(default_factory=dict)
+    _damaged: dict[tuple[int, int], set[str]] = field(default_factory=dict)
+
+    def order(self) -> Order | None:
+        """The order as the file has it now; None where it has none, or all of it has been done."""
+        try:
+            stat = self.orders.stat()
+        except FileNotFoundError:
+            self._order, self._stamp = None, None
+            return None
+        stamp = (stat.st_mtime_ns, stat.st_ino)
+        if stamp != self._stamp:
+            self._order = Order(**json.loads(self.orders.read_text(encoding="utf-8")))
+            self._stamp, self._seen, self._done = stamp, 0, 0
+        return self._order if self._order is not None and self._done < self._order.most else None
+
+    def candidates(self, order: Order, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+        """Rows and the page of each that the order falls on in this step."""
+        for row in rows:
+            filled = row.filled(self.page_size)
+            page = order.page if order.page >= 0 else filled.stop + order.page
+            if page in filled:
+                self._seen += 1
+                if self._seen % order.every == 0:
+                    yield row, page
+
+    def sources(self, row: Row) -> list[tuple[int, Held]]:
+        """Blocks that were written for other requests, the latest first."""
+        own = set(row.blocks[: -(-row.length // self.page_size)])
+        return [
+            (block, held)
+            for block, held in reversed(self._held.items())
+            if held.request != row.request and block not in own
+        ]
+
+    def planted(self, order: Order, row: Row, page: int, source: tuple[int, Held] | None) -> None:
+        """Note that the order was done to this page of this request."""
+        self._done += 1
+        block = row.blocks[page]
+        self._damaged[order.layer, block] = {row.request}
+        first = page * self.page_size
+        event: dict[str, object] = {"event": "planted", "kind": order.kind, "layer": order.layer, "page": page}
+        event |= {"block": block, "request": row.request, "positions": [first, first + self.page_size - 1]}
+        if source is not None:
+            event["source"] = {"block": source[0], "request": source[1].request, "page": source[1].page}
+        self._note(event)
+
+    def wrote(self, layer: int, rows: Sequence[Row]) -> None:
+        """Note what a step writes in a layer, and who has a damaged page in its table. Called before it is planted."""
+        for row in rows:
+            for page in range(row.computed // self.page_size, -(-row.length // self.page_size)):
+                block = row.blocks[page]
+                if page in row.filled(self.page_size):
+                    self._held.pop(block, None)
+                    self._held[block] = Held(row.request, page)
+                elif page * self.page_size >= row.computed:
+                    self._held.pop(block, None)  # it is begun for somebody else
+                if page * self.page_size >= row.computed and self._damaged.pop((layer, block), None) is not None:
+                    self._note({"event": "gone", "layer": layer, "block": block})
+        for (where, block), readers in self._damaged.items():
+            for row in rows if where == layer else ():
+                pages = row.blocks[: -(-row.length // self.page_size)]
+                if row.request not in readers and block in pages:
+                    readers.add(row.request)
+                    event = {"event": "reads", "layer": layer, "page": pages.index(block), "block": block}
+                    self._note({**event, "request": row.request})
+
+    def _note(self, event: dict[str, object]) -> None:
+        with self.log.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(event) + "\n")
+
+
+def events(log: Path) -> list[dict[str, object]]:
+    """What the log has; none where it does not exist yet."""
+    if not log.exists():
+        return []
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,96 @@
+"""Faults in a running vLLM CPU worker: `--worker-extension-cls vllm_faults.Faults`, with this folder on PYTHONPATH.
+
+A page of one layer is damaged between the write of a step and its attention, so that the prefill itself reads it too:
+as where the write was lost.
+
+Invariants:
+- The engine's files stay as they are. Without an order every call passes through.
+- A page whose content would not change is not counted as planted.
+- vLLM's cache of a layer is [blocks, heads, page, 2 * dim] on a CPU: one block is one page of K and V.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from planting import LOG, ORDERS, Held, Order, Planter, Row
+from vllm.forward_context import get_forward_context
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+
+class Faults:
+    """What vLLM mixes into its worker; loading this module has done the work."""
+
+
+class _Worker:
+    """Of this process: its model runner, which knows the requests of a step, and its planter."""
+
+    runner: Any = None
+    planter: Planter | None = None
+
+
+_start = CPUModelRunner.__init__
+_write = CPUAttentionBackendImpl.do_kv_cache_update
+
+
+def start(runner: Any, *arguments: Any, **named: Any) -> None:
+    """Make the model runner."""
+    _start(runner, *arguments, **named)
+    _Worker.runner = runner
+
+
+def write(attention: Any, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
+    """Keys and values of one layer's step into its cache; its attention comes next."""
+    found = LAYER.search(layer.layer_name)
+    metadata = get_forward_context().attn_metadata
+    if found is None or not metadata:  # a warm-up
+        _write(attention, layer, key, value, kv_cache, slot_mapping)
+        return
+    if _Worker.planter is None:
+        _Worker.planter = Planter(Path(os.environ[ORDERS]), Path(os.environ[LOG]), int(kv_cache.shape[2]))
+    planter, number, rows = _Worker.planter, int(found[1]), _rows(metadata[layer.layer_name])
+    order = planter.order()
+    chosen = []
+    if order is not None and order.layer == number:
+        chosen = [(row, page, kv_cache[row.blocks[page]].clone()) for row, page in planter.candidates(order, rows)]
+    planter.wrote(number, rows)
+    _write(attention, layer, key, value, kv_cache, slot_mapping)
+    for row, page, former in chosen:
+        if order is not None and planter.order() == order:  # not all of it is done
+            _plant(planter, order, row, page, kv_cache, former)
+
+
+def _plant(planter: Planter, order: Order, row: Row, page: int, kv_cache: Any, former: Any) -> None:
+    """Damage one page, where that changes what it holds."""
+    held = kv_cache[row.blocks[page]]
+    sources: list[tuple[int, Held] | None] = [None] if order.kind == "stale" else [*planter.sources(row)]
+    for source in sources:
+        content = former if source is None else kv_cache[source[0]]
+        if not held.equal(content):
+            held.copy_(content)
+            planter.planted(order, row, page, source)
+            return
+
+
+def _rows(metadata: Any) -> tuple[Row, ...]:
+    starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
+    tables = metadata.block_table.tolist()
+    return tuple(
+        Row(
+            request=name,
+            computed=lengths[i] - (starts[i + 1] - starts[i]),
+            length=lengths[i],
+            blocks=tables[i],
+        )
+        for i, name in enumerate(_Worker.runner.input_batch.req_ids)
+    )
+
+
+CPUModelRunner.__init__ = start
+CPUAttentionBackendImpl.do_kv_cache_update = write
