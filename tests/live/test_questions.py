@@ -91,10 +91,29 @@ def test_a_next_turn_begins_with_the_whole_turn_before() -> None:
 
 def test_a_cut_is_a_shared_prefix() -> None:
     asked, rng = questions(), Rng(2)
-    for subject, draw in ((asked.walk(rng, 90), asked.walk), (asked.marks(rng, 90), asked.marks)):
-        other = draw(rng, 120, prefix=subject.cut(57))
+    walk, marks = asked.walk(rng, 90), asked.marks(rng)
+    for subject, other, cut in (
+        (walk, asked.walk(rng, 120, prefix=walk.cut(57)), 57),
+        (marks, asked.marks(rng, prefix=marks.cut(33)), 33),
+    ):
         one, two = asked.put(rng, subject, 4), asked.put(rng, other, 4)
-        assert 59 <= _common(one.ids, two.ids) < 80
+        assert cut + 2 <= _common(one.ids, two.ids) < cut + 8
+
+
+def test_an_answer_to_a_position_test_reads_all_marks_but_the_first_few() -> None:
+    asked, rng = questions(), Rng(4)
+    for _ in range(20):
+        subject = asked.marks(rng)
+        question = asked.put(rng, subject, asked.cover(subject))
+        read = {each.positions[0] for each in reads(ALPHABET, question.ids, len(question.expected))}
+        assert read >= set(range(len(question.ids) - 1 - PARAMETERS.distance, len(question.ids)))
+        assert len(subject.values) - PARAMETERS.distance <= 8
+
+
+def test_a_position_test_that_begins_as_a_whole_one_is_another_one() -> None:
+    asked, rng = questions(), Rng(5)
+    base = asked.marks(rng)
+    assert all(asked.marks(rng, prefix=base).values != base.values for _ in range(50))
 
 
 def test_a_server_that_takes_too_few_tokens_is_refused() -> None:

@@ -21,6 +21,7 @@ from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, wa
 WALK_FRAME = len(HEADER) + 2
 """Tokens of a walk beside its places: the header, the place that closes it, and the node that is asked for."""
 SHORTEST = 24
+MORE_MARKS = 8
 STRIDE = 8
 """Of the tokens that read a walk's pages: a page of 16 holds a place of each stride of at most 8 hops."""
 
@@ -66,18 +67,19 @@ class Questions:
         drawn = draw_nodes(self.alphabet, rng, length - len(shared), but=frozenset(shared))
         return Subject((*shared, *drawn))
 
-    def marks(self, rng: Rng, length: int, *, prefix: Subject | None = None) -> Subject:
-        """A position test of so many marks, at least as many as the distance that it reads back."""
+    def marks(self, rng: Rng, *, prefix: Subject | None = None) -> Subject:
+        """A position test that is a few marks longer than the distance that it reads back: earlier marks would be read
+        by no token of the answer. prefix: its first marks, of which the last is left out where it is a whole test."""
         parameters = self.alphabet.parameters
-        shared = prefix.values if prefix is not None else ()
-        most = self.longest - len(HEADER) - 1
-        count = min(max(length, parameters.distance + 1, len(shared) + 1), most)
-        return Subject((*shared, *(rng.below(1 << parameters.bits) for _ in range(count - len(shared)))), is_walk=False)
+        count = parameters.distance + 1 + rng.below(MORE_MARKS)
+        shared = prefix.values[: count - 1] if prefix is not None else ()
+        drawn = (rng.below(1 << parameters.bits) for _ in range(count - len(shared)))
+        return Subject((*shared, *drawn), is_walk=False)
 
     @property
     def has_marks(self) -> bool:
         """Whether a position test fits into a request here."""
-        return self.alphabet.parameters.distance + len(HEADER) + 16 < self.longest
+        return self.alphabet.parameters.distance + len(HEADER) + 2 * MORE_MARKS < self.longest
 
     def put(self, rng: Rng, subject: Subject, tokens: int) -> Question:
         """The question about a subject, with a drawn start. tokens: of the answer, fewer where no more fit."""
@@ -105,11 +107,11 @@ class Questions:
         return question
 
     def cover(self, subject: Subject) -> int:
-        """Tokens of an answer that read each page of 16 places of a walk in each layer; of a position test, marks that
-        read each place up to the last but `distance`."""
+        """Tokens of an answer that read each page of 16 places of a walk in each layer; of a position test, all marks
+        but the first few."""
         parameters = self.alphabet.parameters
         if not subject.is_walk:
-            return min(parameters.distance, len(subject.values))
+            return parameters.distance + 1
         return -(-len(subject.values) // min(parameters.hops, STRIDE)) + 1
 
     def _name(self, node: int) -> int:

@@ -61,7 +61,7 @@ def _base(questions: Questions, rng: Rng, sizes: Sizes) -> Subject:
     most = min(sizes.longest * 3 // 5, LONGEST_PROMPT)
     length = most // 4 + rng.below(most - most // 4)
     if questions.has_marks and rng.chance(1, 4):
-        return questions.marks(rng, length)
+        return questions.marks(rng)
     return questions.walk(rng, length)
 
 
@@ -70,7 +70,7 @@ def _shared(questions: Questions, rng: Rng, base: Subject) -> Subject:
     size = len(base.values)
     cut = base.cut(size // 2 + rng.below(size - size // 2))
     more = len(cut.values) + 2 + rng.below(size // 2 + 1)
-    return questions.walk(rng, more, prefix=cut) if base.is_walk else questions.marks(rng, more, prefix=cut)
+    return questions.walk(rng, more, prefix=cut) if base.is_walk else questions.marks(rng, prefix=cut)
 
 
 PREFIX_CACHE = PrefixCache()

@@ -41,13 +41,9 @@ def pressing(sizes: Sizes) -> Lengths:
 
 
 def subject(questions: Questions, rng: Rng, length: int, *, prefix: Subject | None = None) -> Subject:
-    """One in four is a position test, where it fits; the others are walks. prefix: what it begins with."""
+    """One in four is a position test, where it fits, of its own length; the others are walks. prefix: how it begins."""
     if prefix is not None:
-        return (
-            questions.walk(rng, length, prefix=prefix)
-            if prefix.is_walk
-            else questions.marks(rng, length, prefix=prefix)
-        )
+        return questions.walk(rng, length, prefix=prefix) if prefix.is_walk else questions.marks(rng, prefix=prefix)
     if questions.has_marks and rng.chance(1, 4):
-        return questions.marks(rng, length)
+        return questions.marks(rng)
     return questions.walk(rng, length - WALK_FRAME)

@@ -1,0 +1,319 @@
+"""Runs `kvcheck stress` against real servers of vLLM and SGLang on this CPU, without and with planted faults.
+
+    python tests/servers/real_servers.py OUT [--environments DIR] [--only CASE]...
+
+Each case starts its servers, runs kvcheck against them as a user does, and stops them. A clean case has to pass with
+so many judged tokens, retractions and hits. A case with faults plants one page 20 times; kvcheck has to find each, and
+to name layer and page of at least 18.
+
+OUT gets the runs, the servers' logs, and summary.json, which README.md of a publication is made from.
+
+Invariants:
+- What was planted is read from the fault's own log, never from what kvcheck says.
+- A case that could not be tried is told with its reason, and the exit code is 4 then; 1 where a case fell short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from servers import sglang_cpu, vllm_cpu
+from servers.faults.planting import Order, events
+from servers.serving import Command, Server, free_ports, serving
+
+from kvcheck.core.base.errors import KvcheckError
+from kvcheck.core.base.record import RunRecord, read_record
+
+PROJECT = Path(__file__).parents[2]
+MODEL = ("--layers", "4", "--kv-heads", "4", "--length", "4096", "--distance", "64")
+LAYERS = 4
+START_S = 300.0
+TRIALS, NAMED, ATTEMPTS = 20, 18, 5
+KINDS = ("stale", "foreign")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One set-up. start: the commands of its servers. scenarios, options: of `kvcheck stress`. floors: what a clean run
+    has to have seen. faults: kind that is planted; None: a clean run.
+    """
+
+    name: str
+    start: Callable[[Place], Sequence[Command]]
+    scenarios: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    floors: Mapping[str, int] = field(default_factory=dict)
+    faults: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a case's servers are started with."""
+
+    environments: Path
+    model: Path
+    folder: Path
+    has_faults: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What a case came to. shortfall: why it is no success; None for one. cpu_s: of servers and of kvcheck."""
+
+    name: str
+    seen: dict[str, int] = field(default_factory=dict)
+    exit_code: int | None = None
+    found: int | None = None
+    named: int | None = None
+    trials: int | None = None
+    runs: list[str] = field(default_factory=list)
+    shortfall: str | None = None
+    is_tried: bool = True
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+def _vllm(place: Place) -> Sequence[Command]:
+    (port,) = free_ports(1)
+    environment = place.environments / vllm_cpu.ENVIRONMENT
+    return (
+        vllm_cpu.command(
+            environment, place.model, port=port, folder=place.folder, variant="priority", has_faults=place.has_faults
+        ),
+    )
+
+
+def _sglang(variant: str) -> Callable[[Place], Sequence[Command]]:
+    def start(place: Place) -> Sequence[Command]:
+        environment = place.environments / sglang_cpu.ENVIRONMENT
+        return sglang_cpu.commands(
+            environment, place.model, folder=place.folder, variant=variant, has_faults=place.has_faults
+        )
+
+    return start
+
+
+PRESS = ("prefix-cache", "retract-resume", "aborts", "priority")
+CASES = (
+    Case(
+        name="vllm",
+        start=_vllm,
+        scenarios=PRESS,
+        options=("--schedules", "5"),
+        floors={"token": 100_000, "retract": 100, "hit-token": 5_000, "evict": 1_000, "abort": 20},
+    ),
+    Case(
+        name="sglang",
+        start=_sglang("priority"),
+        scenarios=PRESS,
+        options=("--schedules", "3"),
+        floors={"token": 50_000, "retract": 100, "hit-token": 5_000, "evict": 1_000, "abort": 20},
+    ),
+    Case(
+        name="sglang-hicache",
+        start=_sglang("hicache"),
+        scenarios=("hicache",),
+        options=("--schedules", "4"),
+        floors={"token": 1_000, "load-back": 1_000},
+    ),
+    Case(
+        name="sglang-pair",
+        start=_sglang("pair"),
+        scenarios=("pd-transfer",),
+        options=("--schedules", "5"),
+        floors={"token": 10_000, "transfer": 100},
+    ),
+    *(
+        Case(name=f"{engine}-{kind}", start=start, scenarios=("prefix-cache",), faults=kind)
+        for engine, start in (("vllm", _vllm), ("sglang", _sglang("plain")))
+        for kind in KINDS
+    ),
+)
+
+
+def main() -> int:
+    """Run the cases; 0 where all came out as they have to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--environments", type=Path, default=PROJECT / "envs")
+    parser.add_argument("--only", action="append", choices=[case.name for case in CASES])
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    model = given.out.resolve() / "known-answers"
+    if not (model / "known_answers.json").exists():
+        _kvcheck("model", "make", "--out", str(model), *MODEL)
+    outcomes = []
+    for case in CASES:
+        if given.only and case.name not in given.only:
+            continue
+        place = Place(
+            environments=given.environments.resolve(),
+            model=model,
+            folder=given.out.resolve() / case.name,
+            has_faults=case.faults is not None,
+        )
+        outcomes.append(run_case(case, place))
+        _write(given.out / "summary.json", outcomes)
+        sys.stdout.write(_line(outcomes[-1]) + "\n")
+        sys.stdout.flush()
+    if not all(outcome.is_tried for outcome in outcomes):
+        return 4
+    return int(any(outcome.shortfall for outcome in outcomes))
+
+
+def run_case(case: Case, place: Place) -> Outcome:
+    """Start its servers, run kvcheck against them, stop them."""
+    outcome = Outcome(name=case.name)
+    began = time.monotonic()
+    place.folder.mkdir(parents=True, exist_ok=True)
+    own = _children_s()
+    servers: tuple[Server, ...] = ()
+    try:
+        with serving(case.start(place), folder=place.folder, within_s=START_S) as servers:
+            if case.faults is None:
+                _clean(case, place, servers, outcome)
+            else:
+                _planted(case, place, servers, outcome)
+    except KvcheckError as error:
+        outcome.is_tried, outcome.shortfall = False, str(error)
+    outcome.wall_s = round(time.monotonic() - began, 1)
+    outcome.cpu_s = round(sum(server.cpu_s() for server in servers) + _children_s() - own, 1)
+    return outcome
+
+
+def _clean(case: Case, place: Place, servers: Sequence[Server], outcome: Outcome) -> None:
+    """One run of all scenarios: nothing wrong, and enough seen."""
+    code, record = _stress(place, servers, *case.scenarios, "--seed", "1", "--admin", *case.options)
+    outcome.exit_code = code
+    outcome.runs.append(record.run_id)
+    outcome.seen = dict(record.evidence.observed)
+    outcome.notes += record.warnings
+    lacking = [
+        f"{kind} {outcome.seen.get(kind, 0)} of {least}"
+        for kind, least in case.floors.items()
+        if outcome.seen.get(kind, 0) < least
+    ]
+    if code != 0:
+        outcome.shortfall = f"exit {code}: " + "; ".join(row.reason or row.verdict.value for row in record.scenarios)
+    elif lacking:
+        outcome.shortfall = "too little seen: " + ", ".join(lacking)
+
+
+def _planted(case: Case, place: Place, servers: Sequence[Server], outcome: Outcome) -> None:
+    """One page of one layer is planted, 20 times; each layer and several pages in turn."""
+    outcome.trials, outcome.found, outcome.named = TRIALS, 0, 0
+    clean, _ = _stress(place, servers, *case.scenarios, "--seed", "99", *_SMALL)
+    if clean != 0:
+        outcome.shortfall = f"the server without a fault: exit {clean}"
+        return
+    for trial in range(TRIALS):
+        code, record, planted = _trial(case, place, servers, trial)
+        is_found, is_named = judge_trial(record, planted)
+        outcome.found += is_found and code == 1
+        outcome.named += is_named
+        outcome.runs.append(record.run_id)
+        if not (is_found and is_named):
+            told = json.dumps([event for event in planted if event["event"] != "gone"])
+            outcome.notes.append(f"trial {trial}: exit {code}, planted {told[:600]}, found {_places(record)}")
+    if outcome.found < TRIALS or outcome.named < NAMED:
+        outcome.shortfall = f"found {outcome.found} of {TRIALS}, named {outcome.named}"
+
+
+def _trial(
+    case: Case, place: Place, servers: Sequence[Server], trial: int
+) -> tuple[int, RunRecord, list[dict[str, object]]]:
+    """One planted run: exit code, record, and what the fault's log says. Other seeds are tried where no prefill filled
+    the ordered page in one step, so that nothing was planted."""
+    orders, log = vllm_cpu.fault_orders(place.folder), vllm_cpu.fault_log(place.folder)
+    for attempt in range(ATTEMPTS):
+        before = len(events(log))
+        Order(kind=str(case.faults), layer=trial % LAYERS, page=1 + trial // LAYERS % 2).give(orders)
+        seed = str(1 + trial + 1000 * attempt)
+        code, record = _stress(place, servers, *case.scenarios, "--seed", seed, *_SMALL)
+        orders.unlink()
+        planted = events(log)[before:]
+        if any(event["event"] == "planted" for event in planted):
+            return code, record, planted
+    raise KvcheckCase(f"nothing was planted in {ATTEMPTS} runs of trial {trial}; see {log}")
+
+
+_SMALL = ("--schedules", "1", "--requests", "8", "--concurrency", "4", "--no-reports")
+
+
+def judge_trial(record: RunRecord, planted: Sequence[Mapping[str, object]]) -> tuple[bool, bool]:
+    """Whether a planted page was found, and whether the first place of a finding is its layer and page."""
+    where = {(event["layer"], event["page"]) for event in planted if event["event"] in ("planted", "reads")}
+    places = _places(record)
+    return bool(where) and bool(places), any(place in where for place in places[:1])
+
+
+def _places(record: RunRecord) -> list[tuple[int | None, int | None]]:
+    return [(finding.layer, finding.page) for finding in record.findings]
+
+
+def _stress(place: Place, servers: Sequence[Server], *arguments: str) -> tuple[int, RunRecord]:
+    """One run of kvcheck: its exit code and record."""
+    out = place.folder / "runs"
+    before = set(out.iterdir()) if out.exists() else set()
+    decode = ("--decode", servers[1].address) if len(servers) > 1 else ()
+    target = ("--target", servers[0].address, *decode, "--known-answers", str(place.model))
+    code = _kvcheck("stress", *arguments, *target, "--out", str(out), log=place.folder / "kvcheck.log")
+    new = [folder for folder in out.iterdir() if folder not in before] if out.exists() else []
+    if len(new) != 1:
+        raise KvcheckCase(f"kvcheck stress ended with {code} and left no run; see {place.folder / 'kvcheck.log'}")
+    return code, read_record(new[0])
+
+
+class KvcheckCase(KvcheckError):
+    """A run of kvcheck that judged nothing."""
+
+
+def _kvcheck(*arguments: str, log: Path | None = None) -> int:
+    with _stream(log) as stream:
+        return subprocess.run(
+            [sys.executable, "-m", "kvcheck", *arguments], cwd=PROJECT, stdout=stream, stderr=stream, check=False
+        ).returncode
+
+
+@contextmanager
+def _stream(log: Path | None) -> Iterator[object]:
+    if log is None:
+        yield None
+        return
+    with log.open("ab") as stream:
+        yield stream
+
+
+def _children_s() -> float:
+    """CPU seconds of the runs of kvcheck so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def _line(outcome: Outcome) -> str:
+    """One case for the terminal."""
+    state = "not tried" if not outcome.is_tried else "short" if outcome.shortfall else "ok"
+    planted = "" if outcome.trials is None else f"  found {outcome.found}, named {outcome.named} of {outcome.trials}"
+    seen = "  ".join(f"{kind} {count:,}" for kind, count in outcome.seen.items() if count)
+    why = f"  {outcome.shortfall}" if outcome.shortfall else ""
+    return f" {state:<9} {outcome.name:<16} {outcome.wall_s:.0f} s, {outcome.cpu_s:.0f} CPU s{planted}  {seen}{why}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
