@@ -1,0 +1,362 @@
+"""Calls to a server over HTTP, with every way in which they fail told apart.
+
+Invariants:
+- Nothing that a server sends is trusted: answers have a largest size, waits have a limit, and text of a server is one
+  short line before it goes anywhere.
+- A key goes into one header of the requests and nowhere else: it is in no text, also where the server repeats it.
+- The environment names no proxy. Certificates are checked against the system's authorities.
+- Each call opens a connection and closes it. A connection that is kept hides that a server closes them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from urllib.parse import urlsplit
+
+from kvcheck.core.base.errors import UsageError, machine_trouble
+from kvcheck.core.live.exchange import End
+
+MOST_BYTES = 32 << 20  # of one answer, or of one event of a stream
+MOST_STREAM_BYTES = 1 << 30  # of all events of a stream, which some engines send with all tokens so far
+MOST_TEXT = 240  # characters of a server that are shown
+_READ = 1 << 16
+_PORTS = {"http": 80, "https": 443}
+_EXPECTED = "expected http://HOST:PORT or https://HOST:PORT, with a path if the server has one"
+
+
+class CallFailed(Exception):
+    """A call has no whole answer. end: in which way. reason: one line. status: of HTTP, where there was one."""
+
+    def __init__(self, end: End, reason: str, status: int | None = None) -> None:
+        super().__init__(reason)
+        self.end, self.reason, self.status = end, reason, status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a server is. base: what stands before each path, without a slash at its end."""
+
+    scheme: str
+    host: str
+    port: int
+    base: str = ""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.base}"
+
+
+def parse_address(text: str) -> Address:
+    """The address that a user wrote. Raises UsageError; a password in the text is not repeated."""
+    if "@" in text:
+        raise UsageError(f"an address holds no user and no password; {_EXPECTED}. A key is named, not written")
+    if not text or not text.isascii() or not text.isprintable() or any(c in text for c in ' "\\'):
+        raise UsageError(f"an address is printable text without spaces; {_EXPECTED}, got {text!r}")
+    if "?" in text or "#" in text:
+        raise UsageError(f"an address has no query and no fragment; {_EXPECTED}, got {text}")
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"{text} is no address: {error}; {_EXPECTED}") from error
+    if parts.scheme not in _PORTS:
+        raise UsageError(f"an address begins with http:// or https://; {_EXPECTED}, got {text}")
+    if not parts.hostname or parts.netloc.endswith(":"):
+        raise UsageError(f"{text} lacks a {'port' if parts.hostname else 'host'}; {_EXPECTED}")
+    if port == 0:
+        raise UsageError(f"no server listens at port 0; {_EXPECTED}, got {text}")
+    return Address(
+        scheme=parts.scheme, host=parts.hostname, port=port or _PORTS[parts.scheme], base=parts.path.rstrip("/")
+    )
+
+
+def is_loopback(address: Address) -> bool:
+    """Whether the address is of this machine alone: 127.0.0.0/8, ::1, or the name localhost."""
+    if address.host == "localhost":
+        return True
+    try:
+        number = ipaddress.ip_address(address.host)
+    except ValueError:
+        return False
+    return number.is_loopback if number.version == 4 else number == ipaddress.IPv6Address(1)
+
+
+def one_line(text: str, most: int = MOST_TEXT) -> str:
+    """Text of a server as one printable line of so many characters at most."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 16 * most]).split())
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+class Http:
+    """One server. silence_s: seconds without a byte, or without an event of a stream, after which a call gives up."""
+
+    def __init__(self, address: Address, *, key: str | None = None, silence_s: float = 60.0) -> None:
+        if key is not None and not (key.isascii() and key.isprintable() and key and " " not in key):
+            raise UsageError("a key is printable ASCII without spaces; the one given is not, or it is empty")
+        self.address, self.silence_s = address, silence_s
+        self._key = key
+        self._tls = ssl.create_default_context() if address.scheme == "https" else None
+
+    def __repr__(self) -> str:
+        return f"Http({self.address})"
+
+    def get_json(self, path: str, *, silence_s: float | None = None) -> object:
+        """The JSON value at `path`. Raises CallFailed."""
+        return self._json(f"GET {path}", self.call("GET", path, silence_s=silence_s))
+
+    def get_text(self, path: str, *, silence_s: float | None = None) -> str:
+        """The text at `path`. Raises CallFailed."""
+        return self.call("GET", path, silence_s=silence_s).decode(errors="replace")
+
+    def post_json(self, path: str, body: object) -> object:
+        """What the server answers to `body`. Raises CallFailed."""
+        return self._json(f"POST {path}", self.call("POST", path, body))
+
+    def call(self, method: str, path: str, body: object = None, *, silence_s: float | None = None) -> bytes:
+        """The whole answer to one call. Raises CallFailed."""
+        limit_s = self.silence_s if silence_s is None else silence_s
+        name = f"{method} {path.partition('?')[0]}"
+        with self._open(method, path, body, limit_s) as exchange:
+            answer = bytearray()
+            try:
+                for piece in exchange.pieces():
+                    answer += piece
+                    if len(answer) > MOST_BYTES:
+                        raise CallFailed(End.UNREADABLE, f"{name}: its answer is longer than {MOST_BYTES >> 20} MB")
+            except (OSError, http.client.HTTPException) as error:
+                raise self._failure(name, error, limit_s) from error
+            return bytes(answer)
+
+    def stream(self, path: str, body: object) -> Events:
+        """The events of an answer as they come; the connection is closed where the `with` block of the events ends.
+
+        Raises CallFailed.
+        """
+        name = f"POST {path}"
+        exchange = self._open("POST", path, body, self.silence_s)
+        kind = exchange.response.getheader("Content-Type", "")
+        if not kind.startswith("text/event-stream"):
+            exchange.close()
+            raise CallFailed(End.UNREADABLE, f"{name}: expected text/event-stream, got {self.shown(kind)!r}")
+        return Events(self, exchange, name)
+
+    def shown(self, text: str) -> str:
+        """Text of the server as one line without the key."""
+        if self._key is not None:
+            for written in {self._key, json.dumps(self._key)[1:-1]}:
+                text = text.replace(written, "<key>")
+        return one_line(text)
+
+    def _open(self, method: str, path: str, body: object, limit_s: float) -> _Exchange:
+        """Send one request and read the head of its answer. Raises CallFailed, also for a status of 300 or more."""
+        name = f"{method} {path.partition('?')[0]}"
+        headers = {"Connection": "close", "Accept": "*/*"}
+        sent = None if body is None else json.dumps(body).encode()
+        if sent is not None:
+            headers["Content-Type"] = "application/json"
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        connection = self._connection(limit_s)
+        try:
+            connection.connect()
+            peer = connection.sock
+        except (OSError, UnicodeError) as error:
+            connection.close()
+            raise self._unreached(name, error, limit_s) from error
+        try:
+            connection.request(method, self.address.base + path, sent, headers)
+            exchange = _Exchange(connection, connection.getresponse(), peer)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise self._failure(name, error, limit_s) from error
+        if exchange.response.status < 300:
+            return exchange
+        with exchange:
+            status = exchange.response.status
+            text = self.shown(_said(exchange.beginning())) or self.shown(exchange.response.reason)
+            raise CallFailed(End.REFUSED, f"{name}: status {status}: {text}", status)
+
+    def _connection(self, limit_s: float) -> http.client.HTTPConnection:
+        host, port = self.address.host, self.address.port
+        if self._tls is None:
+            return http.client.HTTPConnection(host, port, timeout=limit_s)
+        return http.client.HTTPSConnection(host, port, timeout=limit_s, context=self._tls)
+
+    def _unreached(self, name: str, error: Exception, limit_s: float) -> CallFailed:
+        if machine_trouble(error) is not None:
+            raise error
+        if isinstance(error, ssl.SSLCertVerificationError):
+            why = (
+                f"its certificate is refused: {error.verify_message}; SSL_CERT_FILE names a file of further authorities"
+            )
+        elif isinstance(error, ssl.SSLError):
+            why = f"no TLS: {error.reason or error}; an address of a server without TLS begins with http://"
+        elif isinstance(error, TimeoutError):
+            why = f"no connection within {limit_s:g} s"
+        elif isinstance(error, socket.gaierror | UnicodeError):
+            why = "the name of the host is not known"
+        else:
+            why = getattr(error, "strerror", None) or str(error)
+        return CallFailed(End.UNREACHED, f"{name}: {self.address}: {one_line(why)}")
+
+    def _failure(self, name: str, error: OSError | http.client.HTTPException, limit_s: float) -> CallFailed:
+        """How a call on an open connection failed."""
+        if machine_trouble(error) is not None:
+            raise error
+        if isinstance(error, TimeoutError):
+            return CallFailed(End.SILENT, f"{name}: no byte within {limit_s:g} s")
+        if isinstance(error, http.client.RemoteDisconnected):
+            return CallFailed(End.CUT, f"{name}: the connection was closed without an answer")
+        if isinstance(error, http.client.IncompleteRead):
+            return CallFailed(End.CUT, f"{name}: the connection was closed inside the answer")
+        if isinstance(error, OSError):
+            return CallFailed(End.CUT, f"{name}: the connection broke: {one_line(error.strerror or str(error))}")
+        return CallFailed(End.UNREADABLE, f"{name}: the answer is no HTTP: {self.shown(str(error))}")
+
+    def _json(self, name: str, answer: bytes) -> object:
+        try:
+            return parse_json(answer)
+        except ValueError as error:
+            text = self.shown(answer[: 16 * MOST_TEXT].decode(errors="replace"))
+            raise CallFailed(End.UNREADABLE, f"{name}: expected JSON, got {one_line(text, 80)!r}") from error
+
+
+class _Exchange:
+    """An open connection with the head of its answer."""
+
+    def __init__(
+        self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, peer: socket.socket
+    ) -> None:
+        self.response, self.peer = response, peer
+        self._connection = connection
+
+    def __enter__(self) -> _Exchange:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, whatever the server still sends."""
+        self.response.close()
+        self._connection.close()
+
+    def pieces(self) -> Iterator[bytes]:
+        """The answer as it comes. Raises IncompleteRead where it ends before its length."""
+        left = self.response.length  # None: in chunks, or until the connection is closed
+        while left is None or left > 0:
+            piece = self.response.read1(_READ if left is None else min(_READ, left))
+            if not piece and left:
+                raise http.client.IncompleteRead(b"", left)
+            if not piece:
+                return
+            left = None if left is None else left - len(piece)
+            yield piece
+
+    def beginning(self) -> bytes:
+        """The first bytes of an answer that says an error, as far as they come."""
+        answer = bytearray()
+        try:
+            for piece in self.pieces():
+                answer += piece
+                if len(answer) >= _READ:
+                    break
+        except (OSError, http.client.HTTPException) as error:
+            if machine_trouble(error) is not None:
+                raise
+        return bytes(answer[:_READ])
+
+
+class Events:
+    """Server-sent events of one answer: an iterator over their data, and a context manager that closes the connection.
+
+    Only events count against the limit of silence: an engine that hangs may go on to send comments.
+    is_ended: whether the server sent the event that ends a stream, [DONE].
+    """
+
+    def __init__(self, server: Http, exchange: _Exchange, name: str) -> None:
+        self._server, self._exchange, self._name = server, exchange, name
+        self.is_ended = False
+
+    def __enter__(self) -> Events:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exchange.close()
+
+    def __iter__(self) -> Iterator[object]:
+        """The JSON values of the events. Raises CallFailed."""
+        limit_s = self._server.silence_s
+        pieces, buffer, total = self._exchange.pieces(), bytearray(), 0
+        last_s = time.monotonic()
+        while not self.is_ended:
+            try:
+                left_s = last_s + limit_s - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError
+                self._exchange.peer.settimeout(left_s)
+                piece = next(pieces, None)
+            except (OSError, http.client.HTTPException) as error:
+                raise self._server._failure(self._name, error, limit_s) from error
+            if piece is None:
+                return
+            total += len(piece)
+            seen = len(buffer)
+            buffer += piece
+            if len(buffer) > MOST_BYTES or total > MOST_STREAM_BYTES:
+                raise CallFailed(End.UNREADABLE, f"{self._name}: an event or the stream is too long")
+            while (end := buffer.find(b"\n", seen)) >= 0:
+                line, seen = bytes(buffer[:end]), 0
+                del buffer[: end + 1]
+                data = self._data(line)
+                if data is not None and not self.is_ended:
+                    yield self._server._json(self._name, data)
+                    last_s = time.monotonic()
+
+    def _data(self, line: bytes) -> bytes | None:
+        """The data of a line; None where it has none. Each engine puts an event's data on one line."""
+        name, _, data = line.rstrip(b"\r").partition(b":")
+        data = data.removeprefix(b" ")
+        if name == b"error":  # llama.cpp
+            raise CallFailed(End.REFUSED, f"{self._name}: {self._server.shown(_said(data))}")
+        if name == b"data" and data == b"[DONE]":
+            self.is_ended = True
+        return data if name == b"data" and not self.is_ended else None
+
+
+def parse_json(text: bytes | str) -> object:
+    """The JSON value. Raises ValueError for anything else, also for one that nests too deep to be read."""
+    try:
+        value: object = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("JSON that nests too deep") from error
+    return value
+
+
+def _said(answer: bytes) -> str:
+    """What the body of a refusal says: its message, or all of it."""
+    try:
+        value = parse_json(answer)
+    except ValueError:
+        return answer.decode(errors="replace")
+    for name in ("error", "message", "detail"):
+        if isinstance(value, dict) and value.get(name):
+            value = value[name]
+    return value if isinstance(value, str) else answer.decode(errors="replace")
+
+
+def error_text(value: object) -> str:
+    """What an error object inside an answer says."""
+    return _said(json.dumps(value).encode())
