@@ -1,1 +1,39 @@
-"""Engines that kvcheck can ask: a file and a row for each."""
+"""Engines that kvcheck can ask: a file and a row for each.
+
+Invariants:
+- An engine is known by what it answers, never by the name of its host. Rows are tried in order, the plainest last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvcheck.core.base.registry import Registry
+from kvcheck.core.live.clients.client import Client, Engine, Trouble
+from kvcheck.core.live.http import CallFailed, Http
+
+CLIENTS: Registry[Engine] = Registry(
+    "engine",
+    {
+        "sglang": ("kvcheck.core.live.clients.sglang:SGLANG", "SGLang by /generate"),
+        "llamacpp": ("kvcheck.core.live.clients.llamacpp:LLAMACPP", "llama.cpp's server by /completion"),
+        "vllm": ("kvcheck.core.live.clients.vllm:VLLM", "vLLM by /v1/completions"),
+        "openai": ("kvcheck.core.live.clients.openai:OPENAI", "another server by /v1/completions"),
+    },
+)
+PAIRS: Registry[Callable[..., Client]] = Registry(
+    "pair of servers", {"sglang": "kvcheck.core.live.clients.sglang_pair:SglangPair"}
+)
+"""Made with the keywords prefill and decode: a Reach each."""
+
+
+def detect(server: Http) -> str:
+    """The engine that answers there: a name of CLIENTS. Raises Trouble where none does."""
+    try:
+        for name in CLIENTS.names():
+            if CLIENTS.load(name).is_at(server):
+                return name
+        server.get_json("/v1/models")  # says why, for instance that a key is missing
+    except CallFailed as failure:
+        raise Trouble(f"{server.address}: {failure}") from failure
+    raise Trouble(f"{server.address} answers, but as none of {', '.join(CLIENTS.names())}")

@@ -8,10 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvcheck.core.live.exchange import Answer, Counters, Sending, Served
+from kvcheck.core.live.http import Http
 
 
 class Trouble(Exception):
@@ -47,3 +49,21 @@ class Client(Protocol):
 
     def flush(self) -> None:
         """Empty the prefix cache. Raises Trouble where it cannot, for instance while requests run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How a server is reached. metrics: addresses of its counters, summed; none: its own. token_of: the id of a word of
+    the model's tokenizer, None for another word: for engines that answer in text."""
+
+    server: Http
+    metrics: tuple[Http, ...] = ()
+    token_of: Callable[[str], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine. make: its client. is_at: whether it is what answers; raises CallFailed where nothing answers."""
+
+    make: Callable[[Reach], Client]
+    is_at: Callable[[Http], bool]

@@ -1,0 +1,210 @@
+"""Asks one question, whole or as a stream that is aborted, and gives the answer; the same for every engine.
+
+Invariants:
+- Whatever a server does becomes an answer with its end. Tokens that had arrived stay in it.
+- Prompt log-probabilities are never asked for: engines read no prefix cache for such a request.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from kvcheck.core.live.clients.client import Reach, Trouble
+from kvcheck.core.live.clients.reading import Reply, Unreadable, table
+from kvcheck.core.live.exchange import Abort, Answer, Counters, End
+from kvcheck.core.live.http import CallFailed, Http, error_text, one_line
+from kvcheck.core.live.prometheus import counters as sum_counters
+from kvcheck.core.live.prometheus import parse_samples
+
+_HEALTH_S = 30.0  # engines that generate a token for it give up by themselves after 20 s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One engine's call for a completion.
+
+    body, streamed: what is sent for a whole answer, and for a stream. take: adds an answer, or an event of a stream, to
+    the reply; raises Unreadable. abort: the engine's call that aborts this request, None where it has none.
+    """
+
+    server: Http
+    path: str
+    body: Mapping[str, object]
+    streamed: Mapping[str, object]
+    take: Callable[[Mapping[str, object], Reply], None]
+    abort: Callable[[], object] | None = None
+
+
+def converse(call: Call, abort: Abort | None, reply: Reply) -> Answer:
+    """Send the request, collect what comes into `reply`, and say how it ended."""
+    began_s = time.monotonic()
+    after_abort = None
+    try:
+        if abort is None:
+            _take(call, call.server.post_json(call.path, call.body), reply)
+            end, reason = _end(reply)
+        elif abort.by_call:
+            end, reason, after_abort = _aborted_by_call(call, abort.after, reply)
+        else:
+            end, reason = _aborted_by_closing(call, abort.after, reply)
+    except CallFailed as failure:
+        end, reason = failure.end, failure.reason
+    except Unreadable as error:
+        end, reason = End.UNREADABLE, f"POST {call.path}: {call.server.shown(str(error))}"
+    return Answer(
+        end=end,
+        tokens=tuple(reply.tokens),
+        logprobs=reply.known_logprobs(),
+        cached=reply.cached,
+        cached_by=reply.cached_by,
+        retractions=reply.retractions,
+        prompt_tokens=reply.prompt_tokens,
+        finish=reply.finish,
+        after_abort=after_abort,
+        reason=reason,
+        began_s=began_s,
+        ended_s=time.monotonic(),
+    )
+
+
+def _take(call: Call, value: object, reply: Reply) -> None:
+    """Add an answer or an event, unless it is an error object in the place of one."""
+    event = table(value, "answer")
+    if event.get("error") is not None:
+        reply.error = call.server.shown(error_text(event))
+    else:
+        call.take(event, reply)
+
+
+def _end(reply: Reply) -> tuple[End, str | None]:
+    if reply.error is not None:
+        return End.REFUSED, reply.error
+    return (End.ABORTED, "the engine says that it aborted the request") if reply.is_aborted else (End.DONE, None)
+
+
+def _end_of_stream(reply: Reply) -> tuple[End, str | None]:
+    """How a stream ended that the server ended."""
+    if reply.error is None and not reply.is_aborted and reply.finish is None:
+        return End.CUT, "the stream ended without a reason for its end"
+    return _end(reply)
+
+
+def _aborted_by_closing(call: Call, after: int, reply: Reply) -> tuple[End, str | None]:
+    """The connection is closed once so many tokens arrived; 0: once the server began to answer."""
+    with call.server.stream(call.path, call.streamed) as events:
+        if after > 0:
+            for event in events:
+                _take(call, event, reply)
+                if len(reply.tokens) >= after and reply.finish is None and reply.error is None:
+                    return End.ABORTED, None
+            return _end_of_stream(reply)
+    return End.ABORTED, None
+
+
+def _aborted_by_call(call: Call, after: int, reply: Reply) -> tuple[End, str | None, int | None]:
+    """(end, reason, tokens after the acknowledgement) where the engine's own call aborts the request.
+
+    The call runs beside the stream, so that what was sent before it was acknowledged is not counted as after it.
+    """
+    acknowledged, failed = threading.Event(), list[str]()
+
+    def send() -> None:
+        try:
+            if call.abort is None:
+                raise Trouble("the engine has no call that aborts a request")
+            call.abort()
+            acknowledged.set()
+        except (CallFailed, Trouble) as failure:
+            failed.append(f"not aborted: {failure}")
+
+    sender = threading.Thread(target=send, daemon=True)
+    late = 0
+    try:
+        with call.server.stream(call.path, call.streamed) as events:
+            if after <= 0:
+                sender.start()
+            for event in events:
+                was_acknowledged, before = acknowledged.is_set(), len(reply.tokens)
+                _take(call, event, reply)
+                late += len(reply.tokens) - before if was_acknowledged else 0
+                if sender.ident is None and len(reply.tokens) >= after and reply.finish is None:
+                    sender.start()
+        end, reason = _end_of_stream(reply)
+    except CallFailed as failure:
+        end, reason = failure.end, failure.reason
+    if sender.ident is not None:
+        sender.join()
+    if acknowledged.is_set() and reply.finish is None and end in (End.CUT, End.REFUSED):
+        end = End.ABORTED
+    return end, "; ".join(filter(None, [reason, *failed])) or None, late if acknowledged.is_set() else None
+
+
+def troubled(call: Callable[[], object]) -> object:
+    """What the call gives. Raises Trouble where it fails, or where its answer is not the engine's own."""
+    try:
+        return call()
+    except (CallFailed, Unreadable) as error:
+        raise Trouble(one_line(str(error), 400)) from error
+
+
+def read_or_none(server: Http, *paths: str) -> Mapping[str, object] | None:
+    """The JSON object at the first of the paths that has one. Raises CallFailed where the server cannot be reached."""
+    for path in paths:
+        try:
+            value = server.get_json(path)
+        except CallFailed as failure:
+            if failure.end not in (End.REFUSED, End.UNREADABLE):
+                raise
+            continue
+        if isinstance(value, dict):
+            return value
+    return None
+
+
+def is_well(server: Http, path: str) -> bool:
+    """Whether the server answers its health call at `path` with success."""
+    try:
+        server.call("GET", path, silence_s=min(server.silence_s, _HEALTH_S))
+    except CallFailed:
+        return False
+    return True
+
+
+def read_metrics(server: Http) -> str | None:
+    """The text of a server's metrics; None where it has none. Raises CallFailed."""
+    path = "" if server.address.base.endswith("/metrics") else "/metrics"
+    try:
+        return server.get_text(path)
+    except CallFailed as failure:
+        if failure.status in (404, 405, 501):
+            return None
+        raise
+
+
+def read_counters(reach: Reach, names: Iterable[str] = ()) -> Counters | None:
+    """All counters of the metrics addresses together, or of the server; None where it shows none. Raises Trouble.
+
+    names: of counters that are used; those with a label are summed as well.
+    """
+    labelled = [name for name in names if "{" in name]
+    total: dict[str, float] = {}
+    texts = []
+    for server in reach.metrics or (reach.server,):
+        try:
+            text = read_metrics(server)
+        except CallFailed as failure:
+            raise Trouble(one_line(f"{server.address}: {failure}", 400)) from failure
+        if text is None and reach.metrics:
+            raise Trouble(f"{server.address} has no metrics")
+        if text is not None:
+            texts.append(text)
+    for text in texts:
+        sums = sum_counters(parse_samples(text), labelled)
+        if not sums and text.strip():
+            raise Trouble(f"what the metrics address shows is no text for Prometheus: {one_line(text, 80)!r}")
+        for name, value in sums.items():
+            total[name] = total.get(name, 0.0) + value
+    return total if texts else None

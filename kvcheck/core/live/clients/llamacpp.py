@@ -1,0 +1,141 @@
+"""llama.cpp's server by /completion with token ids.
+
+Invariants:
+- Its cache is a slot's last request. Emptying it is a call for each slot.
+- It has no call that aborts a request by name: the connection is closed instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvcheck.core.live.clients.asking import Call, converse, is_well, read_counters, read_or_none, troubled
+from kvcheck.core.live.clients.client import Engine, Reach, Trouble
+from kvcheck.core.live.clients.reading import (
+    Reply,
+    Unreadable,
+    count,
+    count_or_none,
+    counts,
+    facts,
+    logprob,
+    rows,
+    table,
+    table_or_none,
+    text_or_none,
+)
+from kvcheck.core.live.exchange import Answer, Counters, Sending, Served
+from kvcheck.core.live.http import CallFailed, Http, one_line
+
+_NOT_COUNTED = "llama.cpp does not say it"
+_KINDS = ("host-hit", "storage-hit", "evict", "retract", "backup", "load-back", "transfer", "abort", "overtake")
+_MOST_SLOTS = 4096
+
+
+class LlamaCppClient:
+    """One llama.cpp server."""
+
+    engine = "llamacpp"
+    counted: Mapping[str, tuple[str, ...]] = {}
+    said = frozenset({"hit", "hit-token", "lost-prefix"})
+    flags: Mapping[str, str] = {
+        **dict.fromkeys(_KINDS, _NOT_COUNTED),
+        "hit": "use a release of llama.cpp that answers timings.cache_n",
+        "hit-token": "use a release of llama.cpp that answers timings.cache_n",
+        "lost-prefix": "start llama.cpp with fewer slots (--parallel) than kvcheck sends requests at once",
+    }
+
+    def __init__(self, reach: Reach) -> None:
+        self.reach = reach
+        self._server = reach.server
+
+    def served(self) -> Served:
+        props = self._props()
+        settings = props.get("default_generation_settings")
+        return Served(
+            engine="llamacpp",
+            version=_text(props.get("build_info")),
+            model=_text(props.get("model_alias")) or _text(props.get("model_path")),
+            longest=_count(settings.get("n_ctx")) if isinstance(settings, dict) else None,
+            has_priorities=False,
+            facts=facts(props, ("total_slots", "build_info", "model_path")),
+        )
+
+    def ask(self, sending: Sending) -> Answer:
+        body: dict[str, object] = {
+            "prompt": list(sending.question.ids),
+            "n_predict": len(sending.question.expected),
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "n_probs": 1,
+            "return_tokens": True,
+            "cache_prompt": True,
+            "stream": False,
+        }
+        call = Call(server=self._server, path="/completion", body=body, streamed={**body, "stream": True}, take=take)
+        return converse(call, sending.abort, Reply())
+
+    def counters(self) -> Counters | None:
+        return read_counters(self.reach)
+
+    def is_alive(self) -> bool:
+        return is_well(self._server, "/health")
+
+    def retract(self) -> None:
+        raise Trouble("llama.cpp has no call that retracts requests")
+
+    def flush(self) -> None:
+        slots = _count(self._props().get("total_slots")) or 1
+        for slot in range(min(slots, _MOST_SLOTS)):
+            troubled(lambda slot=slot: self._server.call("POST", f"/slots/{slot}?action=erase", {}))  # type: ignore[misc]
+
+    def _props(self) -> Mapping[str, object]:
+        try:
+            props = read_or_none(self._server, "/props")
+        except CallFailed as failure:
+            raise Trouble(one_line(f"{self._server.address}: {failure}", 400)) from failure
+        if props is None:
+            raise Trouble(f"{self._server.address} shows no /props; is it llama.cpp's server?")
+        return props
+
+
+def take(event: Mapping[str, object], reply: Reply) -> None:
+    """Add an answer of /completion, or an event of its stream, which holds the tokens since the last one.
+
+    The last event of a stream holds no tokens. Raises Unreadable.
+    """
+    tokens = counts(event.get("tokens"), "tokens")
+    written = event.get("completion_probabilities")
+    probabilities = None if written is None else rows(written, "completion_probabilities")
+    values = (
+        None
+        if probabilities is None or len(probabilities) != len(tokens)
+        else [logprob(table(each, "completion_probabilities").get("logprob"), "logprob") for each in probabilities]
+    )
+    reply.add(tokens, values)
+    timings = table_or_none(event.get("timings"), "timings") or {}
+    stop = event.get("stop")
+    if type(stop) is not bool:
+        raise Unreadable(f"stop: expected true or false, got {type(stop).__name__}")
+    if stop:
+        reply.finish = text_or_none(event.get("stop_type"), "stop_type") or "stop"
+        reply.prompt_tokens = count_or_none(event.get("tokens_evaluated"), "tokens_evaluated")
+        if timings.get("cache_n") is not None:
+            reply.cached = count(timings["cache_n"], "timings.cache_n")
+
+
+def _count(value: object) -> int | None:
+    """A count of /props; None where it is none: nothing is judged by it."""
+    return value if type(value) is int and 0 <= value < 1 << 53 else None
+
+
+def _text(value: object) -> str | None:
+    return one_line(value) if isinstance(value, str) and value else None
+
+
+def _is_at(server: Http) -> bool:
+    props = read_or_none(server, "/props")
+    return props is not None and "default_generation_settings" in props
+
+
+LLAMACPP = Engine(LlamaCppClient, _is_at)

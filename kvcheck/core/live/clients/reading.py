@@ -1,0 +1,136 @@
+"""Reads what a server sent, field by field, and collects it into a reply.
+
+Invariants:
+- A field of a wrong type is `Unreadable`, whatever it is; a field that is absent or null is None.
+- A number that no engine can mean is `Unreadable`. A number that can be a lie is read as it is; others judge it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvcheck.core.live.exchange import Tier
+from kvcheck.core.live.http import one_line
+
+MOST = 1 << 53  # of a count: what every reader of JSON holds exactly
+
+
+class Unreadable(Exception):
+    """What came is not the engine's own format. The text says the field, what was expected, and what came."""
+
+
+def table(value: object, name: str) -> Mapping[str, object]:
+    """A JSON object."""
+    if not isinstance(value, dict):
+        raise _wrong(name, "an object", value)
+    return value
+
+
+def table_or_none(value: object, name: str) -> Mapping[str, object] | None:
+    """A JSON object, or None."""
+    return None if value is None else table(value, name)
+
+
+def rows(value: object, name: str) -> list[object]:
+    """A JSON list."""
+    if not isinstance(value, list):
+        raise _wrong(name, "a list", value)
+    return value
+
+
+def count(value: object, name: str) -> int:
+    """A number of things, or an id: an integer from 0 on."""
+    if type(value) is not int or not 0 <= value <= MOST:
+        raise _wrong(name, "an integer from 0 on", value)
+    return value
+
+
+def count_or_none(value: object, name: str) -> int | None:
+    """A number of things, or None."""
+    return None if value is None else count(value, name)
+
+
+def counts(value: object, name: str) -> list[int]:
+    """A list of token ids."""
+    return [count(each, f"{name}[{i}]") for i, each in enumerate(rows(value, name))]
+
+
+def text(value: object, name: str) -> str:
+    """A text, as one short line."""
+    if not isinstance(value, str):
+        raise _wrong(name, "a text", value)
+    return one_line(value)
+
+
+def text_or_none(value: object, name: str) -> str | None:
+    """A text, or None."""
+    return None if value is None else text(value, name)
+
+
+def logprob(value: object, name: str) -> float | None:
+    """A log-probability; None where it is null or no finite number."""
+    if value is None:
+        return None
+    if type(value) not in (int, float):
+        raise _wrong(name, "a number", value)
+    assert isinstance(value, int | float)
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise _wrong(name, "a number", value) from error
+    return number if math.isfinite(number) else None
+
+
+def facts(info: Mapping[str, object], names: Sequence[str]) -> dict[str, object]:
+    """Those of the named fields that a record can hold: switches, numbers, and texts as one line."""
+    found: dict[str, object] = {}
+    for name in names:
+        value = info.get(name)
+        if isinstance(value, str):
+            found[name] = one_line(value)
+        elif isinstance(value, bool | int | float) and abs(value) <= MOST:
+            found[name] = value
+    return found
+
+
+def _wrong(name: str, expected: str, value: object) -> Unreadable:
+    if value is None:
+        got = "null"
+    elif isinstance(value, str):
+        got = f"a text ({one_line(value, 40)!r})"
+    elif isinstance(value, list | dict):
+        got = "a list" if isinstance(value, list) else "an object"
+    elif isinstance(value, int) and abs(value) > MOST:
+        got = f"an integer of {value.bit_length()} bits"
+    else:
+        got = repr(value)
+    return Unreadable(f"{name}: expected {expected}, got {got}")
+
+
+@dataclass(slots=True, kw_only=True)
+class Reply:
+    """What has arrived of one answer. error: the engine's text of an error. is_aborted: it says that it aborted."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    cached: int | None = None
+    cached_by: dict[Tier, int] | None = None
+    retractions: int | None = None
+    prompt_tokens: int | None = None
+    finish: str | None = None
+    is_aborted: bool = False
+    error: str | None = None
+
+    def add(self, tokens: Sequence[int], logprobs: Sequence[float | None] | None) -> None:
+        """Further tokens. logprobs: as long as they are, or None."""
+        if logprobs is not None and len(logprobs) != len(tokens):
+            raise Unreadable(f"logprobs: expected one for each of {len(tokens)} tokens, got {len(logprobs)}")
+        self.tokens += tokens
+        self.logprobs += [None] * len(tokens) if logprobs is None else logprobs
+
+    def known_logprobs(self) -> tuple[float, ...] | None:
+        """The log-probabilities, where each token has one."""
+        known = [each for each in self.logprobs if each is not None]
+        return tuple(known) if known and len(known) == len(self.tokens) else None

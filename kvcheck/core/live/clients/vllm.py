@@ -1,0 +1,231 @@
+"""vLLM by /v1/completions with token ids, and the calls of its development mode.
+
+Invariants:
+- Small priorities are served first by vLLM, so the sign is turned.
+- `ignore_eos` is sent: vLLM reserves nothing for it.
+- Forced preemption empties the prefix cache as well: vLLM has one call for both.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+
+from kvcheck.core.live.clients.asking import (
+    Call,
+    converse,
+    is_well,
+    read_counters,
+    read_metrics,
+    read_or_none,
+)
+from kvcheck.core.live.clients.client import Engine, Reach, Trouble
+from kvcheck.core.live.clients.completions import PATH, first_model, take_completion
+from kvcheck.core.live.clients.reading import Reply, Unreadable, count_or_none, facts, text_or_none
+from kvcheck.core.live.exchange import Answer, Counters, Sending, Served
+from kvcheck.core.live.http import CallFailed, Http, one_line, parse_json
+from kvcheck.core.live.prometheus import Sample, parse_samples
+
+_DEV = "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
+_DETAILS = "start vLLM with --enable-prompt-tokens-details, and without --no-enable-prefix-caching"
+_SMALL = "start vLLM with a smaller --num-gpu-blocks-override, so that the requests do not fit"
+_OFFLOAD = "start vLLM with --kv-offloading-size and a smaller --num-gpu-blocks-override"
+_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
+_STORES = ("disk", "external_unspecified")  # the latter: a connector that does not say what it is
+_STORAGE = f'{_SOURCE}{{source="{"|".join(_STORES)}"}}'
+_LIFETIMES = "vllm:kv_block_lifetime_seconds_count"  # one for each page that is evicted
+_EVICTED = f"{_LIFETIMES}*block_size"
+_FACTS = ("cache_dtype", "enable_prefix_caching", "block_size", "num_gpu_blocks", "kv_offloading_size")
+
+
+class VllmClient:
+    """One vLLM server."""
+
+    engine = "vllm"
+    counted: Mapping[str, tuple[str, ...]] = {
+        "hit-token": ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits"),
+        "host-hit": (f'{_SOURCE}{{source="host"}}',),
+        "storage-hit": (_STORAGE,),
+        "evict": (_EVICTED,),
+        "retract": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
+    }
+    said = frozenset({"hit", "hit-token", "lost-prefix"})
+    flags: Mapping[str, str] = {
+        "hit": _DETAILS,
+        "hit-token": _DETAILS,
+        "host-hit": _OFFLOAD,
+        "storage-hit": "start vLLM with a connector of --kv-transfer-config that keeps pages on a disk",
+        "evict": f"{_SMALL}, and with --kv-cache-metrics --kv-cache-metrics-sample 1.0",
+        "lost-prefix": f"{_SMALL}, and with --enable-prompt-tokens-details",
+        "retract": f"{_SMALL}; or {_DEV}, so that kvcheck can force it",
+        "backup": "vLLM counts no tokens that it copies to the host; require host-hit instead",
+        "load-back": "vLLM counts no tokens that it loads back; require host-hit instead",
+        "transfer": "vLLM counts no requests that were transferred",
+        "abort": "vLLM counts no requests that it aborted",
+        "overtake": "start vLLM with --scheduling-policy priority",
+    }
+
+    def __init__(self, reach: Reach) -> None:
+        self.reach = reach
+        self._server = reach.server
+        self._model: str | None = None
+        self._page_size: int | None = None
+        self._asking = threading.Lock()
+
+    def served(self) -> Served:
+        try:
+            version = read_or_none(self._server, "/version") or {}
+            card = first_model(self._server)
+            cache = _cache_config(read_metrics(self._server))
+            info = read_or_none(self._server, "/server_info?config_format=json") or {}
+            policy = _policy(info)
+            return Served(
+                engine="vllm",
+                version=text_or_none(version.get("version"), "version"),
+                model=self._remember(card),
+                longest=count_or_none(card.get("max_model_len"), "max_model_len"),
+                pool=_pool(cache),
+                page=_number(cache[0].get("block_size")) if cache else None,
+                has_host_tier=True if cache and _is_set(cache[0].get("kv_offloading_size")) else None,
+                has_priorities=None if policy is None else policy == "priority",
+                facts=facts(cache[0], _FACTS) | ({"scheduling_policy": policy} if policy else {}) if cache else {},
+            )
+        except (CallFailed, Unreadable) as error:
+            raise Trouble(one_line(f"{self._server.address}: {error}", 400)) from error
+
+    def ask(self, sending: Sending) -> Answer:
+        body: dict[str, object] = {
+            "model": self._name(),
+            "prompt": list(sending.question.ids),
+            "max_tokens": len(sending.question.expected),
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "logprobs": 1,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "request_id": sending.rid,
+        }
+        if sending.priority is not None:
+            body["priority"] = -sending.priority
+        call = Call(
+            server=self._server,
+            path=PATH,
+            body=body,
+            streamed={**body, "stream": True, "stream_options": {"include_usage": True}},
+            take=lambda event, reply: take_completion(event, reply, self.reach.token_of),
+            abort=lambda: self._abort(sending.rid),
+        )
+        return converse(call, sending.abort, Reply())
+
+    def counters(self) -> Counters | None:
+        """vLLM's counters, and two that are made of them: they are named after what they are made of."""
+        sources = [f'{_SOURCE}{{source="{name}"}}' for name in _STORES]
+        read = read_counters(self.reach, [f'{_SOURCE}{{source="host"}}', *sources])
+        if read is None:
+            return None
+        made = {_STORAGE: sum(read.get(name, 0.0) for name in sources)} if _SOURCE in read else {}
+        page = self._page()
+        if page is not None and _LIFETIMES in read:
+            made[_EVICTED] = read[_LIFETIMES] * page
+        return {**read, **made}
+
+    def is_alive(self) -> bool:
+        return is_well(self._server, "/health")
+
+    def retract(self) -> None:
+        self._reset("/reset_prefix_cache?reset_running_requests=true")
+
+    def flush(self) -> None:
+        self._reset("/reset_prefix_cache")
+
+    def _reset(self, path: str) -> None:
+        try:
+            answer = self._server.call("POST", path)
+            value = parse_json(answer) if answer.strip() else {}
+        except CallFailed as failure:
+            raise Trouble(f"{failure}; {_DEV}" if failure.status == 404 else str(failure)) from failure
+        except ValueError as error:
+            raise Trouble(f"POST {path}: expected JSON or nothing, got neither") from error
+        if isinstance(value, dict) and value.get("success") is False:
+            raise Trouble(f"POST {path}: vLLM says that it did not succeed; requests may hold pages")
+
+    def _abort(self, rid: str) -> None:
+        """Requests have the name of the caller within their own."""
+        body = {"request_ids": [f"cmpl-{rid}-0"]}
+        try:
+            self._server.call("POST", "/abort_requests", body)
+        except CallFailed as failure:
+            if failure.status not in (404, 405):
+                raise
+            # without the development mode; vLLM wants --enable-scale-out for it
+            self._server.call("POST", "/inference/v1/abort_requests", body)
+
+    def _name(self) -> str:
+        """The name to ask the model by; vLLM is asked once. A wrong one is refused with the right ones."""
+        with self._asking:
+            if self._model is None:
+                try:
+                    self._remember(first_model(self._server))
+                except (CallFailed, Unreadable):
+                    return ""  # the request itself will say what is wrong
+            return self._model or ""
+
+    def _page(self) -> int | None:
+        """Tokens of a page; vLLM is asked until it says it."""
+        with self._asking:
+            if self._page_size is None:
+                server = self.reach.metrics[0] if self.reach.metrics else self._server
+                try:
+                    cache = _cache_config(read_metrics(server))
+                except CallFailed as failure:
+                    raise Trouble(f"{server.address}: {failure}") from failure
+                self._page_size = _number(cache[0].get("block_size")) if cache else None
+            return self._page_size
+
+    def _remember(self, card: Mapping[str, object]) -> str | None:
+        name = card.get("id")
+        self._model = name if isinstance(name, str) else None
+        return text_or_none(name, "id")
+
+
+def _cache_config(metrics: str | None) -> list[Mapping[str, str]]:
+    """What each engine core says of its cache."""
+    samples: Iterable[Sample] = parse_samples(metrics or "")
+    return [sample.labels for sample in samples if sample.name == "vllm:cache_config_info"]
+
+
+def _pool(cache: list[Mapping[str, str]]) -> int | None:
+    """Tokens that all engine cores hold together."""
+    sizes = []
+    for each in cache:
+        pages, page = _number(each.get("num_gpu_blocks")), _number(each.get("block_size"))
+        sizes.append(None if pages is None or page is None else pages * page)
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known and len(known) == len(sizes) else None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def _is_set(text: str | None) -> bool:
+    return text not in (None, "None", "", "0", "0.0")
+
+
+def _policy(info: Mapping[str, object]) -> str | None:
+    """The scheduling policy, which vLLM says in its development mode only."""
+    at: object = info
+    for name in ("vllm_config", "scheduler_config", "policy"):
+        at = at.get(name) if isinstance(at, dict) else None
+    return one_line(at) if isinstance(at, str) else None
+
+
+def _is_at(server: Http) -> bool:
+    version = read_or_none(server, "/version")
+    models = read_or_none(server, "/v1/models")
+    cards = models.get("data") if models is not None else None
+    owners = [card.get("owned_by") for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+    return "vllm" in owners and version is not None and "version" in version
+
+
+VLLM = Engine(VllmClient, _is_at)
