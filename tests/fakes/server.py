@@ -1,0 +1,181 @@
+"""A server that speaks as SGLang or vLLM do and answers what a right one answers, with one fault if it is told so.
+
+    python tests/fakes/server.py --engine sglang --model DIR --fault foreign-page --port 30000
+
+Invariants:
+- Right answers come from `answers`; see rigs.model_engine for the cache, and rigs.wrong_answers for wrong answers.
+- The faults of WRONG need another request before them (but for other-model), so that the first answer is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))  # where it is started by hand
+from fakes.speech import KEY, SPEAKS
+from rigs.model_engine import STORES, Job, ModelEngine
+from rigs.wrong_answers import WRONG
+
+from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.model.folder import read_model
+
+BROKEN = ("hang", "hang-once", "dies", "some-500", "garbage", "half", "slow", "needs-key")
+FAULTS = (*WRONG, *STORES, *BROKEN, "cached-count", "frozen-counters", "after-abort")
+TURN = 3  # the request that hangs or is the last one answered; or each third one fails
+
+
+class Fake:
+    """The server. As a context manager it serves in a thread. mode: of a pair. calls: (path, body) besides requests.
+
+    Other options are those of ModelEngine.
+    """
+
+    def __init__(
+        self,
+        alphabet: Alphabet,
+        engine: str = "sglang",
+        *,
+        fault: str | None = None,
+        mode: str = "null",
+        port: int = 0,
+        **options: Any,
+    ) -> None:
+        assert fault in (None, *FAULTS), f"faults: {', '.join(FAULTS)}"
+        self.fault, self.mode, self.is_dead = fault, mode, False
+        self.model = ModelEngine(alphabet=alphabet, fault=fault, **options)
+        self.speaks = SPEAKS[engine](self.model, mode)
+        self.calls: list[tuple[str, Any]] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.http = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (Handler,), {"fake": self}))
+        self.http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+    def __enter__(self) -> Fake:
+        threading.Thread(target=self.http.serve_forever, args=(0.005,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.die()
+
+    def die(self) -> None:
+        """No connection is taken any more, and whoever waits gets no answer."""
+        self.is_dead = True
+        self.model.stop()
+        self.http.shutdown()
+        self.http.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    fake: Fake
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        fake, size = self.fake, int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(size) or b"{}")
+        if fake.fault == "needs-key" and self.headers.get("Authorization") != f"Bearer {KEY}":
+            self.give(401, {"error": {"message": f"a key is needed, got {self.headers.get('Authorization')}"}})
+        elif self.path == fake.speaks.path:
+            self.complete(body)
+        else:
+            fake.calls.append((self.path, body))
+            said = fake.speaks.call(self.path, body)
+            self.give(
+                *(said if isinstance(said, tuple) else (404, {"detail": "Not Found"}) if said is None else (200, said))
+            )
+
+    do_POST = do_GET
+
+    def complete(self, body: dict[str, Any]) -> None:
+        """One request."""
+        fake = self.fake
+        fake.bodies.append(body)
+        turn, fault, model = len(fake.bodies), fake.fault, fake.model
+        if fault == "hang" or (fault == "hang-once" and turn == TURN):
+            model.over.wait()
+        if fault == "dies" and turn > TURN and not fake.is_dead:
+            fake.die()
+        if fake.is_dead:
+            self.close_connection = True
+        elif fault == "some-500" and turn % TURN == 0:
+            self.give(500, {"error": {"message": "out of luck"}})
+        elif fault == "garbage":
+            self.give(200, "<html>it works</html>")
+        else:
+            time.sleep(0.2 if fault == "slow" else 0)
+            ids = body.get("input_ids") or body["prompt"]
+            count = body.get("max_tokens") or body["sampling_params"]["max_new_tokens"]
+            rid = body.get("rid") or body["request_id"]
+            self.answer(rid, model.admit(rid, ids, 1 if fake.mode == "prefill" else count), bool(body.get("stream")))
+
+    def answer(self, rid: str, job: Job, is_stream: bool) -> None:
+        """The answer at once, or a stream of its tokens."""
+        fake, tokens, is_half = self.fake, list[int](), self.fake.fault == "half"
+        if is_stream:
+            self.head(200, "text/event-stream", {"Transfer-Encoding": "chunked"})
+        steps = fake.model.steps(rid, job)
+        try:
+            for token in steps:
+                tokens.append(token)
+                if is_stream:
+                    self.chunk(json.dumps(fake.speaks.event(rid, job, tokens, 1, None)))
+                if is_half and len(tokens) * 2 >= len(job.tokens):
+                    break
+            finish = "abort" if job.is_aborted and len(tokens) < len(job.tokens) else "length"
+            last = fake.speaks.event(rid, job, tokens, 0 if is_stream else len(tokens), finish)
+            if not is_stream:
+                self.give(200, last, is_half=is_half)
+            elif not is_half:
+                self.chunk(json.dumps(last))
+                self.chunk("[DONE]")
+                self.wfile.write(b"0\r\n\r\n")
+        except OSError:  # whoever asked has closed the connection
+            self.close_connection = True
+        finally:
+            steps.close()
+        self.close_connection = self.close_connection or is_half
+
+    def chunk(self, data: str) -> None:
+        event = f"data: {data}\n\n".encode()
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+
+    def give(self, status: int, said: object, *, is_half: bool = False) -> None:
+        """An answer in one piece."""
+        text = (said if isinstance(said, str) else json.dumps(said)).encode()
+        self.head(
+            status, "text/plain" if isinstance(said, str) else "application/json", {"Content-Length": str(len(text))}
+        )
+        self.wfile.write(text[: len(text) // 2] if is_half else text)
+
+    def head(self, status: int, kind: str, more: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, **more}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is logged."""
+
+
+def main() -> None:
+    """Serve until Ctrl-C."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--fault", choices=FAULTS)
+    parser.add_argument("--port", type=int, default=30000)
+    asked = parser.parse_args()
+    fake = Fake(Alphabet(read_model(asked.model).parameters), asked.engine, fault=asked.fault, port=asked.port)
+    fake.http.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

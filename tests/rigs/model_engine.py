@@ -1,0 +1,129 @@
+"""What an engine does behind its calls: a prefix cache of pages, requests that run, retraction, aborts and counters.
+
+Invariants:
+- Every token is that of `answers`, or the fault's. Cached counts are those of a prefix cache of whole pages.
+- No clock but for the seconds that a token takes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rigs.wrong_answers import answer_with
+
+from kvcheck.core.live.model.alphabet import Alphabet
+
+STORES = {"response-cache": lambda ids: tuple(ids), "last-token-cache": lambda ids: ids[-1]}
+
+
+@dataclass(kw_only=True)
+class Job:
+    """A request that runs. cached: what is said of it. done: tokens that it has answered."""
+
+    ids: list[int]
+    tokens: tuple[int, ...]
+    cached: int | None
+    retractions: int = 0
+    is_aborted: bool = False
+    done: int = 0
+
+
+@dataclass(kw_only=True)
+class ModelEngine:
+    """The engine. pool, page: tokens. token_s: seconds that a token takes."""
+
+    alphabet: Alphabet
+    fault: str | None = None
+    pool: int = 4096
+    page: int = 16
+    token_s: float = 0.0
+    sent: list[list[int]] = field(default_factory=list)
+    running: dict[str, Job] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.lock, self.going, self.over = threading.RLock(), threading.Event(), threading.Event()
+        self.going.set()
+        self._pages: dict[int, None] = {}  # a hash of all tokens up to the end of each page; the oldest first
+        self._stored: dict[Any, tuple[int, ...]] = {}
+        self._count = dict.fromkeys(("hits", "evicted", "retracted", "aborted"), 0)
+
+    def admit(self, rid: str, ids: list[int], count: int) -> Job:
+        """A request that runs from now on."""
+        with self.lock:
+            hit = []
+            for key in self._keys(ids[:-1]):
+                if key not in self._pages:
+                    break
+                hit.append(key)
+            for key in hit:
+                self._pages[key] = self._pages.pop(key)
+            earlier = [each for each in self.sent if each != ids]
+            tokens = answer_with(self.fault, self.alphabet, ids, count, earlier, page=self.page)
+            cached: int | None = len(hit) * self.page
+            if self.fault == "cached-count" and earlier:
+                cached = len(ids) - 1
+            elif self.fault in STORES:
+                key = STORES[self.fault](ids)
+                cached = None if key in self._stored else cached
+                tokens = self._stored.setdefault(key, tokens)
+            self.sent.append(ids)
+            self._count["hits"] += len(hit) * self.page
+            self.running[rid] = Job(ids=ids, tokens=tokens, cached=cached)
+            return self.running[rid]
+
+    def steps(self, rid: str, job: Job) -> Iterator[int]:
+        """The answer's tokens as they are made; at its end its pages stay in the cache, and the oldest make room."""
+        try:
+            for token in job.tokens:
+                self.over.wait(self.token_s)
+                self.going.wait()
+                if job.is_aborted and self.fault != "after-abort":
+                    return
+                job.done += 1
+                yield token
+        finally:
+            with self.lock:
+                self.running.pop(rid, None)
+                self._count["aborted"] += job.done < len(job.tokens)
+                self._pages |= dict.fromkeys(self._keys([*job.ids, *job.tokens[: job.done]]))
+                while len(self._pages) * self.page > self.pool:
+                    del self._pages[next(iter(self._pages))]
+                    self._count["evicted"] += self.page
+
+    def abort(self, rid: str) -> None:
+        """The request ends with its next token."""
+        with self.lock:
+            if rid in self.running:
+                self.running[rid].is_aborted = True
+
+    def retract(self) -> None:
+        """All running requests are retracted; they go on by themselves."""
+        with self.lock:
+            self._count["retracted"] += len(self.running)
+            for job in self.running.values():
+                job.retractions += 1
+
+    def flush(self) -> bool:
+        """Empty the prefix cache, unless requests run."""
+        with self.lock:
+            if not self.running:
+                self._pages.clear()
+            return not self.running
+
+    def counters(self) -> dict[str, int]:
+        """hits and evicted: tokens; retracted and aborted: requests."""
+        return dict.fromkeys(self._count, 0) if self.fault == "frozen-counters" else dict(self._count)
+
+    def stop(self) -> None:
+        """Whoever waits goes on."""
+        self.over.set()
+        self.going.set()
+
+    def _keys(self, ids: list[int]) -> Iterator[int]:
+        key = 0
+        for end in range(self.page, len(ids) + 1, self.page):
+            key = hash((key, *ids[end - self.page : end]))
+            yield key
