@@ -40,7 +40,7 @@ def test_requests_of_one_round_count_for_each_other() -> None:
 
 @pytest.mark.parametrize("cached, expected", [(1, []), (16, []), (17, ["KV805"]), (40, ["KV805"])])
 def test_a_first_request_has_its_header_at_most(cached: int, expected: list[str]) -> None:
-    before = [exchange(walk_question(9, range(200, 230)))]
+    before = [exchange(walk_question(9, range(200, 231)))]
     assert codes(judged(exchange(FIRST, cached=cached), before=before)) == expected
 
 

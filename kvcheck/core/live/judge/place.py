@@ -11,8 +11,8 @@ Each wrong step names pages that it read, with a weight; the sum over the wrong 
     two keys of one node       at the layer before a lost one: 0.55; of the last layer, at <little> or <much>: 1.1
 
 Two keys of one node: another request lists the node that a layer looks for, with another node after it. If the page
-there is that request's, both keys match and the layer returns half of each. Few requests may list it: of many, one
-always does.
+there is that request's, both keys match and the layer returns half of each. Requests of the same round come first;
+the weight is divided by how many list it, and of more than three it says nothing: of many, one always does.
 
 A page that a right step of the same request read in that layer counts half: a wrong page is mostly wrong as a whole.
 It still counts, for one token of it can be wrong, and damage can come after the step, with a retraction for one. The
@@ -51,11 +51,12 @@ MOST_PLACES = 6
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """That a request lists a node: the node after it, and the position of that one."""
+    """That a request lists a node: the node after it, the position of that one, and whether it is of the round."""
 
     after: int
     position: int
     request: int
+    is_of_round: bool
 
 
 Lists = Mapping[int, tuple[Listed, ...]]
@@ -100,16 +101,18 @@ class Suspects:
         return self.question.ids[: (page + 1) * page_tokens]
 
 
-def lists(alphabet: Alphabet, questions: Iterable[Question]) -> Lists:
-    """Where these requests list each node."""
+def lists(alphabet: Alphabet, *, of_round: Sequence[Question], earlier: Sequence[Question]) -> Lists:
+    """Where the requests of a round, and earlier ones, list each node."""
     listed: dict[int, dict[tuple[int, int], Listed]] = {}
-    for question in questions:
+    for number, question in enumerate((*of_round, *earlier)):
         for position, (one, two) in enumerate(pairwise(question.ids), 1):
             before, after = alphabet.as_place(one), alphabet.as_place(two)
             if before is not None and after is not None:
                 known = listed.setdefault(before, {})
                 if len(known) < MOST_LISTED:
-                    known.setdefault((after, position), Listed(after, position, question.number))
+                    known.setdefault(
+                        (after, position), Listed(after, position, question.number, number < len(of_round))
+                    )
     return {node: tuple(known.values()) for node, known in listed.items()}
 
 
@@ -237,6 +240,7 @@ def _two_keys(alphabet: Alphabet, question: Question, step: Step, layer: int, li
     """Pages of which another request's would hold a second key for what a layer looked for."""
     node, right = step.path[layer : layer + 2]
     found = [each for each in listed.get(node, ()) if each.after != right and each.position < len(question.ids)]
+    found = [each for each in found if each.is_of_round] or found
     if len(found) > FEW:
         return
     weight = TWO_KEYS_LITTLE if layer == alphabet.parameters.layers - 1 else TWO_KEYS_LOST
@@ -244,7 +248,7 @@ def _two_keys(alphabet: Alphabet, question: Question, step: Step, layer: int, li
         yield Hint(
             layer=layer,
             position=each.position,
-            weight=weight,
+            weight=weight / len(found),
             why=f"request {each.request} lists node {node} too; its page here would be a second key",
         )
 

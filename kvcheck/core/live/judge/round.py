@@ -101,7 +101,7 @@ def _wrong_tokens(
         return []
     of_round = {exchange.sending.question.number: exchange.sending.question for exchange in exchanges}
     latest = list(sent.questions.values())[-LATEST:]
-    listed = lists(setting.alphabet, (*of_round.values(), *latest))
+    listed = lists(setting.alphabet, of_round=[*of_round.values()], earlier=latest)
     taken = [
         list(steps(setting.alphabet, exchange.sending.question.ids, exchange.answer.tokens[: _compared(exchange)]))
         for exchange, _ in lost
