@@ -55,7 +55,7 @@ class SglangPair:
             longest=min(longest, default=None),
             has_host_tier=prefill.has_host_tier or decode.has_host_tier,
             has_storage=prefill.has_storage or decode.has_storage,
-            mode=None,
+            mode="pair",
             bootstrap=prefill.bootstrap,
             facts=facts | {"prefill.pool": prefill.pool, "prefill.page": prefill.page},
         )
