@@ -57,7 +57,8 @@ def cell_lines(row: ScenarioResult) -> list[str]:
     if is_requirement(row):
         counts = []  # it has no evidence of its own
     elif evidence.observed:
-        counts += [counted(evidence.requests, "request"), *observed_texts(evidence.observed)]
+        happened = {kind: count for kind, count in evidence.observed.items() if count}
+        counts += [counted(evidence.requests, "request"), *observed_texts(happened)]
     else:
         counts += _cache_counts(evidence) if evidence.lookups else _pair_counts(evidence) or _retract_counts(evidence)
         counts.append(f"{sum(evidence.words_verified.values()):,} words")

@@ -35,6 +35,7 @@ class Progress:
     stopped: str | None = None
     evidence: Evidence = field(default_factory=Evidence)
     reasons: list[str] = field(default_factory=list)
+    moved: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
@@ -51,6 +52,8 @@ class Progress:
         self.findings += len(result.findings)
         self.duration_s += result.duration_s
         self.evidence = self.evidence.plus(result.evidence)
+        for kind, count in result.moved.items():
+            self.moved[kind] = self.moved.get(kind, 0) + count
         self.reasons += [reason for reason in result.reasons if reason not in self.reasons]
 
     def result(self) -> ScenarioResult:
@@ -84,7 +87,14 @@ class Progress:
             lacking += [missing(kinds[0], self.evidence.observed, least=1, flags=self.flags) or kinds[0]]
         cut = [] if self.is_done else ["the run ended before all of its rounds"]
         stopped = [self.stopped] if self.stopped is not None and lacking else []
-        return [*self.reasons, *stopped, *lacking, *cut]
+        return [*self.reasons, *self._frozen(), *stopped, *lacking, *cut]
+
+    def _frozen(self) -> list[str]:
+        """Counters that stood still while answers said that they had to move: one of the two is wrong."""
+        said = self.evidence.observed.get("hit-token", 0)
+        if self.moved.get("hit-token") != 0 or not said:
+            return []
+        return [f"answers count {said:,} cached tokens, and the server's own counter of them stood still"]
 
 
 def missing(kind: str, observed: Mapping[str, int], *, least: int, flags: Mapping[str, str]) -> str | None:

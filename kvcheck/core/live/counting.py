@@ -18,21 +18,18 @@ BY_PREFIX = "cached tokens beside what had been sent before"
 
 
 class Observed:
-    """Counts of one run, by kind of evidence."""
+    """Counts by kind of evidence. sources: where each was read. moved: by how much the counter of a kind has moved that
+    answers say too."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.sources: dict[str, str] = {}
+        self.moved: dict[str, int] = {}
 
     def add(self, kind: str, count: int, source: str) -> None:
         """Count, also nothing: a kind that was looked at has a count."""
         self.counts[kind] = self.counts.get(kind, 0) + count
         self.sources.setdefault(kind, source)
-
-    def plus(self, other: Observed) -> None:
-        """Add the counts of another one."""
-        for kind, count in other.counts.items():
-            self.add(kind, count, other.sources[kind])
 
 
 def observe(
@@ -52,6 +49,8 @@ def observe(
         moved = None if before is None or after is None else _moved(names, before, after)
         if moved is not None and kind not in seen.counts:
             seen.add(kind, *moved)
+        elif moved is not None:
+            seen.moved[kind] = moved[0]
     if "retract" in client.counted and before is not None and after is not None:
         _add_uncounted(seen, _moved(client.counted["retract"], before, after))
     aborted = sum(1 for each in exchanges if each.answer.end is End.ABORTED and each.answer.tokens)

@@ -36,7 +36,7 @@ GAP = 0.4
 """Two retractions on demand are this part of a typical answer apart."""
 SETTLE_S = 1.5
 """vLLM 0.32.0 counts what a step did up to a second after its answers."""
-CACHED = "KV805"
+CACHED, BROKEN_OFF = "KV805", "KV807"
 SLACK_PAGES = 2
 """A prefix that is missing from the cache by more pages than this was lost: engines leave out the last page."""
 
@@ -45,12 +45,14 @@ SLACK_PAGES = 2
 class RoundResult:
     """One judged round.
 
-    sources: kind of evidence -> where its count was read. reasons: why it is no pass, where it has no finding. notes:
-    what was assumed, and what went wrong beside the requests. is_over: the server answers no more.
+    sources: kind of evidence -> where its count was read. moved: as in Observed. reasons: why it is no pass, where it
+    has no finding. notes: what was assumed, and what went wrong beside the requests. is_over: the server answers no
+    more.
     """
 
     evidence: Evidence
     sources: Mapping[str, str] = field(default_factory=dict)
+    moved: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -144,7 +146,7 @@ class LiveRunner:
             longest=plan.longest,
         )
         judged = judge_round(setting, exchanges, self._sent)
-        if not setting.retracts and any(wrong.code == CACHED for wrong in judged.wrong):
+        if not setting.retracts and any(each.code == CACHED for each in judged.wrong):
             # A counter of retractions that comes late would have explained it.
             self._sleep(SETTLE_S)
             after, trouble = self._counters()
@@ -163,7 +165,9 @@ class LiveRunner:
             lost_prefixes=lost_prefixes(exchanges, page=setting.page_tokens),
         )
         seen.add("token", judged.tokens, "each request")
-        findings = (*(finding(wrong) for wrong in judged.wrong), *dead)
+        # A server that died explains the answers that it broke off.
+        wrong = [each for each in judged.wrong if not (dead and each.code == BROKEN_OFF)]
+        findings = (*(finding(each) for each in wrong), *dead)
         reasons = [*_unjudged(judged, exchanges), *unclear]
         if not is_whole:
             reasons.append("not all of its requests were sent: the run was interrupted or its time was up")
@@ -172,6 +176,7 @@ class LiveRunner:
                 schedules=1, events=len(exchanges), requests=judged.requests, observed=dict(sorted(seen.counts.items()))
             ),
             sources=seen.sources,
+            moved=seen.moved,
             findings=tuple(_placed(each, plan) for each in findings),
             reasons=tuple(reasons),
             notes=(*judged.notes, *_told_once(troubles), *trouble),
@@ -199,7 +204,7 @@ def check_cold(question: Question, answer: Answer) -> None:
         raise UsageError(f"the server did not answer one cold request: {answer.reason or answer.end.value}; is it up?")
     if answer.end is not End.DONE:
         raise UsageError(
-            f"the server refused one cold request of {len(question.ids)} tokens ({answer.end.value}): {answer.reason}; "
+            f"one cold request of {len(question.ids)} tokens was not answered ({answer.end.value}): {answer.reason}; "
             "expected a server that takes token ids and serves the folder that --known-answers names"
         )
     if answer.prompt_tokens not in (None, len(question.ids)):

@@ -1,6 +1,7 @@
 """aborts: requests end at drawn moments, by call and by closed connections, beside others that go on.
 
 Invariants:
+- An abort comes in the first quarter of an answer, so that most of it is left to be wrongly given.
 - Each aborted request is sent again, so that what it left behind is read.
 - What arrived before an abort is judged like any answer.
 """
@@ -42,7 +43,7 @@ class Aborts:
         for number in range(sizes.requests):
             mine = lengths.draw(rng)
             question = questions.put(rng, subject(questions, rng, mine.prompt), max(mine.answer, LEAST_ANSWER))
-            after = rng.below(max(1, len(question.expected) // 2))
+            after = rng.below(max(1, len(question.expected) // 4))
             abort = Abort(after=after, by_call=number % 4 == 2) if number % 2 == 0 else None
             orders.append(Order(question=question, abort=abort, retries=abort is not None))
         return Round((Wave(orders=tuple(orders), concurrency=sizes.concurrency),))
