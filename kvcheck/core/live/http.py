@@ -110,7 +110,7 @@ class Http:
 
     def get_json(self, path: str, *, silence_s: float | None = None) -> object:
         """The JSON value at `path`. Raises CallFailed."""
-        return self._json(f"GET {path}", self.call("GET", path, silence_s=silence_s))
+        return self._json(_name("GET", path), self.call("GET", path, silence_s=silence_s))
 
     def get_text(self, path: str, *, silence_s: float | None = None) -> str:
         """The text at `path`. Raises CallFailed."""
@@ -118,12 +118,12 @@ class Http:
 
     def post_json(self, path: str, body: object) -> object:
         """What the server answers to `body`. Raises CallFailed."""
-        return self._json(f"POST {path}", self.call("POST", path, body))
+        return self._json(_name("POST", path), self.call("POST", path, body))
 
     def call(self, method: str, path: str, body: object = None, *, silence_s: float | None = None) -> bytes:
         """The whole answer to one call. Raises CallFailed."""
         limit_s = self.silence_s if silence_s is None else silence_s
-        name = f"{method} {path.partition('?')[0]}"
+        name = _name(method, path)
         with self._open(method, path, body, limit_s) as exchange:
             answer = bytearray()
             try:
@@ -140,7 +140,7 @@ class Http:
 
         Raises CallFailed.
         """
-        name = f"POST {path}"
+        name = _name("POST", path)
         exchange = self._open("POST", path, body, self.silence_s)
         kind = exchange.response.getheader("Content-Type", "")
         if not kind.startswith("text/event-stream"):
@@ -157,7 +157,7 @@ class Http:
 
     def _open(self, method: str, path: str, body: object, limit_s: float) -> _Exchange:
         """Send one request and read the head of its answer. Raises CallFailed, also for a status of 300 or more."""
-        name = f"{method} {path.partition('?')[0]}"
+        name = _name(method, path)
         headers = {"Connection": "close", "Accept": "*/*"}
         sent = None if body is None else json.dumps(body).encode()
         if sent is not None:
@@ -343,6 +343,11 @@ def parse_json(text: bytes | str) -> object:
     except RecursionError as error:
         raise ValueError("JSON that nests too deep") from error
     return value
+
+
+def _name(method: str, path: str) -> str:
+    """What a call is called in a reason."""
+    return f"{method} {path.partition('?')[0]}"
 
 
 def _said(answer: bytes) -> str:
