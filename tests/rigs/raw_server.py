@@ -1,7 +1,8 @@
 """A server that sends bytes as they are written out in a test, whatever HTTP makes of them.
 
 Invariants:
-- One connection after another: each gets the next of the answers, the last one again and again.
+- One connection after another: each gets the next of the answers, the last one again and again; or the answer of its
+  path, and 404 for a path that has none.
 - What was asked is kept, so that a test can say what a client sends.
 """
 
@@ -11,7 +12,7 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 HANG: bytes = b"hang"
 """In the place of an answer: nothing is sent, and the connection stays open."""
@@ -34,13 +35,17 @@ def stream(*events: object, ends: bool = True) -> list[bytes]:
 
 
 class RawServer:
-    """A context manager. tls: to serve over TLS. asked: (head, body) of each request, as text."""
+    """A context manager. paths: answers by path, with the query. tls: to serve over TLS. asked: (head, body) of each
+    request, as text."""
 
-    def __init__(self, *given: Answer, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, *given: Answer, paths: Mapping[str, Answer] | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.asked: list[tuple[str, str]] = []
         self.closed_early = threading.Event()
         """Set once a client has closed its connection while the server hangs."""
-        self._answers, self._tls, self._over = list(given), tls, threading.Event()
+        self._answers, self._paths = list(given), paths
+        self._tls, self._over = tls, threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
@@ -81,7 +86,10 @@ class RawServer:
         while len(body) < size:
             body += peer.recv(65536)
         self.asked.append((head.decode(), body.decode()))
-        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if self._paths is not None:
+            answer = self._paths.get(head.split()[1].decode(), whole({"detail": "Not Found"}, status="404 Not Found"))
+        else:
+            answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         for piece in [answer] if isinstance(answer, bytes) else answer:
             if piece == HANG:
                 self._hang(peer)
@@ -100,6 +108,3 @@ class RawServer:
             except OSError:
                 self.closed_early.set()
                 return
-
-
-Body = Callable[[], object]

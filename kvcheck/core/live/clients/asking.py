@@ -203,7 +203,7 @@ def read_counters(reach: Reach, names: Iterable[str] = ()) -> Counters | None:
             texts.append(text)
     for text in texts:
         sums = sum_counters(parse_samples(text), labelled)
-        if not sums and any(line.strip() and not line.startswith("#") for line in text.splitlines()):
+        if not sums and text.strip() and not text.lstrip().startswith("#"):
             raise Trouble(f"what the metrics address shows is no text for Prometheus: {one_line(text, 80)!r}")
         for name, value in sums.items():
             total[name] = total.get(name, 0.0) + value

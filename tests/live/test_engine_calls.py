@@ -1,0 +1,158 @@
+"""What engines say of themselves, their counters, and what they are made to do.
+
+Invariants:
+- An engine is known by what it answers, and nothing that it says of itself is trusted.
+"""
+
+from __future__ import annotations
+
+import pytest
+from fakes.server import Fake
+from fakes.speech import KEY
+from rigs.asked import ALPHABET, QUESTIONS, SPOKEN, ask, client, http
+from rigs.raw_server import HANG, RawServer, whole
+
+from kvcheck.core.live.clients import CLIENTS, detect
+from kvcheck.core.live.clients.client import Trouble
+from kvcheck.core.live.evidence import KINDS
+
+PROPS = {"default_generation_settings": {"n_ctx": 512}, "total_slots": 2, "build_info": "b1", "model_alias": "m"}
+
+
+@pytest.mark.parametrize("engine", SPOKEN)
+def test_an_engine_is_known_by_what_it_answers(engine: str) -> None:
+    with Fake(ALPHABET, engine) as fake:
+        assert detect(http(fake.url)) == engine
+    with Fake(ALPHABET, engine, fault="needs-key") as fake:
+        assert detect(http(fake.url, key=KEY)) == engine
+        with pytest.raises(Trouble, match="status 401") as caught:
+            detect(http(fake.url, key="another-" + KEY))
+        assert KEY not in str(caught.value)
+
+
+def test_other_servers_are_known_too() -> None:
+    with RawServer(paths={"/props": whole(PROPS)}) as server:
+        assert detect(http(server.url)) == "llamacpp"
+    with RawServer(paths={"/v1/models": whole({"data": [{"id": "m", "owned_by": "me"}]})}) as server:
+        assert detect(http(server.url)) == "openai"
+    with RawServer(whole(b"<html>")) as server, pytest.raises(Trouble, match="expected JSON"):
+        detect(http(server.url))
+    with RawServer(whole([1])) as server, pytest.raises(Trouble, match="as none of sglang"):
+        detect(http(server.url))
+    with RawServer(HANG) as server, pytest.raises(Trouble, match="no byte"):
+        detect(http(server.url))
+
+
+def test_a_server_says_what_it_is() -> None:
+    with Fake(ALPHABET, "sglang", pool=1600) as fake:
+        served = client("sglang", fake.url).served()
+        assert (served.version, served.model, served.longest) == ("0.5.23", "m", 512)
+        assert (served.pool, served.page, served.has_host_tier, served.has_storage) == (1600, 16, False, False)
+        assert served.has_priorities is True and served.mode is None and served.bootstrap is None
+        assert KEY not in repr(served)
+    with Fake(ALPHABET, "vllm", pool=1600) as fake:
+        served = client("vllm", fake.url).served()
+        assert (served.version, served.model, served.longest, served.pool) == ("0.32.0", "m", 512, 1600)
+        assert (served.page, served.has_host_tier, served.has_priorities) == (16, None, None)
+    with RawServer(paths={"/props": whole(PROPS)}) as server:
+        served = client("llamacpp", server.url).served()
+        assert (served.version, served.model, served.longest, served.pool) == ("b1", "m", 512, None)
+
+
+@pytest.mark.parametrize(
+    ("engine", "paths"),
+    [
+        ("sglang", {"/server_info": {"max_total_num_tokens": "many"}}),
+        ("sglang", {"/model_info": {"served_model_name": 7}}),
+        ("sglang", {"/model_info": {}, "/v1/models": {"data": 3}}),
+        ("sglang", {"/v1/models": {"data": []}}),
+        ("vllm", {"/v1/models": {"data": []}}),
+        ("vllm", {"/v1/models": {"data": [{"id": {}}]}}),
+        ("vllm", {}),
+        ("openai", {"/v1/models": {"data": [7]}}),
+        ("llamacpp", {"/props": [1]}),
+    ],
+)
+def test_what_a_server_says_of_itself_is_not_trusted(engine: str, paths: dict[str, object]) -> None:
+    given = {path: whole(body) for path, body in paths.items()}
+    with RawServer(paths=given) as server, pytest.raises(Trouble) as caught:
+        client(engine, server.url).served()
+    assert "\n" not in str(caught.value)
+
+
+def test_counters_of_several_addresses_are_summed() -> None:
+    text = 'vllm:prompt_tokens_cached_by_source_total{{source="{}"}} {}\n'
+    metrics = text.format("disk", 3) + text.format("external_unspecified", 4) + text.format("host", 5)
+    config = 'vllm:cache_config_info{block_size="32"} 1\nvllm:kv_block_lifetime_seconds_count 2\n'
+    answer = whole((metrics + config).encode(), kind="text/plain")
+    with RawServer(paths={"/metrics": answer}) as one, RawServer(paths={"/p/metrics": answer}) as other:
+        asked = client("vllm", one.url, one.url, f"{other.url}/p/metrics")
+        read = asked.counters()
+        assert read is not None
+        counted = {kind: [read[name] for name in names if name in read] for kind, names in asked.counted.items()}
+        assert counted == {"hit-token": [], "host-hit": [10], "storage-hit": [14], "evict": [2 * 32 * 2], "retract": []}
+        with pytest.raises(Trouble, match="has no metrics"):
+            client("vllm", one.url, one.url, f"{other.url}/elsewhere").counters()
+
+
+def test_a_server_without_metrics_has_none_and_one_that_breaks_says_so() -> None:
+    with RawServer(paths={}) as server:
+        assert client("sglang", server.url).counters() is None
+    with RawServer(whole(b"<html>it works</html>", kind="text/html")) as server, pytest.raises(Trouble, match="html"):
+        client("sglang", server.url).counters()
+    with RawServer(whole(b"", status="500 X")) as server, pytest.raises(Trouble, match="status 500"):
+        client("sglang", server.url).counters()
+
+
+@pytest.mark.parametrize("engine", SPOKEN)
+def test_retraction_and_flushing_reach_the_engine(engine: str) -> None:
+    with Fake(ALPHABET, engine) as fake:
+        asked = client(engine, fake.url)
+        assert [ask(asked, number).cached for number in (0, 3)] == [0, 80]
+        asked.retract()
+        asked.flush()
+        assert ask(asked, 3).cached == 0
+        called = [path for path, _ in fake.calls if "cache" in path or "generation" in path]
+    assert (
+        called
+        == {
+            "sglang": ["/pause_generation", "/continue_generation", "/flush_cache?timeout=30"],
+            "vllm": ["/reset_prefix_cache?reset_running_requests=true", "/reset_prefix_cache"],
+        }[engine]
+    )
+
+
+@pytest.mark.parametrize("engine", SPOKEN)
+def test_a_cache_that_cannot_be_emptied_is_trouble(engine: str) -> None:
+    with Fake(ALPHABET, engine) as fake:
+        fake.model.admit("runs", list(QUESTIONS[0].ids), 3)
+        with pytest.raises(Trouble, match=r"POST /(flush|reset)"):
+            client(engine, fake.url).flush()
+
+
+def test_a_pause_is_always_followed_by_a_call_to_go_on() -> None:
+    with RawServer(paths={"/continue_generation": whole({})}) as server:
+        with pytest.raises(Trouble, match="/pause_generation: status 404"):
+            client("sglang", server.url).retract()
+        assert [head.split()[1] for head, _ in server.asked] == ["/pause_generation", "/continue_generation"]
+    with RawServer(paths={"/pause_generation": whole({})}) as server, pytest.raises(Trouble, match="stays paused"):
+        client("sglang", server.url).retract()
+    with RawServer(paths={}) as server, pytest.raises(Trouble, match="VLLM_SERVER_DEV_MODE"):
+        client("vllm", server.url).retract()
+
+
+@pytest.mark.parametrize("engine", ["llamacpp", "openai"])
+def test_an_engine_without_such_calls_says_so(engine: str) -> None:
+    with RawServer(paths={"/props": whole(PROPS)}) as server:
+        for call in (client(engine, server.url).retract, client(engine, server.url).flush):
+            with pytest.raises(Trouble):
+                call()
+
+
+@pytest.mark.parametrize("engine", CLIENTS.names())
+def test_each_kind_of_evidence_has_its_advice(engine: str) -> None:
+    asked = client(engine, "http://127.0.0.1:1")
+    assert asked.engine == engine
+    assert set(asked.flags) == set(KINDS)
+    assert set(asked.counted) | asked.said <= set(KINDS)
+    assert all(line and "\n" not in line for line in asked.flags.values())
