@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvcheck.core.base.cells import cell_of, keys_of, lines_of
+from kvcheck.core.live.line import LivePlan
 from kvcheck.core.stress.schedule import Plan
 
 PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny")
@@ -27,6 +28,12 @@ def test_record_that_named_no_transport_reads_as_before() -> None:
     line = PLANS["pd-transfer/llama-3-tiny/tcp"].line()
     assert cell_of(line, ["pd-transfer/llama-3-tiny"]) == "pd-transfer/llama-3-tiny"
     assert cell_of(line, []) == "pd-transfer/llama-3-tiny/tcp", "what was not judged is named as it is now"
+
+
+@pytest.mark.parametrize("engine", ["vllm", None])
+def test_line_of_a_running_server_leads_to_the_cell_of_its_engine(engine: str | None) -> None:
+    plan = LivePlan(scenario="hicache", target="http://127.0.0.1:8000", known_answers="tiny", engine=engine)
+    assert cell_of(plan.line(), []) == plan.cell == f"hicache/{engine or 'server'}"
 
 
 def test_what_is_no_list_of_lines_names_no_cell() -> None:

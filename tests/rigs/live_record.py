@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from rigs.literal_record import CODE, MARKUP
 
-from kvcheck.core.base.record import Evidence, Finding, Identity, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.record import Coverage, Evidence, Finding, Identity, RunRecord, ScenarioResult, Verdict
 
 PREFIX = Evidence(
     schedules=3,
@@ -22,39 +22,67 @@ RETRACTED = Evidence(schedules=3, requests=48, observed={"token": 3_072, "hit": 
 HIERARCHY = Evidence(schedules=1, requests=40, observed={"token": 640, "hit": 8, "evict": 512})
 
 WALK: dict[str, object] = {
-    "picture": {
-        "page_size": 16,
-        "prompt_length": 100,
-        "layers": 4,
-        "step": 5,
-        "expected": "node41",
-        "answered": "node9",
-        "right_path": [12, 31, 47, 90],
-        "wrong_path": [90, 18, 66, 73],
-        "suspects": [
-            {"layer": 2, "head": None, "page": 4, "first": 64, "last": 79, "why": "the hop of this layer went astray"},
-            {"layer": 1, "head": 3, "page": 1, "first": 16, "last": 31, "why": "values of the layer before"},
-        ],
-        "logprob": -9e-06,
-        "owners": [17, 18],
-    }
+    "test": "walk",
+    "page": 16,
+    "page_assumed": False,
+    "prompt": 100,
+    "right": [12, 31, 47, 90],
+    "wrong": [90, 18, 66, 73],
+    "suspects": [
+        {
+            "layer": 2,
+            "head": None,
+            "page": 4,
+            "first": 64,
+            "last": 79,
+            "weight": 1.0,
+            "why": "page 4 of layer 2 leads from node 7 to another node",
+        },
+        {
+            "layer": 1,
+            "head": 3,
+            "page": 1,
+            "first": 16,
+            "last": 31,
+            "weight": 0.6,
+            "why": "values of position 18 may have sent layer 2 astray",
+        },
+    ],
+    "requests": [17, 11],
+    "rid": "kvcheck-1-17",
+    "step": 5,
+    "expected": 441,
+    "expected_word": "node441",
+    "answered": 409,
+    "answered_word": "node409",
+    "logprob": -9e-06,
 }
 MARKS: dict[str, object] = {
-    "picture": {
-        "page_size": 16,
-        "prompt_length": 4000,
-        "layers": 4,
-        "step": 2,
-        "expected": "mark3:17",
-        "answered": f"mark3:19 {MARKUP}",
-        "right_path": [3801, 3801, 3801, 3801],
-        "wrong_path": [3802, 3802, 3802, 3802],
-        "suspects": [
-            {"layer": 3, "head": 1, "page": 237, "first": 3792, "last": 3807, "why": f"bit 2 differs {MARKUP}"}
-        ],
-        "logprob": -0.01,
-        "owners": [],
-    }
+    "test": "position",
+    "page": 16,
+    "page_assumed": True,
+    "prompt": 4000,
+    "right": [3982, 3982, 3982, 3982],
+    "wrong": [3983, 3983, 3983, 3983],
+    "suspects": [
+        {
+            "layer": 3,
+            "head": 1,
+            "page": 248,
+            "first": 3968,
+            "last": 3983,
+            "weight": 1.0,
+            "why": f"a bit {MARKUP}",
+        }
+    ],
+    "requests": [21],
+    "rid": "kvcheck-1-21",
+    "step": 2,
+    "expected": 900,
+    "expected_word": "mark900",
+    "answered": 902,
+    "answered_word": f"mark902 {MARKUP}",
+    "logprob": None,
 }
 STALE = Finding(
     id="1",
@@ -67,7 +95,7 @@ STALE = Finding(
     row=66,
     request=17,
     seen_request=11,
-    message="request 17, step 5: answered node9; expected node41",
+    message="request 17 answered node409 at step 5 where node441 is right",
     replay="kvcheck replay 20260103-030405-0c4e.1",
     minimal=WALK,
 )
@@ -80,13 +108,14 @@ LIVE_FINDINGS = (
         scenario="retract-resume",
         request=21,
         layer=3,
-        page=237,
-        row=3802,
+        page=248,
+        row=3983,
         seen_request=None,
-        message=f"request 21, step 2: answered mark3:19 {MARKUP}",
+        message=f"request 21, step 2: answered mark902 {MARKUP}",
         minimal=MARKS,
     ),
 )
+LINE = "target=http%3A//127.0.0.1%3A30000,known-answers=tiny,engine=sglang,seed=1,round=0,names=7,longest=4096"
 LIVE = RunRecord(
     run_id="20260103-030405-0c4e",
     tool={"name": "kvcheck", "version": "0.1.0", "commit": "3f2c1ab"},
@@ -105,22 +134,23 @@ LIVE = RunRecord(
             "address": "http://127.0.0.1:30000",
             "engine": "sglang",
             "version": "0.5.23",
-            "model": "9c2b" * 16,
-            "page": 16,
+            "decode": None,
+            "known_answers": "9c2b" * 16,
+            "parameters": {"family": "llama", "layers": 4, "kv_heads": 4},
+            "model": MARKUP,
+            "longest": 4096,
             "pool": 4096,
+            "page": 16,
             "mode": None,
-            "metrics": ["http://127.0.0.1:30000/metrics"],
-            "note": MARKUP,
+            "said": {"kv_cache_dtype": "auto", MARKUP: MARKUP},
             "evidence": {"hit": "meta_info.cached_tokens", "retract": "sglang:num_retracted_requests", MARKUP: MARKUP},
         },
     },
     plan={
-        "target": "http://127.0.0.1:30000",
-        "known_answers": "9c2b" * 16,
-        "rounds": 3,
-        "scenarios": ["prefix-cache/sglang", "retract-resume/sglang", "hicache/sglang", "priority/sglang"],
+        "cells": [f"{name}:{LINE}" for name in ("prefix-cache", "retract-resume", "hicache", "priority")],
+        "schedules": 3,
+        "max_time_s": None,
         "require": {"hit": 100, "retract": 10},
-        "not_tried": ["pd-transfer: this is no prefill and decode pair"],
     },
     evidence=PREFIX.plus(RETRACTED).plus(HIERARCHY).plus(Evidence(schedules=0)),
     scenarios=(
@@ -132,6 +162,7 @@ LIVE = RunRecord(
             schedules=3,
             duration_s=20.5,
             evidence=PREFIX,
+            coverage=Coverage(wanted=3, floor=1),
         ),
         ScenarioResult(
             id="retract-resume/sglang",
@@ -141,6 +172,7 @@ LIVE = RunRecord(
             schedules=3,
             duration_s=30.25,
             evidence=RETRACTED,
+            coverage=Coverage(wanted=3, floor=1),
         ),
         ScenarioResult(
             id="hicache/sglang",
@@ -149,6 +181,7 @@ LIVE = RunRecord(
             schedules=1,
             duration_s=9.0,
             evidence=HIERARCHY,
+            coverage=Coverage(wanted=3, floor=1),
         ),
         ScenarioResult(
             id="priority/sglang",
@@ -156,6 +189,8 @@ LIVE = RunRecord(
             verdict=Verdict.UNKNOWN,
             code="KV990",
             reason="the server has no priorities; start it with --enable-priority-scheduling",
+            evidence=Evidence(observed={"token": 0}),
+            coverage=Coverage(wanted=3, floor=1),
         ),
         ScenarioResult(id="require/hit", shape="hit", verdict=Verdict.PASS),
         ScenarioResult(
@@ -167,7 +202,7 @@ LIVE = RunRecord(
         ),
     ),
     findings=LIVE_FINDINGS,
-    warnings=("the server does not say its pool; taken from its log",),
+    warnings=("pd-transfer: not tried: this is no prefill and decode pair",),
     identity=Identity(code=CODE),
 )
 LIVE_PASSED = replace(
@@ -175,7 +210,7 @@ LIVE_PASSED = replace(
     run_id="20260103-030406-0c4f",
     verdict=Verdict.PASS,
     exit_code=0,
-    plan={**LIVE.plan, "scenarios": ["hicache/sglang"], "require": {"hit": 8}},
+    plan={**LIVE.plan, "cells": [f"hicache:{LINE}"], "require": {"hit": 8}},
     evidence=HIERARCHY,
     scenarios=(
         LIVE.scenarios[2],

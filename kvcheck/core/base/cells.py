@@ -1,4 +1,6 @@
-"""Names of cells: "SCENARIO/SHAPE", and "SCENARIO/SHAPE/TRANSPORT" where the ranks are processes.
+"""Names of cells: the scenario, and what it was tried with.
+
+"SCENARIO/SHAPE"; "SCENARIO/SHAPE/TRANSPORT" where the ranks are processes; "SCENARIO/ENGINE" with a running server.
 
 Invariants:
 - Two cells of a run have two names, and the line of a cell's plan leads to its name.
@@ -9,6 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from urllib.parse import unquote
+
+KNOWN_ANSWERS = "known-answers"
+"""The key that the lines of running servers have and no other line has."""
+
+UNNAMED_SERVER = "server"
 
 
 def tried_with(shape: str, transport: str | None) -> str:
@@ -26,6 +33,8 @@ def keys_of(line: str) -> dict[str, str]:
 def cell_of(line: str, judged: Collection[str]) -> str:
     """The name of the cell that a plan's line begins. judged: names in the record, which once had no transport."""
     keys = keys_of(line)
+    if KNOWN_ANSWERS in keys:
+        return f"{keys['scenario']}/{keys.get('engine', UNNAMED_SERVER)}"
     plain, named = (
         f"{keys['scenario']}/{tried_with(keys.get('shape', ''), transport)}"
         for transport in (None, keys.get("transport"))

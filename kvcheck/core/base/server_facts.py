@@ -1,7 +1,7 @@
 """What a record says of the running server that it judged: facts, requirements and the rows of both.
 
-A run against a server has environment["server"], with `engine`, `version` and `address` among its facts; its plan has
-`scenarios`, the ids of the rows that were planned, and `require`, how much of which kind of evidence was asked for.
+A run against a server has environment["server"], with `engine`, `version` and `address` among its facts; its plan
+has `require`: how much of which kind of evidence was asked for.
 
 Invariants:
 - A record comes from a file: whatever these keys hold, they are read or left out, and nothing is raised.
@@ -48,8 +48,6 @@ def required(record: RunRecord) -> dict[str, int]:
     return {str(kind): least for kind, least in asked.items() if type(least) is int}
 
 
-def planned_rows(record: RunRecord) -> list[str]:
-    """Ids of the rows that a run against a server planned."""
-    names = record.plan.get("scenarios")
-    listed = [str(name) for name in names] if isinstance(names, list) else []
-    return [*listed, *(f"{REQUIRED}{kind}" for kind in required(record))]
+def requirement_rows(record: RunRecord) -> list[str]:
+    """Ids of the rows that say whether the requirements were met."""
+    return [f"{REQUIRED}{kind}" for kind in required(record)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.record import Coverage, Evidence, ScenarioResult, Verdict
 from kvcheck.core.live.evidence import KINDS
 from kvcheck.core.live.line import LivePlan
@@ -33,7 +34,7 @@ class Progress:
     duration_s: float = 0.0
     why_not: str | None = None
     stopped: str | None = None
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: Evidence = field(default_factory=lambda: Evidence(observed={TOKEN: 0}))
     reasons: list[str] = field(default_factory=list)
     moved: dict[str, int] = field(default_factory=dict)
 

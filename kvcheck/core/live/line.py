@@ -13,11 +13,10 @@ import dataclasses
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from kvcheck.core.base.cells import keys_of
+from kvcheck.core.base.cells import KNOWN_ANSWERS, UNNAMED_SERVER, keys_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 
-MODEL_KEY = "known-answers"
 MOST_REQUESTS, MOST_CONCURRENCY = 100_000, 4096
 _DIGITS = 20
 
@@ -49,7 +48,7 @@ class LivePlan:
     @property
     def cell(self) -> str:
         """The id of the result that it belongs to."""
-        return f"{self.scenario}/{self.engine or 'server'}"
+        return f"{self.scenario}/{self.engine or UNNAMED_SERVER}"
 
     def line(self) -> str:
         """The line that `kvcheck replay` takes."""
@@ -64,7 +63,7 @@ class LivePlan:
 
 def is_live_line(line: str) -> bool:
     """Whether a schedule line is one of a running server."""
-    return MODEL_KEY in keys_of(line) if ":" in line else False
+    return KNOWN_ANSWERS in keys_of(line) if ":" in line else False
 
 
 def parse_live_line(line: str) -> LivePlan:
@@ -82,7 +81,7 @@ def parse_live_line(line: str) -> LivePlan:
             values[fields[key].name] = int(text)
         else:
             values[fields[key].name] = text
-    for key in ("target", MODEL_KEY):
+    for key in ("target", KNOWN_ANSWERS):
         if not values.get(fields[key].name):
             raise UsageError(f"line of a running server: expected {key}=..., found none")
     plan = LivePlan(scenario=line.partition(":")[0], **values)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvcheck.core.base.cells import keys_of, lines_of
+from kvcheck.core.base.cells import KNOWN_ANSWERS, keys_of, lines_of
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.record import Identity, RunRecord
 from kvcheck.core.base.server_facts import engine_and_version, server_of
@@ -44,7 +44,8 @@ def changes(then: Identity | None, now: Identity) -> list[str]:
 
 def engine_of(record: RunRecord) -> str | None:
     """The installed engine that the run is about; None for kvcheck's own code."""
-    targets = {cell.get("target", BUILTIN).partition(":")[0] for cell in _planned(record)} - {BUILTIN}
+    planned = [cell for cell in _planned(record) if KNOWN_ANSWERS not in cell]
+    targets = {cell.get("target", BUILTIN).partition(":")[0] for cell in planned} - {BUILTIN}
     return min(targets) if targets else None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from kvcheck.core.base.cells import cell_of, lines_of
 from kvcheck.core.base.record import Evidence, MutantResult, RunRecord, ScenarioResult, Verdict, to_plain
-from kvcheck.core.base.server_facts import REQUIRED, is_requirement, planned_rows, required
+from kvcheck.core.base.server_facts import REQUIRED, is_requirement, required, requirement_rows
 
 OUTCOMES = {
     "killed": Verdict.PASS,
@@ -113,7 +113,7 @@ def _unplanned(record: RunRecord) -> Iterator[str]:
     for row in record.scenarios if record.identity is not None else ():  # without one it may be of version 1
         if row.id in cells and row.coverage is None:
             yield f"{row.id} does not say how many schedules it planned, and without how many it is no pass"
-    yield from _pairs("cell", [*cells, *planned_rows(record), *_names(record, "cases")], judged)
+    yield from _pairs("cell", [*cells, *requirement_rows(record), *_names(record, "cases")], judged)
     yield from _pairs("mutant", _names(record, "mutants"), [row.name for row in record.mutants])
     for case in dict.fromkeys(row.case for row in record.bench):
         if case not in _names(record, "cases"):
