@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 import typer
 from rigs.literal_record import FAILED, FOREIGN, MARKUP, MUTANTS, PASSED, UNJUDGED
+from rigs.live_record import LIVE, LIVE_PASSED
 from typer.testing import CliRunner
 
 from kvcheck.commands.report import report
@@ -46,7 +47,11 @@ APP.command()(report)
 def golden_files() -> dict[str, str]:
     """File name under tests/golden/ to the text it must hold."""
     page = CHART.sub("<svg><!-- chart --></svg>", render(FAILED))
-    return {"run.json": FAILED.to_json(), "report.html": page, "combined.csv": combined(FAILED), **tables(FAILED)}
+    return {"run.json": FAILED.to_json(), "report.html": page, "combined.csv": combined(FAILED), **tables(FAILED)} | {
+        "live.html": render(LIVE),
+        "live-combined.csv": combined(LIVE),
+        "live-observed.csv": tables(LIVE)["observed.csv"],
+    }
 
 
 class Page(HTMLParser):
@@ -96,7 +101,11 @@ def test_golden(name: str) -> None:
     assert golden_files()[name] == (GOLDEN / name).read_bytes().decode("utf-8")
 
 
-@pytest.mark.parametrize("record", [FAILED, PASSED, UNJUDGED, many_findings()], ids=["fail", "pass", "unknown", "1000"])
+@pytest.mark.parametrize(
+    "record",
+    [FAILED, PASSED, UNJUDGED, many_findings(), LIVE, LIVE_PASSED],
+    ids=["fail", "pass", "unknown", "1000", "server", "server-pass"],
+)
 def test_page_is_whole_self_contained_and_small(record: RunRecord) -> None:
     text = render(record)
     page = Page(text)

@@ -21,11 +21,15 @@ from pathlib import Path
 from markupsafe import Markup
 
 from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.prices import all_prices, curves, in_short, price_list, step_us, time_text
+from kvcheck.core.report.server_section import server_section
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.templates import template
+from kvcheck.core.report.walk_drawing import Suspect, picture_of, walk_svg
 from kvcheck.core.report.wording import (
     MARKS,
     WORST_FIRST,
@@ -45,6 +49,9 @@ MESSAGE_CHARS = 2000
 MAP_AXIS = 48
 PLAIN_JSON_BYTES = 100_000
 ANY = "any"
+KNOWN_ANSWERS = "known-answers"
+"""The oracle of running servers. Its findings name pages and positions of a request."""
+
 FOUND = {"killed": "K", "reproduced": "K"}
 """Outcomes of a mutant that was found by what had to, as the matrix shows them."""
 
@@ -91,6 +98,7 @@ def render(record: RunRecord) -> str:
         subtitle=_subtitle(record),
         banner=_banner(record, ordered),
         counts=_counts(record),
+        server=server_section(record),
         scenarios=[_scenario(row) for row in sorted(record.scenarios, key=lambda row: WORST_FIRST.index(row.verdict))],
         findings=_cards(shown, record.repro),
         total=f"{len(ordered):,}",
@@ -102,7 +110,7 @@ def render(record: RunRecord) -> str:
         mutants=_mutants(record),
         prices=_price_list(record),
         facts=[
-            {"id": "environment", "title": "Environment", "rows": _facts({**record.tool, **record.environment})},
+            {"id": "environment", "title": "Environment", "rows": _facts(_environment(record))},
             {"id": "plan", "title": "Plan", "rows": _facts({**_run_facts(record), **record.plan})},
         ],
         encoding=encoding,
@@ -193,7 +201,12 @@ def _counts(record: RunRecord) -> list[dict[str, str]]:
     if record.mutants:
         killed = sum(row.verdict is Verdict.PASS for row in record.mutants)
         pairs.append((f"of {counted(len(record.mutants), 'mutant')} found as expected", killed))
-    pairs += [("schedules", record.evidence.schedules), ("events", record.evidence.events)]
+    if server_of(record) is not None:
+        done = record.evidence
+        pairs += [("rounds", done.schedules), ("requests", done.requests)]
+        pairs += [("tokens judged", done.observed.get(TOKEN, 0))]
+    else:
+        pairs += [("schedules", record.evidence.schedules), ("events", record.evidence.events)]
     if record.evidence.words_verified:
         pairs.append(("words verified", sum(record.evidence.words_verified.values())))
     return [{"label": label, "value": f"{value:,}"} for label, value in pairs]
@@ -213,15 +226,16 @@ def _scenario(row: ScenarioResult) -> dict[str, str]:
     }
 
 
-def _cards(findings: tuple[Finding, ...], repro: str) -> list[dict[str, str]]:
+def _cards(findings: tuple[Finding, ...], repro: str) -> list[dict[str, object]]:
     taken: set[str] = set()
-    cards = []
+    cards: list[dict[str, object]] = []
     for number, finding in enumerate(findings, start=1):
         known = CODES.get(finding.code)
         anchor = re.sub(r"[^A-Za-z0-9._-]", "-", finding.id) or f"finding-{number}"
         if anchor in taken:
             anchor = f"{anchor}-{number}"
         taken.add(anchor)
+        picture = picture_of(finding.minimal)
         cards.append(
             {
                 "anchor": anchor,
@@ -235,6 +249,9 @@ def _cards(findings: tuple[Finding, ...], repro: str) -> list[dict[str, str]]:
                 "where": _where(finding),
                 "whose": _whose(finding),
                 "oracle": finding.oracle,
+                "drawing": "" if picture is None else walk_svg(picture),
+                "suspects": [] if picture is None else [*map(_suspect, picture.suspects)],
+                "left_out": 0 if picture is None else picture.left_out,
                 "replay": finding.replay or repro,
                 "minimal": clip(json.dumps(finding.minimal, indent=1, ensure_ascii=False), MESSAGE_CHARS)
                 if finding.minimal
@@ -244,9 +261,16 @@ def _cards(findings: tuple[Finding, ...], repro: str) -> list[dict[str, str]]:
     return cards
 
 
+def _suspect(suspect: Suspect) -> dict[str, str]:
+    return {"letter": suspect.letter, "where": str(suspect), "why": suspect.why}
+
+
 def _where(finding: Finding) -> str:
     names = ("tier", "buffer", "layer", "page", "row", "lane")
-    parts = [f"{name} {getattr(finding, name)}" for name in names if getattr(finding, name) is not None]
+    in_request = {"page": "page of the request:", "row": "position"} if finding.oracle == KNOWN_ANSWERS else {}
+    parts = [
+        f"{in_request.get(name, name)} {getattr(finding, name)}" for name in names if getattr(finding, name) is not None
+    ]
     return " · ".join(parts) or "n/a (names no single place)"
 
 
@@ -347,6 +371,12 @@ def _price_list(record: RunRecord) -> dict[str, object]:
             {"case": case, "note": note} for case, note in {row.case: row.note for row in record.bench}.items() if note
         ],
     }
+
+
+def _environment(record: RunRecord) -> dict[str, object]:
+    """Of the tool and of the machine; a server has a section of its own."""
+    left_out = () if server_of(record) is None else ("server",)
+    return {**record.tool, **{name: value for name, value in record.environment.items() if name not in left_out}}
 
 
 def _run_facts(record: RunRecord) -> dict[str, object]:

@@ -1,0 +1,95 @@
+"""What the page says of a run against a server: what never happened, evidence by scenario, and the server's facts.
+
+Invariants:
+- What the server does not say is "n/a". 0 is a count that somebody read.
+- A record comes from a file: facts of any kind are shown as they are, and a list that is none is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from kvcheck.core.base.evidence_kinds import OBSERVED, TOKEN
+from kvcheck.core.base.record import RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.server_facts import REQUIRED, is_requirement, required, server_of
+from kvcheck.core.report.wording import WORST_FIRST, amount, in_order, why_text
+
+NA = "n/a"
+SOURCES = "evidence"
+"""The fact that says where each kind of evidence was read."""
+
+
+def server_section(record: RunRecord) -> dict[str, object] | None:
+    """Values for the template; None for a run without a server."""
+    server = server_of(record)
+    if server is None:
+        return None
+    cells = [row for row in record.scenarios if not is_requirement(row)]
+    kinds = in_order(kind for row in cells for kind in row.evidence.observed)
+    ordered = sorted(cells, key=lambda row: WORST_FIRST.index(row.verdict))
+    return {
+        "never": [_never(record, row) for row in record.scenarios if row.verdict is Verdict.UNKNOWN],
+        "met": [_met(record, row) for row in record.scenarios if is_requirement(row) and row.verdict is Verdict.PASS],
+        "kinds": [{"name": kind, "unit": OBSERVED[kind].unit if kind in OBSERVED else ""} for kind in kinds],
+        "rows": [_row(row, kinds) for row in ordered],
+        "total": [_count(record.evidence.observed, kind) for kind in (TOKEN, *kinds)] if len(cells) > 1 else [],
+        "requests": f"{record.evidence.requests:,}",
+        "rounds": f"{record.evidence.schedules:,}",
+        "facts": _facts(server),
+    }
+
+
+def _never(record: RunRecord, row: ScenarioResult) -> dict[str, str]:
+    """What was asked for and is not judged, why, and what would change it."""
+    if not is_requirement(row):
+        return {"asked": row.id, "seen": "not judged", "why": row.reason or why_text(row) or "no reason was recorded"}
+    kind = row.id.removeprefix(REQUIRED)
+    least = required(record).get(kind)
+    seen = record.evidence.observed.get(kind)
+    return {
+        "asked": f"--require {kind}" + ("" if least is None else f"={least}"),
+        "seen": f"{NA}: the server does not say" if seen is None else f"{amount(kind, seen)} seen",
+        "why": row.reason or "no reason was recorded",
+    }
+
+
+def _met(record: RunRecord, row: ScenarioResult) -> str:
+    """A requirement that was met, and by how much."""
+    kind = row.id.removeprefix(REQUIRED)
+    seen = record.evidence.observed.get(kind)
+    least = required(record).get(kind, NA)
+    return f"--require {kind}={least}: {NA if seen is None else amount(kind, seen)}"
+
+
+def _row(row: ScenarioResult, kinds: list[str]) -> dict[str, object]:
+    return {
+        "verdict": row.verdict.value,
+        "id": row.id,
+        "why": "" if row.verdict is Verdict.UNKNOWN else why_text(row),  # the page begins with those reasons
+        "rounds": f"{row.schedules:,}" + ("" if row.coverage is None else f" of {row.coverage.wanted:,}"),
+        "requests": f"{row.evidence.requests:,}",
+        "tokens": _count(row.evidence.observed, TOKEN),
+        "counts": [
+            {"name": kind, "value": _count(row.evidence.observed, kind), "is_none": not row.evidence.observed.get(kind)}
+            for kind in kinds
+        ],
+        "duration": f"{row.duration_s:.1f} s",
+    }
+
+
+def _count(observed: Mapping[str, int], kind: str) -> str:
+    return f"{observed[kind]:,}" if kind in observed else NA
+
+
+def _facts(server: Mapping[str, object]) -> list[dict[str, str]]:
+    sources = server.get(SOURCES)
+    read = sources if isinstance(sources, dict) else {}
+    plain = [{"label": str(name), "value": _plain(value)} for name, value in server.items() if value is not read]
+    return plain + [{"label": f"{kind} was read from", "value": _plain(read[kind])} for kind in in_order(read)]
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return NA
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
