@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from servers.faults.planting import LOG, ORDERS
+from servers.faults.planting import LOG, ORDERS, fault_log, fault_orders
 from servers.serving import LOCAL, Command
 
 from kvcheck.core.base.errors import UsageError
@@ -100,16 +100,6 @@ def command(
         *flags,
     )
     return Command(name=f"vllm-{variant}", words=words, port=port, variables=variables)
-
-
-def fault_orders(folder: Path) -> Path:
-    """Where a server with faults reads its orders (`Order.give`)."""
-    return folder.resolve() / "fault_orders.json"
-
-
-def fault_log(folder: Path) -> Path:
-    """Where it notes what it has planted (`planting.events`)."""
-    return folder.resolve() / "fault_log.jsonl"
 
 
 def _storage(folder: Path) -> str:

@@ -24,15 +24,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-KINDS = ("stale", "foreign")
+STALE, FOREIGN, LOST_LOAD = "stale", "foreign", "lost-load"
+KINDS = (STALE, FOREIGN, LOST_LOAD)
 ORDERS, LOG = "KVCHECK_FAULT_ORDERS", "KVCHECK_FAULT_LOG"
 """Variables with the paths of the order and of the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """kind: stale leaves the page's former content, foreign puts another request's page there. page: of the request,
-    from 0; negative: from the last page that the prefill fills. every: of so many candidates one. most: pages in all.
+    """kind: stale leaves the page's former content, foreign puts another request's page there, lost-load leaves the
+    former content of a page that comes back from a lower tier. page: of the request, from 0; negative: from the last
+    page that the prefill or the load fills. every: of so many candidates one. most: pages in all.
     """
 
     kind: str
@@ -160,6 +162,16 @@ class Planter:
     def _note(self, event: dict[str, object]) -> None:
         with self.log.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event) + "\n")
+
+
+def fault_orders(folder: Path) -> Path:
+    """Where a server with faults reads its orders (`Order.give`)."""
+    return folder.resolve() / "fault_orders.json"
+
+
+def fault_log(folder: Path) -> Path:
+    """Where it notes what it has planted (`events`)."""
+    return folder.resolve() / "fault_log.jsonl"
 
 
 def events(log: Path) -> list[dict[str, object]]:

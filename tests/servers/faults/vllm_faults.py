@@ -16,7 +16,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from planting import LOG, ORDERS, Held, Order, Planter, Row
+from planting import FOREIGN, LOG, ORDERS, STALE, Held, Order, Planter, Row
 from vllm.forward_context import get_forward_context
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -69,7 +69,7 @@ def write(attention: Any, layer: Any, key: Any, value: Any, kv_cache: Any, slot_
 def _plant(planter: Planter, order: Order, row: Row, page: int, kv_cache: Any, former: Any) -> None:
     """Damage one page, where that changes what it holds."""
     held = kv_cache[row.blocks[page]]
-    sources: list[tuple[int, Held] | None] = [None] if order.kind == "stale" else [*planter.sources(row)]
+    sources: list[tuple[int, Held] | None] = {STALE: [None], FOREIGN: [*planter.sources(row)]}[order.kind]
     for source in sources:
         content = former if source is None else kv_cache[source[0]]
         if not held.equal(content):
