@@ -6,13 +6,12 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.server import FAULTS, KEY, Fake
+from fakes.server import FAULTS, Fake
 from rigs.known_answers import small
 
 from kvcheck.commands.main import run
