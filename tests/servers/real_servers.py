@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from servers import sglang_cpu, vllm_cpu
-from servers.faults.planting import Order, events
+from servers.faults.planting import Order, events, fault_log, fault_orders
 from servers.serving import Command, Server, free_ports, serving
 
 from kvcheck.core.base.errors import KvcheckError
@@ -43,13 +43,15 @@ KINDS = ("stale", "foreign")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One set-up. start: the commands of its servers. scenarios, options: of `kvcheck stress`. floors: what a clean run
-    has to have seen. faults: kind that is planted; None: a clean run.
+    """One set-up. start: the commands of its servers. scenarios, options: of `kvcheck stress`. stand_ins: what takes
+    the place of what only a GPU has, in words. floors: what a clean run has to have seen. faults: kind that is planted;
+    None: a clean run.
     """
 
     name: str
     start: Callable[[Place], Sequence[Command]]
     scenarios: tuple[str, ...]
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     floors: Mapping[str, int] = field(default_factory=dict)
     faults: str | None = None
@@ -81,6 +83,7 @@ class Outcome:
     wall_s: float = 0.0
     cpu_s: float = 0.0
     notes: list[str] = field(default_factory=list)
+    stand_ins: dict[str, str] = field(default_factory=dict)
 
 
 def _vllm(place: Place) -> Sequence[Command]:
@@ -115,6 +118,7 @@ CASES = (
     Case(
         name="sglang",
         start=_sglang("priority"),
+        stand_ins=sglang_cpu.stand_ins("priority"),
         scenarios=PRESS,
         options=("--schedules", "3"),
         floors={"token": 50_000, "retract": 100, "hit-token": 5_000, "evict": 1_000, "abort": 20},
@@ -122,6 +126,7 @@ CASES = (
     Case(
         name="sglang-hicache",
         start=_sglang("hicache"),
+        stand_ins=sglang_cpu.stand_ins("hicache"),
         scenarios=("hicache",),
         options=("--schedules", "4"),
         floors={"token": 1_000, "load-back": 1_000},
@@ -129,13 +134,17 @@ CASES = (
     Case(
         name="sglang-pair",
         start=_sglang("pair"),
+        stand_ins=sglang_cpu.stand_ins("pair"),
         scenarios=("pd-transfer",),
         options=("--schedules", "5"),
         floors={"token": 10_000, "transfer": 100},
     ),
     *(
-        Case(name=f"{engine}-{kind}", start=start, scenarios=("prefix-cache",), faults=kind)
-        for engine, start in (("vllm", _vllm), ("sglang", _sglang("plain")))
+        Case(name=f"{engine}-{kind}", start=start, stand_ins=stand_ins, scenarios=("prefix-cache",), faults=kind)
+        for engine, start, stand_ins in (
+            ("vllm", _vllm, {}),
+            ("sglang", _sglang("plain"), sglang_cpu.stand_ins("plain")),
+        )
         for kind in KINDS
     ),
 )
@@ -186,6 +195,8 @@ def run_case(case: Case, place: Place) -> Outcome:
                 _planted(case, place, servers, outcome)
     except KvcheckError as error:
         outcome.is_tried, outcome.shortfall = False, str(error)
+    called = sglang_cpu.called(place.folder) if case.stand_ins else {}
+    outcome.stand_ins = {name: f"{text}; called {called.get(name, 0):,} times" for name, text in case.stand_ins.items()}
     outcome.wall_s = round(time.monotonic() - began, 1)
     outcome.cpu_s = round(sum(server.cpu_s() for server in servers) + _children_s() - own, 1)
     return outcome
@@ -234,7 +245,7 @@ def _trial(
 ) -> tuple[int, RunRecord, list[dict[str, object]]]:
     """One planted run: exit code, record, and what the fault's log says. Other seeds are tried where no prefill filled
     the ordered page in one step, so that nothing was planted."""
-    orders, log = vllm_cpu.fault_orders(place.folder), vllm_cpu.fault_log(place.folder)
+    orders, log = fault_orders(place.folder), fault_log(place.folder)
     for attempt in range(ATTEMPTS):
         before = len(events(log))
         Order(kind=str(case.faults), layer=trial % LAYERS, page=1 + trial // LAYERS % 2).give(orders)

@@ -95,7 +95,10 @@ class Progress:
         said = self.evidence.observed.get("hit-token", 0)
         if self.moved.get("hit-token") != 0 or not said:
             return []
-        return [f"answers count {said:,} cached tokens, and the server's own counter of them stood still"]
+        return [
+            f"answers count {said:,} cached tokens, and the server's own counter of them stood still or is not shown; "
+            "name the engine's metrics with --metrics"
+        ]
 
 
 def missing(kind: str, observed: Mapping[str, int], *, least: int, flags: Mapping[str, str]) -> str | None:

@@ -19,7 +19,7 @@ BY_PREFIX = "cached tokens beside what had been sent before"
 
 class Observed:
     """Counts by kind of evidence. sources: where each was read. moved: by how much the counter of a kind has moved that
-    answers say too."""
+    answers say too; 0 for one that the engine does not show among its metrics."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -49,8 +49,8 @@ def observe(
         moved = None if before is None or after is None else _moved(names, before, after)
         if moved is not None and kind not in seen.counts:
             seen.add(kind, *moved)
-        elif moved is not None:
-            seen.moved[kind] = moved[0]
+        elif kind in seen.counts and after is not None and _has_metrics_of(names, after):
+            seen.moved[kind] = 0 if moved is None else moved[0]
     if "retract" in client.counted and before is not None and after is not None:
         _add_uncounted(seen, _moved(client.counted["retract"], before, after))
     aborted = sum(1 for each in exchanges if each.answer.end is End.ABORTED and each.answer.tokens)
@@ -97,6 +97,12 @@ def _moved(names: Sequence[str], before: Counters, after: Counters) -> tuple[int
         if name in after:
             return max(0, round(after[name] - before.get(name, 0.0))), name
     return None
+
+
+def _has_metrics_of(names: Sequence[str], after: Counters) -> bool:
+    """Whether the engine's own metrics are shown, whichever they are: those with the prefix of these names."""
+    prefixes = {name.partition(":")[0] + ":" for name in names}
+    return any(key.startswith(tuple(prefixes)) for key in after)
 
 
 def overtakes(exchanges: Sequence[Exchange]) -> int:

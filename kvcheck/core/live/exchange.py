@@ -73,7 +73,8 @@ class Answer:
     """What came back.
 
     logprobs: of `tokens`, in nats, as long as they are. cached: prompt tokens that the engine says it did not compute,
-    in all; cached_by: by tier, where it says so. prompt_tokens: as the engine counts them. after_abort: tokens that
+    in all; cached_by: by tier, where it says so. prompt_tokens: as the engine counts them. rid: the name under which
+    the engine gives the answer, where that is made of the one that was sent. after_abort: tokens that
     arrived after the engine had acknowledged the abort. began_s, ended_s: of one clock.
     """
 
@@ -85,6 +86,7 @@ class Answer:
     retractions: int | None = None
     prompt_tokens: int | None = None
     finish: str | None = None
+    rid: str | None = None
     after_abort: int | None = None
     reason: str | None = None
     began_s: float = 0.0

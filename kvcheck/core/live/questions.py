@@ -81,13 +81,14 @@ class Questions:
         """Whether a position test fits into a request here."""
         return self.alphabet.parameters.distance + len(HEADER) + 2 * MORE_MARKS < self.longest
 
-    def put(self, rng: Rng, subject: Subject, tokens: int) -> Question:
-        """The question about a subject, with a drawn start. tokens: of the answer, fewer where no more fit."""
+    def put(self, rng: Rng, subject: Subject, tokens: int, *, start: int | None = None) -> Question:
+        """The question about a subject. tokens: of the answer, fewer where no more fit. start: of a walk, the number of
+        the place that it is asked at; drawn where it is None."""
+        drawn = rng.below(len(subject.values))
         if subject.is_walk:
             nodes = [self._name(value) for value in subject.values]
-            ids = walk_prompt(self.alphabet, nodes, rng.below(len(nodes)))
+            ids = walk_prompt(self.alphabet, nodes, drawn if start is None else start)
         else:
-            rng.below(2)
             ids = mark_prompt(self.alphabet, [value ^ self._mask for value in subject.values], self._phase)
         expected = answers(self.alphabet, ids, min(tokens, self.longest - len(ids)))
         question = Question(number=self._next, ids=ids, expected=expected)

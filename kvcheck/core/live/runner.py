@@ -19,6 +19,7 @@ from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.clients.client import Client, Trouble
 from kvcheck.core.live.counting import observe
+from kvcheck.core.live.doubts import doubts
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question, Sending, Served
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge import judge_round
@@ -168,7 +169,7 @@ class LiveRunner:
         # A server that died explains the answers that it broke off.
         wrong = [each for each in judged.wrong if not (dead and each.code == BROKEN_OFF)]
         findings = (*(finding(each) for each in wrong), *dead)
-        reasons = [*_unjudged(judged, exchanges), *unclear]
+        reasons = [*_unjudged(judged, exchanges), *unclear, *doubts(exchanges)]
         if not is_whole:
             reasons.append("not all of its requests were sent: the run was interrupted or its time was up")
         return RoundResult(

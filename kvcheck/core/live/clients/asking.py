@@ -63,6 +63,7 @@ def converse(call: Call, abort: Abort | None, reply: Reply) -> Answer:
         retractions=reply.retractions,
         prompt_tokens=reply.prompt_tokens,
         finish=reply.finish,
+        rid=reply.rid,
         after_abort=after_abort,
         reason=reason,
         began_s=began_s,

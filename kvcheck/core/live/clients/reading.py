@@ -111,7 +111,8 @@ def _wrong(name: str, expected: str, value: object) -> Unreadable:
 
 @dataclass(slots=True, kw_only=True)
 class Reply:
-    """What has arrived of one answer. error: the engine's text of an error. is_aborted: it says that it aborted."""
+    """What has arrived of one answer. rid: the name under which the engine gives it, where that is made of the one that
+    was sent. error: the engine's text of an error. is_aborted: it says that it aborted."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -120,6 +121,7 @@ class Reply:
     retractions: int | None = None
     prompt_tokens: int | None = None
     finish: str | None = None
+    rid: str | None = None
     is_aborted: bool = False
     error: str | None = None
 

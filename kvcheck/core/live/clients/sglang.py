@@ -183,6 +183,7 @@ def take(event: Mapping[str, object], reply: Reply) -> None:
         reply.add(tokens, logprobs[-len(tokens) :] if logprobs and tokens else None)
     elif total != had:  # a stream of differences ends with its last token once more where it is aborted
         raise Unreadable(f"completion_tokens: expected {had + len(tokens)}, the tokens that came, got {total}")
+    reply.rid = text_or_none(meta.get("id"), "id")
     reply.prompt_tokens = count_or_none(meta.get("prompt_tokens"), "prompt_tokens") or reply.prompt_tokens
     reply.retractions = _newer(meta, "num_retractions", reply.retractions)
     reply.cached = _newer(meta, "cached_tokens", reply.cached)

@@ -43,7 +43,7 @@ class VllmClient:
 
     engine = "vllm"
     counted: Mapping[str, tuple[str, ...]] = {
-        "hit-token": ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits"),
+        "hit-token": ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits_total"),
         "host-hit": (f'{_SOURCE}{{source="host"}}',),
         "storage-hit": (_STORAGE,),
         "evict": (_EVICTED,),
@@ -112,10 +112,15 @@ class VllmClient:
             path=PATH,
             body=body,
             streamed={**body, "stream": True, "stream_options": {"include_usage": True}},
-            take=lambda event, reply: take_completion(event, reply, self.reach.token_of),
+            take=self._take,
             abort=lambda: self._abort(sending.rid),
         )
         return converse(call, sending.abort, Reply())
+
+    def _take(self, event: Mapping[str, object], reply: Reply) -> None:
+        """vLLM gives an answer under the name that was sent, behind "cmpl-"."""
+        take_completion(event, reply, self.reach.token_of)
+        reply.rid = text_or_none(event.get("id"), "id")
 
     def counters(self) -> Counters | None:
         """vLLM's counters, and two that are made of them: they are named after what they are made of."""

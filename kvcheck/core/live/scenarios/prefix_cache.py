@@ -34,24 +34,33 @@ class PrefixCache:
         return None
 
     def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
-        """A first wave of new prompts; a second of prompts that share their first parts; a third of next turns."""
+        """A first wave of new prompts; a second of prompts that share their first parts; a third of next turns, and of
+        one request that has been answered before, word for word."""
         bases = [_base(questions, rng, sizes) for _ in range(max(1, sizes.requests // 6))]
-        first = [questions.put(rng, subject, questions.cover(subject)) for subject in bases]
-        shared = [_shared(questions, rng, bases[rng.below(len(bases))]) for _ in range(sizes.requests // 2)]
-        second = [questions.put(rng, subject, questions.cover(subject)) for subject in shared]
+        starts = [rng.below(len(subject.values) // 2) for subject in bases]
+        first = [
+            questions.put(rng, subject, questions.cover(subject), start=start)
+            for subject, start in zip(bases, starts, strict=True)
+        ]
+        second = []
+        for _ in range(sizes.requests // 2):
+            which = rng.below(len(bases))
+            subject = _shared(questions, rng, bases[which])
+            # Half of them end in the token that the first one ends in, and go another way after the shared part.
+            start = starts[which] if rng.chance(1, 2) else None
+            second.append(questions.put(rng, subject, questions.cover(subject), start=start))
         room = questions.longest - 16
         open_walks = [
             question
             for question, subject in zip(first, bases, strict=True)
             if subject.is_walk and len(question.ids) + len(question.expected) < room
         ]
-        turns = max(0, sizes.requests - len(first) - len(second)) if open_walks else 0
+        turns = max(0, sizes.requests - len(first) - len(second) - 1) if open_walks else 0
         third = [questions.again(rng, open_walks[rng.below(len(open_walks))], 16 + rng.below(32)) for _ in range(turns)]
-        waves = (first, second, third)
         return Round(
             tuple(
                 Wave(orders=tuple(Order(question=question) for question in wave), concurrency=sizes.concurrency)
-                for wave in waves
+                for wave in (first, second, [*third, first[rng.below(len(first))]])
                 if wave
             )
         )
