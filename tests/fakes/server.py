@@ -23,6 +23,7 @@ from fakes.speech import KEY, SPEAKS
 from rigs.model_engine import STORES, Job, ModelEngine
 from rigs.wrong_answers import WRONG
 
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.model.folder import read_model
 
@@ -113,8 +114,13 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(0.2 if fault == "slow" else 0)
             ids = body.get("input_ids") or body["prompt"]
             count = body.get("max_tokens") or body["sampling_params"]["max_new_tokens"]
-            rid = body.get("rid") or body["request_id"]
-            self.answer(rid, model.admit(rid, ids, 1 if fake.mode == "prefill" else count), bool(body.get("stream")))
+            rid = body.get("rid") or body.get("request_id", "")
+            try:
+                job = model.admit(rid, ids, 1 if fake.mode == "prefill" else count)
+            except UsageError as error:
+                self.give(400, {"error": {"message": f"this model has no answer to it: {error}"}})
+            else:
+                self.answer(rid, job, bool(body.get("stream")))
 
     def answer(self, rid: str, job: Job, is_stream: bool) -> None:
         """The answer at once, or a stream of its tokens."""

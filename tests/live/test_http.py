@@ -182,7 +182,7 @@ def test_a_server_without_tls_is_not_reached_by_https() -> None:
     with RawServer(whole([])) as server:
         address = parse_address(server.url.replace("http:", "https:"))
         failure = failed(lambda: Http(address, silence_s=SHORT_S).get_json("/"))
-    assert failure.end in (End.UNREACHED,) and ("TLS" in failure.reason or "no connection" in failure.reason)
+    assert failure.end is End.UNREACHED and ("TLS" in failure.reason or "no connection" in failure.reason)
 
 
 @pytest.mark.processes(starts=True)

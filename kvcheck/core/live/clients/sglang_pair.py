@@ -115,7 +115,8 @@ def _together(decoded: Answer, prefilled: Answer) -> Answer:
     """The decode server's answer, with what the prefill server says of the prompt."""
     retractions = [each.retractions for each in (decoded, prefilled) if each.retractions is not None]
     reason = decoded.reason
-    if prefilled.end not in (End.DONE, End.ABORTED):
+    # where the request was aborted, the prefill server's answer says how it ended there: that is no failure
+    if decoded.end is not End.ABORTED and prefilled.end not in (End.DONE, End.ABORTED):
         failed = f"prefill server: {prefilled.end.value}: {prefilled.reason}"
         reason = failed if reason is None else f"{reason}; {failed}"
     says_more = prefilled.cached is not None
