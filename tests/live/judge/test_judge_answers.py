@@ -132,6 +132,30 @@ def test_a_wrong_hop_to_a_far_place_of_the_walk_is_no_shift() -> None:
     assert wrong.code == "KV801"
 
 
+def test_a_wrong_hop_to_a_near_place_of_a_short_walk_is_no_shift() -> None:
+    far = answers(ALPHABET, WALK.ids, 40)
+    assert codes(judged(exchange(WALK, tokens=(*far[:5], *far[10:25])))) == ["KV801"]
+
+
+def test_fewer_than_four_tokens_are_no_answer_of_another_request() -> None:
+    other = marks_question(9, [(13 * i + 1) % 256 for i in range(MODEL.distance + 20)])
+    begun = {"end": End.ABORTED, "finish": None}
+    for count, code in ((3, "KV801"), (4, "KV802")):
+        short = exchange(MARKS, tokens=other.expected[:count], **begun)
+        assert codes(judged(short, exchange(other))) == [code]
+
+
+def test_an_answer_that_only_begins_as_another_one_is_not_its_whole_answer() -> None:
+    tokens = (OTHER.expected[0], *([ALPHABET.lost(0, None)] * 19))
+    (wrong,) = judged(exchange(WALK, tokens=tokens), exchange(OTHER)).wrong
+    assert (wrong.code, "whole" in wrong.message) == ("KV802", False)
+
+
+def test_a_node_of_the_own_prompt_is_not_the_token_of_another_that_lists_it() -> None:
+    other = exchange(walk_question(2, range(105, 146)))
+    assert codes(judged(exchange(WALK, tokens=with_token(WALK, 6, ALPHABET.node(130))), other)) == ["KV801"]
+
+
 def test_a_shift_of_fewer_than_four_tokens_is_a_wrong_token() -> None:
     tokens = (*WALK.expected[:17], *WALK.expected[16:19])
     assert codes(judged(exchange(WALK, tokens=tokens))) == ["KV801"]

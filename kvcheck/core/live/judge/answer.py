@@ -87,8 +87,6 @@ def _shift(alphabet: Alphabet, question: Question, tokens: Sequence[int], step: 
     is a small part of the walk.
     """
     rest = tuple(tokens[step:])
-    if len(rest) < LEAST_ALIKE:
-        return None
     most = MOST_SHIFT
     if alphabet.as_node(question.ids[-1]) is not None:
         listed = sum(alphabet.as_place(token) is not None for token in question.ids)
