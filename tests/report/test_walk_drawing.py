@@ -68,10 +68,20 @@ def test_walk_has_both_paths_the_wrong_hop_and_a_letter_for_each_suspect() -> No
 
 def test_position_test_shows_how_far_back_the_suspected_layer_looks() -> None:
     svg = drawn(MARKS)
+    assert texts(svg, "mid")[:2] == ["246", "247"]  # the request is long, and what is read lies at its end
     (hop,) = of_kind(svg, "hop")
     (from_x, from_y), (to_x, to_y) = points(hop)
     assert from_x > to_x and from_y == to_y == points(of_kind(svg, "wrong")[1])[3][1]
-    assert "18 back" in texts(svg) and texts(svg, "mid")[0] != "0"
+    assert "18 back" in texts(svg)
+
+
+def test_walk_whose_reads_are_close_together_is_drawn_large() -> None:
+    near = {**WALK, "prompt": 30_000, "wrong": [2500, 2501, 2502, 2503], "right": [2496, 2497, 2498, 2499]}
+    svg = drawn({**near, "suspects": [{"layer": 1, "page": 156, "first": 2496, "last": 2511}]})
+    assert texts(svg, "mid") == ["154", "155", "156", "157", "158"]
+    assert any("which has pages 0 to 1,875 (16 tokens each)" in text for text in texts(svg))
+    left, right = points(of_kind(svg, "wrong")[1])[0][0], points(of_kind(svg, "wrong")[1])[3][0]
+    assert right - left > 20 and of_kind(svg, "answer") == []
 
 
 def test_first_wrong_step_without_a_right_one_before_it_is_drawn() -> None:

@@ -65,7 +65,7 @@ def _met(record: RunRecord, row: ScenarioResult) -> str:
 def _row(row: ScenarioResult, kinds: list[str]) -> dict[str, object]:
     return {
         "verdict": row.verdict.value,
-        "id": row.id,
+        "id": row.id.removesuffix(f"/{row.shape}"),  # the page is about one server
         "why": "" if row.verdict is Verdict.UNKNOWN else why_text(row),  # the page begins with those reasons
         "rounds": f"{row.schedules:,}" + ("" if row.coverage is None else f" of {row.coverage.wanted:,}"),
         "requests": f"{row.evidence.requests:,}",
@@ -90,6 +90,6 @@ def _facts(server: Mapping[str, object]) -> list[dict[str, str]]:
 
 
 def _plain(value: object) -> str:
-    if value is None:
+    if value is None or value == {}:
         return NA
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -36,8 +36,8 @@ READABLE = 24.0
 """Width of a page or height of a row from which each of them has its number."""
 
 LEAST_BOX, LEAST_BAND = 14.0, 3.0
-PAGES_BEFORE = 2
-"""Pages left of what a position test reads. Its reads are close together, at the end of a request that may be long."""
+PAGES_AROUND = 2
+"""Pages that are drawn beside those that are read or suspected: often these are close together in a long request."""
 
 LEGEND = "with dashes: the read that is suspected first · letters: suspected pages, see below · thin dashes: the answer"
 LABELLED_LAYERS = 16
@@ -86,17 +86,21 @@ class Picture:
         return self.prompt - 1 + self.step
 
     @property
-    def length(self) -> int:
-        """Positions up to the last one that is drawn."""
-        return max(self.asker, *self.wrong, *(self.right or ()), *(each.last for each in self.suspects)) + 1
+    def positions(self) -> list[int]:
+        """All that is drawn. Of a position test also the token that looks back."""
+        placed = [place for each in self.suspects for place in (each.first, each.last)]
+        return [*self.wrong, *(self.right or ()), *placed, *(() if self.is_walk else (self.asker,))]
 
     @property
     def start(self) -> int:
-        """The first page that is drawn: of a walk the request's first one."""
-        if self.is_walk:
-            return 0
-        least = min(*self.wrong, self.asker, *(self.right or ()), *(each.first for each in self.suspects))
-        return max(0, least // self.page - PAGES_BEFORE)
+        """The first page that is drawn."""
+        return max(0, min(self.positions) // self.page - PAGES_AROUND)
+
+    @property
+    def stop(self) -> int:
+        """The page after the last one that is drawn."""
+        whole = max(self.asker, *self.positions) // self.page + 1
+        return min(max(self.positions) // self.page + 1 + PAGES_AROUND, whole)
 
     @property
     def wrong_layer(self) -> int | None:
@@ -201,8 +205,8 @@ class Plot:
 
     def x(self, position: float) -> float:
         """The middle of a position."""
-        start = self.picture.start * self.picture.page
-        return round(LEFT + PLOT * (position + 0.5 - start) / (self.picture.length - start), 1)
+        pages = (position + 0.5) / self.picture.page - self.picture.start
+        return round(LEFT + self.page_width * pages, 1)
 
     def y(self, layer: float) -> float:
         """The middle of a layer."""
@@ -211,7 +215,7 @@ class Plot:
     @property
     def page_width(self) -> float:
         """Of a page."""
-        return self.x(self.picture.page) - self.x(0)
+        return PLOT / (self.picture.stop - self.picture.start)
 
 
 def walk_svg(picture: Picture) -> Markup:
@@ -260,38 +264,39 @@ def _legend(picture: Picture) -> Iterator[Markup]:
 def _pages(plot: Plot) -> Iterator[Markup]:
     """Pages as bands, with their numbers below: all of them, or those near a suspect where they are many."""
     picture, width = plot.picture, plot.page_width
-    count = -(-picture.length // picture.page)
     if width >= LEAST_BAND:
         bands = "".join(
             f"M{left:.1f} {TOP}V{plot.floor:.1f}H{min(left + width, LEFT + PLOT):.1f}V{TOP}z"
-            for page in range(picture.start | 1, count, 2)
+            for page in range(picture.start | 1, picture.stop, 2)
             for left in (plot.x(page * picture.page - 0.5),)
         )
         yield Markup('<path class="band" d="{}"/>').format(bands)
     yield Markup('<path class="frame" d="M{} {}h{}V{}h-{}z"/>').format(LEFT, TOP, PLOT, f"{plot.floor:.1f}", PLOT)
-    if picture.prompt < picture.length:
+    if picture.start * picture.page <= picture.prompt < picture.stop * picture.page:
         x = plot.x(picture.prompt - 0.5)
         yield _line([(x, TOP - 4), (x, round(plot.floor + 4, 1))], "answer")
-    for page, x in _numbered(plot, count):
+    for page, x in _numbered(plot):
         yield _text(x, round(plot.floor + 16, 1), f"{page:,}", "mid")
     assumed = ", assumed: the server does not say it" if picture.page_assumed else ""
-    named = f"page of the request ({picture.page:,} tokens each{assumed}); {picture.prompt:,} tokens were sent"
+    whole = picture.asker // picture.page
+    part = "" if (picture.start, picture.stop) == (0, whole + 1) else f", which has pages 0 to {whole:,}"
+    named = f"page of the request{part} ({picture.page:,} tokens each{assumed}); {picture.prompt:,} tokens were sent"
     yield _text(LEFT, round(plot.floor + 36, 1), named)
 
 
-def _numbered(plot: Plot, count: int) -> Iterator[tuple[int, float]]:
+def _numbered(plot: Plot) -> Iterator[tuple[int, float]]:
     """Pages that have a number, and where. Of two that would overlap, the one that matters more has it."""
     picture = plot.picture
     if plot.page_width >= READABLE:
-        wanted = list(range(picture.start, count))
+        wanted = list(range(picture.start, picture.stop))
     else:
         suspected = [each.page for each in picture.suspects]
         near = [page + step for page in suspected for step in (-1, 1)]
         read = [position // picture.page for position in picture.wrong]
-        wanted = [*suspected, *near, picture.start, count - 1, *read]
+        wanted = [*suspected, *near, picture.start, picture.stop - 1, *read]
     taken: list[tuple[float, float]] = []
-    for page in dict.fromkeys(each for each in wanted if picture.start <= each < count):
-        middle = plot.x(min((page + 0.5) * picture.page, picture.length) - 0.5)
+    for page in dict.fromkeys(each for each in wanted if picture.start <= each < picture.stop):
+        middle = plot.x((page + 0.5) * picture.page - 0.5)
         half = 4.0 * len(f"{page:,}") + 3
         if all(middle + half < low or middle - half > high for low, high in taken):
             taken.append((middle - half, middle + half))
@@ -330,13 +335,18 @@ def _box(plot: Plot, suspect: Suspect) -> tuple[float, float, float]:
 
 
 def _letters(plot: Plot) -> Iterator[Markup]:
-    """The letters of suspects, above their boxes or left of them; those of one box stand together."""
+    """The letters of suspects, in their boxes beside what was read, or left of narrow boxes."""
     together: dict[tuple[int, int], list[Suspect]] = {}
     for suspect in plot.picture.suspects:
         together.setdefault((suspect.layer, suspect.first), []).append(suspect)
-    for (layer, _), found in together.items():
-        x, _width, _height = _box(plot, found[0])
-        yield _text(round(x - 4, 1), plot.y(layer) + 4, " ".join(each.letter for each in found), "letter end")
+    wrong = dict(enumerate(plot.picture.wrong))
+    for (layer, first), found in together.items():
+        left, width, _height = _box(plot, found[0])
+        x, kind = left - 4, "letter end"
+        if width >= 2 * READABLE * len(found):
+            is_left = plot.x(wrong.get(layer, first)) < left + width / 2
+            x, kind = (left + width - 6, "letter end") if is_left else (left + 6, "letter")
+        yield _text(round(x, 1), plot.y(layer) + 5, " ".join(each.letter for each in found), kind)
 
 
 def _paths(plot: Plot) -> Iterator[Markup]:

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from markupsafe import Markup
@@ -84,9 +85,16 @@ def _run(column: Column) -> dict[str, object]:
         "verdict": record.verdict.value,
         "run": record.run_id,
         "by": f"kvcheck {record.tool.get('version', '')}, {record.started_at}",
-        "on": ", ".join(f"{name} {facts[name]}" for name in ("address", "python", "torch") if name in facts),
+        "on": _place(facts),
         "seed": "n/a" if record.seed is None else str(record.seed),
         "cut": "" if record.complete else "cut short",
         "repro": record.repro,
         "notes": [clip(line, MESSAGE_CHARS) for line in record.warnings if line.startswith(UNTRIED)],
     }
+
+
+def _place(facts: Mapping[str, object]) -> str:
+    """Where a run was: a server's address, or the versions of what it ran on."""
+    if "address" in facts:
+        return str(facts["address"])
+    return ", ".join(f"{name} {facts[name]}" for name in ("python", "torch") if name in facts)
