@@ -38,6 +38,7 @@ def test_a_variant_is_served_on_this_machine_alone_with_a_small_pool(variant: st
 def test_the_storage_is_in_the_folder_that_is_given(tmp_path: Path) -> None:
     made = command(Path("env"), Path("m4"), port=1234, folder=tmp_path, variant="storage")
     settings = json.loads(after(made.words, "--kv-transfer-config"))
+    assert "--no-enable-chunked-prefill" in made.words
     assert Path(settings["kv_connector_extra_config"]["shared_storage_path"]).parent == tmp_path
 
 

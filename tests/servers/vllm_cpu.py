@@ -45,9 +45,16 @@ FLAGS: tuple[str, ...] = (
 VARIANTS: Mapping[str, tuple[str, ...]] = {
     "plain": (),
     "priority": ("--scheduling-policy", "priority"),
-    "storage": ("--kv-transfer-config",),  # its value names a folder
+    "storage": ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096"),
 }
-"""Flags of each variant. Host offloading is none: it ends at vllm/v1/kv_offload/cpu/spec.py, get_worker ("only
+"""Flags of each variant.
+
+storage: vLLM's ExampleConnector keeps prompts as files, the only tier below the device that a CPU has. Of a prefill it
+stores what the first chunk wrote, and it takes the engine down where a preempted request resumes
+(example_connector.py, start_load_kv: FileNotFoundError). So prompts are not cut, and nothing may be preempted: give it
+`ROOMY`, and no reset while requests run.
+
+Host offloading is none: it ends at vllm/v1/kv_offload/cpu/spec.py, get_worker ("only
 supported on CUDA-alike and XPU GPUs"); with VLLM_USE_SIMPLE_KV_OFFLOAD=1 at vllm/v1/simple_kv_offload/worker.py,
 register_kv_caches (torch.cuda.Stream.priority_range).
 """
@@ -66,6 +73,9 @@ class Sizes:
     def __post_init__(self) -> None:
         if self.slots % PAGE or self.slots < self.longest + PAGE:
             raise UsageError(f"a pool has whole pages of {PAGE}, and room for one request and a page more; got {self}")
+
+
+ROOMY = Sizes(longest=2048, slots=16384)
 
 
 def command(
@@ -88,7 +98,7 @@ def command(
     flags = [*FLAGS, *VARIANTS[variant]]
     variables = dict(VARIABLES)
     if variant == "storage":
-        flags.append(_storage(folder / "storage"))
+        flags += ["--kv-transfer-config", _storage(folder / "storage")]
     if has_faults:
         flags += ["--worker-extension-cls", "vllm_faults.Faults"]
         variables |= {"PYTHONPATH": str(FAULTS.resolve()), "PYTHONDONTWRITEBYTECODE": "1"}
