@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from live.damage_summary import Table, markdown
 from rigs.known_answers import forward, small
 from rigs.llama_forward import Cache, LlamaForward
 
@@ -192,7 +193,7 @@ def row(
 
 
 def main() -> None:
-    """Write the table, and print a line for each damage and test."""
+    """Write the table, and print a row of markdown for each damage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--trials", type=int, default=20)
@@ -206,11 +207,7 @@ def main() -> None:
         writer = csv.DictWriter(stream, ["damage", "heads", "layer", "test", "trials", "found", "median_step", "named"])
         writer.writeheader()
         writer.writerows(table)
-    for damage in DAMAGE:
-        for test in ("walk", "position"):
-            own = [line for line in table if line["damage"] == damage.__name__ and line["test"] == test]
-            trials, found, right = (sum(int(str(line[key])) for line in own) for key in ("trials", "found", "named"))
-            sys.stdout.write(f"{damage.__name__:26} {test:9} {found:4} of {trials:4} found, {right:4} named\n")
+    sys.stdout.write("\n".join(markdown(Table(given.out))) + "\n")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ COLUMNS = (
     *("test", "prompt", "judged", "wrong", "margin", "cpu_seconds"),
 )
 HEADER_AND_ENDS = 4  # tokens of a walk's prompt that are no place of their own
-SHORT, LONG = 1024, 32768
+SHORT, LONG = 512, 32768
 
 
 def sized(layers: int, kv_heads: int, group: int, head_dim: int, length: int, dtype: str) -> Parameters:
@@ -60,24 +60,26 @@ def sized(layers: int, kv_heads: int, group: int, head_dim: int, length: int, dt
 
 
 def shapes() -> Iterator[Parameters]:
-    """Layers, groups, head dimensions and dtypes against each other, and many KV heads."""
-    for layers, group, head_dim, dtype in product((8, 32, 64), (1, 4, 8), (64, 128), DTYPES):
+    """Layers, groups and head dimensions against each other; every dtype; many KV heads."""
+    for layers, group, head_dim, dtype in product((8, 32, 64), (1, 4, 8), (64, 128), ("bf16", "fp8-kv")):
         yield sized(layers, 2, group, head_dim, SHORT, dtype)
-    for kv_heads, head_dim, dtype in product((8, 16, 32), (128, 256), DTYPES):
-        yield sized(4, kv_heads, 1, head_dim, SHORT, dtype)
+    for group, head_dim, dtype in product((1, 4, 8), (64, 128), ("fp16", "fp32")):
+        yield sized(8, 2, group, head_dim, SHORT, dtype)
+    for kv_heads, dtype in product((8, 16, 32), DTYPES):
+        yield sized(4, kv_heads, 1, 128, SHORT, dtype)
     for dtype in DTYPES:
         yield sized(4, 64, 1, 256, SHORT, dtype)
 
 
 def long() -> Iterator[Parameters]:
     """32,768 tokens, cheapest first."""
-    for dtype in ("bf16", "fp8-kv"):
-        yield sized(8, 8, 1, 128, LONG, dtype)
-        yield sized(32, 2, 4, 64, LONG, dtype)
-        yield sized(64, 2, 1, 64, LONG, dtype)
+    yield sized(8, 8, 1, 128, LONG, "bf16")
+    yield sized(32, 2, 4, 64, LONG, "bf16")
+    yield sized(64, 2, 1, 64, LONG, "bf16")
+    yield sized(8, 8, 1, 128, LONG, "fp8-kv")
     yield sized(8, 2, 1, 64, LONG, "fp16")
     yield sized(8, 2, 1, 64, LONG, "fp32")
-    yield sized(8, 2, 8, 128, LONG, "bf16")
+    yield sized(64, 2, 1, 64, LONG, "fp8-kv")
     yield sized(64, 8, 1, 128, LONG, "bf16")
 
 
@@ -105,6 +107,23 @@ def rows(parameters: Parameters, tokens: int) -> Iterator[dict[str, object]]:
             "margin": round(float(leads.min()), 2),
             "cpu_seconds": round(time.process_time() - start, 1),
         }
+
+
+def summary(measured: list[dict[str, str]]) -> list[str]:
+    """A row of markdown for each length, dtype and test: what was measured, and the smallest margin of it."""
+    groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    for row in measured:
+        groups.setdefault((row["length"], row["dtype"], row["test"]), []).append(row)
+    lines = []
+    for group, rows_of in groups.items():
+        spread = (
+            ", ".join(str(size) for size in sorted({int(row[name]) for row in rows_of}))
+            for name in ("layers", "kv_heads", "group", "head_dim")
+        )
+        judged, wrong = (sum(int(row[name]) for row in rows_of) for name in ("judged", "wrong"))
+        least = min(float(row["margin"]) for row in rows_of)
+        lines.append("| " + " | ".join((*group, *spread, f"{judged}", f"{wrong}", f"{least:.2f}")) + " |")
+    return lines
 
 
 def main() -> None:

@@ -1,0 +1,40 @@
+"""The page of the published tables says what the tables say, and the tables what is documented of the model."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from live.damage_summary import TESTS, Table, markdown
+from live.margin_table import summary
+
+PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "known-answers"
+PAGE = (PUBLISHED / "README.md").read_text(encoding="utf-8")
+DAMAGE = Table(PUBLISHED / "damage.csv")
+ORDER_ONLY = "pages_swapped"  # attention does not depend on the order of its keys
+
+
+def test_the_page_has_the_rows_of_both_tables() -> None:
+    with (PUBLISHED / "margins.csv").open(newline="", encoding="utf-8") as stream:
+        margins = summary(list(csv.DictReader(stream)))
+    missing = [line for line in (*markdown(DAMAGE), *margins) if line not in PAGE.splitlines()]
+    assert not missing
+
+
+def test_one_test_or_the_other_finds_all_damage_that_changes_an_answer() -> None:
+    for damage in DAMAGE.damage:
+        shares = [DAMAGE.share(damage, test, layer, "found") for layer in DAMAGE.layers for test in TESTS]
+        most = [max(shares[i] or 0, shares[i + 1] or 0) for i in range(0, len(shares), 2)]
+        assert set(most) == ({0} if damage == ORDER_ONLY else {100}), damage
+
+
+def test_each_damage_was_tried_twenty_times_a_place() -> None:
+    assert all(own["trials"] in (0, 20 * 5) for own in DAMAGE.counts.values())
+    assert {damage for damage in DAMAGE.damage if not DAMAGE.sums(damage, "walk")["trials"]} == set()
+
+
+def test_no_margin_is_lost() -> None:
+    with (PUBLISHED / "margins.csv").open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert all(int(row["wrong"]) == 0 and float(row["margin"]) > 15.9 for row in rows)
+    assert {row["layers"] for row in rows if row["length"] == "32768"} >= {"8", "32"}
