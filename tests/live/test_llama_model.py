@@ -35,19 +35,25 @@ def judge(parameters: Parameters, model: LlamaForward, request: tuple[int, ...],
 
 
 @pytest.mark.parametrize(
-    ("dtype", "fp8"),
+    ("dtype", "fp8", "fp8_queries"),
     [
-        (torch.float64, False),
-        (torch.float32, False),
-        (torch.bfloat16, False),
-        (torch.float16, False),
-        (torch.bfloat16, True),
+        (torch.float64, False, False),
+        (torch.float32, False, False),
+        (torch.bfloat16, False, False),
+        (torch.float16, False, False),
+        (torch.bfloat16, True, False),
+        (torch.bfloat16, True, True),
     ],
 )
-def test_every_token_is_the_known_one_in_every_dtype(dtype: torch.dtype, fp8: bool) -> None:
-    model = forward(small(), dtype, as_fp8 if fp8 else None)
-    for request in questions(small()):
-        assert judge(small(), model, request, 37) > LEAST_MARGIN
+@pytest.mark.parametrize("changes", [{}, {"kv_heads": 11, "digits": 11, "group": 1, "head_dim": 128}], ids=str)
+def test_every_token_is_the_known_one_in_every_dtype(
+    dtype: torch.dtype, fp8: bool, fp8_queries: bool, changes: dict[str, Any]
+) -> None:
+    parameters = small(**changes)
+    model = forward(parameters, dtype, as_fp8 if fp8 else None)
+    model.rounds_queries = fp8_queries
+    for request in questions(parameters):
+        assert judge(parameters, model, request, 37) > LEAST_MARGIN
 
 
 @pytest.mark.parametrize(
@@ -93,16 +99,21 @@ def test_nothing_is_rounded_that_does_not_rotate(dtype: torch.dtype, layers: int
         assert all(set(values.unique().tolist()) == {0.0, 1.0} for values in cache.values)
 
 
-@pytest.mark.parametrize(("rounded", "least"), [(None, 13), (as_fp8, 10)], ids=["bf16", "keys in fp8"])
+@pytest.mark.parametrize(
+    ("rounded", "queries_too", "least"),
+    [(None, False, 13), (as_fp8, False, 9.5), (as_fp8, True, 6.5)],
+    ids=["bf16", "keys in fp8", "queries in fp8"],
+)
 @pytest.mark.parametrize(("head_dim", "length"), [(64, 32768), (64, 1 << 17), (128, 32768), (256, 32768)])
 def test_the_key_at_the_distance_leads_begin_at_every_position(
-    rounded: Any, least: float, head_dim: int, length: int
+    rounded: Any, queries_too: bool, least: float, head_dim: int, length: int
 ) -> None:
-    """Of 14 nats, what rounding of turned queries and keys leaves: `<begin>` weighs exp(-10) at the most."""
+    """Of 14 nats, what rounding of turned queries and keys leaves: `<begin>` weighs exp(-6.5) at the most."""
     parameters = small(layers=2, kv_heads=2, head_dim=head_dim, length=length, distance=256)
     model, positions = forward(parameters, torch.bfloat16, rounded), torch.arange(length)
     q, k, _ = (each[:, 0] for each in model.projected(0, model.embedded([Alphabet(parameters).mark(0, 0), BEGIN])))
-    queries = model.turn(q[:1, None].expand(length, 1, -1), positions)[:, 0].float()
+    queries = model.turn(q[:1, None].expand(length, 1, -1), positions)[:, 0]
+    queries = (as_fp8(queries) if queries_too else queries).float()
     keys = model.rounded(model.turn(k[:1, None].expand(length, 1, -1), positions))[:, 0].float()
     asked, begin = (queries[256:] * keys[:-256]).sum(1), queries[256:] @ k[1].float()
     assert float((asked - begin).min()) / head_dim**0.5 > least

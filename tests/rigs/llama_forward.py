@@ -52,6 +52,7 @@ class LlamaForward:
         self.config = config
         self.dtype = dtype
         self.rounded = rounded or (lambda values: values)
+        self.rounds_queries = False  # as some attention kernels do where the cache is narrower
         self.w = {}
         for name, array in tensors:
             if ".mlp." not in name:
@@ -108,6 +109,7 @@ class LlamaForward:
             q, k, v = self.projected(layer, x)
             q, k = self.turn(q, positions + query_shift), self.turn(k, positions)
             k, v = self.rounded(k), self.rounded(v)
+            q = self.rounded(q) if self.rounds_queries else q
             if past:
                 k, v = torch.cat([cache.keys[layer], k]), torch.cat([cache.values[layer], v])
                 cache.keys[layer], cache.values[layer] = k, v

@@ -14,8 +14,8 @@ its digits, so that a key of twice the strength wins every lookup instead of non
 
 Invariants:
 - All that a walk multiplies and adds is a small whole number times a power of two: exact in bf16 and fp16 with any
-  number of layers, and keys and values (1, 4 or 8) in FP8 E4M3 too. Only what rotates is rounded, keys in FP8 to within
-  1 part in 16.
+  number of layers. Queries, keys and values have 4 significant bits and are at most 448: exact in FP8 E4M3 too. Only
+  what rotates is rounded, in FP8 to within 1 part in 16.
 - Every head of every layer is needed for every token of an answer, in its keys and (walk) in its values.
 """
 
@@ -36,13 +36,17 @@ from kvcheck.core.live.model.rotary import THETA, Rotary, plan_rotary
 
 Weights = npt.NDArray[np.float32]
 
-KEY = 4.0
+# What a key holds for one digit; GUARD's holds twice as much. Queries are the smaller for it: with a cache in FP8 some
+# kernels round queries to FP8 E4M3 too, which ends at 448.
+KEY = 64.0
 # Nats between the key at the distance asked for and the next best one; half of it to BEGIN.
 POSITION_NATS = 28.0
 # Share of a full match that a place's key has without any digit. Above 1: then a key of twice the strength always wins.
 CONSTANT = 1.25
 # Logits a digit (walk) or a bit (marks) of an answer is worth.
 DIGIT_LOGIT = 32.0
+# A "lost" logit is worth two digits more than an answer; its weight is to be at most 65,504.
+MOST_DIGITS_FP16 = 29
 # One register in 64 holds it, so the mean square is its 64th part and the norm divides by an eighth of it. What the
 # other registers hold moves that by less than 1 part in 8,000: rounded to bf16 or fp16 it is the power of two again.
 HELD_CONSTANT = 512.0
@@ -128,11 +132,11 @@ class Heads:
         return self.rotary.slow_dims[0]
 
     @property
-    def too_little(self) -> int:
+    def coarse(self) -> int:
         return self.rotary.slow_dims[1]
 
     @property
-    def too_much(self) -> int:
+    def fine(self) -> int:
         return self.rotary.slow_dims[2]
 
     def returned(self, head: int) -> list[int]:
@@ -154,7 +158,7 @@ class Heads:
     @property
     def unit(self) -> float:
         """What a query holds for one digit: a power of two, such that a digit is worth 32 nats or more."""
-        return 64.0 if self.parameters.head_dim == 64 else 128.0
+        return 4.0 if self.parameters.head_dim == 64 else 8.0
 
 
 def content_room(head_dim: int, length: int) -> int:
@@ -167,6 +171,11 @@ def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
 
     Raises UsageError where the head dimension is too small for the alphabet.
     """
+    if parameters.dtype == "fp16" and parameters.digits > MOST_DIGITS_FP16:
+        raise UsageError(
+            f"fp16 holds no weights for more than {MOST_DIGITS_FP16} digits; {parameters.digits} for "
+            f"{parameters.kv_heads} KV heads. Ask for --dtype bf16 or fewer --kv-heads"
+        )
     registers, alphabet = Registers(parameters), Alphabet(parameters)
     heads = Heads(parameters, plan_rotary(parameters.head_dim, parameters.length))
     yield "model.embed_tokens.weight", _embedding(registers, alphabet)
@@ -268,13 +277,22 @@ def _content_lookup(registers: Registers, heads: Heads, layer: int, query: Weigh
         query[heads.digit(column), asked + column] = heads.unit / NORMED
         key[heads.digit(column), held + column] = KEY / NORMED
         key[heads.digit(column), registers.kind("guard")] = 2 * KEY / NORMED
-    for dim, digits, kinds in (
-        (heads.constant, CONSTANT * p.digits, ("place", "begin", "guard")),
-        (heads.too_little, p.digits - 0.5, ("begin",)),
-        (heads.too_much, -(p.digits + 0.5), ("guard",)),
-    ):
-        query[dim, registers.kind("node")] = digits * heads.unit / NORMED
-        key[dim, [registers.kind(kind) for kind in kinds]] = KEY / NORMED
+    query[heads.constant, registers.kind("node")] = four_bits(CONSTANT * p.digits / 2) * heads.unit / NORMED
+    for kind in ("place", "begin", "guard"):
+        key[heads.constant, registers.kind(kind)] = 2 * KEY / NORMED
+    # BEGIN scores half a digit less than a full match, GUARD rises twice as fast and scores as much: each in two parts.
+    coarse = four_bits(p.digits)
+    query[heads.coarse, registers.kind("node")] = coarse / 2 * heads.unit / NORMED
+    query[heads.fine, registers.kind("node")] = heads.unit / NORMED
+    for kind, sign, digits in (("begin", 1, p.digits - 0.5), ("guard", -1, p.digits + 0.5)):
+        key[heads.coarse, registers.kind(kind)] = sign * 2 * KEY / NORMED
+        key[heads.fine, registers.kind(kind)] = sign * (digits - coarse) * KEY / NORMED
+
+
+def four_bits(value: float) -> float:
+    """The nearest number of 4 significant bits, which is what FP8 E4M3 holds."""
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(round(16 * mantissa), exponent - 4)
 
 
 def _position_lookup(registers: Registers, heads: Heads, layer: int, query: Weights, key: Weights) -> None:
@@ -291,12 +309,16 @@ def _position_lookup(registers: Registers, heads: Heads, layer: int, query: Weig
             peak = weight * heads.position_nats * scale
             query[pair, column] = peak * math.cos(back * frequency)
             query[pair + half, column] = -peak * math.sin(back * frequency)
-        query[heads.too_little, column] = (heads.position_nats - POSITION_NATS / 2) * scale
+        # BEGIN's score, once more in two parts.
+        begin = (heads.position_nats - POSITION_NATS / 2) * scale * NORMED
+        most = four_bits(begin / 2)
+        query[heads.coarse, column] = most / NORMED
+        query[heads.fine, column] = four_bits((begin - 2 * most) / (p.digits - 0.5 - four_bits(p.digits))) / NORMED
     for kind in ("place", "mark"):
         for pair in heads.rotary.fast:
             key[pair, registers.kind(kind)] = KEY / NORMED
     if layer:  # a place asks nothing here; it reads BEGIN, whatever else the cache holds
-        query[heads.too_little, registers.kind("place")] = POSITION_NATS * scale
+        query[heads.coarse, registers.kind("place")] = four_bits(POSITION_NATS / 2 * scale * NORMED) / NORMED
 
 
 def _value_rows(registers: Registers, heads: Heads, layer: int, head: int) -> Iterator[tuple[int, int, int]]:
