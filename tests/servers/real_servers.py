@@ -1,6 +1,6 @@
-"""Runs `kvcheck stress` against real servers of vLLM and SGLang on this CPU, without and with planted faults.
+"""Runs `kvcheck stress` against real servers of vLLM, SGLang and llama.cpp on this CPU, without and with planted faults.
 
-    python tests/servers/real_servers.py OUT [--environments DIR] [--only CASE]...
+    PYTHONPATH=tests python -m servers.real_servers OUT [--environments DIR] [--only CASE]...
 
 Each case starts its servers, runs kvcheck against them as a user does, and stops them. A clean case has to pass with
 so many judged tokens, retractions and hits. A case with faults plants one page 20 times; kvcheck has to find each, and
@@ -26,8 +26,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from servers import sglang_cpu, vllm_cpu
+from servers import llama_cpp, sglang_cpu, vllm_cpu
 from servers.faults.planting import Order, events, fault_log, fault_orders
+from servers.llama_gguf import write_gguf
 from servers.serving import Command, Server, free_ports, serving
 
 from kvcheck.core.base.errors import KvcheckError
@@ -76,7 +77,7 @@ class Outcome:
     exit_code: int | None = None
     found: int | None = None
     named: int | None = None
-    trials: int | None = None
+    trials: list[dict[str, object]] | None = None
     runs: list[str] = field(default_factory=list)
     shortfall: str | None = None
     is_tried: bool = True
@@ -104,6 +105,14 @@ def _sglang(variant: str) -> Callable[[Place], Sequence[Command]]:
         )
 
     return start
+
+
+def _llama_cpp(place: Place) -> Sequence[Command]:
+    gguf = place.folder / "known-answers.gguf"
+    if not gguf.exists():
+        write_gguf(place.model, gguf)
+    (port,) = free_ports(1)
+    return (llama_cpp.command(place.environments / llama_cpp.ENVIRONMENT, gguf, port=port, variant="host"),)
 
 
 PRESS = ("prefix-cache", "retract-resume", "aborts", "priority")
@@ -138,6 +147,13 @@ CASES = (
         scenarios=("pd-transfer",),
         options=("--schedules", "5"),
         floors={"token": 10_000, "transfer": 100},
+    ),
+    Case(
+        name="llama.cpp",
+        start=_llama_cpp,
+        scenarios=("prefix-cache", "aborts"),
+        options=("--schedules", "4"),
+        floors={"token": 10_000, "hit-token": 1_000, "abort": 10},
     ),
     *(
         Case(name=f"{engine}-{kind}", start=start, stand_ins=stand_ins, scenarios=("prefix-cache",), faults=kind)
@@ -222,7 +238,7 @@ def _clean(case: Case, place: Place, servers: Sequence[Server], outcome: Outcome
 
 def _planted(case: Case, place: Place, servers: Sequence[Server], outcome: Outcome) -> None:
     """One page of one layer is planted, 20 times; each layer and several pages in turn."""
-    outcome.trials, outcome.found, outcome.named = TRIALS, 0, 0
+    outcome.trials, outcome.found, outcome.named = [], 0, 0
     clean, _ = _stress(place, servers, *case.scenarios, "--seed", "99", *_SMALL)
     if clean != 0:
         outcome.shortfall = f"the server without a fault: exit {clean}"
@@ -232,7 +248,21 @@ def _planted(case: Case, place: Place, servers: Sequence[Server], outcome: Outco
         is_found, is_named = judge_trial(record, planted)
         outcome.found += is_found and code == 1
         outcome.named += is_named
-        outcome.runs.append(record.run_id)
+        where = [event for event in planted if event["event"] == "planted"][0]
+        first = record.findings[0] if record.findings else None
+        outcome.trials.append(
+            {
+                **{name: where[name] for name in ("kind", "layer", "page", "positions")},
+                "exit_code": code,
+                "findings": len(record.findings),
+                "code": None if first is None else first.code,
+                "named_layer": None if first is None else first.layer,
+                "named_page": None if first is None else first.page,
+                "is_found": is_found and code == 1,
+                "is_named": is_named,
+                "run": record.run_id,
+            }
+        )
         if not (is_found and is_named):
             told = json.dumps([event for event in planted if event["event"] != "gone"])
             outcome.notes.append(f"trial {trial}: exit {code}, planted {told[:600]}, found {_places(record)}")
@@ -320,7 +350,9 @@ def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
 def _line(outcome: Outcome) -> str:
     """One case for the terminal."""
     state = "not tried" if not outcome.is_tried else "short" if outcome.shortfall else "ok"
-    planted = "" if outcome.trials is None else f"  found {outcome.found}, named {outcome.named} of {outcome.trials}"
+    planted = (
+        "" if outcome.trials is None else f"  found {outcome.found}, named {outcome.named} of {len(outcome.trials)}"
+    )
     seen = "  ".join(f"{kind} {count:,}" for kind, count in outcome.seen.items() if count)
     why = f"  {outcome.shortfall}" if outcome.shortfall else ""
     return f" {state:<9} {outcome.name:<16} {outcome.wall_s:.0f} s, {outcome.cpu_s:.0f} CPU s{planted}  {seen}{why}"
