@@ -90,6 +90,8 @@ MAX_TIME_HELP = (
 )
 
 Bind = Annotated[str, typer.Option(help="Under torchrun, this machine's address; auto: the one that reaches rank 0.")]
+NUMBERS = ("schedules", "max_time", "requests", "jobs", "min_schedules")
+"""Options that are numbers from 1, for times above 0."""
 Shapes = Annotated[list[str] | None, typer.Option(help="See kvcheck list shapes; repeatable. Default: all tiny ones.")]
 Backend = Annotated[str | None, typer.Option(help="simulated, eager or cuda. Default: by device and transport.")]
 Strategy = Annotated[str, typer.Option(help="Order of operations: portfolio, eager, lazy, delay or random.")]
@@ -139,9 +141,7 @@ def stress(
     """Run the cells that were named, and judge them."""
     began = time.monotonic()
     check_choice("--format", format_name, FORMATS)
-    limits = {"--schedules": schedules, "--max-time": max_time, "--requests": requests, "--jobs": jobs}
-    for name, limit_given in {**limits, "--min-schedules": min_schedules}.items():
-        check_positive(name, limit_given)
+    _check_numbers(ctx)
     if is_address(target):
         return live.stress_server(ctx)
     live.refuse_options_of_servers(ctx)
@@ -160,29 +160,44 @@ def stress(
     make_folder(out)  # whether it can be made is said before an engine is imported, which takes its time
     beside = mooncake_cell(plans, transport=transport, max_time_s=max_time, least=min_schedules)
     with installed_engine(base) as engine, ranks_of(place) as rank_runner:
-        session = Session(
-            argv=[*ctx.obj],
-            repro=repro([word for word in ctx.obj if word != "--resume"], seed=seed, drawn=drawn),
-            seed=drawn,
-            plan={"schedules": wanted, "max_time_s": max_time, **plan_facts([*plans, *beside.plans])},
-            out=out,
-            quiet=format_name == "json",
-            resumes=True,
-        )
-        session.facts, session.identity = engine_facts(engine), identity(base.trace, engine)
+        session = _session(ctx, base, {"schedules": wanted, **plan_facts([*plans, *beside.plans])}, engine)
         workers = 1 if place is not None else jobs or _workers(base, row, len(plans))
         limit = _limit(began, max_time, cpu_s=DEFAULT_CPU_S - beside.cpu_s if bounded else None)
         _plan_cells(session, plans, wanted, min_schedules, fails_on_conditional=fail_on_conditional)
         _plan_cells(session, beside.plans, 1, None, fails_on_conditional=fail_on_conditional)
         tasks = _tasks(session, out if resume else None)
         session.warnings += [*row.untried(base, plans), *beside.untried, *exposure(base, place)]
-        session.say(_head(session, drawn, workers, engine))
-        session.say()
+        _tell_head(session, drawn, workers, engine)
         interrupted = _collect(session, tasks, workers, limit, engine or rank_runner)
         session.warnings += unfound_mutant(session, mutant)
-        for line in beside.untried:
-            session.say(f" ----  {line}")
+        tell_untried(session, beside.untried)
     return close(session, outputs, reports=reports, interrupted=interrupted)
+
+
+def _check_numbers(ctx: typer.Context) -> None:
+    for name in NUMBERS:
+        check_positive(f"--{name.replace('_', '-')}", ctx.params[name])
+
+
+def _session(ctx: typer.Context, base: Plan, plan: dict[str, object], engine: ProbeRunner | None) -> Session:
+    given = ctx.params
+    session = Session(
+        argv=[*ctx.obj],
+        repro=repro([word for word in ctx.obj if word != "--resume"], seed=given["seed"], drawn=base.seed),
+        seed=base.seed,
+        plan={"max_time_s": given["max_time"], **plan},
+        out=given["out"],
+        quiet=given["format_name"] == "json",
+        resumes=True,
+    )
+    session.facts, session.identity = engine_facts(engine), identity(base.trace, engine)
+    return session
+
+
+def tell_untried(session: Session, lines: Sequence[str]) -> None:
+    """Lines of what a run did not try, or could not read."""
+    for line in lines:
+        session.say(f" ----  {line}")
 
 
 def _wanted(schedules: int | None, least: int | None, *, usual: int) -> int:
@@ -203,7 +218,7 @@ def _workers(base: Plan, row: RunnerRow, cells: int) -> int:
     return 1 if row.is_alone or base.backend == "cuda" else min(cells, Session.cpus())
 
 
-def _head(session: Session, seed: int, workers: int, engine: ProbeRunner | None) -> str:
+def _tell_head(session: Session, seed: int, workers: int, engine: ProbeRunner | None) -> None:
     """The first line of a run."""
     about = f"{len(session.cells)} cells, {workers} processes"
     if engine is not None:
@@ -211,7 +226,8 @@ def _head(session: Session, seed: int, workers: int, engine: ProbeRunner | None)
         about = (
             f"{len(session.cells)} cells, {hello.engine} {hello.version} on Python {hello.python}, torch {hello.torch}"
         )
-    return f"kvcheck {session.version}  seed {seed}  run {session.run_id}  {about}"
+    session.say(f"kvcheck {session.version}  seed {seed}  run {session.run_id}  {about}")
+    session.say()
 
 
 def _plan_cells(

@@ -1,4 +1,4 @@
-"""Runs `kvcheck stress` against real servers of vLLM, SGLang and llama.cpp on this CPU, without and with planted faults.
+"""Runs `kvcheck stress` against real servers of vLLM, SGLang and llama.cpp on this CPU, with and without faults.
 
     PYTHONPATH=tests python -m servers.real_servers OUT [--environments DIR] [--only CASE]...
 
@@ -248,7 +248,7 @@ def _planted(case: Case, place: Place, servers: Sequence[Server], outcome: Outco
         is_found, is_named = judge_trial(record, planted)
         outcome.found += is_found and code == 1
         outcome.named += is_named
-        where = [event for event in planted if event["event"] == "planted"][0]
+        where = next(event for event in planted if event["event"] == "planted")
         first = record.findings[0] if record.findings else None
         outcome.trials.append(
             {

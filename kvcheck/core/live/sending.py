@@ -69,7 +69,7 @@ class Sender:
         orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         for order in wave.orders:
             orders.put(order)
-        results: queue.SimpleQueue[list[Exchange] | BaseException] = queue.SimpleQueue()
+        results: queue.SimpleQueue[list[Exchange] | OSError] = queue.SimpleQueue()
         ended = threading.Event()
         left = len(wave.orders)
         self._threads(self._work, min(wave.concurrency, left), orders, ended, results)
@@ -82,7 +82,7 @@ class Sender:
                     result = results.get(timeout=POLL_S)
                 except queue.Empty:
                     continue
-                if isinstance(result, BaseException):
+                if isinstance(result, OSError):
                     raise result
                 left -= 1
                 sent.exchanges += result
@@ -100,19 +100,21 @@ class Sender:
         self,
         orders: queue.SimpleQueue[Order],
         ended: threading.Event,
-        results: queue.SimpleQueue[list[Exchange] | BaseException],
+        results: queue.SimpleQueue[list[Exchange] | OSError],
     ) -> None:
-        """Take orders until there are none. What goes wrong in here is our own fault and ends the run."""
+        """Take orders until there are none. An error of this machine, such as too many open files, ends the run."""
         while not ended.is_set():
             try:
                 order = orders.get_nowait()
             except queue.Empty:
                 return
+            result: list[Exchange] | OSError = []
             try:
-                results.put(self._one(order))
-            except BaseException as error:
-                results.put(error)
-                return
+                result = self._one(order)
+            except OSError as error:
+                result = error
+            finally:
+                results.put(result)
 
     def _one(self, order: Order) -> list[Exchange]:
         """The exchange of an order, and of its second sending after an abort; nothing where the time is over."""
