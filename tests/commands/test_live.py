@@ -6,17 +6,19 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.server import FAULTS, Fake
+from fakes.server import FAULTS, KEY, Fake
 from rigs.known_answers import small
 
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.live import health, runner
+from kvcheck.core.live.clients import asking
 from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.model.folder import write_model
 
@@ -29,12 +31,12 @@ ENGINES = ("sglang", "vllm")
 ENDS: dict[str, tuple[int, set[str], str]] = {
     "foreign-page": (1, {"KV801", "KV802"}, "it points to layer"),
     "stale-page": (1, {"KV801", "KV802"}, "found nothing"),
-    "wrong-token": (1, {"KV801"}, "where"),
+    "wrong-token": (1, {"KV801", "KV802"}, "where"),
     "shifted": (1, {"KV803"}, "the answer is the right one, but"),
-    "other-answer": (1, {"KV802"}, "the whole answer is that of request"),
+    "other-answer": (1, {"KV801", "KV802"}, "KV802"),
     "other-model": (2, set(), "does not serve this model"),
-    "response-cache": (4, set(), "the server does not say how many"),
-    "last-token-cache": (4, set(), ""),
+    "response-cache": (4, set(), "may come from a response cache"),
+    "last-token-cache": (1, {"KV801", "KV802"}, ""),
     "hang": (2, set(), "did not answer one cold request"),
     "hang-once": (1, {"KV806"}, "got no answer"),
     "dies": (1, {"KV806"}, "takes no connection any more"),
@@ -60,6 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "SETTLE_S", 0.0)
     monkeypatch.setattr(health, "PAUSE_S", 0.01)
+    monkeypatch.setattr(asking, "GRACE_S", 0.02)
 
 
 @pytest.fixture(params=ENGINES)
@@ -102,7 +105,7 @@ def test_every_fault_of_the_fake_server_has_its_end() -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_ends_in_its_code_and_finding(fault: str, engine: str, ask: Asked) -> None:
     code, findings, text = ENDS[fault]
-    with fake(engine, fault) as server:
+    with fake(engine, fault, first=2) as server:
         ended, said = ask(server.url, *(("--timeout", "1") if fault.startswith("hang") else ()))
     assert ended == code, said
     assert text in said
@@ -120,8 +123,152 @@ def test_a_right_server_passes_and_says_what_it_did(engine: str, ask: Asked) -> 
     assert record.verdict is Verdict.PASS
     seen = record.evidence.observed
     assert all(seen[kind] > 0 for kind in ("token", "hit", "hit-token", "retract", "abort", "evict")), seen
-    assert "not tried: hicache" in said
     facts = record.environment["server"]
     assert isinstance(facts, dict)
     assert facts["engine"] == engine
     assert facts["evidence"]["hit"] == "each request: cached tokens"
+
+
+def test_scenarios_that_nobody_named_and_a_server_lacks_are_told(engine: str, ask: Asked) -> None:
+    with fake(engine) as server:
+        code, said = ask(server.url, scenarios=())
+    assert code == 0, said
+    assert "not tried: hicache" in said
+    assert "not tried: pd-transfer" in said
+    assert ("not tried: priority" in said) == (engine == "vllm")
+
+
+def test_a_named_scenario_that_a_server_lacks_is_unknown_and_says_what_to_change(engine: str, ask: Asked) -> None:
+    with fake(engine) as server:
+        code, said = ask(server.url, scenarios=("hicache",))
+    assert code == 4
+    assert "start " in said
+
+
+def test_a_requirement_that_is_not_met_is_unknown(engine: str, ask: Asked) -> None:
+    with fake(engine) as server:
+        assert ask(server.url, "--require", "hit=1", scenarios=("prefix-cache",))[0] == 0
+    with fake(engine) as server:
+        code, said = ask(server.url, "--require", "hit=1,retract=100000", scenarios=("prefix-cache",))
+    assert code == 4
+    assert "require/retract" in said
+    assert "of 100000 retractions" in said
+
+
+def test_without_leave_nothing_is_retracted_or_reset(engine: str, model: Path, tmp_path: Path) -> None:
+    words = [
+        "--known-answers",
+        str(model),
+        "--out",
+        str(tmp_path),
+        "--no-reports",
+        "--schedules",
+        "1",
+        "--requests",
+        "8",
+    ]
+    with fake(engine) as server:
+        run(["stress", "retract-resume", "prefix-cache", "aborts", "--target", server.url, *words])
+        called = [path for path, _ in server.calls]
+    forbidden = ("pause", "continue", "flush", "reset")
+    assert called
+    assert not [path for path in called if any(word in path for word in forbidden)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--target", "http://127.0.0.1:1"], "expected --known-answers DIR"),
+        (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL"], "expected a running server"),
+        (["--target", "http://10.0.0.1:1", "--known-answers", "MODEL"], "add --allow-remote"),
+        (["--target", "http://user:secret@127.0.0.1:1", "--known-answers", "MODEL"], "no password"),
+        (["--target", "https://", "--known-answers", "MODEL"], "lacks a host"),
+        (["--target", "http://127.0.0.1:1", "--known-answers", "/nowhere"], "is no known-answer model"),
+        (
+            ["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--shape", "llama-3-tiny"],
+            "--shape: not for a",
+        ),
+        (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--resume"], "--resume: not for a running"),
+        (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--require", "hits=1"], "expected KIND=NUMBER"),
+        (
+            ["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--concurrency", "0"],
+            "--concurrency: expected",
+        ),
+        (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--timeout", "nan"], "--timeout: expected"),
+        (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--key-env", "NO_SUCH"], "found none"),
+        (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--engine", "tgi"], "unknown engine 'tgi'"),
+        (["nonsense", "--target", "http://127.0.0.1:1", "--known-answers", "MODEL"], "unknown scenario"),
+        (["--known-answers", "MODEL"], "--known-answers is for a running server"),
+        (["--admin"], "--admin is for a running server"),
+        (
+            ["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--out", "/proc/no"],
+            "expected a running server",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line_and_exit_2(
+    arguments: list[str], said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(model) if word == "MODEL" else word for word in arguments]
+    out = [] if "--out" in words else ["--out", str(tmp_path / "runs")]
+    assert run(["stress", *words, *out]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert said in shown.err
+    assert len(shown.err.splitlines()) == 1
+    assert "secret" not in shown.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_key_is_sent_and_recorded_nowhere(engine: str, ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    with fake(engine, "needs-key") as server:
+        code, said = ask(server.url, "--key-env", "SERVER_KEY", scenarios=("prefix-cache",))
+    assert code == 0, said
+    assert KEY not in said
+    (folder,) = ask.out.iterdir()
+    assert all(KEY not in path.read_text(encoding="utf-8") for path in folder.iterdir() if path.is_file())
+
+
+def test_a_finding_is_replayed_k_of_n_times(engine: str, ask: Asked) -> None:
+    with fake(engine, "wrong-token") as server:
+        assert ask(server.url, scenarios=("prefix-cache",))[0] == 1
+        finding = ask.record().findings[0]
+        assert run(["replay", finding.id, "--out", str(ask.out), "--times", "3"]) == 1
+        said = ask.capsys.readouterr().out
+    assert "STILL FAILS 3/3" in said
+    assert "a server is not deterministic" in said
+
+
+def test_a_line_that_a_right_server_answers_rightly_is_unknown_and_never_fixed(engine: str, ask: Asked) -> None:
+    with fake(engine) as server:
+        assert ask(server.url, scenarios=("prefix-cache",))[0] == 0
+        plan = ask.record().plan["cells"]
+        assert isinstance(plan, list)
+        assert run(["replay", str(plan[0]), "--times", "2", "--format", "json"]) == 4
+        said = json.loads(ask.capsys.readouterr().out)
+    assert said["verdict"] == "unknown"
+    assert "NOT REPRODUCED 0/2" in said["text"]
+    assert "--admin" in said["text"]
+
+
+def test_a_replay_asks_other_words_the_second_time(engine: str, ask: Asked) -> None:
+    with fake(engine) as server:
+        assert ask(server.url, scenarios=("prefix-cache",))[0] == 0
+        first = [tuple(each.get("input_ids") or each["prompt"]) for each in server.bodies]
+        plan = ask.record().plan["cells"]
+        assert isinstance(plan, list)
+        run(["replay", str(plan[0]), "--times", "2"])
+        again = [tuple(each.get("input_ids") or each["prompt"]) for each in server.bodies[len(first) :]]
+    of_round = first[1:]
+    middle = len(again) // 2
+    assert sorted(again[1:middle]) == sorted(of_round)
+    assert not set(again[middle + 1 :]) & set(first)
+
+
+def test_a_gate_takes_a_run_of_a_server(engine: str, ask: Asked) -> None:
+    with fake(engine) as server:
+        assert ask(server.url, scenarios=("prefix-cache", "aborts"))[0] == 0
+    (folder,) = ask.out.iterdir()
+    assert run(["gate", str(folder)]) == 0
+    assert "tokens" in ask.capsys.readouterr().out

@@ -34,6 +34,7 @@ TURN = 3  # the request that hangs or is the last one answered; or each third on
 
 class Fake:
     """The server. As a context manager it serves in a thread. mode: of a pair. calls: (path, body) besides requests.
+    first: the request from which on answers are garbage, or broken off.
 
     Other options are those of ModelEngine.
     """
@@ -46,15 +47,18 @@ class Fake:
         fault: str | None = None,
         mode: str = "null",
         port: int = 0,
+        first: int = 1,
         **options: Any,
     ) -> None:
         assert fault in (None, *FAULTS), f"faults: {', '.join(FAULTS)}"
-        self.fault, self.mode, self.is_dead = fault, mode, False
+        self.fault, self.mode, self.first, self.is_dead = fault, mode, first, False
         self.model = ModelEngine(alphabet=alphabet, fault=fault, **options)
         self.speaks = SPEAKS[engine](self.model, mode)
         self.calls: list[tuple[str, Any]] = []
         self.bodies: list[dict[str, Any]] = []
-        self.http = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (Handler,), {"fake": self}))
+        self.http = type("Http", (ThreadingHTTPServer,), {"request_queue_size": 128})(
+            ("127.0.0.1", port), type("Bound", (Handler,), {"fake": self})
+        )
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_port}"
 
@@ -108,7 +112,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif fault == "some-500" and turn % TURN == 0:
             self.give(500, {"error": {"message": "out of luck"}})
-        elif fault == "garbage":
+        elif fault == "garbage" and turn >= fake.first:
             self.give(200, "<html>it works</html>")
         else:
             time.sleep(0.2 if fault == "slow" else 0)
@@ -124,7 +128,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, rid: str, job: Job, is_stream: bool) -> None:
         """The answer at once, or a stream of its tokens."""
-        fake, tokens, is_half = self.fake, list[int](), self.fake.fault == "half"
+        fake, tokens = self.fake, list[int]()
+        is_half = fake.fault == "half" and len(fake.bodies) >= fake.first
         if is_stream:
             self.head(200, "text/event-stream", {"Transfer-Encoding": "chunked"})
         steps = fake.model.steps(rid, job)

@@ -71,7 +71,9 @@ class Sglang(Speech):
 
     def metrics(self) -> str:
         count = self.model.counters()  # a counter appears with its first event
-        return "# none\n" + "".join(f'sglang:{NAMES[k]}_total{{tp_rank="0"}} {count[k]}\n' for k in NAMES if count[k])
+        return f"sglang:max_total_num_tokens {self.model.pool}\n" + "".join(
+            f'sglang:{NAMES[k]}_total{{tp_rank="0"}} {count[k]}\n' for k in NAMES if count[k]
+        )
 
     def event(self, rid: str, job: Job, tokens: list[int], new: int, finish: str | None) -> dict[str, Any]:
         cached = {} if job.cached is None else {"cached_tokens": job.cached}

@@ -18,7 +18,7 @@ from rigs.asked import ALPHABET, COUNT, QUESTIONS, SPOKEN, WORDS, ask, client, h
 from rigs.raw_server import RawServer, stream, whole
 from rigs.wrong_answers import LAYER, WRONG
 
-from kvcheck.core.live.clients import PAIRS
+from kvcheck.core.live.clients import PAIRS, asking
 from kvcheck.core.live.clients.client import Reach, Trouble
 from kvcheck.core.live.exchange import Abort, End, Question, Sending, Tier
 
@@ -118,7 +118,10 @@ def test_a_closed_connection_keeps_the_tokens_that_arrived(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", SPOKEN)
-def test_an_abort_by_the_engines_call_says_what_came_after_it(engine: str) -> None:
+def test_an_abort_by_the_engines_call_says_what_came_long_after_it(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "GRACE_S", 0.05)
     with Fake(ALPHABET, engine, token_s=0.02) as fake:
         answer = ask(client(engine, fake.url), abort=Abort(after=3, by_call=True))
     assert answer.end is End.ABORTED and answer.finish == "abort"
@@ -127,6 +130,13 @@ def test_an_abort_by_the_engines_call_says_what_came_after_it(engine: str) -> No
     with Fake(ALPHABET, engine, fault="after-abort", token_s=0.02) as fake:
         answer = ask(client(engine, fake.url), abort=Abort(after=3, by_call=True))
     assert answer.end is End.DONE and answer.after_abort is not None and answer.after_abort > 5
+
+
+@pytest.mark.parametrize("engine", SPOKEN)
+def test_tokens_soon_after_an_abort_may_have_been_made_before_it(engine: str) -> None:
+    with Fake(ALPHABET, engine, fault="after-abort") as fake:
+        answer = ask(client(engine, fake.url), abort=Abort(after=3, by_call=True))
+    assert answer.end is End.DONE and answer.after_abort in (0, None)
 
 
 @pytest.mark.parametrize("engine", SPOKEN)

@@ -37,7 +37,10 @@ def answer_with(
         return wrong_page(alphabet, ids, count, page, earlier[0], moved=-page)
     if fault == "wrong-token":
         return (*right[: count // 2], right[count // 2] ^ 1, *right[count // 2 + 1 :])
-    return answers(alphabet, ids, count + 1)[1:] if fault == "shifted" else answers(alphabet, earlier[-1], count)
+    if fault == "shifted":
+        return answers(alphabet, ids, count + 1)[1:]
+    fits = [each for each in earlier if len(each) + count <= alphabet.parameters.length]
+    return answers(alphabet, fits[-1], count) if fits else right
 
 
 def damaged(alphabet: Alphabet, ids: Tokens, held: Sequence[int | None], count: int) -> Iterator[int]:

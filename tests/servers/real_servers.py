@@ -121,7 +121,7 @@ CASES = (
         name="vllm",
         start=_vllm,
         scenarios=PRESS,
-        options=("--schedules", "5"),
+        options=("--schedules", "9"),
         floors={"token": 100_000, "retract": 100, "hit-token": 5_000, "evict": 1_000, "abort": 20},
     ),
     Case(
@@ -129,7 +129,7 @@ CASES = (
         start=_sglang("priority"),
         stand_ins=sglang_cpu.stand_ins("priority"),
         scenarios=PRESS,
-        options=("--schedules", "3"),
+        options=("--schedules", "5"),
         floors={"token": 50_000, "retract": 100, "hit-token": 5_000, "evict": 1_000, "abort": 20},
     ),
     Case(

@@ -75,7 +75,7 @@ class Answer:
     logprobs: of `tokens`, in nats, as long as they are. cached: prompt tokens that the engine says it did not compute,
     in all; cached_by: by tier, where it says so. prompt_tokens: as the engine counts them. rid: the name under which
     the engine gives the answer, where that is made of the one that was sent. after_abort: tokens that
-    arrived after the engine had acknowledged the abort. began_s, ended_s: of one clock.
+    arrived 10 s and more after the engine had acknowledged the abort. began_s, ended_s: of one clock.
     """
 
     end: End

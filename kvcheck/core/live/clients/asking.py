@@ -19,6 +19,9 @@ from kvcheck.core.live.http import CallFailed, Http, error_text, one_line
 from kvcheck.core.live.prometheus import counters as sum_counters
 from kvcheck.core.live.prometheus import parse_samples
 
+GRACE_S = 10.0
+"""Tokens that arrive within this time after an abort was acknowledged may have been made before it: vLLM 0.32.0 had made
+a whole answer of 169 tokens while a busy client had read 81 of them."""
 _HEALTH_S = 30.0  # engines that generate a token for it give up by themselves after 20 s
 
 
@@ -106,18 +109,19 @@ def _aborted_by_closing(call: Call, after: int, reply: Reply) -> tuple[End, str 
 
 
 def _aborted_by_call(call: Call, after: int, reply: Reply) -> tuple[End, str | None, int | None]:
-    """(end, reason, tokens after the acknowledgement) where the engine's own call aborts the request.
+    """(end, reason, tokens long after the acknowledgement) where the engine's own call aborts the request.
 
-    The call runs beside the stream, so that what was sent before it was acknowledged is not counted as after it.
+    The call runs beside the stream. Tokens that arrive soon after it was acknowledged are not counted: they may have
+    been made before, and lie in a buffer of a connection that is read late.
     """
-    acknowledged, failed = threading.Event(), list[str]()
+    acknowledged, failed = list[float](), list[str]()
 
     def send() -> None:
         try:
             if call.abort is None:
                 raise Trouble("the engine has no call that aborts a request")
             call.abort()
-            acknowledged.set()
+            acknowledged.append(time.monotonic())
         except (CallFailed, Trouble) as failure:
             failed.append(f"not aborted: {failure}")
 
@@ -128,9 +132,10 @@ def _aborted_by_call(call: Call, after: int, reply: Reply) -> tuple[End, str | N
             if after <= 0:
                 sender.start()
             for event in events:
-                was_acknowledged, before = acknowledged.is_set(), len(reply.tokens)
+                is_late = bool(acknowledged) and time.monotonic() - acknowledged[0] >= GRACE_S
+                before = len(reply.tokens)
                 _take(call, event, reply)
-                late += len(reply.tokens) - before if was_acknowledged else 0
+                late += len(reply.tokens) - before if is_late else 0
                 if sender.ident is None and len(reply.tokens) >= after and reply.finish is None:
                     sender.start()
         end, reason = _end_of_stream(reply)
@@ -138,9 +143,9 @@ def _aborted_by_call(call: Call, after: int, reply: Reply) -> tuple[End, str | N
         end, reason = failure.end, failure.reason
     if sender.ident is not None:
         sender.join()
-    if acknowledged.is_set() and reply.finish is None and end in (End.CUT, End.REFUSED):
+    if acknowledged and reply.finish is None and end in (End.CUT, End.REFUSED):
         end = End.ABORTED
-    return end, "; ".join(filter(None, [reason, *failed])) or None, late if acknowledged.is_set() else None
+    return end, "; ".join(filter(None, [reason, *failed])) or None, late if acknowledged else None
 
 
 def troubled(call: Callable[[], object]) -> object:
