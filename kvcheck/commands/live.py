@@ -29,7 +29,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.live.clients.client import Client, Trouble
 from kvcheck.core.live.clients.connection import Connection, connect
-from kvcheck.core.live.conclusion import Progress, requirements, unseen
+from kvcheck.core.live.conclusion import Progress, common_place, requirements, unseen
 from kvcheck.core.live.counting import parse_requirements
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.line import LivePlan, check_sizes
@@ -342,6 +342,13 @@ def _round(session: Session, runner: LiveRunner, each: Progress, until: float | 
 def _tell(session: Session, each: Progress) -> None:
     for line in cell_lines(each.result()):
         session.say(line)
+    place = common_place(each.findings)
+    if place is not None:
+        layer, page, requests = place
+        wrong = len({finding.request for finding in each.findings})
+        session.say(
+            f"       {requests} of {wrong} wrong requests point to layer {layer}, page {page} of the request first"
+        )
 
 
 def _sources(session: Session, sources: Mapping[str, str]) -> None:

@@ -33,7 +33,7 @@ ENDS: dict[str, tuple[int, set[str], str]] = {
     "stale-page": (1, {"KV801", "KV802"}, "found nothing"),
     "wrong-token": (1, {"KV801", "KV802"}, "where"),
     "shifted": (1, {"KV803"}, "the answer is the right one, but"),
-    "other-answer": (1, {"KV801", "KV802"}, "KV802"),
+    "other-answer": (1, {"KV801", "KV802", "KV803"}, "KV802"),
     "other-model": (2, set(), "does not serve this model"),
     "response-cache": (4, set(), "may come from a response cache"),
     "last-token-cache": (1, {"KV801", "KV802"}, ""),

@@ -7,11 +7,11 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.evidence_kinds import TOKEN
-from kvcheck.core.base.record import Coverage, Evidence, ScenarioResult, Verdict
+from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, Verdict
 from kvcheck.core.live.evidence import KINDS
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.runner import RoundResult
@@ -30,7 +30,7 @@ class Progress:
     flags: Mapping[str, str]
     wanted: int
     ran: int = 0
-    findings: int = 0
+    findings: list[Finding] = field(default_factory=list)
     duration_s: float = 0.0
     why_not: str | None = None
     stopped: str | None = None
@@ -50,7 +50,7 @@ class Progress:
     def add(self, result: RoundResult) -> None:
         """One round more."""
         self.ran += 1
-        self.findings += len(result.findings)
+        self.findings += result.findings
         self.duration_s += result.duration_s
         self.evidence = self.evidence.plus(result.evidence)
         for kind, count in result.moved.items():
@@ -99,6 +99,19 @@ class Progress:
             f"answers count {said:,} cached tokens, and the server's own counter of them stood still or is not shown; "
             "name the engine's metrics with --metrics"
         ]
+
+
+def common_place(findings: Sequence[Finding]) -> tuple[int, int, int] | None:
+    """(layer, page of the request, requests) of the place that most requests with a wrong token point to first; None
+    where no finding has a place, or two places are named equally often."""
+    places: dict[tuple[int, int], set[int | None]] = {}
+    for finding in findings:
+        if finding.layer is not None and finding.page is not None:
+            places.setdefault((finding.layer, finding.page), set()).add(finding.request)
+    ranked = sorted(places, key=lambda place: -len(places[place]))
+    if not ranked or (len(ranked) > 1 and len(places[ranked[0]]) == len(places[ranked[1]])):
+        return None
+    return (*ranked[0], len(places[ranked[0]]))
 
 
 def missing(kind: str, observed: Mapping[str, int], *, least: int, flags: Mapping[str, str]) -> str | None:

@@ -3,6 +3,8 @@
 Invariants:
 - Equal seeds and names give equal requests. Other names give the same situation with other tokens: the same shared
   prefixes and lengths, and not one token of a place in common.
+- Two walks share the places of a common beginning and no others, as long as the alphabet has unused ones: a page of
+  another walk then holds no second key for a place of this one.
 - Every walk is read in all its places, in each layer, where its answer is long enough (`cover`).
 """
 
@@ -51,6 +53,7 @@ class Questions:
         if self.longest < SHORTEST + WALK_FRAME + 8:
             raise UsageError(f"a server of known answers takes at least 64 tokens; this one takes {self.longest}")
         self._next = first
+        self._used: set[int] = set()
         draws = Rng(names)
         self._shift = draws.below(parameters.nodes)
         self._factor = _unit(draws, parameters.nodes)
@@ -64,7 +67,10 @@ class Questions:
         shared = prefix.values if prefix is not None else ()
         most = min(self.longest - WALK_FRAME - 1, parameters.nodes)
         length = self._coprime(min(max(places, len(shared) + 2, SHORTEST), most))
-        drawn = draw_nodes(self.alphabet, rng, length - len(shared), but=frozenset(shared))
+        if parameters.nodes - len(self._used | set(shared)) < length - len(shared):
+            self._used.clear()
+        drawn = draw_nodes(self.alphabet, rng, length - len(shared), but=frozenset(shared) | self._used)
+        self._used.update(drawn, shared)
         return Subject((*shared, *drawn))
 
     def marks(self, rng: Rng, *, prefix: Subject | None = None) -> Subject:

@@ -62,6 +62,8 @@ def test_a_lost_layer_is_its_keys_or_the_values_before(layer: int) -> None:
     expected = [(layer, None, page_of(LONG, 1, layer))]
     if layer:
         expected.append((layer - 1, None, page_of(LONG, 1, layer - 1)))
+    if layer > 1:
+        expected.append((0, None, page_of(LONG, 1, layer)))
     assert where(wrong.places) == expected
     assert wrong.reads == reads(ALPHABET, LONG.ids, 2)[1].positions
     first = wrong.places[0]
@@ -89,9 +91,30 @@ def test_a_page_that_a_right_step_read_counts_half() -> None:
         and page_of(LONG, step, 1) not in {page_of(LONG, each, 1) for each in range(1, step)}
     )
     places = answered(LONG, step, ALPHABET.lost(2, None)).places
-    assert where(places) == [(1, None, page_of(LONG, step, 1)), (2, None, page_of(LONG, step, 2))]
-    assert [place.weight for place in places] == [0.6, 0.5]
+    assert where(places[:2]) == [(1, None, page_of(LONG, step, 1)), (2, None, page_of(LONG, step, 2))]
+    assert [place.weight for place in places[:2]] == [0.6, 0.5]
     assert "right" in places[1].why
+
+
+def lost_in(layers: tuple[int, ...]) -> list[Place]:
+    """The first place of each of some requests that share a walk's beginning: each is lost at another layer, as it
+    runs into page 1."""
+    exchanges = []
+    for number, layer in enumerate(layers, 1):
+        start = next(
+            start
+            for start in range(120)
+            for question in [walk_question(number, NODES[:121], start=start, count=2)]
+            if page_of(question, 1, layer) == 1 and (layer == 0 or page_of(question, 1, layer - 1) == 0)
+        )
+        question = walk_question(number, NODES[:121], start=start, count=20)
+        exchanges.append(exchange(question, tokens=(question.expected[0], *(ALPHABET.lost(layer, None),) * 19)))
+    return [wrong.places[0] for wrong in judged(*exchanges).wrong]
+
+
+def test_a_page_where_requests_are_lost_in_several_layers_was_wrong_in_layer_0_when_prefill_read_it() -> None:
+    assert {(place.layer, place.page) for place in lost_in((2, 3, 2, 0))} == {(0, 1)}
+    assert {(place.layer, place.page) for place in lost_in((2, 2, 2))} == {(2, 1)}
 
 
 def test_the_first_token_comes_from_prefill_and_clears_no_page() -> None:

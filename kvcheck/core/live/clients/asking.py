@@ -20,8 +20,8 @@ from kvcheck.core.live.prometheus import counters as sum_counters
 from kvcheck.core.live.prometheus import parse_samples
 
 GRACE_S = 10.0
-"""Tokens that arrive within this time after an abort was acknowledged may have been made before it: vLLM 0.32.0 had made
-a whole answer of 169 tokens while a busy client had read 81 of them."""
+"""Tokens that arrive within this time after an abort was acknowledged may have been made before it: vLLM 0.32.0 had
+made a whole answer of 169 tokens while a busy client had read 81 of them."""
 _HEALTH_S = 30.0  # engines that generate a token for it give up by themselves after 20 s
 
 

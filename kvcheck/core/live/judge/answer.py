@@ -189,6 +189,6 @@ def after_abort(exchange: Exchange) -> str | None:
     if answer.after_abort <= max(LEAST_AFTER_ABORT, asked // 2):
         return None
     return (
-        f"the engine acknowledged the abort, and 10 s later it went on answering: {answer.after_abort} tokens more, to the "
-        f"end of all {len(answer.tokens)}"
+        f"the engine acknowledged the abort, and 10 s later it went on answering: {answer.after_abort} tokens more, "
+        f"to the end of all {len(answer.tokens)}"
     )

@@ -3,6 +3,7 @@
 Each wrong step names pages that it read, with a weight; the sum over the wrong steps ranks them.
 
     lost at a layer            its keys where the step read it: 1. Values of the layer before, where that read: 0.6
+                               Layer 0 at the page of these keys: 0.3, for what prefill read there decides them
     lost at a layer and head   its keys: 1. Values of the layer before: 0.1, for they are missed by every head
     <little>, <much>           values of the last layer: 1. In a position test, of the layers that the step shows: 0.5
     another node               the layer that another request's list leads astray: 1, else each layer that can: 0.5.
@@ -18,6 +19,8 @@ A page that a right step of the same request read in that layer counts half: a w
 It still counts, for one token of it can be wrong, and damage can come after the step, with a retraction for one. The
 first token of an answer comes from prefill, which may not have read the cache at all: right there says nothing.
 Requests that share all tokens up to the end of a page can share the page: their weights are added.
+Layer 0 of a page comes before later layers of it where more wrong requests point to it than to any of them: damage
+that prefill read in layer 0 makes keys wrong in each later layer, and requests run into them in different ones.
 Of equal weights the lower layer comes first, for what is wrong there is carried on.
 
 Invariants:
@@ -41,6 +44,7 @@ from kvcheck.core.live.model.llama import shown_pair
 SURE = 1.0
 VALUES_BEFORE = 0.6
 VALUES_BEFORE_ONE_HEAD = 0.1
+IN_PREFILL = 0.3
 ONE_OF_SEVERAL = 0.5
 TWO_KEYS_LOST = 0.55
 TWO_KEYS_LITTLE = 1.1
@@ -138,6 +142,7 @@ def suspects(setting: Setting, question: Question, taken: Sequence[Step], listed
 def ranked(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -> tuple[Place, ...]:
     """The places of one request, with what other requests of its round add to those that they share."""
     places = []
+    pointing: dict[tuple[int, int], int] = {}
     for (layer, page), suspicion in own.by_page.items():
         weight, why, also = suspicion.weight, "; ".join(suspicion.why), []
         prefix = own.prefix(page, setting.page_tokens)
@@ -149,6 +154,7 @@ def ranked(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) 
                 also.append(other.question.number)
         if also:
             why += f"; {len(also)} more wrong requests with the same tokens point to it, the first is {also[0]}"
+        pointing[layer, page] = 1 + len(set(also))
         heads = suspicion.heads or ()
         places.append(
             Place(
@@ -161,8 +167,17 @@ def ranked(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) 
                 why=why,
             )
         )
+    places = [_carried_on(place, places, pointing) for place in places]
     ordered = sorted(places, key=lambda place: (-place.weight, place.layer, place.page))
     return tuple(replace(place, weight=round(place.weight, 6)) for place in ordered[:MOST_PLACES])
+
+
+def _carried_on(place: Place, places: Sequence[Place], pointing: Mapping[tuple[int, int], int]) -> Place:
+    """Layer 0 of a page, before its later layers where it explains more wrong requests than each of them."""
+    later = [other for other in places if other.page == place.page and other.layer]
+    if place.layer or not later or pointing[0, place.page] <= max(pointing[each.layer, each.page] for each in later):
+        return place
+    return replace(place, weight=max(place.weight, *(each.weight + 0.01 for each in later)))
 
 
 def _shown_layers(alphabet: Alphabet, step: Step) -> Iterable[int]:
@@ -197,6 +212,13 @@ def _lost(alphabet: Alphabet, step: Step, layer: int, head: int | None) -> Itera
     why = f"{at} found nothing at position {step.positions[layer]}"
     yield Hint(layer=layer, position=step.positions[layer], weight=SURE, why=why, heads=heads)
     if layer and step.path:
+        if named is None:
+            yield Hint(
+                layer=0,
+                position=step.positions[layer],
+                weight=IN_PREFILL,
+                why=f"layer 0 may have read position {step.positions[layer]} or the one before it wrongly in prefill",
+            )
         yield Hint(
             layer=layer - 1,
             position=step.positions[layer - 1],

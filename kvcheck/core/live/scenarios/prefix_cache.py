@@ -36,7 +36,7 @@ class PrefixCache:
     def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
         """A first wave of new prompts; a second of prompts that share their first parts; a third of next turns, and of
         one request that has been answered before, word for word."""
-        bases = [_base(questions, rng, sizes) for _ in range(max(1, sizes.requests // 6))]
+        bases = [_base(questions, rng, sizes, number) for number in range(max(2, sizes.requests // 6))]
         starts = [rng.below(len(subject.values) // 2) for subject in bases]
         first = [
             questions.put(rng, subject, questions.cover(subject), start=start)
@@ -66,10 +66,12 @@ class PrefixCache:
         )
 
 
-def _base(questions: Questions, rng: Rng, sizes: Sizes) -> Subject:
+def _base(questions: Questions, rng: Rng, sizes: Sizes, number: int) -> Subject:
+    """The first is a walk, the second a position test where one fits, of the others one in four."""
     most = min(sizes.longest * 3 // 5, LONGEST_PROMPT)
     length = most // 4 + rng.below(most - most // 4)
-    if questions.has_marks and rng.chance(1, 4):
+    is_drawn = rng.chance(1, 4)
+    if questions.has_marks and number and (number == 1 or is_drawn):
         return questions.marks(rng)
     return questions.walk(rng, length)
 
