@@ -228,8 +228,9 @@ def check_cold(question: Question, answer: Answer, *, is_last: bool) -> None:
     if not answer.tokens or (is_last and answer.tokens[0] != question.expected[0]):
         got, expected = list(answer.tokens[:COLD_TOKENS]), list(question.expected)
         raise UsageError(
-            f"the server does not serve this model: {COLD_TRIES} cold requests were answered wrongly from the first token "
-            f"on, the last one {got}, expected {expected}; start it with the folder that --known-answers names as its model"
+            f"the server does not serve this model: {COLD_TRIES} cold requests were answered wrongly from the first "
+            f"token on, the last one {got}, expected {expected}; start it with the folder that --known-answers names as "
+            "its model"
         )
 
 
