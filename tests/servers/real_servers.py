@@ -122,7 +122,7 @@ CASES = (
         name="vllm",
         start=_vllm,
         scenarios=PRESS,
-        options=("--schedules", "8", "--concurrency", "16"),
+        options=("--schedules", "10", "--concurrency", "16"),
         floors={"token": 100_000, "retract": 100, "hit-token": 5_000, "evict": 1_000, "abort": 20},
     ),
     Case(
