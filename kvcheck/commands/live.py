@@ -189,7 +189,7 @@ def stress_server(ctx: typer.Context) -> int:
         admin=int(server.admin),
     )
     progress, untried = plan_scenarios(run, base, client, served)
-    session = _session(ctx.obj, run, base, progress, required)
+    session = _session(ctx.obj, run, base, progress, required, untried)
     session.facts = {"server": server_facts(served, known, base)}
     session.identity = dataclasses.replace(identity(), target=known.digest)
     place = f"{served.engine} {served.version or ''}".strip()
@@ -201,7 +201,12 @@ def stress_server(ctx: typer.Context) -> int:
 
 
 def _session(
-    argv: list[str], run: RunOptions, base: LivePlan, progress: Sequence[Progress], required: Mapping[str, int]
+    argv: list[str],
+    run: RunOptions,
+    base: LivePlan,
+    progress: Sequence[Progress],
+    required: Mapping[str, int],
+    untried: list[str],
 ) -> Session:
     return Session(
         argv=[*argv],
@@ -213,6 +218,7 @@ def _session(
             "schedules": run.schedules or DEFAULT_ROUNDS,
             "max_time_s": run.max_time,
             "require": dict(required),
+            "not_tried": untried,
         },
         out=run.out,
         quiet=run.format_name == "json",
