@@ -229,8 +229,7 @@ def check_cold(question: Question, answer: Answer, *, is_last: bool) -> None:
         got, expected = list(answer.tokens[:COLD_TOKENS]), list(question.expected)
         raise UsageError(
             f"the server does not serve this model: {COLD_TRIES} cold requests were answered wrongly from the first "
-            f"token on, the last one {got}, expected {expected}; start it with the folder that --known-answers names as "
-            "its model"
+            f"token on, the last one {got}, expected {expected}; start it with the folder that --known-answers names"
         )
 
 
