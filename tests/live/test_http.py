@@ -140,7 +140,7 @@ def test_an_answer_in_chunks_or_up_to_the_end_of_the_connection_is_whole() -> No
         ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n[1"], End.CUT, "inside the answer"),
         ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[1\r\n"], End.CUT, "inside the answer"),
         ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"], End.CUT, "inside the answer"),
-        ([b""], End.CUT, "without an answer"),
+        ([b""], End.UNREACHED, "without an answer"),
         ([HANG], End.SILENT, "no byte within 0.15 s"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[1", HANG], End.SILENT, "no byte"),
         ([b"HTTP/1.1 200 OK\r\nX: ", HANG], End.SILENT, "no byte"),

@@ -65,7 +65,7 @@ class End(Enum):
     SILENT = "silent"
     """No byte came within the time limit."""
     UNREACHED = "unreached"
-    """The server took no connection."""
+    """The server took no connection, or closed it without a byte of an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,7 +176,10 @@ class Http:
             exchange = _Exchange(connection, connection.getresponse(), peer)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise self._failure(name, error, limit_s) from error
+            failure = self._failure(name, error, limit_s)
+            if failure.end is End.CUT:  # not a byte of an answer: a full queue of connections looks the same
+                failure.end = End.UNREACHED
+            raise failure from error
         if exchange.response.status < 300:
             return exchange
         with exchange:
