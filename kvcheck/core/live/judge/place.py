@@ -19,7 +19,7 @@ A page that a right step of the same request read in that layer counts half: a w
 It still counts, for one token of it can be wrong, and damage can come after the step, with a retraction for one. The
 first token of an answer comes from prefill, which may not have read the cache at all: right there says nothing.
 Requests that share all tokens up to the end of a page can share the page: their weights are added.
-Layer 0 of a page comes before later layers of it where more wrong requests point to it than to any of them: damage
+Layer 0 of a page comes before later layers of it where more requests point to it than were lost at any of them: damage
 that prefill read in layer 0 makes keys wrong in each later layer, and requests run into them in different ones.
 Of equal weights the lower layer comes first, for what is wrong there is carried on.
 
@@ -76,13 +76,16 @@ class Hint:
     weight: float
     why: str
     heads: frozenset[int] = frozenset()
+    is_values_before: bool = False
 
 
 @dataclass(slots=True)
 class Suspicion:
-    """All that is held against one page of one layer."""
+    """All that is held against one page of one layer. by_itself: a step was lost there, or the like; False: only a
+    later layer was lost, which its values may have sent astray."""
 
     weight: float = 0.0
+    by_itself: bool = False
     heads: frozenset[int] | None = None
     why: list[str] = field(default_factory=list)
 
@@ -135,7 +138,9 @@ def suspects(setting: Setting, question: Question, taken: Sequence[Step], listed
         seen_right = key in right
         why = hint.why + (", though another step read that page right" if seen_right else "")
         share = READ_RIGHT if seen_right else 1.0
-        by_page.setdefault(key, Suspicion()).add(hint.weight * share, hint.heads, why)
+        suspicion = by_page.setdefault(key, Suspicion())
+        suspicion.add(hint.weight * share, hint.heads, why)
+        suspicion.by_itself = suspicion.by_itself or not hint.is_values_before
     return Suspects(question, by_page)
 
 
@@ -145,6 +150,7 @@ def ranked(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) 
     pointing: dict[tuple[int, int], int] = {}
     for (layer, page), suspicion in own.by_page.items():
         weight, why, also = suspicion.weight, "; ".join(suspicion.why), []
+        lost_there = {own.question.number} if suspicion.by_itself else set()
         prefix = own.prefix(page, setting.page_tokens)
         for other in round_suspects:
             theirs = other.by_page.get((layer, page))
@@ -152,9 +158,10 @@ def ranked(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) 
             if theirs is not None and is_other and other.prefix(page, setting.page_tokens) == prefix:
                 weight += theirs.weight
                 also.append(other.question.number)
+                lost_there |= {other.question.number} if theirs.by_itself else set()
         if also:
             why += f"; {len(also)} more wrong requests with the same tokens point to it, the first is {also[0]}"
-        pointing[layer, page] = 1 + len(set(also))
+        pointing[layer, page] = len(lost_there)
         heads = suspicion.heads or ()
         places.append(
             Place(
@@ -224,6 +231,7 @@ def _lost(alphabet: Alphabet, step: Step, layer: int, head: int | None) -> Itera
             position=step.positions[layer - 1],
             weight=VALUES_BEFORE if named is None else VALUES_BEFORE_ONE_HEAD,
             why=f"values of position {step.positions[layer - 1]} may have sent layer {layer} astray",
+            is_values_before=True,
         )
 
 
