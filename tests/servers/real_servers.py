@@ -296,7 +296,7 @@ def _trial(
     raise KvcheckCase(f"nothing was planted in {ATTEMPTS} runs of trial {trial}; see {log}")
 
 
-_SMALL = ("--schedules", "1", "--requests", "8", "--concurrency", "4", "--no-reports")
+_SMALL = ("--schedules", "1", "--requests", "12", "--concurrency", "4", "--no-reports")
 
 
 def judge_trial(record: RunRecord, planted: Sequence[Mapping[str, object]]) -> tuple[bool, bool]:
