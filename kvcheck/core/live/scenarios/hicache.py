@@ -6,14 +6,11 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Question, Served
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.scenarios.pressure import USUAL, subject
-from kvcheck.core.live.scenarios.scenario import Order, Round, Sizes, Wave
+from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
 
 LONGEST_PROMPT = 600
 FLOOD_PERCENT = 130
@@ -21,47 +18,42 @@ MOST_FLOOD = 400
 """Requests of a flood: a pool that takes more is too large for this scenario, which the evidence tells."""
 
 
-@dataclass(frozen=True, slots=True)
-class HiCache:
-    """See the module."""
-
-    needs: Mapping[str, int] = field(default_factory=dict)
-    any_of: tuple[str, ...] = ("host-hit", "storage-hit", "load-back")
-
-    def why_not(self, served: Served) -> str | None:
-        """Only where the server says that it has neither a host nor a storage tier."""
-        if served.has_host_tier is False and not served.has_storage:
-            return "this server has no host or storage tier"
-        return None
-
-    def unlikely(self, served: Served) -> str | None:
-        """Where nothing says that the server can."""
-        return None if served.has_host_tier or served.has_storage else "the server does not say that it has a host tier"
-
-    def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
-        """New prompts, a flood of others, then prompts that begin as the first did."""
-        most = min(sizes.longest * 3 // 5, LONGEST_PROMPT)
-        kept = [subject(questions, rng, most // 2 + rng.below(most // 2)) for _ in range(max(2, sizes.requests // 4))]
-        first = [questions.put(rng, each, 8) for each in kept]
-        flood_tokens = sizes.requests * USUAL if sizes.pool is None else sizes.pool * FLOOD_PERCENT // 100
-        flood: list[Question] = []
-        while flood_tokens > 0 and len(flood) < MOST_FLOOD:
-            other = subject(questions, rng, most * 3 // 4 + rng.below(most // 4))
-            flood.append(questions.put(rng, other, 8))
-            flood_tokens -= len(flood[-1].ids) + len(flood[-1].expected)
-        back = []
-        for each in kept:
-            size = len(each.values)
-            cut = each.cut(size * 3 // 4 + rng.below(size // 4))
-            again = subject(questions, rng, len(cut.values) + 2 + rng.below(24), prefix=cut)
-            back.append(questions.put(rng, again, questions.cover(again)))
-        waves = (first, flood, back)
-        return Round(
-            tuple(
-                Wave(orders=tuple(Order(question=question) for question in wave), concurrency=sizes.concurrency)
-                for wave in waves
-            )
+def draw(questions: Questions, rng: Rng, sizes: Sizes) -> Round:
+    """New prompts, a flood of others, then prompts that begin as the first did."""
+    most = min(sizes.longest * 3 // 5, LONGEST_PROMPT)
+    kept = [subject(questions, rng, most // 2 + rng.below(most // 2)) for _ in range(max(2, sizes.requests // 4))]
+    first = [questions.put(rng, each, 8) for each in kept]
+    flood_tokens = sizes.requests * USUAL if sizes.pool is None else sizes.pool * FLOOD_PERCENT // 100
+    flood: list[Question] = []
+    while flood_tokens > 0 and len(flood) < MOST_FLOOD:
+        other = subject(questions, rng, most * 3 // 4 + rng.below(most // 4))
+        flood.append(questions.put(rng, other, 8))
+        flood_tokens -= len(flood[-1].ids) + len(flood[-1].expected)
+    back = []
+    for each in kept:
+        size = len(each.values)
+        cut = each.cut(size * 3 // 4 + rng.below(size // 4))
+        again = subject(questions, rng, len(cut.values) + 2 + rng.below(24), prefix=cut)
+        back.append(questions.put(rng, again, questions.cover(again)))
+    waves = (first, flood, back)
+    return Round(
+        tuple(
+            Wave(orders=tuple(Order(question=question) for question in wave), concurrency=sizes.concurrency)
+            for wave in waves
         )
+    )
 
 
-HICACHE = HiCache()
+def _why_not(served: Served) -> str | None:
+    """Only where the server says that it has neither a host nor a storage tier."""
+    if served.has_host_tier is False and not served.has_storage:
+        return "this server has no host or storage tier"
+    return None
+
+
+def _unlikely(served: Served) -> str | None:
+    """Where nothing says that the server can."""
+    return None if served.has_host_tier or served.has_storage else "the server does not say that it has a host tier"
+
+
+HICACHE = Scenario(draw=draw, any_of=("host-hit", "storage-hit", "load-back"), why_not=_why_not, unlikely=_unlikely)

@@ -7,48 +7,40 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.questions import Questions, Subject
 from kvcheck.core.live.scenarios.pressure import subject
-from kvcheck.core.live.scenarios.scenario import Order, Round, Sizes, Wave
+from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
 
 LONGEST_PROMPT = 600
 EDGE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class PDTransfer:
-    """See the module."""
-
-    needs: Mapping[str, int] = field(default_factory=lambda: {"transfer": 1})
-    any_of: tuple[str, ...] = ()
-
-    def why_not(self, served: Served) -> str | None:
-        """Only where the server says that it is one server for both."""
-        if served.mode == "both":
-            return "this server computes prompts and answers in one process"
-        return None
-
-    def unlikely(self, served: Served) -> str | None:
-        """Where nothing says that the server can."""
-        return None if served.mode == "pair" else "no pair of a prefill and a decode server was named"
-
-    def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
-        """One wave; half of the requests begin as an earlier one does, so prefill hits its own prefix cache."""
-        most = min(sizes.longest * 3 // 4, LONGEST_PROMPT)
-        drawn: list[Subject] = []
-        orders = []
-        for _ in range(sizes.requests):
-            length = EDGE * (2 + rng.below(most // EDGE - 2)) + rng.below(5) - 2
-            whole = drawn[rng.below(len(drawn))] if drawn and rng.chance(1, 2) else None
-            prefix = None if whole is None else whole.cut(min(len(whole.values) // 2, length // 2))
-            drawn.append(subject(questions, rng, length, prefix=prefix))
-            orders.append(Order(question=questions.put(rng, drawn[-1], questions.cover(drawn[-1]))))
-        return Round((Wave(orders=tuple(orders), concurrency=sizes.concurrency),))
+def draw(questions: Questions, rng: Rng, sizes: Sizes) -> Round:
+    """One wave; half of the requests begin as an earlier one does, so prefill hits its own prefix cache."""
+    most = min(sizes.longest * 3 // 4, LONGEST_PROMPT)
+    drawn: list[Subject] = []
+    orders = []
+    for _ in range(sizes.requests):
+        length = EDGE * (2 + rng.below(most // EDGE - 2)) + rng.below(5) - 2
+        whole = drawn[rng.below(len(drawn))] if drawn and rng.chance(1, 2) else None
+        prefix = None if whole is None else whole.cut(min(len(whole.values) // 2, length // 2))
+        drawn.append(subject(questions, rng, length, prefix=prefix))
+        orders.append(Order(question=questions.put(rng, drawn[-1], questions.cover(drawn[-1]))))
+    return Round((Wave(orders=tuple(orders), concurrency=sizes.concurrency),))
 
 
-PD_TRANSFER = PDTransfer()
+def _why_not(served: Served) -> str | None:
+    """Only where the server says that it is one server for both."""
+    if served.mode == "both":
+        return "this server computes prompts and answers in one process"
+    return None
+
+
+def _unlikely(served: Served) -> str | None:
+    """Where nothing says that the server can."""
+    return None if served.mode == "pair" else "no pair of a prefill and a decode server was named"
+
+
+PD_TRANSFER = Scenario(draw=draw, needs={"transfer": 1}, why_not=_why_not, unlikely=_unlikely)

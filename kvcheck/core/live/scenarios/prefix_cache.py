@@ -7,64 +7,45 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.questions import Questions, Subject
-from kvcheck.core.live.scenarios.scenario import Order, Round, Sizes, Wave
+from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
 
 LONGEST_PROMPT = 400
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixCache:
-    """See the module."""
-
-    needs: Mapping[str, int] = field(default_factory=lambda: {"hit": 1})
-    any_of: tuple[str, ...] = ()
-
-    def why_not(self, served: Served) -> str | None:
-        """Any server may."""
-        return None
-
-    def unlikely(self, served: Served) -> str | None:
-        """Never left out."""
-        return None
-
-    def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
-        """A first wave of new prompts; a second of prompts that share their first parts; a third of next turns, and of
-        one request that has been answered before, word for word."""
-        bases = [_base(questions, rng, sizes, number) for number in range(max(2, sizes.requests // 6))]
-        starts = [rng.below(len(subject.values) // 2) for subject in bases]
-        first = [
-            questions.put(rng, subject, questions.cover(subject), start=start)
-            for subject, start in zip(bases, starts, strict=True)
-        ]
-        second = []
-        for number in range(sizes.requests // 2):
-            which = rng.below(len(bases)) if number else 0
-            subject = _shared(questions, rng, bases[which])
-            # One ends in the token that the first one ends in, and goes another way after the shared part. The others
-            # are asked elsewhere: where several requests go wrong tells more of a shared page than one does.
-            start = None if number else starts[which]
-            second.append(questions.put(rng, subject, questions.cover(subject), start=start))
-        room = questions.longest - 16
-        open_walks = [
-            question
-            for question, subject in zip(first, bases, strict=True)
-            if subject.is_walk and len(question.ids) + len(question.expected) < room
-        ]
-        turns = max(0, sizes.requests - len(first) - len(second) - 1) if open_walks else 0
-        third = [questions.again(rng, open_walks[rng.below(len(open_walks))], 16 + rng.below(32)) for _ in range(turns)]
-        return Round(
-            tuple(
-                Wave(orders=tuple(Order(question=question) for question in wave), concurrency=sizes.concurrency)
-                for wave in (first, second, [*third, first[rng.below(len(first))]])
-                if wave
-            )
+def draw(questions: Questions, rng: Rng, sizes: Sizes) -> Round:
+    """A first wave of new prompts; a second of prompts that share their first parts; a third of next turns, and of
+    one request that has been answered before, word for word."""
+    bases = [_base(questions, rng, sizes, number) for number in range(max(2, sizes.requests // 6))]
+    starts = [rng.below(len(subject.values) // 2) for subject in bases]
+    first = [
+        questions.put(rng, subject, questions.cover(subject), start=start)
+        for subject, start in zip(bases, starts, strict=True)
+    ]
+    second = []
+    for number in range(sizes.requests // 2):
+        which = rng.below(len(bases)) if number else 0
+        subject = _shared(questions, rng, bases[which])
+        # One ends in the token that the first one ends in, and goes another way after the shared part. The others
+        # are asked elsewhere: where several requests go wrong tells more of a shared page than one does.
+        start = None if number else starts[which]
+        second.append(questions.put(rng, subject, questions.cover(subject), start=start))
+    room = questions.longest - 16
+    open_walks = [
+        question
+        for question, subject in zip(first, bases, strict=True)
+        if subject.is_walk and len(question.ids) + len(question.expected) < room
+    ]
+    turns = max(0, sizes.requests - len(first) - len(second) - 1) if open_walks else 0
+    third = [questions.again(rng, open_walks[rng.below(len(open_walks))], 16 + rng.below(32)) for _ in range(turns)]
+    return Round(
+        tuple(
+            Wave(orders=tuple(Order(question=question) for question in wave), concurrency=sizes.concurrency)
+            for wave in (first, second, [*third, first[rng.below(len(first))]])
+            if wave
         )
+    )
 
 
 def _base(questions: Questions, rng: Rng, sizes: Sizes, number: int) -> Subject:
@@ -85,4 +66,4 @@ def _shared(questions: Questions, rng: Rng, base: Subject) -> Subject:
     return questions.walk(rng, more, prefix=cut) if base.is_walk else questions.marks(rng, prefix=cut)
 
 
-PREFIX_CACHE = PrefixCache()
+PREFIX_CACHE = Scenario(draw=draw, needs={"hit": 1})

@@ -6,42 +6,34 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.scenarios.pressure import pressing, subject
-from kvcheck.core.live.scenarios.scenario import Order, Round, Sizes, Wave
+from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
 
 
-@dataclass(frozen=True, slots=True)
-class Priority:
-    """See the module."""
-
-    needs: Mapping[str, int] = field(default_factory=lambda: {"overtake": 1})
-    any_of: tuple[str, ...] = ()
-
-    def why_not(self, served: Served) -> str | None:
-        """Only where the server says that it takes no priorities."""
-        return "this server takes no priorities" if served.has_priorities is False else None
-
-    def unlikely(self, served: Served) -> str | None:
-        """Where nothing says that the server can."""
-        return None if served.has_priorities else "the server does not say that it takes priorities"
-
-    def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
-        """One wave: two of three requests are long and of priority 0, the others short and of priority 5."""
-        lengths = pressing(sizes)
-        orders = []
-        for number in range(sizes.requests):
-            mine = lengths.draw(rng)
-            is_high = number >= sizes.requests // 3 and number % 2 == 1
-            answer = max(8, mine.answer // 4) if is_high else mine.answer
-            question = questions.put(rng, subject(questions, rng, mine.prompt), answer)
-            orders.append(Order(question=question, priority=5 if is_high else 0))
-        return Round((Wave(orders=tuple(orders), concurrency=sizes.concurrency * 2),))
+def draw(questions: Questions, rng: Rng, sizes: Sizes) -> Round:
+    """One wave: two of three requests are long and of priority 0, the others short and of priority 5."""
+    lengths = pressing(sizes)
+    orders = []
+    for number in range(sizes.requests):
+        mine = lengths.draw(rng)
+        is_high = number >= sizes.requests // 3 and number % 2 == 1
+        answer = max(8, mine.answer // 4) if is_high else mine.answer
+        question = questions.put(rng, subject(questions, rng, mine.prompt), answer)
+        orders.append(Order(question=question, priority=5 if is_high else 0))
+    return Round((Wave(orders=tuple(orders), concurrency=sizes.concurrency * 2),))
 
 
-PRIORITY = Priority()
+def _why_not(served: Served) -> str | None:
+    """Only where the server says that it takes no priorities."""
+    return "this server takes no priorities" if served.has_priorities is False else None
+
+
+def _unlikely(served: Served) -> str | None:
+    """Where nothing says that the server can."""
+    return None if served.has_priorities else "the server does not say that it takes priorities"
+
+
+PRIORITY = Scenario(draw=draw, needs={"overtake": 1}, why_not=_why_not, unlikely=_unlikely)

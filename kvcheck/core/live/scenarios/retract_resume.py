@@ -7,47 +7,28 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.questions import Questions, Subject
 from kvcheck.core.live.scenarios.pressure import pressing, subject
-from kvcheck.core.live.scenarios.scenario import Order, Round, Sizes, Wave
+from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
 
 FORCED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class RetractResume:
-    """See the module."""
-
-    needs: Mapping[str, int] = field(default_factory=lambda: {"retract": 1})
-    any_of: tuple[str, ...] = ()
-
-    def why_not(self, served: Served) -> str | None:
-        """Any server may: what did not happen is told by the evidence."""
-        return None
-
-    def unlikely(self, served: Served) -> str | None:
-        """Never left out."""
-        return None
-
-    def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
-        """One wave. One request in three begins as an earlier one does, so hits and retractions meet."""
-        lengths = pressing(sizes)
-        drawn: list[Subject] = []
-        orders = []
-        for _ in range(sizes.requests):
-            mine = lengths.draw(rng)
-            prefix = None
-            if drawn and rng.chance(1, 3):
-                whole = drawn[rng.below(len(drawn))]
-                prefix = whole.cut(min(len(whole.values) // 2, mine.prompt // 2))
-            drawn.append(subject(questions, rng, mine.prompt, prefix=prefix))
-            orders.append(Order(question=questions.put(rng, drawn[-1], mine.answer)))
-        return Round((Wave(orders=tuple(orders), concurrency=sizes.concurrency, retractions=FORCED),))
+def draw(questions: Questions, rng: Rng, sizes: Sizes) -> Round:
+    """One wave. One request in three begins as an earlier one does, so hits and retractions meet."""
+    lengths = pressing(sizes)
+    drawn: list[Subject] = []
+    orders = []
+    for _ in range(sizes.requests):
+        mine = lengths.draw(rng)
+        prefix = None
+        if drawn and rng.chance(1, 3):
+            whole = drawn[rng.below(len(drawn))]
+            prefix = whole.cut(min(len(whole.values) // 2, mine.prompt // 2))
+        drawn.append(subject(questions, rng, mine.prompt, prefix=prefix))
+        orders.append(Order(question=questions.put(rng, drawn[-1], mine.answer)))
+    return Round((Wave(orders=tuple(orders), concurrency=sizes.concurrency, retractions=FORCED),))
 
 
-RETRACT_RESUME = RetractResume()
+RETRACT_RESUME = Scenario(draw=draw, needs={"retract": 1})

@@ -7,9 +7,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Abort, Question, Served
@@ -65,18 +64,17 @@ class Sizes:
     may_force: bool
 
 
-class Scenario(Protocol):
-    """One situation. needs: kind of evidence -> least count of a whole run for a pass. any_of: kinds one of which is
-    enough beside them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One situation.
 
-    needs: Mapping[str, int]
-    any_of: tuple[str, ...]
+    draw: one round. needs: kind of evidence -> least count of a whole run for a pass. any_of: kinds one of which is
+    enough beside them. why_not: why this server cannot get into the situation; None where it may. unlikely: why a run
+    that names no scenario leaves this one out; None where it does not.
+    """
 
-    def why_not(self, served: Served) -> str | None:
-        """Why this server cannot get into the situation; None where it may."""
-
-    def unlikely(self, served: Served) -> str | None:
-        """Why a run that names no scenario leaves this one out; None where it does not."""
-
-    def draw(self, questions: Questions, rng: Rng, sizes: Sizes) -> Round:
-        """One round."""
+    draw: Callable[[Questions, Rng, Sizes], Round]
+    needs: Mapping[str, int] = field(default_factory=dict)
+    any_of: tuple[str, ...] = ()
+    why_not: Callable[[Served], str | None] = lambda served: None
+    unlikely: Callable[[Served], str | None] = lambda served: None
