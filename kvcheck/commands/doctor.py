@@ -75,10 +75,14 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "codes": ("kvcheck.core.base.codes:CODES",),
     "invariants": ("kvcheck.core.stress.invariants:INVARIANTS",),
+    "server-scenarios": ("kvcheck.core.live.scenarios:LIVE_SCENARIOS",),
+    "servers": ("kvcheck.core.live.clients:CLIENTS",),
     "evidence": ("kvcheck.core.base.evidence_kinds:OBSERVED",),
 }
 NOTES = {
     "invariants": "What the host tier must keep true.",
+    "server-scenarios": "For kvcheck stress --target http://...",
+    "servers": "Engines that kvcheck asks over HTTP.",
     "evidence": "What a running server did under requests that were judged.",
 }
 EXPLAINED_KINDS = ("oracles", "mutants", "scenarios", "invariants")

@@ -61,7 +61,9 @@ DEFAULT_CPU_S = 55.0
 """CPU seconds of each process: on an idle machine, a run of everything takes a minute. A busy one takes longer, and
 tries as much."""
 
-Names = Annotated[list[str] | None, typer.Argument(help="See kvcheck list scenarios. Default: all of them.")]
+Names = Annotated[
+    list[str] | None, typer.Argument(help="See kvcheck list scenarios, or server-scenarios. Default: all of them.")
+]
 
 TRANSPORT_HELP = (
     "loopback: one process. tcp, mooncake: one for each rank. Under torchrun, mooncake listens on all interfaces. "

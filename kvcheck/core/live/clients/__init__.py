@@ -15,10 +15,10 @@ from kvcheck.core.live.http import CallFailed, Http
 CLIENTS: Registry[Engine] = Registry(
     "engine",
     {
-        "sglang": ("kvcheck.core.live.clients.sglang:SGLANG", "SGLang by /generate"),
-        "llamacpp": ("kvcheck.core.live.clients.llamacpp:LLAMACPP", "llama.cpp's server by /completion"),
-        "vllm": ("kvcheck.core.live.clients.vllm:VLLM", "vLLM by /v1/completions"),
-        "openai": ("kvcheck.core.live.clients.openai:OPENAI", "another server by /v1/completions"),
+        "sglang": ("kvcheck.core.live.clients.sglang:SGLANG", "SGLang, by its own /generate."),
+        "llamacpp": ("kvcheck.core.live.clients.llamacpp:LLAMACPP", "llama.cpp's server, by /completion."),
+        "vllm": ("kvcheck.core.live.clients.vllm:VLLM", "vLLM, by /v1/completions with token ids."),
+        "openai": ("kvcheck.core.live.clients.openai:OPENAI", "Any other server with /v1/completions."),
     },
 )
 PAIRS: Registry[Callable[..., Client]] = Registry(
