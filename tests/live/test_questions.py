@@ -146,3 +146,12 @@ def test_a_flood_needs_more_than_the_pool() -> None:
     assert all(
         _common(one.question.ids, two.question.ids) > 60 for one, two in zip(first.orders, back.orders, strict=True)
     )
+
+
+def test_position_tests_of_one_seed_under_other_names_have_other_beginnings() -> None:
+    def beginning(names: int) -> tuple[int, ...]:
+        asked = questions(names)
+        return asked.put(Rng(3), asked.marks(Rng(3)), 8).ids[2:34]
+
+    ALL = 600
+    assert len({beginning(names) for names in range(ALL)}) == ALL

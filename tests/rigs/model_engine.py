@@ -93,6 +93,10 @@ class ModelEngine:
                     del self._pages[next(iter(self._pages))]
                     self._count["evicted"] += self.page
 
+    def remember(self, ids: list[int]) -> None:
+        """Pages of a request that somebody else has sent are in the cache."""
+        self._pages |= dict.fromkeys(self._keys(ids))
+
     def abort(self, rid: str) -> None:
         """The request ends with its next token."""
         with self.lock:

@@ -57,8 +57,8 @@ class Questions:
         draws = Rng(names)
         self._shift = draws.below(parameters.nodes)
         self._factor = _unit(draws, parameters.nodes)
-        self._mask = draws.below(1 << parameters.bits)
         self._phase = draws.below(parameters.phases)
+        self._masks = [draws.below(1 << parameters.bits) for _ in range(parameters.distance + 1 + MORE_MARKS)]
 
     def walk(self, rng: Rng, places: int, *, prefix: Subject | None = None) -> Subject:
         """A walk of about so many places: the next length that shares no factor with the hops. prefix: its first
@@ -95,7 +95,11 @@ class Questions:
             nodes = [self._name(value) for value in subject.values]
             ids = walk_prompt(self.alphabet, nodes, drawn if start is None else start)
         else:
-            ids = mark_prompt(self.alphabet, [value ^ self._mask for value in subject.values], self._phase)
+            ids = mark_prompt(
+                self.alphabet,
+                [value ^ mask for value, mask in zip(subject.values, self._masks, strict=False)],
+                self._phase,
+            )
         expected = answers(self.alphabet, ids, min(tokens, self.longest - len(ids)))
         question = Question(number=self._next, ids=ids, expected=expected)
         self._next += 1

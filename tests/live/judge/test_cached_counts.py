@@ -44,6 +44,13 @@ def test_a_first_request_has_its_header_at_most(cached: int, expected: list[str]
     assert codes(judged(exchange(FIRST, cached=cached), before=before)) == expected
 
 
+@pytest.mark.parametrize("cached, expected", [(3, []), (4, []), (8, ["KV805"])])
+def test_a_few_first_tokens_can_be_those_of_a_request_of_an_earlier_run(cached: int, expected: list[str]) -> None:
+    setting = replace(SETTING, page=1)
+    before = [exchange(walk_question(9, range(200, 231)))]
+    assert codes(judged(exchange(FIRST, cached=cached), before=before, setting=setting)) == expected
+
+
 def test_a_request_sent_again_can_be_cached_whole() -> None:
     again = exchange(FIRST, cached=len(FIRST.ids), rid="again")
     assert codes(judged(again, before=[exchange(FIRST)])) == []

@@ -5,7 +5,8 @@
 
 What else it may hold: the request's own tokens after a retraction, tokens that another server computed, own chunks of
 an engine that counts them, and what the cache held before the run. A count may be rounded up to a page. Requests of the
-same round count for each other, whichever began first.
+same round count for each other, whichever began first. A cache that an earlier run filled can hold the first tokens of
+a request by chance: as many as CHANCE_BITS drawn bits are always allowed.
 
 Invariants:
 - An engine that says no count is not judged.
@@ -20,6 +21,10 @@ from kvcheck.core.live.exchange import Exchange
 from kvcheck.core.live.judge.answer import wrong_set_up
 from kvcheck.core.live.judge.sent import Sent, longest_shared, made, packed
 from kvcheck.core.live.judge.verdicts import Setting
+from kvcheck.core.live.model.alphabet import HEADER
+
+CHANCE_BITS = 40
+"""Drawn bits that a request of an earlier run does not have in common with one of this run by chance."""
 
 
 def impossible_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> Iterator[tuple[Exchange, str]]:
@@ -39,12 +44,21 @@ def impossible_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sen
         shared = max(longest_shared(request, sent.sequences), longest_shared(request, of_round, but=own))
         if setting.own_chunk is not None:
             shared = max(shared, (len(ids) - 1) // setting.own_chunk * setting.own_chunk)
-        if cached > -(-shared // setting.page_tokens) * setting.page_tokens:
+        allowed = max(shared, _by_chance(setting, ids))
+        if cached > -(-allowed // setting.page_tokens) * setting.page_tokens:
             yield (
                 exchange,
                 f"the engine counts {cached} cached tokens, and nothing else that was sent or answered in this run has "
                 f"more than its first {shared} tokens",
             )
+
+
+def _by_chance(setting: Setting, ids: Sequence[int]) -> int:
+    """First tokens of a request that one of an earlier run, under other names, can begin with as well."""
+    parameters = setting.alphabet.parameters
+    is_walk = setting.alphabet.as_node(ids[-1]) is not None
+    bits = parameters.nodes.bit_length() - 1 if is_walk else parameters.bits
+    return len(HEADER) + -(-CHANCE_BITS // bits)
 
 
 def _may_hold_more(setting: Setting, exchange: Exchange) -> bool:
