@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,7 +48,7 @@ def test_a_right_server_gives_right_tokens_and_says_what_it_reused(engine: str) 
     [
         ("hang", [End.SILENT] * 2),
         ("hang-once", [End.DONE, End.DONE, End.SILENT, End.DONE]),
-        ("dies", [End.DONE, End.DONE, End.DONE, End.UNREACHED]),
+        ("dies", [End.DONE, End.DONE, End.DONE, End.CUT]),
         ("some-500", [End.DONE, End.DONE, End.REFUSED, End.DONE]),
         ("garbage", [End.UNREADABLE] * 2),
         ("half", [End.CUT] * 2),
@@ -349,3 +351,17 @@ def test_a_key_is_in_no_reason_and_no_fact() -> None:
     assert refused.end is End.REFUSED and refused.reason is not None
     assert "other-key" not in refused.reason and "<key>" in refused.reason
     assert KEY not in json.dumps([given.reason, refused.reason])
+
+
+def test_a_request_that_hangs_at_a_prefill_server_holds_up_no_exit() -> None:
+    with (
+        Fake(ALPHABET, "sglang", mode="prefill", fault="hang") as prefill,
+        Fake(ALPHABET, "sglang", mode="decode") as decode,
+    ):
+        reaches = [Reach(server=http(each.url), token_of=WORDS.get) for each in (prefill, decode)]
+        pair = PAIRS.load("sglang")(prefill=reaches[0], decode=reaches[1])
+        before = set(threading.enumerate())
+        threading.Thread(target=ask, args=(pair,), daemon=True).start()
+        while not prefill.bodies:
+            time.sleep(0.01)
+        assert all(thread.daemon for thread in threading.enumerate() if thread not in before)

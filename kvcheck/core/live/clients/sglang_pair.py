@@ -3,6 +3,7 @@
 Invariants:
 - Both servers get the same request, with one room that no other request has.
 - The answer is the decode server's. What was cached is what the prefill server says: it computes the prompt.
+- No thread outlives an interrupt: those that wait for the prefill server are daemons.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 
-from kvcheck.core.live.clients.asking import converse
+from kvcheck.core.live.clients.asking import Call, converse
 from kvcheck.core.live.clients.client import Reach, Trouble
 from kvcheck.core.live.clients.reading import Reply
 from kvcheck.core.live.clients.sglang import COUNTED, FLAGS, SAID, SglangClient
@@ -27,7 +28,7 @@ class SglangPair:
     engine = "sglang"
     counted: Mapping[str, tuple[str, ...]] = COUNTED
     said = SAID
-    flags: Mapping[str, str] = FLAGS
+    flags: Mapping[str, str] = {**FLAGS, "transfer": "start both servers with --enable-metrics"}
 
     def __init__(self, *, prefill: Reach, decode: Reach) -> None:
         self._prefill, self._decode = SglangClient(prefill), SglangClient(decode)
@@ -73,18 +74,17 @@ class SglangPair:
                 if call.abort is not None:
                     call.abort()
 
-        with ThreadPoolExecutor(max_workers=1) as thread:
-            prefilling = thread.submit(converse, at_prefill, None, Reply())
-            answer = converse(replace(at_decode, abort=abort_both), sending.abort, Reply())
-            if answer.end is not End.DONE and not prefilling.done() and at_prefill.abort is not None:
-                try:
-                    at_prefill.abort()  # it may wait for a decode server that has given the request up
-                except CallFailed as failure:
-                    answer = replace(
-                        answer, reason=f"{answer.reason or answer.end.value}; at the prefill server: {failure}"
-                    )
-            prefilled = prefilling.result()
-        return _together(answer, prefilled)
+        prefilling: Future[Answer] = Future()
+        threading.Thread(target=_prefill, args=(at_prefill, prefilling), daemon=True).start()
+        answer = converse(replace(at_decode, abort=abort_both), sending.abort, Reply())
+        if answer.end is not End.DONE and not prefilling.done() and at_prefill.abort is not None:
+            try:
+                at_prefill.abort()  # it may wait for a decode server that has given the request up
+            except CallFailed as failure:
+                answer = replace(
+                    answer, reason=f"{answer.reason or answer.end.value}; at the prefill server: {failure}"
+                )
+        return _together(answer, prefilling.result())
 
     def counters(self) -> Counters | None:
         both = [each for each in (self._prefill.counters(), self._decode.counters()) if each is not None]
@@ -109,6 +109,14 @@ class SglangPair:
             if self._room is None:
                 raise Trouble(f"{self._prefill.reach.server.address} names no bootstrap port; is it a prefill server?")
             return self._room
+
+
+def _prefill(call: Call, prefilling: Future[Answer]) -> None:
+    """Ask the prefill server. An error of this machine is raised where the answer is waited for."""
+    try:
+        prefilling.set_result(converse(call, None, Reply()))
+    except OSError as error:
+        prefilling.set_exception(error)
 
 
 def _together(decoded: Answer, prefilled: Answer) -> Answer:
