@@ -44,6 +44,7 @@ DEFAULT_ROUNDS = 4
 DEFAULT_REQUESTS = 24
 DEFAULT_CONCURRENCY = 8
 DEFAULT_TIMEOUT_S = 120.0
+MOST_TIMEOUT_S = 86400.0
 SERVED = ("engine", "version", "model", "longest", "pool", "page", "mode")
 
 INTERRUPTED = "the run was interrupted before it"
@@ -165,7 +166,7 @@ def stress_server(ctx: typer.Context) -> int:
         "concurrency": DEFAULT_CONCURRENCY if server.concurrency is None else server.concurrency,
     }
     check_sizes(**sizes)
-    check_positive("--timeout", server.timeout)
+    check_timeout(server.timeout)
     known = known_answers(server.known_answers)
     client = client_of(run.target, server, known)
     served = describe(client)
@@ -223,6 +224,13 @@ def _session(
         out=run.out,
         quiet=run.format_name == "json",
     )
+
+
+def check_timeout(timeout_s: float | None) -> None:
+    """Raise UsageError unless sockets take the time limit."""
+    check_positive("--timeout", timeout_s)
+    if timeout_s is not None and timeout_s > MOST_TIMEOUT_S:
+        raise UsageError(f"--timeout: expected at most {MOST_TIMEOUT_S:,.0f} seconds, got {timeout_s:g}")
 
 
 def known_answers(folder: Path | None) -> KnownAnswers:
@@ -340,7 +348,7 @@ def _round(session: Session, runner: LiveRunner, each: Progress, until: float | 
         result, ends = runner.taken(plan), INTERRUPTED
     each.add(result)
     session.keep(result.findings)
-    session.warnings += [note for note in result.notes if note not in session.warnings]
+    session.warnings += [note for note in dict.fromkeys(result.notes) if note not in session.warnings]
     _sources(session, result.sources)
     return "the server answers no more" if result.is_over else ends
 

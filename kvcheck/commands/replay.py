@@ -54,7 +54,7 @@ def replay(
 
     check_choice("--format", format_name, FORMATS)
     check_positive("--times", times)
-    check_positive("--timeout", timeout)
+    live.check_timeout(timeout)
     found = [line for each in what for line in _lines_of(each, out)]
     asked = [parse_live_line(line) for line in found if is_live_line(line)]
     lines = [line for line in found if not is_live_line(line)]

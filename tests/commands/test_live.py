@@ -19,7 +19,8 @@ from kvcheck.commands.main import run
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.live import health, runner
 from kvcheck.core.live.clients import asking
-from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.clients.sglang import SglangClient
+from kvcheck.core.live.model.alphabet import HEADER, Alphabet
 from kvcheck.core.live.model.folder import write_model
 
 PARAMETERS = small(nodes=1024, digits=6)
@@ -196,6 +197,7 @@ def test_without_leave_nothing_is_retracted_or_reset(engine: str, model: Path, t
             "--concurrency: expected",
         ),
         (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--timeout", "nan"], "--timeout: expected"),
+        (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--timeout", "1e300"], "at most 86,400"),
         (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--key-env", "NO_SUCH"], "found none"),
         (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--engine", "tgi"], "unknown engine 'tgi'"),
         (["nonsense", "--target", "http://127.0.0.1:1", "--known-answers", "MODEL"], "unknown scenario"),
@@ -273,3 +275,44 @@ def test_a_gate_takes_a_run_of_a_server(engine: str, ask: Asked) -> None:
     (folder,) = ask.out.iterdir()
     assert run(["gate", str(folder)]) == 0
     assert "tokens" in ask.capsys.readouterr().out
+
+
+def test_a_prefill_server_alone_is_refused_and_not_accused(ask: Asked) -> None:
+    with fake("sglang", mode="prefill") as server:
+        code, said = ask(server.url)
+    assert code == 2, said
+    assert "--decode URL" in said
+
+
+def test_a_pair_that_shows_no_transfers_is_unknown_and_says_what_to_start(ask: Asked) -> None:
+    with fake("sglang", mode="prefill") as prefill, fake("sglang", mode="decode") as decode:
+        code, said = ask(prefill.url, "--decode", decode.url, scenarios=("pd-transfer",))
+    assert code == 4, said
+    assert "transfer: the server does not say how many requests there were; start both servers with" in said
+
+
+def test_a_server_that_other_runs_have_used_is_not_accused_of_their_first_tokens(ask: Asked) -> None:
+    """Pages of one token: a request can begin as one of an earlier run by chance, with its header and a place."""
+    with fake("sglang", page=1, pool=1 << 20) as server:
+        for first in range(ALPHABET.parameters.nodes):
+            server.model.remember([*HEADER, ALPHABET.place(first)])
+        code, said = ask(server.url, scenarios=("prefix-cache", "aborts"))
+    assert code == 0, said
+
+
+def test_an_interrupt_before_the_first_request_is_130(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(client: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SglangClient, "counters", interrupted)
+    with fake("sglang") as server:
+        code, said = ask(server.url, scenarios=("prefix-cache",))
+    assert code == 130, said
+    assert "interrupted" in said
+
+
+def test_a_run_without_time_says_so(engine: str, ask: Asked) -> None:
+    with fake(engine) as server:
+        code, said = ask(server.url, "--max-time", "0.001", scenarios=("prefix-cache",))
+    assert code == 4
+    assert "its time was up; use a larger --max-time" in said

@@ -77,7 +77,7 @@ class Progress:
         if self.why_not is not None:
             return [self.why_not]
         if not self.evidence.observed.get("token"):
-            return [*self.reasons, "no token was judged"]
+            return [*self.reasons, *([self.stopped] if self.stopped is not None else []), "no token was judged"]
         lacking = [
             lack
             for kind, least in self.scenario.needs.items()

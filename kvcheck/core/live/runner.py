@@ -84,6 +84,9 @@ class LiveRunner:
         self._typical_s = 0.0
         self._last: Counters | None = None
         self._cold: list[Exchange] = []
+        self._began = 0.0
+        self._before: Counters | None = None
+        self._sender: Sender | None = None
 
     def begin(self, served: Served, *, names: int) -> None:
         """Ask cold walks until one is answered rightly from its first token on, at most three. Those that were not are
@@ -99,6 +102,7 @@ class LiveRunner:
             sending = Sending(question=question, rid=f"kvcheck-{secrets.token_hex(8)}")
             answer = self._client.ask(sending)
             check_cold(question, answer, is_last=tries == COLD_TRIES)
+            _check_half(served, question, answer)
             self._cold.append(Exchange(sending, answer))
             self._next += 1
             if answer.tokens[:1] == question.expected[:1]:
@@ -117,7 +121,7 @@ class LiveRunner:
 
         is_last: no round of its scenario follows, so counters that come late are waited for.
         """
-        began = time.monotonic()
+        self._began, self._before, self._sender = time.monotonic(), None, None
         scenario = LIVE_SCENARIOS.load(plan.scenario)
         sizes = Sizes(
             requests=plan.requests,
@@ -129,11 +133,10 @@ class LiveRunner:
         questions = self._questions(plan.names, plan.longest)
         round_ = scenario.draw(questions, Rng(plan.seed * 1_000_003 + plan.round), sizes)
         self._next += len(round_.orders)
-        before, trouble = (self._last, []) if self._last is not None else self._counters()
-        sender = Sender(self._client, gap_s=self._typical_s * GAP, may_force=sizes.may_force, until=until)
-        self._began, self._before, self._sender = began, before, sender
-        sent = sender.send(round_, told)
-        if is_last and before is not None:
+        self._before, trouble = (self._last, []) if self._last is not None else self._counters()
+        self._sender = Sender(self._client, gap_s=self._typical_s * GAP, may_force=sizes.may_force, until=until)
+        sent = self._sender.send(round_, told)
+        if is_last and self._before is not None:
             self._sleep(SETTLE_S)
         result = self._judge(plan, sent.exchanges, is_whole=sent.is_whole, troubles=[*trouble, *sent.troubles])
         if is_last:
@@ -142,7 +145,8 @@ class LiveRunner:
 
     def taken(self, plan: LivePlan) -> RoundResult:
         """The judgement of a round that was interrupted, as far as it was answered."""
-        return self._judge(plan, [*self._sender.interrupted.exchanges], is_whole=False, troubles=[])
+        answered = [] if self._sender is None else [*self._sender.interrupted.exchanges]
+        return self._judge(plan, answered, is_whole=False, troubles=[])
 
     def _judge(
         self, plan: LivePlan, exchanges: Sequence[Exchange], *, is_whole: bool, troubles: Sequence[str]
@@ -230,6 +234,15 @@ def check_cold(question: Question, answer: Answer, *, is_last: bool) -> None:
         raise UsageError(
             f"the server does not serve this model: {COLD_TRIES} cold requests were answered wrongly from the first "
             f"token on, the last one {got}, expected {expected}; start it with the folder that --known-answers names"
+        )
+
+
+def _check_half(served: Served, question: Question, answer: Answer) -> None:
+    """Raise UsageError where a prefill server of a pair ends its answer early: it answers one token by itself."""
+    if served.mode == "prefill" and len(answer.tokens) < len(question.expected):
+        raise UsageError(
+            f"this is the prefill server of a pair, and it answered {len(answer.tokens)} of {len(question.expected)} "
+            "tokens; add --decode URL with its decode server"
         )
 
 

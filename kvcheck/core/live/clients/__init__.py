@@ -17,7 +17,7 @@ CLIENTS: Registry[Engine] = Registry(
     {
         "sglang": ("kvcheck.core.live.clients.sglang:SGLANG", "SGLang, by its own /generate."),
         "llamacpp": ("kvcheck.core.live.clients.llamacpp:LLAMACPP", "The server of llama.cpp, by /completion."),
-        "vllm": ("kvcheck.core.live.clients.vllm:VLLM", "vLLM, by /v1/completions with token ids."),
+        "vllm": ("kvcheck.core.live.clients.vllm:VLLM", "The server of vLLM, by /v1/completions with token ids."),
         "openai": ("kvcheck.core.live.clients.openai:OPENAI", "Any other server with /v1/completions."),
     },
 )
