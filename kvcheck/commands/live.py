@@ -357,7 +357,7 @@ def _tell(session: Session, each: Progress) -> None:
     for line in cell_lines(each.result()):
         session.say(line)
     place = common_place(each.findings)
-    if place is not None:
+    if place is not None and place[2] > 1:
         layer, page, requests = place
         wrong = len({finding.request for finding in each.findings})
         session.say(

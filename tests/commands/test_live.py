@@ -37,7 +37,7 @@ ENDS: dict[str, tuple[int, set[str], str]] = {
     "other-answer": (1, {"KV801", "KV802", "KV803"}, "KV802"),
     "other-model": (2, set(), "does not serve this model"),
     "response-cache": (4, set(), "may come from a response cache"),
-    "last-token-cache": (1, {"KV801", "KV802"}, ""),
+    "last-token-cache": (1, {"KV801", "KV802", "KV808"}, ""),
     "hang": (2, set(), "did not answer one cold request"),
     "hang-once": (1, {"KV806"}, "got no answer"),
     "dies": (1, {"KV806"}, "takes no connection any more"),
