@@ -44,8 +44,8 @@ def impossible_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sen
         shared = max(longest_shared(request, sent.sequences), longest_shared(request, of_round, but=own))
         if setting.own_chunk is not None:
             shared = max(shared, (len(ids) - 1) // setting.own_chunk * setting.own_chunk)
-        allowed = max(shared, _by_chance(setting, ids))
-        if cached > -(-allowed // setting.page_tokens) * setting.page_tokens:
+        rounded = -(-shared // setting.page_tokens) * setting.page_tokens
+        if cached > max(rounded, _by_chance(setting, ids)):
             yield (
                 exchange,
                 f"the engine counts {cached} cached tokens, and nothing else that was sent or answered in this run has "
