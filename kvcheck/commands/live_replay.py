@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kvcheck.commands.live import ServerOptions, client_of, describe
 from kvcheck.commands.replayed import Replayed
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, Verdict
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.model.alphabet import Alphabet
@@ -26,7 +27,13 @@ NOT_DETERMINISTIC = "a server is not deterministic: only its requests are the sa
 
 def replay_live(plan: LivePlan, times: int, server: ServerOptions) -> Replayed:
     """Send the requests of a line again. Raises UsageError where the server cannot be asked."""
-    known = read_model(Path(plan.known_answers))
+    folder = Path(plan.known_answers)
+    if not folder.is_absolute() and not folder.exists():
+        raise UsageError(
+            f"the line names the model by known-answers={folder}, and here is no such folder; replay it in the folder where "
+            "the run was started, or write the whole path into the line"
+        )
+    known = read_model(folder)
     client = client_of(plan.target, dataclasses.replace(server, decode=plan.decode, engine_name=plan.engine), known)
     served = describe(client)
     results: list[RoundResult] = []

@@ -316,3 +316,8 @@ def test_a_run_without_time_says_so(engine: str, ask: Asked) -> None:
         code, said = ask(server.url, "--max-time", "0.001", scenarios=("prefix-cache",))
     assert code == 4
     assert "its time was up; use a larger --max-time" in said
+
+
+def test_a_line_with_a_relative_model_says_where_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", "prefix-cache:target=http%3A//127.0.0.1%3A1,known-answers=nowhere/tiny"]) == 2
+    assert "replay it in the folder where the run was started" in capsys.readouterr().err
