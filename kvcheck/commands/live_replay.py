@@ -30,8 +30,8 @@ def replay_live(plan: LivePlan, times: int, server: ServerOptions) -> Replayed:
     folder = Path(plan.known_answers)
     if not folder.is_absolute() and not folder.exists():
         raise UsageError(
-            f"the line names the model by known-answers={folder}, and here is no such folder; replay it in the folder where "
-            "the run was started, or write the whole path into the line"
+            f"the line names the model by known-answers={folder}, and here is no such folder; replay it in the "
+            "folder where the run was started, or write the whole path into the line"
         )
     known = read_model(folder)
     client = client_of(plan.target, dataclasses.replace(server, decode=plan.decode, engine_name=plan.engine), known)
