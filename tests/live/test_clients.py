@@ -48,7 +48,7 @@ def test_a_right_server_gives_right_tokens_and_says_what_it_reused(engine: str) 
     [
         ("hang", [End.SILENT] * 2),
         ("hang-once", [End.DONE, End.DONE, End.SILENT, End.DONE]),
-        ("dies", [End.DONE, End.DONE, End.DONE, End.CUT]),
+        ("dies", [End.DONE, End.DONE, End.DONE, End.UNREACHED]),
         ("some-500", [End.DONE, End.DONE, End.REFUSED, End.DONE]),
         ("garbage", [End.UNREADABLE] * 2),
         ("half", [End.CUT] * 2),
