@@ -45,6 +45,7 @@ DEFAULT_REQUESTS = 24
 DEFAULT_CONCURRENCY = 8
 DEFAULT_TIMEOUT_S = 120.0
 MOST_TIMEOUT_S = 86400.0
+MASK = "<key>"
 SERVED = ("engine", "version", "model", "longest", "pool", "page", "mode")
 
 INTERRUPTED = "the run was interrupted before it"
@@ -169,7 +170,7 @@ def stress_server(ctx: typer.Context) -> int:
     check_timeout(server.timeout)
     known = known_answers(server.known_answers)
     client = client_of(run.target, server, known)
-    served = describe(client)
+    served = describe(client, server)
     runner = LiveRunner(client, Alphabet(known.parameters), timeout_s=server.timeout_s)
     names = secrets.randbelow(1 << 32)
     runner.begin(served, names=names)
@@ -245,11 +246,6 @@ def known_answers(folder: Path | None) -> KnownAnswers:
 
 def client_of(target: str, server: ServerOptions, known: KnownAnswers) -> Client:
     """The client of the server that answers at `target`. Raises UsageError where none does."""
-    key = None
-    if server.key_env is not None:
-        key = os.environ.get(server.key_env)
-        if not key:
-            raise UsageError(f"--key-env {server.key_env}: expected an environment variable with a key, found none")
     words = {word: number for number, word in enumerate(Alphabet(known.parameters).words())}
     return connect(
         Connection(
@@ -257,7 +253,7 @@ def client_of(target: str, server: ServerOptions, known: KnownAnswers) -> Client
             decode=server.decode,
             engine=server.engine_name,
             metrics=tuple(server.metrics or ()),
-            key=key,
+            key=_key(server),
             timeout_s=server.timeout_s,
             allow_remote=server.allow_remote,
             token_of=words.get,
@@ -265,12 +261,32 @@ def client_of(target: str, server: ServerOptions, known: KnownAnswers) -> Client
     )
 
 
-def describe(client: Client) -> Served:
-    """What the server says of itself. Raises UsageError where it says nothing."""
+def _key(server: ServerOptions) -> str | None:
+    """The key that --key-env names. Raises UsageError where the environment has none of that name."""
+    if server.key_env is None:
+        return None
+    key = os.environ.get(server.key_env)
+    if not key:
+        raise UsageError(f"--key-env {server.key_env}: expected an environment variable with a key, found none")
+    return key
+
+
+def describe(client: Client, server: ServerOptions) -> Served:
+    """What the server says of itself, without its key if it says that too. Raises UsageError where it says nothing."""
     try:
-        return client.served()
+        served = client.served()
     except Trouble as trouble:
         raise UsageError(f"the server does not say what it is: {trouble}") from trouble
+    key = _key(server)
+    if key is None:
+        return served
+
+    def masked(value: object) -> object:
+        return value.replace(key, MASK) if isinstance(value, str) else value
+
+    texts = {name: masked(getattr(served, name)) for name in ("version", "model")}
+    facts = {str(masked(name)): masked(fact) for name, fact in served.facts.items()}
+    return dataclasses.replace(served, facts=facts, **texts)  # type: ignore[arg-type]
 
 
 def plan_scenarios(run: RunOptions, base: LivePlan, client: Client, served: Served) -> tuple[list[Progress], list[str]]:

@@ -35,7 +35,7 @@ def replay_live(plan: LivePlan, times: int, server: ServerOptions) -> Replayed:
         )
     known = read_model(folder)
     client = client_of(plan.target, dataclasses.replace(server, decode=plan.decode, engine_name=plan.engine), known)
-    served = describe(client)
+    served = describe(client, server)
     results: list[RoundResult] = []
     for attempt in range(times):
         runner = LiveRunner(client, Alphabet(known.parameters), timeout_s=server.timeout_s, is_replay=attempt == 0)

@@ -233,6 +233,17 @@ def test_a_key_is_sent_and_recorded_nowhere(engine: str, ask: Asked, monkeypatch
     assert all(KEY not in path.read_text(encoding="utf-8") for path in folder.iterdir() if path.is_file())
 
 
+def test_a_server_that_says_its_key_has_it_masked(
+    engine: str, ask: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SERVER_KEY", "0.")
+    with fake(engine) as server:
+        ask(server.url, "--key-env", "SERVER_KEY", scenarios=("prefix-cache",))
+    facts = ask.record().environment["server"]
+    assert isinstance(facts, dict)
+    assert facts["version"] in ("<key>5.23", "<key>32.0")  # of 0.5.23 and 0.32.0
+
+
 def test_a_finding_is_replayed_k_of_n_times(engine: str, ask: Asked) -> None:
     with fake(engine, "wrong-token") as server:
         assert ask(server.url, scenarios=("prefix-cache",))[0] == 1
