@@ -220,7 +220,9 @@ def run_case(case: Case, place: Place) -> Outcome:
     except KvcheckError as error:
         outcome.is_tried, outcome.shortfall = False, str(error)
     called = sglang_cpu.called(place.folder) if case.stand_ins else {}
-    outcome.stand_ins = {name: f"{text}; called {called.get(name, 0):,} times" for name, text in case.stand_ins.items()}
+    for name, text in case.stand_ins.items():
+        counts = ", ".join(f"{key} {count:,}" for key, count in called.items() if key.startswith(name))
+        outcome.stand_ins[name] = f"{text}; calls: {counts or 'never put in'}"
     outcome.wall_s = round(time.monotonic() - began, 1)
     outcome.cpu_s = round(sum(server.cpu_s() for server in servers) + _own_s() - own, 1)
     return outcome
