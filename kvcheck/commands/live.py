@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -34,11 +34,13 @@ from kvcheck.core.live.counting import parse_requirements
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.line import LivePlan, check_sizes
 from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.folder import KnownAnswers, read_model
 from kvcheck.core.live.runner import LiveRunner
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Scenario
 from kvcheck.core.report.store import make_folder
+
+if TYPE_CHECKING:
+    from kvcheck.core.live.model.folder import KnownAnswers
 
 DEFAULT_ROUNDS = 4
 DEFAULT_REQUESTS = 24
@@ -241,6 +243,8 @@ def known_answers(folder: Path | None) -> KnownAnswers:
             "--target http://...: expected --known-answers DIR beside it, the folder that the server serves; make one "
             "with kvcheck model make --out DIR and start the server with it"
         )
+    from kvcheck.core.live.model.folder import read_model  # it needs torch, which a command's help does not
+
     return read_model(folder)
 
 

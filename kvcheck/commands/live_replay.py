@@ -19,7 +19,6 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, Verdict
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.folder import read_model
 from kvcheck.core.live.runner import LiveRunner, RoundResult
 
 NOT_DETERMINISTIC = "a server is not deterministic: only its requests are the same, not what it does when"
@@ -27,6 +26,8 @@ NOT_DETERMINISTIC = "a server is not deterministic: only its requests are the sa
 
 def replay_live(plan: LivePlan, times: int, server: ServerOptions) -> Replayed:
     """Send the requests of a line again. Raises UsageError where the server cannot be asked."""
+    from kvcheck.core.live.model.folder import read_model
+
     folder = Path(plan.known_answers)
     if not folder.is_absolute() and not folder.exists():
         raise UsageError(
