@@ -86,7 +86,10 @@ def surroundings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
             monkeypatch.delenv(name)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
+    before = frozenset(os.environ)
     yield
+    for name in frozenset(os.environ) - before:  # a command that runs in this process sets some for its libraries
+        del os.environ[name]
     if done := request.node.stash[UNMARKED].done:
         pytest.fail(f"this test needs the marker {'; '.join(done)}")
 
