@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
+
 import pytest
 from rigs.live_client import ALPHABET, ScriptedClient, right
 
@@ -143,6 +146,27 @@ def test_a_round_of_a_right_server_has_no_finding_and_no_reason() -> None:
     assert done.reasons == ()
     assert done.evidence.observed["token"] > 100
     assert done.evidence.observed["hit"] == 0
+
+
+def test_a_round_that_time_cut_short_is_told_and_no_reason_against_a_pass() -> None:
+    until = time.monotonic() + 0.3
+
+    def answer(sending: Sending) -> Answer:
+        time.sleep(0.05)
+        return right(sending, cached=16)
+
+    runner = begun(answer)
+    done = runner.run(dataclasses.replace(PLAN, requests=60, concurrency=1), until=until)
+    assert done.reasons == ()
+    assert "round 1 was cut short" in done.notes[0]
+    each = progress()
+    each.add(done)
+    assert each.result().verdict is Verdict.PASS
+
+
+def test_a_round_of_which_nothing_was_sent_is_no_pass() -> None:
+    done = begun(lambda sending: right(sending, cached=16)).run(PLAN, until=0.0)
+    assert "no request of a round was sent" in done.reasons[0]
 
 
 def test_rounds_of_one_run_number_their_requests_on() -> None:

@@ -152,6 +152,7 @@ class LiveRunner:
         self, plan: LivePlan, exchanges: Sequence[Exchange], *, is_whole: bool, troubles: Sequence[str]
     ) -> RoundResult:
         after, trouble = self._counters() if is_whole else (None, [])
+        is_empty = not exchanges
         exchanges = [*self._cold, *exchanges]
         self._cold = []
         self._last = after
@@ -187,8 +188,11 @@ class LiveRunner:
         wrong = [each for each in judged.wrong if not (dead and each.code == BROKEN_OFF)]
         findings = (*(finding(each) for each in wrong), *dead)
         reasons = [*_unjudged(judged, exchanges), *unclear, *doubts(exchanges)]
-        if not is_whole:
-            reasons.append("not all of its requests were sent: the run was interrupted or its time was up")
+        if is_empty:
+            reasons.append("no request of a round was sent: the run was interrupted or its time was up")
+        cut = (
+            () if is_whole else (f"{plan.cell}: round {plan.round + 1} was cut short, and is judged as far as it came",)
+        )
         return RoundResult(
             evidence=Evidence(
                 schedules=1, events=len(exchanges), requests=judged.requests, observed=dict(sorted(seen.counts.items()))
@@ -197,7 +201,7 @@ class LiveRunner:
             moved=seen.moved,
             findings=tuple(_placed(each, plan) for each in findings),
             reasons=tuple(reasons),
-            notes=(*judged.notes, *_told_once(troubles), *trouble),
+            notes=(*cut, *judged.notes, *_told_once(troubles), *trouble),
             is_over=bool(dead),
             duration_s=time.monotonic() - self._began,
         )
