@@ -8,10 +8,9 @@ from rigs.live_client import ALPHABET, ScriptedClient, exchange
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.conclusion import missing, requirements, unseen
-from kvcheck.core.live.counting import Observed, observe, overtakes, parse_requirements
+from kvcheck.core.live.counting import Observed, lost_prefixes, observe, overtakes, parse_requirements
 from kvcheck.core.live.exchange import Abort, End, Exchange, Question, Tier
 from kvcheck.core.live.questions import Questions
-from kvcheck.core.live.runner import lost_prefixes
 
 
 def question(number: int = 0, places: int = 100) -> Question:
@@ -21,7 +20,7 @@ def question(number: int = 0, places: int = 100) -> Question:
 
 
 def seen(client: ScriptedClient, exchanges: list[Exchange], **readings: object) -> Observed:
-    given = {"before": None, "after": None, "lost_prefixes": None, **readings}
+    given = {"before": None, "after": None, "page": 16, **readings}
     return observe(client, exchanges, judged=exchanges, **given)  # type: ignore[arg-type]
 
 
@@ -31,7 +30,7 @@ def test_what_answers_say_is_counted() -> None:
         exchange(question(1), cached=64, retractions=2, cached_by={Tier.DEVICE: 16, Tier.HOST: 48}),
     ]
     found = seen(ScriptedClient(), exchanges)
-    assert found.counts == {"hit": 1, "hit-token": 64, "host-hit": 48, "retract": 2}
+    assert found.counts == {"hit": 1, "hit-token": 64, "host-hit": 48, "retract": 2, "lost-prefix": 0}
     assert found.sources["hit"] == "each request: cached tokens"
 
 

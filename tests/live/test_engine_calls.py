@@ -12,9 +12,9 @@ from fakes.speech import KEY
 from rigs.asked import ALPHABET, QUESTIONS, SPOKEN, ask, client, http
 from rigs.raw_server import HANG, RawServer, whole
 
+from kvcheck.core.base.evidence_kinds import KINDS
 from kvcheck.core.live.clients import CLIENTS, detect
 from kvcheck.core.live.clients.client import Trouble
-from kvcheck.core.live.evidence import KINDS
 
 PROPS = {"default_generation_settings": {"n_ctx": 512}, "total_slots": 2, "build_info": "b1", "model_alias": "m"}
 

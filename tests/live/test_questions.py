@@ -14,7 +14,7 @@ from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Sizes
 
-SIZES = Sizes(requests=18, concurrency=4, longest=1024, pool=1600, may_force=True)
+SIZES = Sizes(requests=18, concurrency=4, longest=1024, pool=1600)
 
 
 def questions(names: int = 7, longest: int = 1024) -> Questions:
@@ -24,7 +24,7 @@ def questions(names: int = 7, longest: int = 1024) -> Questions:
 @pytest.mark.parametrize("name", LIVE_SCENARIOS.names())
 @pytest.mark.parametrize(("longest", "pool"), [(80, None), (300, 400), (1024, 1600), (2048, 100_000)])
 def test_every_question_of_a_scenario_has_its_one_right_answer(name: str, longest: int, pool: int | None) -> None:
-    sizes = Sizes(requests=18, concurrency=4, longest=longest, pool=pool, may_force=False)
+    sizes = Sizes(requests=18, concurrency=4, longest=longest, pool=pool)
     round_ = LIVE_SCENARIOS.load(name).draw(questions(longest=longest), Rng(3), sizes)
     numbers = [order.question.number for order in round_.orders]
     assert list(dict.fromkeys(numbers)) == sorted(set(numbers))

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvcheck.core.base.evidence_kinds import TOKEN
+from kvcheck.core.base.evidence_kinds import KINDS, TOKEN
 from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, Verdict
-from kvcheck.core.live.evidence import KINDS
+from kvcheck.core.base.server_facts import REQUIRED
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.runner import RoundResult
 from kvcheck.core.live.scenarios.scenario import Scenario
@@ -125,21 +125,18 @@ def missing(kind: str, observed: Mapping[str, int], *, least: int, flags: Mappin
     return f"{kind}: {seen} of {least} {KINDS[kind].unit} ({KINDS[kind].meaning}); {advice}"
 
 
-def requirements(
-    asked: Mapping[str, int], total: Mapping[str, int], flags: Mapping[str, str], *, duration_s: float = 0.0
-) -> list[ScenarioResult]:
+def requirements(asked: Mapping[str, int], total: Mapping[str, int], flags: Mapping[str, str]) -> list[ScenarioResult]:
     """A row for each --require: PASS where the whole run has seen so much, UNKNOWN otherwise."""
     rows = []
     for kind, least in asked.items():
         lack = missing(kind, total, least=least, flags=flags)
         rows.append(
             ScenarioResult(
-                id=f"require/{kind}",
+                id=f"{REQUIRED}{kind}",
                 shape=kind,
                 verdict=Verdict.PASS if lack is None else Verdict.UNKNOWN,
                 code=None if lack is None else NOT_EXERCISED,
                 reason=lack,
-                duration_s=duration_s,
             )
         )
     return rows

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.evidence_kinds import KINDS
 from kvcheck.core.live.clients.client import Client
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Tier
+from kvcheck.core.live.judge.sent import longest_shared, made, packed
 
 PAIR = "the order in which answers came"
 OURS = "connections and calls of this run"
 BY_PREFIX = "cached tokens beside what had been sent before"
+SLACK_PAGES = 2
+"""A prefix that is missing from the cache by more pages than this was lost: engines leave out the last page."""
 
 
 class Observed:
@@ -39,9 +44,9 @@ def observe(
     judged: Sequence[Exchange],
     before: Counters | None,
     after: Counters | None,
-    lost_prefixes: int | None,
+    page: int,
 ) -> Observed:
-    """Counts of one round. judged: those of the exchanges whose tokens were compared. lost_prefixes: see KINDS."""
+    """Counts of one round. judged: those of the exchanges whose tokens were compared. page: its tokens."""
     seen = Observed()
     answers = [each.answer for each in judged]
     _from_answers(seen, client, answers)
@@ -58,8 +63,8 @@ def observe(
         seen.add("abort", aborted, OURS)
     if any(each.sending.priority for each in exchanges):
         seen.add("overtake", overtakes(exchanges), PAIR)
-    if lost_prefixes is not None:
-        seen.add("lost-prefix", lost_prefixes, BY_PREFIX)
+    if (lost := lost_prefixes(exchanges, page=page)) is not None:
+        seen.add("lost-prefix", lost, BY_PREFIX)
     return seen
 
 
@@ -119,11 +124,24 @@ def overtakes(exchanges: Sequence[Exchange]) -> int:
     )
 
 
+def lost_prefixes(exchanges: Sequence[Exchange], *, page: int) -> int | None:
+    """Requests whose prefix had been computed before they began and was not in the cache any more, by more than two
+    pages; None where no answer says how much was cached."""
+    said = [each for each in exchanges if each.answer.cached is not None]
+    if not said:
+        return None
+    computed = sorted((packed(made(each)), each.answer.ended_s) for each in exchanges)
+    lost = 0
+    for each in said:
+        ids = each.sending.question.ids
+        earlier = [tokens for tokens, ended_s in computed if ended_s <= each.answer.began_s]
+        shared = min(longest_shared(packed(ids), earlier), len(ids) - 1)
+        lost += shared // page - SLACK_PAGES > (each.answer.cached or 0) // page
+    return lost
+
+
 def parse_requirements(texts: Sequence[str]) -> Mapping[str, int]:
     """ "retract=10,hit=100", repeated or in one, as kind -> least count. Raises UsageError."""
-    from kvcheck.core.base.errors import UsageError
-    from kvcheck.core.live.evidence import KINDS
-
     found: dict[str, int] = {}
     for part in (part for text in texts for part in text.split(",")):
         kind, equals, number = part.partition("=")

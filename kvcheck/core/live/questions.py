@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -100,10 +99,7 @@ class Questions:
                 [value ^ mask for value, mask in zip(subject.values, self._masks, strict=False)],
                 self._phase,
             )
-        expected = answers(self.alphabet, ids, min(tokens, self.longest - len(ids)))
-        question = Question(number=self._next, ids=ids, expected=expected)
-        self._next += 1
-        return question
+        return self._question(ids, min(tokens, self.longest - len(ids)))
 
     def again(self, rng: Rng, before: Question, tokens: int) -> Question:
         """The next turn of a conversation: the request and its whole answer, then another node of the same walk.
@@ -112,10 +108,7 @@ class Questions:
         """
         listed = [node for node in map(self.alphabet.as_place, before.ids) if node is not None]
         ids = (*before.ids, *before.expected, self.alphabet.node(listed[rng.below(len(listed) - 1)]))
-        expected = answers(self.alphabet, ids, max(1, min(tokens, self.longest - len(ids))))
-        question = Question(number=self._next, ids=ids, expected=expected)
-        self._next += 1
-        return question
+        return self._question(ids, max(1, min(tokens, self.longest - len(ids))))
 
     def cover(self, subject: Subject) -> int:
         """Tokens of an answer that read each page of 16 places of a walk in each layer; of a position test, all marks
@@ -124,6 +117,12 @@ class Questions:
         if not subject.is_walk:
             return parameters.distance + 1
         return -(-len(subject.values) // min(parameters.hops, STRIDE)) + 1
+
+    def _question(self, ids: tuple[int, ...], tokens: int) -> Question:
+        """The next question in number, with its answer. Raises UsageError where no such answer exists."""
+        question = Question(number=self._next, ids=ids, expected=answers(self.alphabet, ids, tokens))
+        self._next += 1
+        return question
 
     def _name(self, node: int) -> int:
         return (node * self._factor + self._shift) % self.alphabet.parameters.nodes
@@ -139,8 +138,3 @@ def _unit(rng: Rng, modulus: int) -> int:
         factor = 1 + rng.below(modulus)
         if gcd(factor, modulus) == 1:
             return factor
-
-
-def is_extension(shorter: Sequence[int], longer: Sequence[int]) -> bool:
-    """Whether a sequence begins with another one."""
-    return len(shorter) <= len(longer) and tuple(longer[: len(shorter)]) == tuple(shorter)

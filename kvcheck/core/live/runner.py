@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,14 +22,14 @@ from kvcheck.core.live.doubts import doubts
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question, Sending, Served
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge import judge_round
-from kvcheck.core.live.judge.sent import Sent, longest_shared, made, packed
+from kvcheck.core.live.judge.sent import Sent
 from kvcheck.core.live.judge.verdicts import Judgement, Setting, finding
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Sizes
-from kvcheck.core.live.sending import Sender, typical_s
+from kvcheck.core.live.sending import Sender, new_rid, typical_s
 
 COLD_PLACES, COLD_TOKENS, COLD_TRIES = 24, 8, 3
 GAP = 0.4
@@ -38,8 +37,6 @@ GAP = 0.4
 SETTLE_S = 1.5
 """vLLM 0.32.0 counts what a step did up to a second after its answers."""
 CACHED, BROKEN_OFF = "KV805", "KV807"
-SLACK_PAGES = 2
-"""A prefix that is missing from the cache by more pages than this was lost: engines leave out the last page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +96,7 @@ class LiveRunner:
         rng = Rng(names)
         for tries in range(1, COLD_TRIES + 1):
             question = questions.put(rng, questions.walk(rng, COLD_PLACES), COLD_TOKENS)
-            sending = Sending(question=question, rid=f"kvcheck-{secrets.token_hex(8)}")
+            sending = Sending(question=question, rid=new_rid())
             answer = self._client.ask(sending)
             check_cold(question, answer, is_last=tries == COLD_TRIES)
             _check_half(served, question, answer)
@@ -128,13 +125,12 @@ class LiveRunner:
             concurrency=plan.concurrency,
             longest=plan.longest,
             pool=plan.pool,
-            may_force=bool(plan.admin),
         )
         questions = self._questions(plan.names, plan.longest)
         round_ = scenario.draw(questions, Rng(plan.seed * 1_000_003 + plan.round), sizes)
         self._next += len(round_.orders)
         self._before, trouble = (self._last, []) if self._last is not None else self._counters()
-        self._sender = Sender(self._client, gap_s=self._typical_s * GAP, may_force=sizes.may_force, until=until)
+        self._sender = Sender(self._client, gap_s=self._typical_s * GAP, may_force=bool(plan.admin), until=until)
         sent = self._sender.send(round_, told)
         if is_last and self._before is not None:
             self._sleep(SETTLE_S)
@@ -181,7 +177,7 @@ class LiveRunner:
             judged=compared,
             before=self._before,
             after=after,
-            lost_prefixes=lost_prefixes(exchanges, page=setting.page_tokens),
+            page=setting.page_tokens,
         )
         seen.add("token", judged.tokens, "each request")
         # A server that died explains the answers that it broke off.
@@ -250,21 +246,6 @@ def _check_half(served: Served, question: Question, answer: Answer) -> None:
         )
 
 
-def lost_prefixes(exchanges: Iterable[Exchange], *, page: int) -> int | None:
-    """Requests whose prefix had been computed before they began and was not in the cache any more, by more than two
-    pages; None where no answer says how much was cached."""
-    done = sorted(exchanges, key=lambda each: each.answer.began_s)
-    said = [each for each in done if each.answer.cached is not None]
-    if not said:
-        return None
-    lost = 0
-    for each in said:
-        earlier = sorted(packed(made(other)) for other in done if other.answer.ended_s <= each.answer.began_s)
-        shared = min(longest_shared(packed(each.sending.question.ids), earlier), len(each.sending.question.ids) - 1)
-        lost += shared // page - SLACK_PAGES > (each.answer.cached or 0) // page
-    return lost
-
-
 def _unjudged(judged: Judgement, exchanges: Iterable[Exchange]) -> list[str]:
     """Why requests were not judged to their end: a line for each way they ended, with the first one's own words.
 
@@ -288,7 +269,7 @@ def _may_have_retracted(client: Client, before: Counters | None, after: Counters
 
 
 def _placed(found: Finding, plan: LivePlan) -> Finding:
-    line = dataclasses.replace(plan).line()
+    line = plan.line()
     scenario, _, shape = plan.cell.partition("/")
     return dataclasses.replace(found, scenario=scenario, shape=shape, schedule=line, replay=f"kvcheck replay '{line}'")
 

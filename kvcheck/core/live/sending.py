@@ -26,7 +26,7 @@ FORCED_CALL_S = 30.0
 
 
 @dataclass(slots=True)
-class Sent:
+class Delivery:
     """What a round came to. forced: retractions on demand that the engine accepted; troubles: why others failed.
 
     is_whole: every order was sent and answered.
@@ -50,12 +50,12 @@ class Sender:
         self._gap_s = max(gap_s, SHORTEST_GAP_S)
         self._running = 0
         self._lock = threading.Lock()
-        self.interrupted = Sent()
+        self.interrupted = Delivery()
 
-    def send(self, round_: Round, told: Callable[[int], None] = lambda answered: None) -> Sent:
+    def send(self, round_: Round, told: Callable[[int], None] = lambda answered: None) -> Delivery:
         """Send all waves. told: called with the number of answers so far. Raises KeyboardInterrupt with nothing lost:
         `interrupted` holds what was answered."""
-        sent = Sent()
+        sent = Delivery()
         self.interrupted = sent
         for wave in round_.waves:
             if self._is_over():
@@ -64,7 +64,7 @@ class Sender:
             self._send_wave(wave, sent, told)
         return sent
 
-    def _send_wave(self, wave: Wave, sent: Sent, told: Callable[[int], None]) -> None:
+    def _send_wave(self, wave: Wave, sent: Delivery, told: Callable[[int], None]) -> None:
         """Hand out a wave's orders to threads. They are daemons: an interrupt does not wait for a server's answers."""
         orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         for order in wave.orders:
@@ -120,10 +120,10 @@ class Sender:
         """The exchange of an order, and of its second sending after an abort; nothing where the time is over."""
         if self._is_over():
             return []
-        first = Sending(question=order.question, rid=_new_rid(), priority=order.priority, abort=order.abort)
+        first = Sending(question=order.question, rid=new_rid(), priority=order.priority, abort=order.abort)
         exchanges = [Exchange(first, self._ask(first))]
         if order.retries and exchanges[0].answer.end is End.ABORTED and not self._is_over():
-            second = Sending(question=order.question, rid=_new_rid(), priority=order.priority)
+            second = Sending(question=order.question, rid=new_rid(), priority=order.priority)
             exchanges.append(Exchange(second, self._ask(second)))
         return exchanges
 
@@ -136,7 +136,7 @@ class Sender:
             with self._lock:
                 self._running -= 1
 
-    def _force(self, times: int, ended: threading.Event, sent: Sent) -> None:
+    def _force(self, times: int, ended: threading.Event, sent: Delivery) -> None:
         """Make the engine retract what runs, so often, while something runs."""
         while times > 0 and not ended.wait(self._gap_s):
             if self._running < 2:
@@ -158,6 +158,6 @@ def typical_s(answers: Sequence[Answer]) -> float:
     return spans[len(spans) // 2] if spans else 0.0
 
 
-def _new_rid() -> str:
+def new_rid() -> str:
     """A name that no other request at the server has."""
     return f"kvcheck-{secrets.token_hex(8)}"

@@ -23,7 +23,7 @@ class Trouble(Exception):
 class Client(Protocol):
     """One server of one engine.
 
-    counted: kind of evidence (see evidence.KINDS) -> names of the metrics whose sum counts it, first that exists wins.
+    counted: kind of evidence (KINDS of base.evidence_kinds) -> metrics that count it; the first that exists wins.
     said: kinds that this engine says of each request. flags: kind -> what to change in the server's flags to see it.
     """
 

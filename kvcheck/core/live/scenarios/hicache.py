@@ -10,7 +10,7 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Question, Served
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.scenarios.pressure import USUAL, subject
-from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
+from kvcheck.core.live.scenarios.scenario import Round, Scenario, Sizes, wave_of
 
 LONGEST_PROMPT = 600
 FLOOD_PERCENT = 130
@@ -35,13 +35,7 @@ def draw(questions: Questions, rng: Rng, sizes: Sizes) -> Round:
         cut = each.cut(size * 3 // 4 + rng.below(size // 4))
         again = subject(questions, rng, len(cut.values) + 2 + rng.below(24), prefix=cut)
         back.append(questions.put(rng, again, questions.cover(again)))
-    waves = (first, flood, back)
-    return Round(
-        tuple(
-            Wave(orders=tuple(Order(question=question) for question in wave), concurrency=sizes.concurrency)
-            for wave in waves
-        )
-    )
+    return Round(tuple(wave_of(wave, sizes) for wave in (first, flood, back)))
 
 
 def _why_not(served: Served) -> str | None:

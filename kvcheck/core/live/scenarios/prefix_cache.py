@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.questions import Questions, Subject
-from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
+from kvcheck.core.live.scenarios.scenario import Round, Scenario, Sizes, wave_of
 
 LONGEST_PROMPT = 400
 
@@ -40,11 +40,7 @@ def draw(questions: Questions, rng: Rng, sizes: Sizes) -> Round:
     turns = max(0, sizes.requests - len(first) - len(second) - 1) if open_walks else 0
     third = [questions.again(rng, open_walks[rng.below(len(open_walks))], 16 + rng.below(32)) for _ in range(turns)]
     return Round(
-        tuple(
-            Wave(orders=tuple(Order(question=question) for question in wave), concurrency=sizes.concurrency)
-            for wave in (first, second, [*third, first[rng.below(len(first))]])
-            if wave
-        )
+        tuple(wave_of(wave, sizes) for wave in (first, second, [*third, first[rng.below(len(first))]]) if wave)
     )
 
 

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.rng import Rng
@@ -39,6 +39,11 @@ class Wave:
     retractions: int = 0
 
 
+def wave_of(questions: Sequence[Question], sizes: Sizes) -> Wave:
+    """A wave that only asks."""
+    return Wave(orders=tuple(Order(question=question) for question in questions), concurrency=sizes.concurrency)
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """Waves, one after the other: each begins when the one before is answered."""
@@ -54,14 +59,12 @@ class Round:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """How much a round asks. requests: about so many. concurrency: at a time. longest: tokens of a request and its
-    answer. pool: tokens of the server's device tier; None where it does not say. may_force: whether the engine may be
-    made to retract."""
+    answer. pool: tokens of the server's device tier; None where it does not say."""
 
     requests: int
     concurrency: int
     longest: int
     pool: int | None
-    may_force: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
