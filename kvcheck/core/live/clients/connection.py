@@ -44,7 +44,7 @@ class Connection:
         return f"Connection({self.target})"
 
     def http(self, address: str) -> Http:
-        """One server. Raises UsageError for an address that is none, or is another machine's without leave."""
+        """One server. Raises UsageError for an address that is none, or for another machine that was not allowed."""
         parsed = parse_address(address)
         if not (self.allow_remote or is_loopback(parsed)):
             raise UsageError(
