@@ -93,7 +93,7 @@ def test_the_schema_itself_is_valid() -> None:
         ({"surprise": 1}, "surprise"),
         ({"verdict": "passed"}, "passed"),
         ({"exit_code": 5}, "5"),
-        ({"schema_version": "4"}, "4"),
+        ({"schema_version": "5"}, "5"),
         ({"scenarios": [{"id": "a/b"}]}, "required"),
         ({"seed": "1"}, "type"),
     ],
@@ -135,12 +135,17 @@ def test_exit_codes_of_verdicts() -> None:
 def test_evidence_adds_up_and_none_stays_none() -> None:
     one = Evidence(schedules=1, retractions=2, words_verified={"latent": 3}, observed={"hit": 1})
     two = Evidence(
-        schedules=4, transfers=5, words_verified={"latent": 6, "metadata": 7}, observed={"hit": 2, "abort": 3}
+        schedules=4,
+        transfers=5,
+        words_verified={"latent": 6, "metadata": 7},
+        observed={"hit": 2, "abort": 3},
+        situations={"request/running/abort": 2},
     )
     total = one.plus(two)
     assert (total.schedules, total.retractions, total.transfers, total.aborts) == (5, 2, 5, None)
     assert total.words_verified == {"latent": 9, "metadata": 7}
     assert total.observed == {"hit": 3, "abort": 3}
+    assert total.situations == {"request/running/abort": 2}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +153,7 @@ def test_evidence_adds_up_and_none_stays_none() -> None:
     [
         (FAILED.to_json()[:200], "truncated"),
         ("[]", "expected a run record with schema_version, got list"),
-        ('{"schema_version": "9"}', "expected schema_version 3, 1, 2, got '9'"),
+        ('{"schema_version": "9"}', "expected schema_version 4, 1, 2, 3, got '9'"),
         ('{"schema_version": "1"}', "not a complete run record"),
         (PASSED.to_json().replace('"pass"', '"passed"'), "not a complete run record"),
     ],
@@ -159,9 +164,19 @@ def test_a_file_that_is_no_record_is_refused(text: str, complaint: str, tmp_path
         read_record(tmp_path)
 
 
+def as_version_3(record: RunRecord) -> dict[str, typing.Any]:
+    """A record as kvcheck wrote it before version 4."""
+    raw: dict[str, typing.Any] = json.loads(record.to_json())
+    for row in (raw, *raw["scenarios"]):
+        del row["evidence"]["situations"]
+    for row in raw["findings"]:
+        del row["cause"]
+    return raw | {"schema_version": "3"}
+
+
 def as_version_2(record: RunRecord) -> dict[str, typing.Any]:
     """A record as kvcheck wrote it before version 3."""
-    raw: dict[str, typing.Any] = json.loads(record.to_json())
+    raw = as_version_3(record)
     for row in (raw, *raw["scenarios"]):
         del row["evidence"]["observed"]
     return raw | {"schema_version": "2"}
@@ -183,9 +198,13 @@ def test_a_record_of_version_1_is_still_read(tmp_path: Path) -> None:
     assert read_record(tmp_path) == replace(UNJUDGED, identity=None)
 
 
-def test_a_record_of_version_2_is_still_read(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(as_version_2(UNJUDGED)), encoding="utf-8")
-    assert read_record(tmp_path) == UNJUDGED
+@pytest.mark.parametrize("older", [as_version_2, as_version_3])
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_of_version_2_or_3_is_still_read(
+    older: typing.Callable[[RunRecord], dict[str, typing.Any]], name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(older(RECORDS[name])), encoding="utf-8")
+    assert read_record(tmp_path) == RECORDS[name]
 
 
 @pytest.mark.parametrize("key", ["identity", "scenarios"])

@@ -23,10 +23,14 @@ from typing import Any, TypeVar, cast
 
 from kvcheck.core.base.errors import UsageError
 
-SCHEMA_VERSION = "3"
-OLDER = ("1", "2")
-ADDED = {"identity": None, "scenarios": {"coverage": None}, "findings": {"condition": None}}
-"""Keys that version 1 did not have yet, with what they are in a record of version 1."""
+SCHEMA_VERSION = "4"
+ADDED: Mapping[str, Mapping[str, Mapping[str, object]]] = {
+    "1": {"record": {"identity": None}, "scenarios": {"coverage": None}, "findings": {"condition": None}},
+    "2": {"evidence": {"observed": {}}},
+    "3": {"evidence": {"situations": {}}, "findings": {"cause": None}},
+}
+"""Keys that a version did not have yet, by the rows that got them in the next one, with the value that they have in a
+record of that version."""
 RUN_ID = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_DEPTH = 32
 MAX_NUMBER = 10**20
@@ -60,7 +64,8 @@ class Evidence:
     """How much was judged. A count that does not apply to the scenario is None.
 
     observed: what a running server did under requests that were judged, by kind of evidence (`kvcheck list evidence`);
-    "token" counts the tokens that were judged.
+    "token" counts the tokens that were judged. situations: how often something happened to a subject in a state, by the
+    key of the situation (`kvcheck list situations`).
     """
 
     schedules: int = 0
@@ -85,6 +90,7 @@ class Evidence:
     words_verified: dict[str, int] = field(default_factory=dict)
     orderings_checked: int | None = None
     observed: dict[str, int] = field(default_factory=dict)
+    situations: dict[str, int] = field(default_factory=dict)
 
     def plus(self, other: Evidence) -> Evidence:
         """The sums of both. None plus a number is the number."""
@@ -106,6 +112,7 @@ class Finding:
     shape: what the scenario was tried with, as in ScenarioResult.
     condition: an assumption that the engine does not make and this finding needs; None: it needs none. A conditional
     finding is shown, and fails a run only if that was asked for.
+    cause: the id of the finding that this one is a symptom of; None: it is no symptom.
     """
 
     id: str = ""
@@ -126,6 +133,7 @@ class Finding:
     replay: str = ""
     minimal: dict[str, object] | None = None
     condition: str | None = None
+    cause: str | None = None
 
     @property
     def cell(self) -> str:
@@ -294,46 +302,36 @@ def read_record(path: Path) -> RunRecord:
         raise UsageError(f"{file}: not a complete run record: {error}") from error
     if not isinstance(raw, dict) or "schema_version" not in raw:
         raise UsageError(f"{file}: expected a run record with schema_version, got {type(raw).__name__}")
-    if raw["schema_version"] not in (*OLDER, SCHEMA_VERSION):
-        known = ", ".join((SCHEMA_VERSION, *OLDER))
+    if raw["schema_version"] not in (*ADDED, SCHEMA_VERSION):
+        known = ", ".join((SCHEMA_VERSION, *ADDED))
         raise UsageError(f"{file}: expected schema_version {known}, got {raw['schema_version']!r}")
-    if raw["schema_version"] == "1":
-        raw = _with_added(raw)
-    if raw["schema_version"] in OLDER:
-        raw = _with_observed(raw)
     try:
-        record: RunRecord = value_from(RunRecord, raw, "record")
+        record: RunRecord = value_from(RunRecord, _of_today(raw), "record")
     except ValueError as error:
         raise UsageError(f"{file}: not a complete run record: {error}") from error
     check_run_id(record.run_id)
     return record
 
 
-def _with_added(raw: dict[str, object]) -> dict[str, object]:
-    """The record with the keys that later versions added, each with the value for its absence."""
-    whole = dict(raw)
-    for key, added in ADDED.items():
-        rows = raw.get(key)
-        if added is None and key not in raw:
-            whole[key] = None
-        elif added is not None and isinstance(rows, list):
-            whole[key] = [row | added if isinstance(row, dict) and not row.keys() & added else row for row in rows]
-    return whole
+def _of_today(raw: dict[str, object]) -> dict[str, object]:
+    """The record with the keys that later versions added. A row that has one of them already is left as it is."""
+    version = cast(str, raw["schema_version"])
+    for added in (ADDED[older] for older in ADDED if older >= version):
+        counts = added.get("evidence", {})
+        raw = _with_evidence(_with(raw, added.get("record", {})), counts)
+        for key in ("scenarios", "findings"):
+            if isinstance(rows := raw.get(key), list):
+                raw = raw | {key: [_with_evidence(_with(row, added.get(key, {})), counts) for row in rows]}
+    return raw | {"schema_version": SCHEMA_VERSION}
 
 
-def _with_observed(raw: dict[str, object]) -> dict[str, object]:
-    """The record with the key that version 3 added to evidence, where there is evidence."""
+def _with(row: Any, added: Mapping[str, object]) -> Any:
+    return {**row, **added} if isinstance(row, dict) and not row.keys() & added.keys() else row
 
-    def added(row: object) -> object:
-        if not isinstance(row, dict) or not isinstance(row.get("evidence"), dict) or "observed" in row["evidence"]:
-            return row
-        return row | {"evidence": row["evidence"] | {"observed": {}}}
 
-    whole = cast(dict[str, object], added(raw))
-    rows = whole.get("scenarios")
-    if isinstance(rows, list):
-        whole = whole | {"scenarios": [added(row) for row in rows]}
-    return whole | {"schema_version": SCHEMA_VERSION}
+def _with_evidence(row: Any, added: Mapping[str, object]) -> Any:
+    has_evidence = isinstance(row, dict) and isinstance(row.get("evidence"), dict)
+    return row | {"evidence": _with(row["evidence"], added)} if has_evidence else row
 
 
 def _no_number(text: str) -> float:

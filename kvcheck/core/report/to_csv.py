@@ -42,7 +42,7 @@ BREAKS = ("\t", "\r", "\n")
 ESCAPED = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in BREAKS}
 UNSEEN = frozenset({"Cc", "Cf", "Mn", "Zs", "Zl", "Zp"})
 """Categories of characters that readers drop or do not show: spaces, byte order marks, zero-width marks."""
-TABLES_OF_THEIR_OWN = ("words_verified", "observed")
+TABLES_OF_THEIR_OWN = ("words_verified", "observed", "situations")
 EVIDENCE_COUNTS = tuple(row.name for row in dataclasses.fields(Evidence) if row.name not in TABLES_OF_THEIR_OWN)
 FINDING_COLUMNS = tuple(row.name for row in dataclasses.fields(Finding))
 COVERAGE_COLUMNS = tuple(row.name for row in dataclasses.fields(Coverage))

@@ -34,6 +34,8 @@ def evidence_text(evidence: Evidence, but: tuple[str, ...] = ()) -> str:
             parts += [f"{sum(value.values()):,} words verified"] if value else []
         elif field.name == "observed":
             parts += observed_texts(value)
+        elif field.name == "situations":
+            parts += [counted(reached, "situation")] if (reached := sum(map(bool, value.values()))) else []
         elif value is not None and field.name not in (*but, *unseen):
             parts.append(f"{value:,} {rounds if field.name == 'schedules' else field.name.replace('_', ' ')}")
     return ", ".join(parts)

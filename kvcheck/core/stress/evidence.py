@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.base.situations import Situation
 from kvcheck.core.cache.transfer.receiver import SUCCESS
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.workload.events import (
@@ -16,6 +17,7 @@ from kvcheck.core.workload.events import (
     Allocated,
     Evicted,
     Expected,
+    Happened,
     LookedUp,
     Restored,
     Resumed,
@@ -48,6 +50,7 @@ class EvidenceCount:
         self._during_load = 0
         self._aborts = 0
         self._retries = 0
+        self._situations: dict[str, int] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         """The kinds of event that are counted, each with its handler."""
@@ -65,6 +68,7 @@ class EvidenceCount:
             (Aborted, self._aborted),
             (Retried, self._retried),
             (RoomChanged, self._room_changed),
+            (Happened, self._happened),
         )
 
     def total(self, *, events: int, evictions: int, orderings: int) -> Evidence:
@@ -84,6 +88,7 @@ class EvidenceCount:
             words_verified=dict(sorted(self._words.items())),
             orderings_checked=orderings or None,
             observed={},
+            situations=dict(sorted(self._situations.items())),
         )
 
     def _tiers(self) -> dict[str, int]:
@@ -154,6 +159,10 @@ class EvidenceCount:
             if before not in (0, event.request) and at > since:
                 self._foreign += 1
                 return
+
+    def _happened(self, event: Happened) -> None:
+        key = Situation(event.subject, event.state, event.happening).key
+        self._situations[key] = self._situations.get(key, 0) + 1
 
     def _room_changed(self, event: RoomChanged) -> None:
         self._transfers += event.new == SUCCESS

@@ -15,7 +15,7 @@ from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedOffload
 from kvcheck.core.targets.pair import PairEngine
 from kvcheck.core.targets.parts import FIXED, TargetParts
-from kvcheck.core.targets.target import Engine, Setup, SpaceCount
+from kvcheck.core.targets.target import Engine, Setup, SpaceCount, Standing
 
 
 class BuiltinTarget:
@@ -66,6 +66,16 @@ class BuiltinEngine:
 
     def abort(self, request_id: int) -> bool:
         return self.scheduler.abort(request_id)
+
+    def standings(self) -> tuple[Standing, ...]:
+        return tuple(Standing("request", state, request) for request, state in self.scheduler.states().items())
+
+    def make_happen(self, happening: str, standing: Standing) -> bool:
+        """See Engine. What this engine cannot do is False."""
+        if standing.subject != "request" or not isinstance(standing.name, int):
+            return False
+        acts = {"abort": self.abort, "preempt": self.scheduler.preempt}
+        return happening in acts and acts[happening](standing.name)
 
     def step(self) -> StepReport:
         return self.scheduler.step()

@@ -26,7 +26,7 @@ from kvcheck.core.targets.rank import (
     rank_counts,
     split_rows,
 )
-from kvcheck.core.targets.target import Setup, SpaceCount
+from kvcheck.core.targets.target import Setup, SpaceCount, Standing
 from kvcheck.core.workload.events import Decided, ProcessActs
 
 
@@ -112,6 +112,32 @@ class PairEngine:
                 self._emit(ProcessActs(rank.name))
                 found = decode.abort(request_id) or found
         return found
+
+    def standings(self) -> tuple[Standing, ...]:
+        """Requests, by their state at the end that works on them. Ranks of an end decide alike, so one tells all."""
+        prefill, decode = self.prefill[0].states(), self.decode[0].states()
+        states: dict[int, str] = {}
+        for request in dict.fromkeys((*decode, *prefill)):
+            here, there = decode.get(request), prefill.get(request)
+            if here in ("waiting", "transferring") and there in ("prefilling", "handing over"):
+                states[request] = there
+            elif here is not None or there == "draining":
+                states[request] = here or "draining"
+        return tuple(Standing("request", state, request) for request, state in states.items())
+
+    def make_happen(self, happening: str, standing: Standing) -> bool:
+        """See Engine. What this engine cannot do is False."""
+        if standing.subject != "request" or not isinstance(standing.name, int):
+            return False
+        acts = {"abort": self.abort, "preempt": self._preempt}
+        return happening in acts and acts[happening](standing.name)
+
+    def _preempt(self, request_id: int) -> bool:
+        done = []
+        for rank, decode in zip(self._decode_ranks, self.decode, strict=True):
+            self._emit(ProcessActs(rank.name))
+            done.append(decode.preempt(request_id))
+        return all(done)
 
     def step(self) -> StepReport:
         """One round of every rank, prefill first."""

@@ -91,6 +91,16 @@ class PairSetup:
     attempts: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A subject and the state that it is in now: a request, or what a row of STATES names. name: the request's id, or
+    any number or text that tells it from others of its kind."""
+
+    subject: str
+    state: str
+    name: int | str
+
+
 class Engine(Protocol):
     """A serving engine under test."""
 
@@ -103,6 +113,12 @@ class Engine(Protocol):
 
     def abort(self, request_id: int) -> bool:
         """End a request wherever it is; False where it is not under way any more."""
+
+    def standings(self) -> tuple[Standing, ...]:
+        """The state of each subject, between two rounds. The order depends on the schedule alone."""
+
+    def make_happen(self, happening: str, standing: Standing) -> bool:
+        """Make a row of SITUATIONS come true. False where it could not, with nothing changed."""
 
     def step(self) -> StepReport:
         """One scheduling round."""

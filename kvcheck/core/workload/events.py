@@ -206,6 +206,15 @@ class Aborted:
 
 
 @dataclass(frozen=True, slots=True)
+class Happened:
+    """Something happened to a subject in a state: a row of SITUATIONS."""
+
+    subject: str
+    state: str
+    happening: str
+
+
+@dataclass(frozen=True, slots=True)
 class Counted:
     """Counts of a space when idle. free + cached must be total."""
 
@@ -388,6 +397,7 @@ Event = (
     | Expected
     | Finished
     | Aborted
+    | Happened
     | Counted
     | Closed
     | Modelled

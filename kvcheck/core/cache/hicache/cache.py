@@ -148,6 +148,10 @@ class HiCache:
             self.storage.begin(tokens, request)
         return not self.storage.is_fetching(request)
 
+    def is_fetching(self, request: int) -> bool:
+        """True while pages of the request are on their way from the store."""
+        return self.storage is not None and self.storage.is_fetching(request)
+
     def forget(self, request: int) -> None:
         """The request was aborted before it was admitted."""
         if self.storage is not None:

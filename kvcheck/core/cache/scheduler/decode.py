@@ -63,6 +63,10 @@ class DecodeScheduler(Scheduler):
         """The request's prompt has been asked for, or it is not here at all."""
         return all(each.request_id != request_id for each in self._waiting)
 
+    def states(self) -> dict[int, str]:
+        """As in Scheduler.states, with requests that have failed and may still be written."""
+        return super().states() | {each.request_id: "draining" for each in self._draining}
+
     def poll(self) -> list[int]:
         """Take what arrived; what this rank knows, to be reduced over the ranks by the least value.
 
@@ -120,6 +124,9 @@ class DecodeScheduler(Scheduler):
     def _give_back(self, active: RunningRequest) -> None:
         """Nobody writes the failed request's pages any more. (mutant: pages-freed-before-drain)"""
         self._pool.close(active.holding)
+
+    def _prefilling_state(self, active: RunningRequest) -> str:
+        return "transferring"
 
     def _abort(self, active: RunningRequest) -> None:
         if active in self._prefilling:

@@ -102,6 +102,15 @@ class PrefillScheduler:
         self.sender.fail(room, ABORTED)
         return bool(self.sender.reason(room))
 
+    def states(self) -> dict[int, str]:
+        """By request, the name of its state at this end, as base/situations.py has them. In order of the queues."""
+        states = {each.request_id: "waiting" for each in (*self._queued, *self._waiting)}
+        states |= {each.request.request_id: "prefilling" for each in self._computing}
+        return states | {each.request.request_id: self._sending_state(each) for each in self._sending}
+
+    def _sending_state(self, prompt: PrefillRequest) -> str:
+        return "draining" if self.sender.reason(self._room(prompt)) else "handing over"
+
     def poll(self) -> list[int]:
         """Take what arrived; what this rank knows, to be reduced over the ranks by the least value."""
         self.sender.poll()

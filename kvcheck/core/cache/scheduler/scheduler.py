@@ -59,7 +59,6 @@ class Scheduler:
 
     def step(self) -> StepReport:
         """One scheduling round."""
-        self._report = StepReport()
         self._round += 1
         if self.parts.cache is not None:
             self.parts.cache.poll()
@@ -72,7 +71,8 @@ class Scheduler:
         computed = self._decode() or computed
         if not computed:
             self._wait_for_something()
-        return self._report
+        report, self._report = self._report, StepReport()  # what is done between two rounds is told with the next
+        return report
 
     def abort(self, request_id: int) -> bool:
         """End a request wherever it is, freeing all it holds; False where it is not under way any more."""
@@ -86,6 +86,31 @@ class Scheduler:
         for active in actives:
             self._abort(active)
         return bool(waiting or actives)
+
+    def preempt(self, request_id: int) -> bool:
+        """Retract a running request now, though it could go on. The next round reports it. False if it does not run."""
+        active = next((each for each in self._running if each.request_id == request_id), None)
+        if active is None:
+            return False
+        self._retract(active)
+        return True
+
+    def states(self) -> dict[int, str]:
+        """By request, the name of its state, as base/situations.py has them. In order of the queues."""
+        states = {each.request_id: self._waiting_state(each) for each in self._waiting}
+        states |= {each.request_id: self._prefilling_state(each) for each in self._prefilling}
+        states |= {each.request_id: "ready" for each in self._ready}
+        kept = {offloaded.request for _, offloaded in self._restoring}
+        states |= {each.request_id: "restoring" if each.request_id in kept else "running" for each in self._running}
+        return states | {each.request_id: "retracted" for each in self._retracted}
+
+    def _waiting_state(self, request: Request) -> str:
+        cache = self.parts.cache
+        return "fetching" if cache is not None and cache.is_fetching(request.request_id) else "waiting"
+
+    def _prefilling_state(self, active: RunningRequest) -> str:
+        is_loading = active.lease is not None and any(not each.acknowledged for each in active.lease.loads)
+        return "loading" if is_loading and not active.output else "prefilling"
 
     def _abort(self, active: RunningRequest) -> None:
         for queue in (self._prefilling, self._ready, self._running, self._retracted):

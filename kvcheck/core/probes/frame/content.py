@@ -75,7 +75,9 @@ class ProbeJudge:
 
     def evidence(self) -> Evidence:
         """For the record. events: reads that were judged."""
-        return Evidence(schedules=1, events=self.reads, words_verified=dict(self.words), observed={}, **self.counts)
+        return Evidence(
+            schedules=1, events=self.reads, words_verified=dict(self.words), observed={}, situations={}, **self.counts
+        )
 
     def compare(
         self,

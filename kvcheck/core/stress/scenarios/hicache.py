@@ -17,6 +17,7 @@ from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
 from kvcheck.core.cache.hicache.storage import PageStore
 from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.stress.scenarios.disturber import disturber
 from kvcheck.core.stress.scenarios.faulty_store import faulty_store
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
@@ -87,7 +88,9 @@ class HiCacheScenario:
         with faulty_store(STORES_USED[variant % 4] if not load.from_trace else "memory") as store:
             tier = host_tier(shape, load, variant, store)
             engine = target.build(make_setup(shape, load, backend, emit, host=tier, readers=readers))
-            return serve(engine, load, emit, backend, aborts=LoadingAborts())
+            return serve(
+                engine, load, emit, backend, aborts=LoadingAborts(), disturber=disturber(self.name, load, emit, variant)
+            )
 
     def settings(self, variant: int) -> tuple[str, ...]:
         """Layout, copy method, write policy and eviction order of the host tier, and what lies behind it."""

@@ -20,6 +20,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.scheduler.request import StepReport
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.cache.transfer.wire import LEGS, Ticket
+from kvcheck.core.stress.scenarios.disturber import disturber
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
     buffer_names,
@@ -101,7 +102,15 @@ class PDTransfer:
         )
         engine = target.build(replace(setup, pair=pair))
         aborts = Aborts(STAGES[variant % len(STAGES)], faults)
-        return serve(engine, load, emit, backend, aborts=aborts, retries=Retries(faults, aborts, variant))
+        return serve(
+            engine,
+            load,
+            emit,
+            backend,
+            aborts=aborts,
+            retries=Retries(faults, aborts, variant),
+            disturber=disturber(self.name, load, emit, variant, spared=faults.has),
+        )
 
     def settings(self, variant: int) -> tuple[str, ...]:
         """Ranks, the stage of aborts, and how metadata rows travel."""

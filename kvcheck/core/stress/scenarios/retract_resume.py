@@ -14,6 +14,7 @@ from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.pools import FAMILIES
 from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.stress.scenarios.disturber import disturber
 from kvcheck.core.stress.scenarios.pd_transfer import prefill_sizes, room_of
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
@@ -75,7 +76,13 @@ class RetractResume:
             paths={},
             room_of=room_of,
         )
-        return serve(target.build(replace(setup, pair=pair)), load, emit, backend)
+        return serve(
+            target.build(replace(setup, pair=pair)),
+            load,
+            emit,
+            backend,
+            disturber=disturber(self.name, load, emit, variant),
+        )
 
     def settings(self, variant: int) -> tuple[str, ...]:
         """None: the number of the schedule picks the order alone."""

@@ -22,6 +22,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepReport
 from kvcheck.core.cache.transfer.metadata import MetadataField
 from kvcheck.core.stress.history import History
+from kvcheck.core.stress.scenarios.disturber import Disturber
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.target import Engine, FirstWords, HostTier, PairSetup, Setup, TierInspector
@@ -168,9 +169,10 @@ def serve(
     *,
     aborts: Aborts | None = None,
     retries: Retries | None = None,
+    disturber: Disturber | None = None,
 ) -> int:
     """Drive an engine to the end, count what it holds and close it. Returns how many nodes the device evicted."""
-    drive(engine, load.jobs, emit, hurry=HURRY, aborts=aborts, retries=retries)
+    drive(engine, load.jobs, emit, hurry=HURRY, aborts=aborts, retries=retries, disturber=disturber)
     for count in engine.counts():
         emit(Counted(count.space, count.free, count.cached, count.total))
     engine.close()
@@ -207,6 +209,7 @@ def drive(
     hurry: int,
     aborts: Aborts | None = None,
     retries: Retries | None = None,
+    disturber: Disturber | None = None,
 ) -> int:
     """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
     feed = Feed(jobs, hurry=hurry)
@@ -214,6 +217,8 @@ def drive(
     while feed.is_open or not engine.is_idle or (retries is not None and retries.is_open):
         for request in feed.due(is_idle=engine.is_idle):
             engine.submit(request)
+        if disturber is not None:
+            disturber(engine)
         report = engine.step()
         retracted += len(report.retracted)
         for request_id in aborts(report) if aborts is not None else ():

@@ -1,0 +1,148 @@
+"""Situations: what can happen to a request, a cached prefix or a stored object, by the state that it is in.
+
+A schedule that ends well says little about a race that it never came near. So every run counts which of these rows it
+has reached, and names those that it has not.
+
+Invariants:
+- A row is legal: an engine has to survive it, and nothing that a user sees may change by it.
+- A row that a record names and this table lacks is shown by its name alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+TREE = frozenset({"hicache", "hicache-hybrid"})
+RETRACT = frozenset({"retract-resume"})
+TRANSFER = frozenset({"pd-transfer", "nvlink-aux"})
+PAIR = RETRACT | TRANSFER
+ALL = TREE | PAIR
+
+HAPPENINGS: Mapping[str, str] = {
+    "abort": "its user ends it",
+    "preempt": "it is retracted though it could go on",
+    "retry": "it is sent again",
+    "time out": "its patience runs out",
+    "match": "another request looks it up",
+    "split": "another request shares a part of it",
+    "evict": "its tier gives it up",
+    "pressure": "its tier gives others up, and may not give it up",
+    "remove": "it is deleted by somebody else",
+    "overwrite": "somebody else writes it with the same content",
+}
+"""What can happen, each with its meaning. The order is that of a matrix's columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state of a subject. meaning: follows "a request" or the like. happenings: what can happen to it there, with the
+    scenarios in which it can."""
+
+    subject: str
+    name: str
+    meaning: str
+    happenings: Mapping[str, frozenset[str]]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Situation:
+    """Something that happens to a subject in a state."""
+
+    subject: str
+    state: str
+    happening: str
+
+    @property
+    def key(self) -> str:
+        """How records name it."""
+        return f"{self.subject}/{self.state}/{self.happening}"
+
+
+STATES: Sequence[State] = (
+    State("request", "waiting", "that is queued", {"abort": ALL}),
+    State("request", "fetching", "whose pages are on their way from the store", {"abort": TREE}),
+    State("request", "loading", "whose pages are on their way from the host", {"abort": TREE}),
+    State("request", "prefilling", "of whose prompt a part is computed", {"abort": ALL}),
+    State(
+        "request",
+        "handing over",
+        "whose metadata row is under way to the decode end",
+        {"abort": PAIR, "time out": TRANSFER},
+    ),
+    State(
+        "request",
+        "transferring",
+        "that the decode end has asked for and that has not arrived",
+        {"abort": PAIR, "time out": TRANSFER},
+    ),
+    State("request", "ready", "that is computed and not decoding yet", {"abort": ALL}),
+    State("request", "running", "that is decoding", {"abort": ALL, "preempt": ALL}),
+    State(
+        "request",
+        "restoring",
+        "that was just resumed, while what was saved of it is kept",
+        {"abort": ALL, "preempt": ALL},
+    ),
+    State("request", "retracted", "that was retracted and waits to be resumed", {"abort": ALL}),
+    State("request", "draining", "that has failed, and whose memory may still be written", {"retry": TRANSFER}),
+    State("request", "ended", "that has failed, and of which nothing is left", {"retry": TRANSFER}),
+    State(
+        "prefix",
+        "on the device",
+        "that the device alone holds",
+        {"match": TREE, "split": TREE, "evict": TREE},
+    ),
+    State(
+        "prefix",
+        "in use",
+        "that a request reads on the device",
+        {"match": TREE, "split": TREE, "pressure": TREE},
+    ),
+    State(
+        "prefix",
+        "being backed up",
+        "that is being copied to the host",
+        {"match": TREE, "split": TREE, "pressure": TREE},
+    ),
+    State("prefix", "on both tiers", "that device and host hold", {"match": TREE, "split": TREE, "evict": TREE}),
+    State("prefix", "on the host", "that the host alone holds", {"match": TREE, "split": TREE, "evict": TREE}),
+    State(
+        "prefix",
+        "being loaded",
+        "that is being copied from the host",
+        {"match": TREE, "split": TREE, "pressure": TREE},
+    ),
+    State(
+        "prefix",
+        "being stored",
+        "that is being copied from the host to the store",
+        {"match": TREE, "split": TREE, "pressure": TREE},
+    ),
+    State("object", "being written", "that is on its way to the store", {"overwrite": TREE, "remove": TREE}),
+    State("object", "stored", "that the store holds", {"overwrite": TREE, "remove": TREE}),
+    State("object", "being read", "that is on its way from the store", {"overwrite": TREE, "remove": TREE}),
+)
+"""All states, in the order of a matrix's rows."""
+
+SITUATIONS: Mapping[str, Situation] = {
+    situation.key: situation
+    for state in STATES
+    for situation in (Situation(state.subject, state.name, happening) for happening in state.happenings)
+}
+
+
+def situations_of(scenario: str) -> tuple[Situation, ...]:
+    """The situations that a scenario can come into."""
+    return tuple(
+        Situation(state.subject, state.name, happening)
+        for state in STATES
+        for happening, scenarios in state.happenings.items()
+        if scenario in scenarios
+    )
+
+
+def never_reached(scenarios: Iterable[str], counts: Mapping[str, int]) -> list[Situation]:
+    """Situations that these scenarios can come into and that were not counted, in the order of the table."""
+    legal = {situation.key: situation for name in scenarios for situation in situations_of(name)}
+    return [each for key, each in SITUATIONS.items() if key in legal and not counts.get(key)]
