@@ -37,7 +37,8 @@ MADE_LATER = {  # what a command makes, by its first part, or by its name: the r
     "reports/runs": "where make stress writes runs",
     **dict.fromkeys(("run.json", "report.html"), "a file of a run"),
     **dict.fromkeys(
-        ("findings.csv", "scenarios.csv", "words.csv", "observed.csv", "mutants.csv", "bench.csv"), "a table of a run"
+        ("findings.csv", "scenarios.csv", "words.csv", "observed.csv", "situations.csv", "mutants.csv", "bench.csv"),
+        "a table of a run",
     ),
     **dict.fromkeys(("budgets.toml", "ids.json"), "what the reader writes"),
     "known_answers.json": "a file of a model folder",

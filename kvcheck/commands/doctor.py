@@ -78,12 +78,14 @@ KINDS: dict[str, tuple[str, ...]] = {
     "server-scenarios": ("kvcheck.core.live.scenarios:LIVE_SCENARIOS",),
     "servers": ("kvcheck.core.live.clients:CLIENTS",),
     "evidence": ("kvcheck.core.base.evidence_kinds:OBSERVED",),
+    "situations": ("kvcheck.core.base.situations:SITUATIONS",),
 }
 NOTES = {
     "invariants": "What the host tier must keep true.",
     "server-scenarios": "For kvcheck stress --target http://...",
     "servers": "Engines that kvcheck asks over HTTP.",
     "evidence": "What a running server did under requests that were judged.",
+    "situations": "What a schedule makes happen, by the state in which it happens.",
 }
 EXPLAINED_KINDS = ("oracles", "mutants", "scenarios", "invariants")
 CARD_FIELDS = ("shows", "matters", "example")

@@ -267,6 +267,7 @@ def test_every_writer_accepts_a_folder(tmp_path: Path) -> None:
         "scenarios.csv",
         "words.csv",
         "observed.csv",
+        "situations.csv",
         "mutants.csv",
         "bench.csv",
     }

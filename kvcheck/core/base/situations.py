@@ -58,6 +58,13 @@ class Situation:
         """How records name it."""
         return f"{self.subject}/{self.state}/{self.happening}"
 
+    @property
+    def shows(self) -> str:
+        """A sentence for people."""
+        state = next(each for each in STATES if (each.subject, each.name) == (self.subject, self.state))
+        article = "An" if self.subject[0] in "aeiou" else "A"
+        return f"{article} {self.subject} {state.meaning}: {HAPPENINGS[self.happening]}."
+
 
 STATES: Sequence[State] = (
     State("request", "waiting", "that is queued", {"abort": ALL}),

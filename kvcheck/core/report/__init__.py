@@ -58,7 +58,7 @@ COMPARISON_WRITERS: Registry[ComparisonWriter] = Registry(
 # What a writer puts into a folder. Kept here, so that a path can be checked without loading a writer.
 FILES = {
     "json": ("run.json",),
-    "csv": ("findings.csv", "scenarios.csv", "words.csv", "observed.csv", "mutants.csv", "bench.csv"),
+    "csv": ("findings.csv", "scenarios.csv", "words.csv", "observed.csv", "situations.csv", "mutants.csv", "bench.csv"),
     "html": ("report.html",),
 }
 

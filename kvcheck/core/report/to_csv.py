@@ -1,7 +1,8 @@
-"""The record as CSV tables: findings, scenarios, words verified per buffer, what servers did, mutants, prices.
+"""The record as CSV tables: findings, scenarios, words per buffer, what servers did, situations, mutants, prices.
 
 A path that ends in .csv gets one table, whose `kind` column tells scenario, observed, finding and price rows apart; any
-other path is a folder that gets findings.csv, scenarios.csv, words.csv, observed.csv, mutants.csv and bench.csv.
+other path is a folder that gets findings.csv, scenarios.csv, words.csv, observed.csv, situations.csv, mutants.csv and
+bench.csv.
 
 Invariants:
 - A text that a spreadsheet would run as a formula gets a leading apostrophe. Numbers stay numbers. Invisible characters
@@ -33,6 +34,7 @@ from kvcheck.core.base.record import (
     ScenarioResult,
     to_plain,
 )
+from kvcheck.core.base.situations import SITUATIONS, situations_of
 from kvcheck.core.report.store import make_folder, write_text
 
 Row = Mapping[str, object]
@@ -54,6 +56,7 @@ SCENARIO_COLUMNS = (
     *IDENTITY_COLUMNS,
 )
 WORD_COLUMNS = ("scenario", "shape", "buffer", "words_verified")
+SITUATION_COLUMNS = ("scenario", "shape", "subject", "state", "happening", "count")
 OBSERVED_COLUMNS = ("scenario", "shape", "kind", "count", "unit")
 COMBINED_OBSERVED = ("observed_kind", "count", "unit")
 """Those of them that no other row of the combined table has; there `kind` says what a row is."""
@@ -68,7 +71,7 @@ BENCH_COLUMNS = (
 
 
 def write(record: RunRecord, path: Path) -> None:
-    """One table into a .csv file, or the six tables into a folder."""
+    """One table into a .csv file, or all tables into a folder."""
     if path.suffix.lower() == ".csv" and not path.is_dir():
         write_text(path, combined(record))
         return
@@ -84,6 +87,7 @@ def tables(record: RunRecord) -> dict[str, str]:
         "scenarios.csv": _csv(record, SCENARIO_COLUMNS, _scenario_rows(record)),
         "words.csv": _csv(record, WORD_COLUMNS, _word_rows(record)),
         "observed.csv": _csv(record, OBSERVED_COLUMNS, _observed_rows(record)),
+        "situations.csv": _csv(record, SITUATION_COLUMNS, _situation_rows(record)),
         "mutants.csv": _csv(record, MUTANT_COLUMNS, [_plain_row(result) for result in record.mutants]),
         "bench.csv": _csv(record, BENCH_COLUMNS, [_bench_row(row) for row in record.bench]),
     }
@@ -188,6 +192,30 @@ def _observed_rows(record: RunRecord) -> list[Row]:
         for scenario, shape, evidence in _judged(record)
         for kind, count in evidence.observed.items()
     ]
+
+
+def _situation_rows(record: RunRecord) -> list[Row]:
+    """How often each situation was reached, and 0 for those that a scenario can come into and did not.
+
+    A key that this version does not know is all subject.
+    """
+    rows: list[Row] = []
+    for scenario, shape, evidence in _judged(record):
+        counts = {each.key: 0 for each in situations_of((scenario or "").partition("/")[0])} | evidence.situations
+        for key, count in counts.items():
+            known = SITUATIONS.get(key)
+            subject, state, happening = (known.subject, known.state, known.happening) if known else (key, None, None)
+            rows.append(
+                {
+                    "scenario": scenario,
+                    "shape": shape,
+                    "subject": subject,
+                    "state": state,
+                    "happening": happening,
+                    "count": count,
+                }
+            )
+    return rows
 
 
 def _judged(record: RunRecord) -> list[tuple[str | None, str | None, Evidence]]:

@@ -27,6 +27,7 @@ from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord,
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.prices import all_prices, curves, in_short, price_list, step_us, time_text
 from kvcheck.core.report.server_section import server_section
+from kvcheck.core.report.situation_matrix import matrix_section
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.templates import template
 from kvcheck.core.report.walk_drawing import Suspect, picture_of, walk_svg
@@ -99,6 +100,7 @@ def render(record: RunRecord) -> str:
         banner=_banner(record, ordered),
         counts=_counts(record),
         server=server_section(record),
+        situations=matrix_section(record),
         scenarios=[_scenario(row) for row in sorted(record.scenarios, key=lambda row: WORST_FIRST.index(row.verdict))],
         findings=_cards(shown, record.repro),
         total=f"{len(ordered):,}",
