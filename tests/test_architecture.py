@@ -31,7 +31,7 @@ BASE = frozenset(
         *("child", "child_start", "scratch", "identity", "cells", "evidence_kinds", "server_facts", "situations"),
     )
 )
-CONTENT = ("core.base.content", "core.base.rng")
+CONTENT = ("core.base.content", "core.base.deviation", "core.base.rng")
 MOVED = ("kernels", *CONTENT, "core.cache.backend", "core.cache.pools")
 CACHE = (*MOVED, "core.cache.offload", "core.cache.hicache", "core.cache.transfer", "core.cache.scheduler")
 JUDGED = (*CACHE, "core.workload", "core.targets")
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "kernels": ((), "tensor in, tensor out; even BASE is above them"),
     **dict.fromkeys(sorted(BASE), ((), "BASE: all others stand on it, so it stands on itself alone")),
     **dict.fromkeys(CONTENT, (("kernels",), "words with owners, and seeds: for targets and installed engines alike")),
+    "core.base.deviation": (("core.base.content", "kernels"), "whose words a row holds, by the rule of their content"),
     "core.cache.backend": (("kernels",), "runs operations, knows nothing of pools"),
     "core.cache.pools.shape": ((), "a value of plain numbers that workloads share with pools"),
     "core.cache.pools": (("core.cache.backend", "kernels"), "own the tensors, reach them through a backend"),
@@ -60,7 +61,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "core.workload.mismatch": ((), "plain numbers that an event holds"),
     "core.workload.events": (
-        ("core.workload.mismatch", "core.cache.backend.backend"),
+        ("core.workload.mismatch", "core.base.content", "core.cache.backend.backend"),
         "made by whoever observes a part, judged by the oracles: values of the layers below, none of their parts",
     ),
     "core.targets": ((*CACHE, "core.workload.events"), "puts the parts together, fixed or broken on purpose"),
@@ -77,7 +78,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.stress.oracles": (
         (
             *("core.workload.events", "core.stress.history", "core.stress.clocks", "core.stress.access_log"),
-            *("core.base.content", "core.workload.mismatch", "core.cache.backend.backend"),
+            *("core.base.content", "core.base.deviation", "core.workload.mismatch", "core.cache.backend.backend"),
         ),
         "judge a history alone, from any target",
     ),

@@ -12,17 +12,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvcheck.core.base.content import (
-    POISON_HALF,
-    POISON_WORD,
-    Deviation,
-    Expectation,
-    Owners,
-    Site,
-    Tag,
-    classify,
-    word,
-)
+from kvcheck.core.base.content import POISON_HALF, POISON_WORD, Site, Tag, word
+from kvcheck.core.base.deviation import Deviation, Expectation, Owners, classify
 from kvcheck.core.probes.frame.buffer_views import BufferView
 from kvcheck.core.probes.frame.content import ProbeJudge, content
 

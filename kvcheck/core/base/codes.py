@@ -64,6 +64,14 @@ CODES: dict[str, Code] = dict(
             "Patterns passed through float conversion lose NaN payloads.",
         ),
         _code(
+            "KV106",
+            "misplaced bytes",
+            "A read saw words that are right at another place: another head, layer, buffer or word of the row.",
+            "A copy with a wrong stride or offset, ranks that send the wrong heads, or a list of buffers or layers "
+            "in another order at one end.",
+            "No release yet; the words say which head, layer or buffer of which request they were written for.",
+        ),
+        _code(
             "KV201",
             "read before load",
             "A layer was read before it was loaded, or a page was backed up before it was computed.",

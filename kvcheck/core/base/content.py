@@ -1,13 +1,13 @@
 """The content rule: every word of KV, state and metadata encodes its request, its position and its place.
 
-`classify` gives the verdict on words that a read should not have seen. The oracle and the probes both call it.
+`core/base/deviation.py` gives the verdict on words that a read should not have seen.
 
 word = mix64(tag) XOR mask(space, buffer, piece, layer, word index),   tag = request:24 | attempt:8 | position:32
 
 Invariants:
 - The rule is a bijection in the tag for 64-bit words: one word is enough to name its owner. 32-bit words keep the low
   half and are resolved by trying the tags of the run.
-- Buffer, layer and word index enter through the mask: a word of another buffer, layer or place decodes to no owner.
+- Buffer, layer and word index enter through the mask: at another buffer, layer or index a word decodes to no owner.
 - Words are integers from end to end.
 """
 
@@ -54,6 +54,27 @@ class Site:
     first_word: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSites:
+    """The sites of one buffer's rows, or of one piece of its packed pages, as the whole model has them.
+
+    layers: global ids. words: of a whole row, before it is dealt out over ranks. heads: equal runs of it, each of a
+    head; 1 where heads do not split it. is_half: its words have 32 bits.
+    """
+
+    space: str
+    buffer: str
+    piece: str
+    layers: tuple[int, ...]
+    words: int
+    heads: int = 1
+    is_half: bool = False
+
+    def site(self, layer: int) -> Site:
+        """Where a whole row of that layer begins."""
+        return Site(self.space, self.buffer, self.piece, layer)
+
+
 def codes(authors: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> torch.Tensor:
     """mix64(tag) of first attempts. authors, positions: [T]. Returns [T] int64."""
     return mix64_torch(torch.from_numpy((authors << 40) | positions))
@@ -93,80 +114,6 @@ def decode_half(
         if len(hits):
             return Tag(request, 0, int(hits[0, 0]))
     return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
-    """What a row should hold: the words that `author` wrote for `position`. request: who reads, the author or a sharer.
-
-    is_state: the row is a recurrent state and the position counts its tokens; -1: no token has been computed.
-    """
-
-    request: int
-    author: int
-    position: int
-    is_state: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owners:
-    """The possible writers of a row: requests 1 to `requests`, or nobody. A row that nobody wrote has the words
-    `unwritten`.
-
-    positions: those to try for 32-bit words; None for 64-bit words. has_others: somebody else also writes there, with
-    words that do not follow the rule.
-    """
-
-    requests: int
-    unwritten: tuple[int, ...]
-    positions: int | None = None
-    has_others: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Deviation:
-    """What a row holds instead. owner: the request whose words it holds. story: a text that follows "saw" or
-    "holds"."""
-
-    code: str
-    owner: int | None
-    story: str
-
-
-def classify(words: Sequence[int | None], site: Site, expected: Expectation, owners: Owners) -> Deviation:
-    """Say what is wrong with a row that differs. words: as read, signed; None for a word that was not read."""
-    read = {at: word for at, word in enumerate(words) if word is not None}
-    if read and all(word in owners.unwritten for word in read.values()):
-        return Deviation("KV104", None, "memory that was never written")
-    tags = {at: _tag(word, site, at, expected, owners) for at, word in read.items()}
-    known = [tag for tag in tags.values() if tag is not None]
-    if not known:
-        first = f" (first: {next(iter(read.values())) & _U64:#018x})" if read else ""
-        return Deviation("KV105", None, f"words that nobody writes there{first}")
-    odd = [word for at, word in read.items() if tags[at] is None]
-    if set(known) == {Tag(expected.author, 0, expected.position)}:
-        if not odd:
-            return Deviation("KV105", None, "its own row, which ends in other bytes")
-        if not owners.has_others and not any(word in owners.unwritten for word in odd):
-            return Deviation("KV105", None, f"its own row with {len(odd)} words that nobody writes there")
-    own = (expected.author, expected.request)
-    if odd or len(set(known)) > 1:
-        found = sorted({tag.request for tag in known})
-        foreign = [owner for owner in found if owner not in own]
-        return Deviation("KV103", foreign[0] if foreign else found[0], f"a torn row with words of requests {found}")
-    tag = known[0]
-    if tag.request not in own:
-        return Deviation("KV102", tag.request, f"request {tag.request}'s bytes (its position {tag.position})")
-    if expected.is_state and (tag.position < expected.position or expected.position < 0):
-        return Deviation("KV101", tag.request, f"its own state as of token {tag.position}")
-    return Deviation("KV301", tag.request, f"the bytes of position {tag.position}")
-
-
-def _tag(value: int, site: Site, index: int, expected: Expectation, owners: Owners) -> Tag | None:
-    if owners.positions is None:
-        return decode(value, site, index, requests=owners.requests)
-    likely = (expected.author, expected.request)  # 32 bits do not name one for sure
-    return decode_half(value, site, index, requests=owners.requests, positions=owners.positions, first=likely)
 
 
 @lru_cache(maxsize=1024)

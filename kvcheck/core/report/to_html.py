@@ -66,6 +66,7 @@ LETTERS = {
     "KV103": ("T", "torn"),
     "KV104": ("N", "never written"),
     "KV105": ("B", "bit difference"),
+    "KV106": ("M", "misplaced"),
     "KV2": ("O", "ordering"),
     "KV3": ("C", "contract"),
     "KV4": ("A", "accounting"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvcheck.core.base.content import RowSites
 from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.workload.mismatch import Mismatch
 
@@ -102,6 +103,13 @@ class Verified:
     buffer: str
     words: int
     request: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SitesKnown:
+    """The places that the run's content words are written for: the rows of every buffer, and the metadata fields."""
+
+    rows: tuple[RowSites, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +393,7 @@ Event = (
     | Freed
     | Forward
     | Verified
+    | SitesKnown
     | Saw
     | Leased
     | Saved

@@ -18,13 +18,16 @@ from kvcheck.core.workload.mismatch import Mismatch
 TOP_LOGPROBS = 20
 """Top log-probabilities that a request which asks for them hands over; the field is wider, so a prefix is written."""
 
+PLAIN_FIELDS = ("output_ids", "bootstrap_room")
+"""Fields whose values are the request's own numbers, and no content words."""
+
 
 def metadata_values(job: Job, first_token: int, fields: tuple[MetadataField, ...]) -> dict[str, torch.Tensor]:
     """The fields a prefill writes: name to [n <= width]."""
     values: dict[str, torch.Tensor] = {}
     for field in fields:
         used = _used(job, field)
-        if field.name in ("output_ids", "bootstrap_room"):
+        if field.name in PLAIN_FIELDS:
             values[field.name] = torch.tensor(
                 [first_token if field.name == "output_ids" else job.request], dtype=field.dtype
             )

@@ -12,12 +12,12 @@ from dataclasses import replace
 import pytest
 
 from kvcheck.core.base import content
-from kvcheck.core.base.content import Site, Tag
+from kvcheck.core.base.content import RowSites, Site, Tag
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.content import ContentOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
-from kvcheck.core.workload.events import Event, Expected, Leased, Saw, Verified
+from kvcheck.core.workload.events import Event, Expected, Forward, Leased, Padding, Saw, SitesKnown, Verified
 from kvcheck.core.workload.mismatch import Mismatch
 
 LATENT = Site("full", "latent", "", 3)
@@ -128,6 +128,60 @@ def test_a_deviating_row_names_code_owner_and_place(event: Saw, code: str, owner
     assert "layer 3, page 9, row 6" in finding.message
 
 
+SITES = SitesKnown(
+    (
+        RowSites(space="full", buffer="latent", piece="", layers=(3, 4), words=4),
+        RowSites(space="full", buffer="k", piece="", layers=(3, 4), words=4, heads=2),
+        RowSites(space="full", buffer="index_k_with_scale", piece="scale", layers=(3, 4), words=2, is_half=True),
+        RowSites(space="metadata", buffer=TOPK.buffer, piece=TOPK.piece, layers=(0,), words=8),
+    )
+)
+HEAD = replace(LATENT, buffer="k")
+SECOND_HEAD = tuple(content.word(Tag(1, 0, 0), HEAD, at) for at in (2, 3))
+OTHER_LAYERS_SCALES = tuple(half(word) for word in row(2, 9, replace(SCALE, layer=4), 2))
+LATER = saw(LATENT, *row(2, 5000, replace(LATENT, layer=4)))
+
+
+@pytest.mark.parametrize(
+    ("event", "owner", "story"),
+    [
+        (OTHER_BUFFER, 2, "saw the words of buffer k of request 2, position 70; expected its own position 70"),
+        (OTHER_LAYER, 2, "saw the words of layer 4 of request 2, position 70; expected its own position 70"),
+        (saw(HEAD, *SECOND_HEAD), 1, "saw the words of head 1 of request 1, position 0; expected its own position 70"),
+        (saw(SCALE, *OTHER_LAYERS_SCALES, is_half=True), 2, "saw the words of layer 4 of request 2, position 9"),
+    ],
+)
+def test_words_of_another_place_are_named_by_it_where_the_history_has_the_places(
+    event: Saw, owner: int, story: str
+) -> None:
+    (finding,) = judge(ContentOracle(), History.of(SITES, *RUN, event))
+    assert (finding.code, finding.seen_request) == ("KV106", owner)
+    assert story in finding.message
+    (alone,) = judge(ContentOracle(), History.of(*RUN, event))
+    assert (alone.code, alone.seen_request) == ("KV105", None), "a stored history without places is judged as before"
+
+
+def test_a_position_is_known_once_it_was_computed() -> None:
+    codes = [
+        found.code
+        for begun in ((), (Forward(2, 0, 5001),))
+        for found in judge(ContentOracle(), History.of(SITES, *RUN, *begun, LATER))
+    ]
+    assert codes == ["KV105", "KV106"]
+
+
+def test_padding_and_slots_name_words_of_other_places_too() -> None:
+    padding = Padding("full", "latent", "", 3, 2, row(5, 11, replace(LATENT, layer=4)))
+    nobodys = Padding("full", "k", "", 3, 2, (1, 2, 3, 4))
+    slot = Leased(2, "prefill", 3, (("output_topk_index", row(4, 0, TOPK)),))
+    first, second, third = judge(ContentOracle(), History.of(SITES, *RUN, padding, nobodys, slot))
+    assert (first.code, first.request) == ("KV403", 5)
+    assert "holds words of layer 4 of request 5, position 11 after the run" in first.message
+    assert "holds other bytes after the run" in second.message
+    assert (third.code, third.seen_request) == ("KV102", 4)
+    assert "with words of field output_topk_p of request 4, position 0 in output_topk_index" in third.message
+
+
 @pytest.mark.parametrize(
     ("event", "code", "owner", "story"),
     [
@@ -221,6 +275,11 @@ class ReadsTheFirstWord(ContentOracle):
         super()._saw(Saw(replace(event.mismatch, words=event.mismatch.words[:1])))
 
 
+class KnowsNoPlaces(ContentOracle):
+    def _sites_known(self, event: SitesKnown) -> None:
+        return
+
+
 class ForgetsTheLayer(ContentOracle):
     def _saw(self, event: Saw) -> None:
         super()._saw(Saw(replace(event.mismatch, layer=4)))
@@ -244,6 +303,7 @@ class NeverCounts(ContentOracle):
         (KnowsNoOtherRequests, FOREIGN_HALF),
         (ForgetsPrefixAuthors, OTHER_PREFIX_POSITION),
         (ReadsTheFirstWord, TORN),
+        (KnowsNoPlaces, OTHER_LAYER),
         (ForgetsTheLayer, OTHER_LAYER),
         (TrustsLeases, LEASED_FULL),
         (NeverCounts, Verified("latent", 4)),
@@ -251,5 +311,5 @@ class NeverCounts(ContentOracle):
 )
 def test_a_broken_oracle_is_noticed(broken: Callable[[], ContentOracle], event: Event) -> None:
     whole, other = ContentOracle(), broken()
-    expected = ([*map(where, judge(whole, History.of(*RUN, event)))], whole.judged)
-    assert ([*map(where, judge(other, History.of(*RUN, event)))], other.judged) != expected
+    expected = ([*map(where, judge(whole, History.of(SITES, *RUN, event)))], whole.judged)
+    assert ([*map(where, judge(other, History.of(SITES, *RUN, event)))], other.judged) != expected

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from kvcheck.core.base.content import Expectation, Owners, Site, classify, codes, mask
+from kvcheck.core.base.content import Site, codes, mask
+from kvcheck.core.base.deviation import Expectation, Owners, classify
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.probes.frame.buffer_views import BufferView, Inventory
 

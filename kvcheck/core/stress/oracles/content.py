@@ -1,8 +1,9 @@
 """The content oracle: every word that a request reads is its own, at its position; a finding names the real owner.
 
 Invariants:
-- Foreign (KV102), position (KV301), torn (KV103), never written (KV104) and bit difference (KV105) are told apart by
-  decoding the words, not by where they were read.
+- Foreign (KV102), position (KV301), torn (KV103), never written (KV104), misplaced (KV106) and bit difference (KV105)
+  are told apart by decoding the words, not by where they were read.
+- Places come from the history (SitesKnown). A history that names none is judged without KV106.
 - Page and slot 0 have no owner: words found there were written without owning them (KV403).
 """
 
@@ -11,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.base import content
-from kvcheck.core.base.content import Deviation, Expectation, Owners, Site, Tag
+from kvcheck.core.base.content import RowSites, Site, Tag
+from kvcheck.core.base.deviation import Deviation, Elsewhere, Expectation, Owners, classify, origin_of
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.workload.events import Expected, Leased, Padding, ProcessActs, Saw, Verified
+from kvcheck.core.workload.events import Expected, Forward, Leased, Padding, ProcessActs, Saw, SitesKnown, Verified
 from kvcheck.core.workload.mismatch import Mismatch
 
-HALF_POSITIONS = 4096
-"""Positions tried for a 32-bit word; a longer request raises it to its own position."""
+POSITIONS = 4096
+"""Positions tried for a 32-bit word, and for words of other places; a longer request raises it to its own position."""
 
 
 class ContentOracle:
@@ -31,11 +33,15 @@ class ContentOracle:
         self.judged = 0
         self.findings: list[Finding] = []
         self._requests = 1
+        self._positions = POSITIONS
+        self._rows: dict[tuple[str, str, str], RowSites] = {}
         self._process = ""
         self._seen: set[tuple[object, ...]] = set()
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         return (
+            (SitesKnown, self._sites_known),
+            (Forward, self._forward),
             (Verified, self._verified),
             (Saw, self._saw),
             (Leased, self._leased),
@@ -49,6 +55,12 @@ class ContentOracle:
 
     def _process_acts(self, event: ProcessActs) -> None:
         self._process = event.process
+
+    def _sites_known(self, event: SitesKnown) -> None:
+        self._rows |= {(row.space, row.buffer, row.piece): row for row in event.rows}
+
+    def _forward(self, event: Forward) -> None:
+        self._positions = max(self._positions, event.stop)
 
     def _expected(self, event: Expected) -> None:
         self._requests = max(self._requests, event.request)
@@ -86,8 +98,9 @@ class ContentOracle:
             if len(self.findings) >= MAX_FINDINGS or ("lease", event.space, name) in self._seen:
                 return
             self._seen.add(("lease", event.space, name))
-            tag = self._owner(words[:1], Site("metadata", f"metadata.{name}", name, 0))
-            whose = f"request {tag.request}'s bytes" if tag is not None else "an earlier owner's bytes"
+            tag, whose = self._whose(
+                words[:1], Site("metadata", f"metadata.{name}", name, 0), "an earlier owner's bytes"
+            )
             self.findings.append(
                 Finding(
                     code="KV102",
@@ -106,8 +119,7 @@ class ContentOracle:
         self.judged += 1
         if not event.words:
             return
-        tag = self._owner(event.words, Site(event.space, event.buffer, event.piece, event.layer))
-        whose = f"request {tag.request}'s bytes (its position {tag.position})" if tag is not None else "other bytes"
+        tag, whose = self._whose(event.words, Site(event.space, event.buffer, event.piece, event.layer), "other bytes")
         unit = "slot" if event.space == "state" else "page"
         self.findings.append(
             Finding(
@@ -131,7 +143,7 @@ class ContentOracle:
             used = max((at for at, word in enumerate(words, 1) if word), default=len(words))
             words = words[:used]
         poison = content.POISON_HALF if found.half else content.POISON_WORD
-        return content.classify(
+        return classify(
             words,
             Site(found.space, found.buffer, found.piece, found.layer, found.first_word),
             Expectation(
@@ -143,13 +155,30 @@ class ContentOracle:
             Owners(
                 requests=self._requests if found.half else self._most(),
                 unwritten=(poison, 0) if is_metadata else (poison,),
-                positions=max(HALF_POSITIONS, found.position + 1) if found.half else None,
+                positions=max(POSITIONS, found.position + 1) if found.half else None,
+                elsewhere=self._elsewhere(found.position),
             ),
         )
 
-    def _owner(self, words: Iterable[int], site: Site) -> Tag | None:
+    def _whose(self, words: tuple[int, ...], site: Site, nobody: str) -> tuple[Tag | None, str]:
+        """The tag of the first word that carries one, and what the words are; `nobody` where none does.
+
+        Words that carry none here are tried at the other places of the run.
+        """
         tags = (content.decode(word, site, at, requests=self._most()) for at, word in enumerate(words))
-        return next((tag for tag in tags if tag is not None), None)
+        if (tag := next((tag for tag in tags if tag is not None), None)) is not None:
+            where = "" if site.space == "metadata" else f" (its position {tag.position})"
+            return tag, f"request {tag.request}'s bytes{where}"
+        elsewhere = self._elsewhere(0)
+        origin = None if elsewhere is None else origin_of(dict(enumerate(words)), elsewhere)
+        return (None, nobody) if origin is None else (origin.tag, f"words of {origin.story(site)}")
+
+    def _elsewhere(self, position: int) -> Elsewhere | None:
+        """The other places of the run; None where the history names none."""
+        if not self._rows:
+            return None
+        positions = max(self._positions, position + 1)
+        return Elsewhere(rows=(*self._rows.values(),), requests=self._requests, positions=positions)
 
     def _most(self) -> int:
         """The highest request that a 64-bit word is decoded to; its tag cannot be mistaken."""

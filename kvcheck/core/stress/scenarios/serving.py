@@ -38,10 +38,12 @@ from kvcheck.core.workload.events import (
     Retracted,
     Retried,
     Returned,
+    SitesKnown,
 )
 from kvcheck.core.workload.host_inspector import HostInspector
 from kvcheck.core.workload.jobs import Job
 from kvcheck.core.workload.readers import Readers
+from kvcheck.core.workload.sites import row_sites
 from kvcheck.core.workload.synthetic import synthetic_jobs, trace_file
 from kvcheck.core.workload.traces import read_trace, scale_trace
 
@@ -255,6 +257,7 @@ def make_setup(
     """The engine for a workload. host: its host tier; prefixes then take state slots of their own."""
     longest = max(job.total_tokens for job in load.jobs)
     made: list[ContentDecoder] = []
+    emit(SitesKnown(row_sites(shape)))
 
     def decoder(pool: KVPool, fields: tuple[MetadataField, ...], first_words: FirstWords) -> ContentDecoder:
         made.append(ContentDecoder(pool, pool.backend, load.jobs, emit, fields, readers, first_words))

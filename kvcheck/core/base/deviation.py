@@ -1,0 +1,214 @@
+"""The verdict on a row that differs: whose words it holds, from when, from where, or from nowhere.
+
+The content oracle and the probes both call `classify`.
+
+Invariants:
+- Words are decoded at their own place first. Words that carry no tag there are tried at every other place that the
+  caller names: another head or word of the row, layer, buffer, piece or space.
+- A word is attributed to another place only if a second one agrees, or if it is the only one of 64 bits to attribute.
+- Words of 32 bits carry half a tag. At other places they are tried for the reader and the author alone, and one that
+  no other agrees with says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kvcheck.core.base.content import RowSites, Site, Tag, codes, decode, decode_half, mask
+from kvcheck.kernels.content import as_unsigned, low_half, unmix64_torch
+
+TRIED_WORDS = 8
+"""Words of a row that are looked for at other places; the rest are compared with what is written where these are."""
+ROW_WORDS = 1 << 16
+"""A longer row is tried at its first so many words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What a row should hold: the words that `author` wrote for `position`. request: who reads, the author or a sharer.
+
+    is_state: the row is a recurrent state and the position counts its tokens; -1: no token has been computed.
+    """
+
+    request: int
+    author: int
+    position: int
+    is_state: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """The other places of a run, and the tags that their words can carry: requests 1 to `requests`, positions below
+    `positions`."""
+
+    rows: Sequence[RowSites]
+    requests: int
+    positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owners:
+    """The possible writers of a row: requests 1 to `requests`, or nobody. A row that nobody wrote has the words
+    `unwritten`.
+
+    positions: those to try for 32-bit words; None for 64-bit words. has_others: somebody else also writes there, with
+    words that do not follow the rule. elsewhere: where else the words can be from; None: nobody knows.
+    """
+
+    requests: int
+    unwritten: tuple[int, ...]
+    positions: int | None = None
+    has_others: bool = False
+    elsewhere: Elsewhere | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """What a row holds instead. owner: the request whose words it holds. story: a text that follows "saw" or
+    "holds"."""
+
+    code: str
+    owner: int | None
+    story: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where words of a row were written for.
+
+    first: the first of them, by its index in the row as it was read. shift: from such an index to the one in the whole
+    row there. words: how many they are.
+    """
+
+    row: RowSites
+    layer: int
+    first: int
+    shift: int
+    tag: Tag
+    words: int
+
+    def story(self, site: Site) -> str:
+        """What the words are, for a row that lies at `site`: "the words of layer 0 of request 3, position 5"."""
+        row, place = self.row, []
+        is_same_buffer = (row.space, row.buffer, row.piece) == (site.space, site.buffer, site.piece)
+        if not is_same_buffer and row.space == "metadata":
+            place.append(f"field {row.piece}")
+        elif not is_same_buffer:
+            place += [f"space {row.space}"] if row.space != site.space else []
+            place.append(f"buffer {row.buffer}{row.piece and '.'}{row.piece}")
+        if self.layer != site.layer and row.space != "metadata":
+            place.append(f"layer {self.layer}")
+        if is_same_buffer and (moved := self.shift - site.first_word):
+            per_head, index = row.words // row.heads, self.first + self.shift
+            is_head = row.heads > 1 and moved % per_head == 0
+            place.append(f"head {index // per_head}" if is_head else f"word {index} and those behind it")
+        return f"{', '.join(place)} of request {self.tag.request}, position {self.tag.position}"
+
+
+def classify(words: Sequence[int | None], site: Site, expected: Expectation, owners: Owners) -> Deviation:
+    """Say what is wrong with a row that differs. words: as read, signed; None for a word that was not read."""
+    read = {at: word for at, word in enumerate(words) if word is not None}
+    if read and all(word in owners.unwritten for word in read.values()):
+        return Deviation("KV104", None, "memory that was never written")
+    tags = {at: _tag(word, site, at, expected, owners) for at, word in read.items()}
+    known = [tag for tag in tags.values() if tag is not None]
+    odd = {at: word for at, word in read.items() if tags[at] is None}
+    is_own = set(known) == {Tag(expected.author, 0, expected.position)}
+    if (is_own or not known) and (misplaced := _misplaced(odd, len(read), site, expected, owners)) is not None:
+        return misplaced
+    if not known:
+        first = f" (first: {as_unsigned(next(iter(read.values()))):#018x})" if read else ""
+        return Deviation("KV105", None, f"words that nobody writes there{first}")
+    if is_own:
+        if not odd:
+            return Deviation("KV105", None, "its own row, which ends in other bytes")
+        if not owners.has_others and not any(word in owners.unwritten for word in odd.values()):
+            return Deviation("KV105", None, f"its own row with {len(odd)} words that nobody writes there")
+    own = (expected.author, expected.request)
+    if odd or len(set(known)) > 1:
+        found = sorted({tag.request for tag in known})
+        foreign = [owner for owner in found if owner not in own]
+        return Deviation("KV103", foreign[0] if foreign else found[0], f"a torn row with words of requests {found}")
+    tag = known[0]
+    if tag.request not in own:
+        return Deviation("KV102", tag.request, f"request {tag.request}'s bytes (its position {tag.position})")
+    if expected.is_state and (tag.position < expected.position or expected.position < 0):
+        return Deviation("KV101", tag.request, f"its own state as of token {tag.position}")
+    return Deviation("KV301", tag.request, f"the bytes of position {tag.position}")
+
+
+def origin_of(words: Mapping[int, int], elsewhere: Elsewhere, *, halves_of: Sequence[int] = ()) -> Origin | None:
+    """The place that most of a row's words were written for; None where too few agree on one.
+
+    words: as read, by their index in the row. halves_of: the words have 32 bits, and these requests are tried.
+    """
+    seen: dict[tuple[int, int, int, Tag], None] = {}
+    for at, word in list(words.items())[:TRIED_WORDS]:
+        hits = _half_hits(word, elsewhere, halves_of) if halves_of else _hits(word, elsewhere)
+        seen |= dict.fromkeys((number, layer, index - at, tag) for number, layer, index, tag in hits)
+    found = [_agreeing(words, elsewhere.rows[number], layer, shift, tag) for number, layer, shift, tag in seen]
+    best = max(found, key=lambda origin: origin.words, default=None)
+    return None if best is None or (best.words < 2 and (halves_of or len(words) > 1)) else best
+
+
+def _agreeing(words: Mapping[int, int], row: RowSites, layer: int, shift: int, tag: Tag) -> Origin:
+    """The origin of all words that are what the tag's owner writes there."""
+    masks = mask(row.site(layer), min(row.words, ROW_WORDS))
+    written = codes(np.array([tag.request]), np.array([tag.position])) ^ masks
+    values = (low_half(written) if row.is_half else written).tolist()
+    agree = [at for at, word in words.items() if 0 <= at + shift < len(values) and values[at + shift] == word]
+    return Origin(row=row, layer=layer, first=agree[0], shift=shift, tag=tag, words=len(agree))
+
+
+def _misplaced(
+    odd: Mapping[int, int], read: int, site: Site, expected: Expectation, owners: Owners
+) -> Deviation | None:
+    """The verdict on words that are right at another place. odd: those that carry no tag at their own."""
+    if owners.elsewhere is None:
+        return None
+    words = {at: word for at, word in odd.items() if word not in owners.unwritten}
+    halves_of = () if owners.positions is None else tuple(dict.fromkeys((expected.author, expected.request)))
+    origin = origin_of(words, owners.elsewhere, halves_of=halves_of)
+    if origin is None:
+        return None
+    story = origin.story(site)
+    if origin.words == read:
+        return Deviation("KV106", origin.tag.request, f"the words of {story}")
+    of_row = f"{origin.words} of the {read} words read"
+    if len(odd) < read:
+        return Deviation("KV106", origin.tag.request, f"its own row with words of {story} ({of_row})")
+    return Deviation("KV106", origin.tag.request, f"words of {story} ({of_row})")
+
+
+def _hits(word: int, elsewhere: Elsewhere) -> Iterator[tuple[int, int, int, Tag]]:
+    """Row, layer, index in the whole row, and tag that a 64-bit word carries there."""
+    for number, row in enumerate(elsewhere.rows):
+        for layer in () if row.is_half else row.layers:
+            packed = unmix64_torch(mask(row.site(layer), min(row.words, ROW_WORDS)) ^ word)
+            request, position = (packed >> 40) & 0xFFFFFF, packed & 0xFFFFFFFF
+            is_tag = (request >= 1) & (request <= elsewhere.requests) & (position < elsewhere.positions)
+            for index in torch.nonzero(is_tag & ((packed >> 32) & 0xFF == 0)).view(-1).tolist():
+                yield number, layer, index, Tag(int(request[index]), 0, int(position[index]))
+
+
+def _half_hits(word: int, elsewhere: Elsewhere, requests: Sequence[int]) -> Iterator[tuple[int, int, int, Tag]]:
+    """The same for a 32-bit word, of these requests alone."""
+    at = np.arange(elsewhere.positions, dtype=np.int64)
+    for number, row in enumerate(elsewhere.rows):
+        for layer in row.layers if row.is_half else ():
+            masks = mask(row.site(layer), min(row.words, ROW_WORDS))
+            for request in requests:
+                written = low_half(codes(np.full(len(at), request, dtype=np.int64), at).unsqueeze(-1) ^ masks)
+                for position, index in torch.nonzero(written == word).tolist():
+                    yield number, layer, index, Tag(request, 0, position)
+
+
+def _tag(value: int, site: Site, index: int, expected: Expectation, owners: Owners) -> Tag | None:
+    if owners.positions is None:
+        return decode(value, site, index, requests=owners.requests)
+    likely = (expected.author, expected.request)  # 32 bits do not name one for sure
+    return decode_half(value, site, index, requests=owners.requests, positions=owners.positions, first=likely)
