@@ -107,6 +107,15 @@ def test_the_same_race_is_told_once_and_more_of_the_same_is_not_listed() -> None
     assert len(judge(OrderingOracle(), History.of(*many))) == MAX_FINDINGS
 
 
+def test_a_read_that_checks_what_it_read_may_race_and_excuses_nobody_else() -> None:
+    look = op(2, "verify", reads=(replace(touch(5), is_checked=True),))
+    assert verdict(OrderingOracle, (load(1, 5), look, load(3, 5, lane="h2d"))) == []
+    assert [code for code, _ in verdict(OrderingOracle, (load(1, 5), look, read(3, 5)))] == ["KV201"]
+    assert [code for code, _ in verdict(OrderingOracle, (load(1, 5), look, write(3, 5)))] == ["KV202"]
+    unchecked = op(2, "verify", reads=(touch(5),))
+    assert [code for code, _ in verdict(OrderingOracle, (load(1, 5), unchecked))] == ["KV201"]
+
+
 def test_a_page_list_that_changes_later_is_judged_as_it_was() -> None:
     pages = np.array([5, 6])
     first = Footprint("full", ("latent",), (0, 1), pages[:1])

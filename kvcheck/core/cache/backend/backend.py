@@ -82,6 +82,7 @@ class Footprint:
     layers: half-open range of layers local to the space. rows: [n] page or slot ids.
     spans: [n, 2] half-open token interval inside each page; None is the whole row.
     owners: [n] request ids that `rows` are touched for; None where no request is named.
+    is_checked: a read whose bytes count only if the operation finds them whole, such as a look for a seal. It may race.
     """
 
     space: str
@@ -91,6 +92,7 @@ class Footprint:
     spans: IndexArray | None = None
     owners: IndexArray | None = None
     place: Place = Place.DEVICE
+    is_checked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

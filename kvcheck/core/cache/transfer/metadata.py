@@ -257,6 +257,10 @@ class MetadataBuffers:
             )
         )
 
+    def footprint(self, slot: int, request: int) -> Footprint:
+        """What an operation touches that reads or writes the slot for the request."""
+        return self._footprint(np.array([slot], dtype=np.int64), request)
+
     def storage_range(self) -> tuple[int, int]:
         """First and one-past-last address of the rows, for aliasing checks."""
         return self._rows.data_ptr(), self._rows.data_ptr() + self._rows.numel()

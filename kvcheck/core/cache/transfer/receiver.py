@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -338,9 +338,24 @@ class Receiver:
             if seal == self._sealer.seal(content, plan):
                 right.append(seal)
 
-        self._backend.wait(self._backend.submit(Operation("seal.verify", (run,), ticket.request), lane=self._lane))
+        self._backend.wait(
+            self._backend.submit(
+                Operation("seal.verify", (run,), ticket.request),
+                lane=self._lane,
+                reads=self._looked_at(receiving, content, rank),
+            )
+        )
         receiving.size += sum(each.bytes for each in right)
         return bool(right)
+
+    def _looked_at(self, receiving: InboundRoom, content: Content, rank: int) -> tuple[Footprint, ...]:
+        """What a look for a source's seal reads. Nothing of it is used if the seal does not fit."""
+        request = receiving.ticket.request
+        seal = np.array([receiving.slot * self._ranks + rank], dtype=np.int64)
+        reads = [*room_footprints(self._layout, content.units, request), Footprint("seals", ("seal",), (0, 1), seal)]
+        if content.row is not None:
+            reads.append(self._metadata.footprint(receiving.slot, request))
+        return tuple(replace(each, is_checked=True) for each in reads)
 
     def _mark(self, receiving: InboundRoom) -> None:
         """Fill the memory of a room with words that no sender writes, in forward-lane order and before any source is
@@ -363,9 +378,7 @@ class Receiver:
                 view.index_fill_(1, rows, word)
             row.fill_(word)
 
-        slot = Footprint(
-            self._metadata.space, ("metadata",), (0, 1), np.array([receiving.slot]), owners=np.array([request])
-        )
+        slot = self._metadata.footprint(receiving.slot, request)
         self._backend.submit(
             Operation("receive.mark", (run,), request),
             lane=self._pool.forward,

@@ -114,7 +114,7 @@ class Writer:
             source="metadata",
             target="metadata",
             blocks=np.array([[slot * layout.row_bytes, self._stride(peer) * want.slot, layout.packed_bytes]]),
-            reads=(Footprint(self._metadata.space, ("metadata",), (0, 1), np.array([slot]), owners=owners),),
+            reads=(self._metadata.footprint(slot, want.request),),
             writes=(Footprint("metadata-decode", ("metadata",), (0, 1), np.array([want.slot]), owners=owners),),
         )
         self._wire.write(peer, "aux", (write,), ticket=_ticket(want), after=after)
@@ -145,10 +145,11 @@ class Writer:
         plan = self._sealer.plan(content)
         at = self._seal_at(peer, slot)
         into = self._seals[at]
+        row = (self._metadata.footprint(slot, want.request),) if has_row else ()
         return self._backend.submit(
             Operation("seal.make", (partial(self._make_seal, into, content, plan),), want.request),
             lane=self._seal_lane,
-            reads=room_footprints(self._layout, units, want.request),
+            reads=(*room_footprints(self._layout, units, want.request), *row),
             writes=(Footprint("seals", ("seal",), (0, 1), np.array([at])),),
             after=after,
         )

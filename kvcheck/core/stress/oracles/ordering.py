@@ -5,6 +5,7 @@ Invariants:
 - A read behind no edge from an earlier write is KV201; a write behind no edge from an earlier read or write is KV202.
 - Freeing and allocating are neither edges nor writes: stream-ordered reuse is legal, reuse without an edge is not.
 - The chunks of one operation, and the operations of one lane, never race with each other.
+- A read that checks what it read may race: torn bytes do not pass its check.
 """
 
 from __future__ import annotations
@@ -115,6 +116,8 @@ class OrderingOracle:
         self._operations[lane].append((clock[lane], event))
         over = self._clocks.known_to_all(lane)
         for footprint in event.reads:
+            if footprint.is_checked:
+                continue
             if footprint.place is Place.PAGEABLE:
                 # The process reads a pageable source before `submit` returns, whatever the lane waits for.
                 self._judge(event, lane, known, footprint, is_write=False)
