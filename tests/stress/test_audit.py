@@ -8,31 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Footprint, Operation, Place
 from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.backend.simulated import SimulatedBackend
+from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS, HostPool
 from kvcheck.core.cache.offload import Offload
-from kvcheck.core.cache.pools.buffers import BufferSpec
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import Extent
 from kvcheck.core.cache.pools.request_table import IndexTable
-from kvcheck.core.stress.audit import AuditBackend, Memory
+from kvcheck.core.stress.audit import WATCHED_FIRST, AuditBackend, Excess, is_audited
+from kvcheck.core.stress.named_memory import Memory, naming
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.stress.runner_rows import FLOOR
+from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.stress.strategies import EagerStrategy
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import mutant
 from kvcheck.core.targets.parts import FIXED, TargetParts
+from kvcheck.core.workload.events import Submitted
 from kvcheck.core.workload.shapes import TINY_SHAPES
+from kvcheck.core.workload.shapes import shape as shape_named
 
 
 def audited(shape: str, parts: TargetParts = FIXED) -> Outcome:
-    """One short schedule, watched. A look at a seal may race with the writes, so it declares no footprint."""
+    """One short schedule, every operation watched."""
     plan = parse_line(f"retract-resume:shape={shape},seed=1,schedule=0,requests=12,strategy=random")
-    outcome = ScheduleRunner(BuiltinTarget(parts), audit=True).run(plan)
-    return replace(outcome, findings=tuple(each for each in outcome.findings if "seal.verify " not in each.message))
+    return ScheduleRunner(BuiltinTarget(parts), audit=True).run(plan)
 
 
 @pytest.mark.schedules
@@ -55,6 +64,27 @@ def test_every_operation_of_the_prefix_cache_declares_what_it_touches(scenario: 
     outcome = ScheduleRunner(BuiltinTarget(), audit=True).run(plan)
     assert [found.message for found in outcome.findings] == []
     assert outcome.evidence.loads and outcome.evidence.backups and outcome.judged["audit"] > 1000
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize("scenario", ["pd-transfer", "nvlink-aux"])
+@pytest.mark.parametrize("shape", ["llama-3-fp8-tiny", "gpt-oss-tiny", "qwen3-next-tiny"])
+def test_every_operation_of_a_transfer_declares_what_it_touches(scenario: str, shape: str) -> None:
+    """Schedule 2 is of two ranks and one: each row of the decode rank is written in two parts."""
+    plan = parse_line(f"{scenario}:shape={shape},seed=1,schedule=2,requests=3")
+    outcome = ScheduleRunner(BuiltinTarget(), audit=True).run(plan)
+    assert [found.message for found in outcome.findings] == []
+    assert outcome.evidence.transfers and outcome.judged["audit"] > 1000
+
+
+@pytest.mark.schedules
+def test_seals_declare_the_metadata_row_that_they_cover() -> None:
+    seen: list[Submitted] = []
+    plan = parse_line("retract-resume:shape=llama-3-tiny,seed=1,schedule=0,requests=4")
+    ScheduleRunner(BuiltinTarget()).run(plan, handlers=((Submitted, seen.append),))
+    for name, row in (("seal.make", "prefill-0:metadata-prefill"), ("seal.verify", "decode-0:metadata-decode")):
+        reads = [{each.space for each in event.reads} for event in seen if event.name == name]
+        assert reads and all(row in spaces for spaces in reads)
 
 
 class SaveDeclaresOnePageLess(Offload):
@@ -116,7 +146,7 @@ def excess(touch: Touch, declared: Sequence[Footprint], verb: str) -> list[tuple
     operation = Operation("touch", (lambda: touch(words),))
     backend.submit(operation, lane=backend.lane("forward"), reads=reads, writes=writes)
     assert backend.judged > 0
-    return [(each.verb, each.place) for each in backend.found]
+    return [(each.verb, each.place) for each in backend.found if isinstance(each, Excess)]
 
 
 TOUCHES: tuple[tuple[str, Touch, tuple[tuple[int, int, int, int], ...]], ...] = (
@@ -145,21 +175,172 @@ def test_a_call_is_mapped_to_exactly_its_cells(
             assert (verb, (layer * 3 + page) * 4 + cell) in excess(touch, less, verb)
 
 
-def test_memory_of_no_name_and_released_memory_are_not_watched() -> None:
+def test_memory_that_is_not_in_the_table_is_named_by_its_own_name() -> None:
+    backend = AuditBackend(EagerBackend(), naming(shape_named("llama-3-tiny")))
+    lane = backend.lane("d2h")
+    for name in ("offload.staging", "device.staging", "host.layer-first.full.staging", "staging"):
+        staging = backend.empty(name, (4,), torch.int64, Place.PINNED)
+        fill = Operation("fill", (partial(staging[1:3].fill_, 1),))
+        backend.submit(fill, lane=lane, writes=(Footprint(name, ("",), (0, 1), np.array([1, 2])),))
+        assert backend.found == []
+        backend.submit(fill, lane=lane, writes=(Footprint(name, ("",), (0, 1), np.array([1])),))
+        backend.submit(Operation("copy", (staging.clone,)), lane=lane)
+        assert [each.finding().message for each in backend.found] == [
+            f"fill writes {name}, layer 0, unit 2, which no footprint of it names",
+            f"copy reads {name}, layer 0, unit 0, which no footprint of it names",
+        ]
+        backend.found.clear()
+
+
+def test_released_memory_is_not_watched() -> None:
     memory = Memory(space="full", buffer="k", layers=1, units=1)
-    backend = AuditBackend(EagerBackend(), lambda name, shape: memory if name == "known" else None)
+    backend = AuditBackend(EagerBackend(), lambda name, shape: memory)
     lane = backend.lane("forward")
-    unknown = backend.empty("unknown", (4,), torch.int64, Place.DEVICE)
     known = backend.empty("known", (4,), torch.int64, Place.DEVICE)
-    backend.submit(Operation("fill", (lambda: unknown.fill_(1),)), lane=lane)
-    assert (backend.found, backend.judged) == ([], 0)
-    backend.submit(Operation("fill", (lambda: known.fill_(1),)), lane=lane)
+    fill = Operation("fill", (lambda: known.fill_(1),))
+    backend.submit(fill, lane=lane)
     assert [each.finding().message for each in backend.found] == [
         "fill writes full.k, layer 0, unit 0, which no footprint of it names"
     ]
     backend.release("known")
-    backend.submit(Operation("fill", (lambda: known.fill_(1),)), lane=lane)
+    backend.submit(fill, lane=lane)
     assert len(backend.found) == 1
+
+
+def test_memory_that_no_backend_handed_out_belongs_to_one_operation() -> None:
+    backend = AuditBackend(EagerBackend(), lambda name, shape: None)
+    lane = backend.lane("d2h")
+    scratch, codes = torch.zeros(4), torch.ones(4)
+
+    def own() -> None:
+        torch.empty(4).copy_(codes)
+
+    backend.submit(Operation("stage", (lambda: scratch.copy_(codes), lambda: scratch.add_(1))), lane=lane)
+    backend.submit(Operation("read", (lambda: codes.clone(), own)), lane=lane)
+    backend.submit(Operation("again", (lambda: codes.clone(), own)), lane=lane)
+    assert backend.findings() == (), "its own scratch, what is read alone, and what a chunk makes"
+    backend.submit(Operation("drain", (lambda: scratch.clone(),)), lane=lane)
+    (found,) = backend.findings()
+    assert (found.code, found.oracle) == ("KV306", "audit")
+    assert found.message.startswith("drain reads 16 bytes that an earlier stage wrote, in memory that no backend")
+
+
+def test_an_address_that_is_used_again_is_other_memory() -> None:
+    backend = AuditBackend(EagerBackend(), lambda name, shape: None)
+    lane = backend.lane("d2h")
+    for _ in range(64):  # the allocator gives the same address again and again
+        scratch = torch.zeros(4096)
+        backend.submit(Operation("fill", (partial(scratch.fill_, 1),)), lane=lane)
+        del scratch
+    assert backend.findings() == ()
+
+
+def test_the_snapshot_of_a_pageable_source_is_watched() -> None:
+    backend = AuditBackend(SimulatedBackend(EagerStrategy()), lambda name, shape: None)
+    lane = backend.lane("h2d")
+    source, target = (backend.empty(name, (4,), torch.int64, Place.PAGEABLE) for name in ("source", "target"))
+
+    def stage() -> tuple[Callable[[], object], ...]:
+        taken = source[:2].clone()
+        return (lambda: target[:2].copy_(taken),)
+
+    def footprint(name: str, *rows: int, place: Place = Place.DEVICE) -> tuple[Footprint, ...]:
+        return (Footprint(name, ("",), (0, 1), np.array(rows), place=place),)
+
+    copy = Operation("copy", (), stage=stage)  # type: ignore[arg-type]
+    for reads, writes, found in (((0, 1), (0, 1), []), ((0,), (0, 1), ["reads"]), ((0, 1), (1,), ["writes"])):
+        declared = footprint("source", *reads, place=Place.PAGEABLE), footprint("target", *writes)
+        backend.wait(backend.submit(copy, lane=lane, reads=declared[0], writes=declared[1]))
+        assert [each.verb for each in backend.found] == found
+        backend.found.clear()
+
+
+@pytest.mark.parametrize("layout", HOST_LAYOUTS)
+@pytest.mark.parametrize("method", COPY_METHODS)
+def test_host_pages_are_watched_in_every_layout(layout: str, method: str) -> None:
+    shape = shape_named("glm-5.1-tiny")
+    specs = POOLS.load(shape.family)(shape)
+    backend = AuditBackend(EagerBackend(), naming(shape))
+    host = HostPool(specs, units={"full": 5}, page_size=shape.page_size, layout=layout, method=method, backend=backend)
+    layers = len(specs[0].layers)
+    rows = {each.name: shape.page_size if each.rows is Granularity.TOKEN else 1 for each in specs[0].buffers}
+    words = {
+        each.name: backend.empty(
+            f"device.full.{each.name}",
+            (layers, 8 * rows[each.name], each.row_bytes // 8),
+            torch.int64,
+            Place.DEVICE,
+        ).zero_()
+        for each in specs[0].buffers
+    }
+    ids, names, lane = np.array([1, 3]), tuple(words), backend.lane("hicache.d2h")
+    backup = Operation("backup", host.backup_chunks("full", names, host=ids, device=ids, words=words))
+    load = Operation("load", host.load_chunks("full", names, layer=1, host=ids, device=ids, words=words))
+    on_device = Footprint("full", names, (0, layers), ids)
+
+    def submit(which: Operation, rows: IndexArray, touched: tuple[int, int]) -> None:
+        on_host = host.footprint("full", names, rows, layers=touched)
+        reads, writes = (on_device, on_host) if which is backup else (on_host, on_device)
+        backend.submit(which, lane=lane, reads=(reads,), writes=(writes,))
+
+    submit(backup, ids, (0, layers))
+    submit(load, ids, (1, 2))
+    assert backend.findings() == () and backend.judged > 0
+    submit(backup, ids[:1], (0, layers))
+    submit(load, ids, (0, 1))
+    assert [(each.buffer, each.layer, each.page) for each in backend.findings()] == [
+        *((name, 0, 3) for name in sorted(names)),
+        *((name, 1, 1) for name in sorted(names)),
+    ]
+
+
+def test_a_part_of_a_row_stands_for_the_row() -> None:
+    part = Footprint("full", ("k/0", "k/1"), (0, 1), np.array([1]))
+    assert excess(lambda w: w[0, 5:7].clone(), (part,), "reads") == []
+    assert excess(lambda w: w[0, 5:7].clone(), (replace(part, buffers=("k2/0",)),), "reads") != []
+
+
+# Which schedules, which operations
+
+
+def test_one_schedule_in_seven_is_audited_and_its_replay_too() -> None:
+    plan = Plan(scenario="hicache", shape="llama-3-tiny")
+    audited = [number for number in range(24) if is_audited(replace(plan, schedule=number))]
+    assert audited == [2, 9, 16, 23] and audited[0] < FLOOR
+    third = replace(plan, schedule=2)
+    for same in (replace(third, mutant="load-without-pin"), replace(third, strategy="replay", choices="x")):
+        assert is_audited(same)
+    for other in (
+        replace(third, strategy="flip"),
+        replace(third, backend="eager"),
+        replace(third, backend="cuda", device="cuda"),
+        replace(third, transport="tcp"),
+        parse_line("retract-resume:shape=retract.nsa,target=sglang,schedule=2"),
+    ):
+        assert not is_audited(other)
+
+
+@pytest.mark.schedules
+def test_the_audit_changes_nothing_but_what_is_judged() -> None:
+    plan = parse_line("hicache:shape=llama-3-tiny,seed=1,schedule=2,requests=16")
+    runner = ScheduleRunner(BuiltinTarget())
+    some, again = runner.run(plan), runner.run(plan)
+    every = ScheduleRunner(BuiltinTarget(), audit=True, workloads=runner.workloads).run(plan)
+    assert some.digest == again.digest == every.digest and some.judged == again.judged
+    assert 1000 < some.judged["audit"] < every.judged["audit"]
+    assert "audit" not in runner.run(replace(plan, schedule=3)).judged
+
+
+def test_of_one_name_the_first_operations_are_watched_and_then_one_in_so_many() -> None:
+    backend = AuditBackend(EagerBackend(), lambda name, shape: None, every=8)
+    words, lane = backend.empty("words", (4,), torch.int64, Place.DEVICE), backend.lane("forward")
+    watched = []
+    for number in range(1, WATCHED_FIRST + 25):
+        backend.submit(Operation("fill", (lambda: words.fill_(1),)), lane=lane)
+        watched += [number] if backend.found else []
+        backend.found.clear()
+    first, last = range(1, WATCHED_FIRST + 1), range(WATCHED_FIRST + 8, WATCHED_FIRST + 25, 8)
+    assert watched == [*first, *last]
 
 
 def test_a_table_is_watched_entry_by_entry() -> None:

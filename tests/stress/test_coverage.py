@@ -47,6 +47,14 @@ def test_a_round_tries_everything_that_a_long_run_does(scenario: str) -> None:
     assert {*whole.tried} == {*longer.tried} and {*whole.tried} >= ORDERS and not whole.not_tried
 
 
+def test_one_schedule_within_the_floor_audits_footprints() -> None:
+    found = coverage(PLAN, wanted=24, floor=FLOOR, ran=range(FLOOR))
+    assert "audit of footprints" in found.tried
+    assert "audit of footprints" in coverage(PLAN, wanted=24, floor=FLOOR, ran=[0, 1]).not_tried
+    eager = coverage(replace(PLAN, backend="eager"), wanted=24, floor=FLOOR, ran=range(24))
+    assert "audit of footprints" not in (*eager.tried, *eager.not_tried)
+
+
 def test_what_was_not_tried_is_named_however_few_were_asked_for() -> None:
     found = coverage(PLAN, wanted=1, floor=3, ran=[0])
     assert found.tried[:2] == ("eager", "rank layout:1x1")

@@ -5,29 +5,33 @@ maps each tensor argument to its memory and to places there: by the bytes of the
 gather or scatter.
 
 Invariants:
-- It works on the CPU backends only, and it is slow. It checks footprints and does not replace a stress run.
-- A chunk may touch less than was declared, never more. Memory without a known name belongs to the operation.
-- Accesses outside torch (numpy, lists, other threads) are not seen.
+- It works on the CPU backends only. The operations that run, and their order, are those of a run without it.
+- A chunk may touch less than was declared, never more.
+- All memory that a backend hands out has a name, so footprints name it. Other memory belongs to one operation: if a
+  second one touches what the first has written, footprints should have named it.
+- Accesses outside torch (numpy, lists, other threads) are not seen. Of a row that several ranks write in parts, it is
+  not seen which part is touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Footprint, Lane, Operation, Place, Signal
-from kvcheck.core.cache.pools import POOLS
-from kvcheck.core.cache.pools.buffers import Granularity
-from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.stress.named_memory import Masks, Memory, Naming, Places, by_own_name
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.stress.schedule import Kind, Plan
 
 _ONE_DIMENSION = frozenset({"index_select", "index_copy_", "index_fill_", "index_add_"})
 """Calls of the form (tensor, dimension, index tensor, ...)."""
@@ -57,32 +61,6 @@ _SHAPES_ONLY = frozenset(
 """Calls that look at a tensor's shape and not at its bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """An allocation as footprints name it: places [layers, units, tokens], all of one size.
-
-    first: id of the first unit.
-    """
-
-    space: str
-    buffer: str
-    layers: int
-    units: int
-    tokens: int = 1
-    first: int = 0
-
-    def named(self, footprint: Footprint) -> npt.NDArray[np.bool_]:
-        """Which places the footprint holds: bool [layers, units, tokens]."""
-        places = np.zeros((self.layers, self.units, self.tokens), dtype=np.bool_)
-        if footprint.space == self.space and self.buffer in footprint.buffers:
-            for index, unit in enumerate((footprint.rows - self.first).tolist()):
-                if 0 <= unit < self.units:
-                    whole = footprint.spans is None or self.tokens == 1
-                    span = slice(None) if whole or footprint.spans is None else slice(*footprint.spans[index].tolist())
-                    places[slice(*footprint.layers), unit, span] = True
-        return places
-
-
 @dataclass(frozen=True, slots=True)
 class Excess:
     """A place that an operation touched and had not declared."""
@@ -92,11 +70,17 @@ class Excess:
     memory: Memory
     place: int
 
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """Excesses of one kind are one finding."""
+        return self.operation, self.verb, self.memory.space, self.memory.buffer or ""
+
     def finding(self) -> Finding:
         """The finding KV306 for this place."""
-        layer, unit, token = (int(n) for n in np.unravel_index(self.place, _dimensions(self.memory)))
+        layer, unit, token = self.memory.at(self.place)
         row = token if self.memory.tokens > 1 else None
         where = f"layer {layer}, unit {unit + self.memory.first}" + ("" if row is None else f", row {row}")
+        what = self.memory.space if self.memory.buffer is None else f"{self.memory.space}.{self.memory.buffer}"
         return Finding(
             code="KV306",
             oracle="audit",
@@ -104,54 +88,89 @@ class Excess:
             layer=layer,
             page=unit + self.memory.first,
             row=row,
-            message=f"{self.operation} {self.verb} {self.memory.space}.{self.memory.buffer}, {where}, "
-            "which no footprint of it names",
+            message=f"{self.operation} {self.verb} {what}, {where}, which no footprint of it names",
         )
 
 
-Naming = Callable[[str, Sequence[int]], Memory | None]
-"""The memory for an allocation of that name and shape; None if footprints do not name it."""
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Memory that no backend handed out, and that two operations use. writer: the one that wrote it first."""
+
+    operation: str
+    verb: str
+    writer: str
+    size_bytes: int
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """Of one kind, one finding."""
+        return self.operation, self.verb, self.writer, ""
+
+    def finding(self) -> Finding:
+        """The finding KV306 for this memory."""
+        return Finding(
+            code="KV306",
+            oracle="audit",
+            message=f"{self.operation} {self.verb} {self.size_bytes} bytes that an earlier {self.writer} wrote, in "
+            "memory that no backend handed out, so no footprint can name it",
+        )
 
 
-def naming(shape: ModelShape) -> Naming:
-    """The memory of an engine of that shape: pool buffers, tables, metadata slots, offloaded values."""
-    buffers = {(spec.name, buffer.name): buffer for spec in POOLS.load(shape.family)(shape) for buffer in spec.buffers}
+def is_audited(plan: Plan) -> bool:
+    """True if the schedule runs under the audit. It follows from the plan alone, so a replay is audited as well.
 
-    def name_memory(name: str, lengths: Sequence[int]) -> Memory | None:
-        rank, colon, plain = name.rpartition(":")
-        scope = rank + colon  # of a rank of a pair, which names its spaces and its memory alike
-        kind, *rest = plain.split(".")
-        if kind == "device":
-            space, buffer = rest
-            tokens = shape.page_size if buffers[space, buffer].rows is Granularity.TOKEN else 1
-            return Memory(
-                space=scope + space, buffer=buffer, layers=lengths[0], units=lengths[1] // tokens, tokens=tokens
-            )
-        if kind == "table":
-            return Memory(space=f"{scope}table", buffer=rest[0], layers=1, units=lengths[0], tokens=lengths[1])
-        if kind == "offload":
-            number, space, buffer = rest
-            return Memory(
-                space=f"{scope}host.offload", buffer=f"{space}.{buffer}", layers=lengths[0], units=1, first=int(number)
-            )
-        if kind.startswith("metadata"):
-            return Memory(space=scope + kind, buffer="metadata", layers=1, units=lengths[0])
-        return None
+    The first such schedule lies within the floor of a cell. Those behind it go through other settings.
+    """
+    is_ours = plan.kind is Kind.SCHEDULE and plan.target == "builtin" and plan.backend == "simulated"
+    return is_ours and plan.strategy != "flip" and plan.schedule % AUDIT_ROUND == AUDITED
 
-    return name_memory
+
+AUDIT_ROUND, AUDITED = 7, 2
+"""One schedule in seven. Seven shares no factor with the numbers of settings, so each of them has its turn."""
+
+AUDIT = "audit of footprints"
+"""What coverage calls it."""
+
+WATCHED_FIRST = 48
+"""Of each name: operations of one name come from one place in the code, and a mistake there shows soon."""
+
+AUDITED_EVERY = 8
+"""In a stress run: of operations of one name, one in eight behind the first ones, which costs half as much CPU."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a watch looks at: by address the memory that has a name, and other memory that an operation has written."""
+
+    named: dict[int, tuple[Memory, int]] = field(default_factory=dict)
+    """The memory, and the bytes of one of its places."""
+
+    written: dict[int, tuple[StorageWeakRef, int, str]] = field(default_factory=dict)
+    """The memory, which may be gone and its address used again, and the number and name of who wrote it."""
+
+    def writer(self, address: int) -> tuple[int, str] | None:
+        """Number and name of the operation that wrote the memory there first; None if none has."""
+        memory, number, name = self.written.get(address, (None, 0, ""))
+        return None if memory is None or memory.expired() else (number, name)  # type: ignore[no-untyped-call]
 
 
 class AuditBackend:
-    """A CPU backend whose operations are watched. `found`: for each call that touched too much, the first such
-    place."""
+    """A CPU backend whose operations are watched. `found`: for each call that touched too much, the first such place.
 
-    def __init__(self, inner: Backend, name_memory: Naming) -> None:
+    every: of each name of an operation, the first WATCHED_FIRST are watched and then one in so many.
+    """
+
+    def __init__(self, inner: Backend, name_memory: Naming, *, every: int = 1) -> None:
         self.name, self.device = inner.name, inner.device
-        self.found: list[Excess] = []
+        self.found: list[Excess | Shared] = []
         self.judged = 0
         self._inner = inner
         self._name_memory = name_memory
-        self._memories: dict[str, tuple[torch.Tensor, Memory]] = {}
+        self._known = _Known()
+        self._addresses: dict[str, int] = {}
+        self._masks = Masks()
+        self._every = every
+        self._counts: Counter[str] = Counter()
         self.lane, self.index, self.signal = inner.lane, inner.index, inner.signal
         self.record, self.wait, self.query = inner.record, inner.wait, inner.query
         self.drain, self.idle, self.allocated = inner.drain, inner.idle, inner.allocated
@@ -160,14 +179,16 @@ class AuditBackend:
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
         """Allocate, and note the memory under that name."""
         tensor = self._inner.empty(name, shape, dtype, place)
-        memory = self._name_memory(name, shape)
-        if memory is not None and tensor.numel():
-            self._memories[name] = (tensor, memory)
+        if tensor.numel():
+            address = self._addresses[name] = tensor.untyped_storage().data_ptr()
+            memory = self._name_memory(name, shape) or by_own_name(name, shape)
+            self._known.named[address] = (memory, tensor.numel() * tensor.element_size() // prod(memory.lengths))
         return tensor
 
     def release(self, name: str) -> None:
         self._inner.release(name)
-        self._memories.pop(name, None)
+        if (address := self._addresses.pop(name, None)) is not None:
+            del self._known.named[address]
 
     def submit(
         self,
@@ -178,40 +199,90 @@ class AuditBackend:
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Submit the operation with every chunk watched."""
-        chunks = tuple(self._watched(operation.name, chunk, tuple(reads), tuple(writes)) for chunk in operation.chunks)
-        return self._inner.submit(replace(operation, chunks=chunks), lane=lane, reads=reads, writes=writes, after=after)
+        """Submit the operation with every chunk watched, and so the snapshot of a pageable source."""
+        watched = operation
+        if self._is_watched(operation.name):
+            watched = self._with_watch(operation, tuple(reads), tuple(writes))
+        return self._inner.submit(watched, lane=lane, reads=reads, writes=writes, after=after)
 
     def findings(self) -> tuple[Finding, ...]:
         """One finding for each kind of operation and buffer."""
-        kinds = {(e.operation, e.verb, e.memory.space, e.memory.buffer): e for e in reversed(self.found)}
+        kinds = {each.kind: each for each in reversed(self.found)}
         return tuple(kinds[kind].finding() for kind in sorted(kinds))[:MAX_FINDINGS]
 
-    def _watched(
-        self, name: str, chunk: ChunkWork, reads: tuple[Footprint, ...], writes: tuple[Footprint, ...]
-    ) -> ChunkWork:
+    def _is_watched(self, name: str) -> bool:
+        self._counts[name] += 1
+        return self._counts[name] <= WATCHED_FIRST or not self._counts[name] % self._every
+
+    def _with_watch(
+        self, operation: Operation, reads: tuple[Footprint, ...], writes: tuple[Footprint, ...]
+    ) -> Operation:
+        declared = _Declared(self._counts.total(), operation.name, reads, writes)
+        watched = replace(operation, chunks=self._all_watched(declared, operation.chunks))
+        if (stage := operation.stage) is not None:
+            watched = replace(watched, stage=lambda: self._staged(declared, stage))
+        return watched
+
+    def _all_watched(self, declared: _Declared, chunks: Sequence[ChunkWork]) -> tuple[ChunkWork, ...]:
+        return tuple(self._watched(declared, chunk) for chunk in chunks)
+
+    def _watched(self, declared: _Declared, chunk: ChunkWork) -> ChunkWork:
         def watched() -> None:
-            with _Watch(self._memories) as watch:
+            with _Watch(self._known) as watch:
                 chunk()
-            for verb, memory, places in watch.touched:
-                self.judged += len(places)
-                named = np.zeros(_dimensions(memory), dtype=np.bool_)
-                for footprint in reads if verb == "reads" else writes:
-                    named |= memory.named(footprint)
-                beyond = places[~named.reshape(-1)[places]]
-                if len(beyond):
-                    self.found.append(Excess(name, verb, memory, int(beyond[0])))
+            self._judge(declared, watch)
 
         return watched
 
+    def _staged(self, declared: _Declared, stage: Callable[[], tuple[ChunkWork, ...]]) -> tuple[ChunkWork, ...]:
+        with _Watch(self._known) as watch:
+            chunks = stage()
+        self._judge(declared, watch)
+        return self._all_watched(declared, chunks)
+
+    def _judge(self, declared: _Declared, watch: _Watch) -> None:
+        for verb, memory, places in watch.touched:
+            self.judged += len(places)
+            beyond = places[~declared.places(verb, memory, self._masks)[places]]
+            if len(beyond):
+                self.found.append(Excess(declared.name, verb, memory, int(beyond[0])))
+        for verb, tensor in watch.others:
+            storage = tensor.untyped_storage()
+            writer = self._known.writer(storage.data_ptr())
+            if writer is None:
+                if verb == "writes":
+                    here = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                    self._known.written[storage.data_ptr()] = (here, declared.number, declared.name)
+            elif writer[0] != declared.number:
+                self.found.append(Shared(declared.name, verb, writer[1], storage.nbytes()))
+
+
+class _Declared:
+    """What one operation declares. number: of its submission, and one for all replays of a graph."""
+
+    def __init__(self, number: int, name: str, reads: tuple[Footprint, ...], writes: tuple[Footprint, ...]) -> None:
+        self.number = number
+        self.name = name
+        self._footprints = {"reads": reads, "writes": writes}
+        self._places: dict[tuple[str, Memory], Places] = {}
+
+    def places(self, verb: str, memory: Memory, masks: Masks) -> Places:
+        """The places of a memory that it names for this verb; its chunks ask again and again."""
+        key = (verb, memory)
+        if key not in self._places:
+            self._places[key] = memory.named(self._footprints[verb], masks)
+        return self._places[key]
+
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes which places of known memory the calls inside it touch."""
+    """Notes which places of named memory the calls inside it touch, and which other memory that it did not make."""
 
-    def __init__(self, memories: Mapping[str, tuple[torch.Tensor, Memory]]) -> None:
+    def __init__(self, known: _Known) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.touched: list[tuple[str, Memory, IndexArray]] = []
-        self._memories = {tensor.untyped_storage().data_ptr(): (tensor, memory) for tensor, memory in memories.values()}
+        self.others: list[tuple[str, torch.Tensor]] = []
+        self._known = known
+        self._made: set[int] = set()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -221,51 +292,90 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        name = func.overloadpacket.__name__
-        if name not in _SHAPES_ONLY:
-            given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)}
-            for position, spec in enumerate(func._schema.arguments):
-                value = {**given, **(kwargs or {})}.get(spec.name)
-                index = _index(name, args) if position == 0 else None
-                for tensor in _tensors(value):
-                    self._note(tensor, "writes" if spec.alias_info and spec.alias_info.is_write else "reads", index)
-        return func(*args, **(kwargs or {}))
+        call = _CALLS.get(func) or _CALLS.setdefault(func, _call_of(func))
+        for position, name, verb in call.arguments:
+            value = args[position] if position < len(args) else kwargs.get(name) if kwargs else None
+            for tensor in (value,) if isinstance(value, torch.Tensor) else _tensors(value):
+                self._note(tensor, verb, call.name if position == 0 else "", args)
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if call.makes_memory:
+            for tensor in (result,) if isinstance(result, torch.Tensor) else _tensors(result):
+                self._made.add(tensor.untyped_storage().data_ptr())
+        return result
 
-    def _note(self, tensor: torch.Tensor, verb: str, index: tuple[Any, ...] | None) -> None:
-        known = self._memories.get(tensor.untyped_storage().data_ptr())
-        if known is None or not tensor.numel():
+    def _note(self, tensor: torch.Tensor, verb: str, call: str, args: tuple[Any, ...]) -> None:
+        """An argument of a call. call: its name if this is the first argument, which an index may narrow."""
+        address = tensor.untyped_storage().data_ptr()
+        if address in self._made or not tensor.numel():
             return
-        whole, memory = known
-        place_bytes = whole.numel() * whole.element_size() // (memory.layers * memory.units * memory.tokens)
-        offsets = _offsets(tensor)
-        if index is not None:
-            offsets = offsets[index]
-        places: IndexArray = np.unique((offsets.reshape(-1) + tensor.data_ptr() - whole.data_ptr()) // place_bytes)
-        self.touched.append((verb, memory, places))
+        named = self._known.named.get(address)
+        if named is not None:
+            memory, place_bytes = named
+            self.touched.append((verb, memory, _places(tensor, address, place_bytes, _index(call, args))))
+        elif verb == "writes" or self._known.writer(address) is not None:
+            self.others.append((verb, tensor))
 
 
-def _offsets(tensor: torch.Tensor) -> IndexArray:
-    """The byte offset of each element from the view's first one, in the view's shape."""
-    offsets: IndexArray = np.zeros((), dtype=np.int64)
-    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        offsets = offsets[..., None] + np.arange(length) * stride * tensor.element_size()
-    return offsets
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A torch call. arguments: position, name and verb of the tensors whose bytes it uses. makes_memory: a result is no
+    view of one of them."""
+
+    name: str
+    arguments: tuple[tuple[int, str, str], ...]
+    makes_memory: bool
+
+
+_CALLS: dict[Any, _Call] = {}
+
+
+def _call_of(func: Any) -> _Call:
+    name, schema = func.overloadpacket.__name__, func._schema
+    arguments = tuple(
+        (position, each.name, "writes" if each.alias_info and each.alias_info.is_write else "reads")
+        for position, each in enumerate(schema.arguments)
+        if "Tensor" in str(each.type)
+    )
+    return _Call(
+        name=name,
+        arguments=() if name in _SHAPES_ONLY else arguments,
+        makes_memory=name != "_unsafe_view" and any(each.alias_info is None for each in schema.returns),
+    )
+
+
+def _places(tensor: torch.Tensor, address: int, place_bytes: int, index: tuple[Any, ...] | None) -> IndexArray:
+    """The places that a view's bytes lie in, or those of the elements that an index picks; some may come twice.
+
+    Neighbouring bytes of the innermost dimensions are one run:   [outer ... ][ run ]
+    """
+    size, kept = tensor.element_size(), len(index or ())
+    dimensions = list(zip(tensor.shape, tensor.stride(), strict=True))
+    run = size
+    while len(dimensions) > kept and (dimensions[-1][0] == 1 or dimensions[-1][1] * size == run):
+        run *= dimensions.pop()[0]
+    offsets: IndexArray = np.full((), tensor.data_ptr() - address, dtype=np.int64)
+    for length, stride in dimensions:
+        offsets = offsets[..., None] + np.arange(length) * (stride * size)
+    if index is not None:
+        offsets = offsets[index]
+    first = offsets.reshape(-1) // place_bytes
+    last = (offsets.reshape(-1) + run - 1) // place_bytes
+    count = int((last - first).max(initial=0)) + 1
+    if count == 1:
+        return first
+    spread: IndexArray = first[:, None] + np.arange(count)
+    return spread[spread <= last[:, None]]
 
 
 def _index(name: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The index that narrows the first argument of a gather or scatter to some of its elements."""
     if name in _ONE_DIMENSION:
-        return (*(slice(None),) * int(args[1]), args[2].numpy())
+        return (*(slice(None),) * int(args[1]), args[2].reshape(-1).numpy())
     if name in _MANY_DIMENSIONS:
         return tuple(slice(None) if each is None else each.numpy() for each in args[1])
     return None
 
 
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    for each in value if isinstance(value, list | tuple) else (value,):
-        if isinstance(each, torch.Tensor):
-            yield each
-
-
-def _dimensions(memory: Memory) -> tuple[int, int, int]:
-    return memory.layers, memory.units, memory.tokens
+def _tensors(value: object) -> list[torch.Tensor]:
+    """The tensors of a list of arguments or results."""
+    return [each for each in value if isinstance(each, torch.Tensor)] if isinstance(value, list | tuple) else []

@@ -1,6 +1,7 @@
 """Coverage: how many of the wanted schedules a cell has run, what they tried, and whether that is enough for a pass.
 
-What is tried has a name: "eager", "lazy", "random", or "kind:value" such as "delay:d2h" or "rank layout:2x1".
+What is tried has a name: "eager", "lazy", "random", "audit of footprints", or "kind:value" such as "delay:d2h" or
+"rank layout:2x1".
 
 Invariants:
 - A cell below its floor is no pass, for whatever reason it ended.
@@ -13,6 +14,7 @@ import dataclasses
 from collections.abc import Collection, Iterable
 
 from kvcheck.core.base.record import Coverage
+from kvcheck.core.stress.audit import AUDIT, is_audited
 from kvcheck.core.stress.runner import scenario_of
 from kvcheck.core.stress.runner_rows import row_of
 from kvcheck.core.stress.schedule import Plan
@@ -35,9 +37,12 @@ def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
 
 
 def tried_by(plan: Plan) -> tuple[str, ...]:
-    """What one schedule tries: its order and the settings that its number picks. A probe of an engine tries none."""
+    """What one schedule tries: its order, the settings that its number picks, and the audit where it has its turn. A
+    probe of an engine tries none."""
     order = row_of(plan).order(plan)
-    return () if order is None else (order, *scenario_of(plan).settings(plan.schedule))
+    if order is None:
+        return ()
+    return (order, *scenario_of(plan).settings(plan.schedule), *((AUDIT,) if is_audited(plan) else ()))
 
 
 def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earlier: tuple[str, ...] = ()) -> Coverage:

@@ -38,10 +38,11 @@ from kvcheck.core.cache.backend.cuda import CudaBackend
 from kvcheck.core.cache.backend.delays import DelayReport
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
-from kvcheck.core.stress.audit import AuditBackend, naming
+from kvcheck.core.stress.audit import AUDITED_EVERY, AuditBackend, is_audited
 from kvcheck.core.stress.delay_lines import delays_of
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import Handler, History, OperationEvents
+from kvcheck.core.stress.named_memory import naming
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.oracles.oracle import Oracle
 from kvcheck.core.stress.scenarios import SCENARIOS
@@ -137,7 +138,8 @@ class Workloads:
 class ScheduleRunner:
     """Runs plans against one target.
 
-    audit: compare on a CPU backend what operations touch with the footprints they declare; slow.
+    audit: compare on a CPU backend what every operation touches with the footprints it declares; slow. Without it,
+    some operations of the schedules that `is_audited` names.
     workloads: may be shared with runners of other targets, which then run the same workload; its own by default.
     """
 
@@ -168,7 +170,9 @@ class ScheduleRunner:
         for request, tokens in sorted(reference.items()):
             history.emit(Expected(request, tokens))
         backend, recorder = _backend(plan, OperationEvents(history.emit))
-        audit = AuditBackend(backend, naming(shape)) if self._audit else None
+        audit = None
+        if self._audit or is_audited(plan):
+            audit = AuditBackend(backend, naming(shape), every=1 if self._audit else AUDITED_EVERY)
         evictions = 0
         try:
             evictions = scenario.run(

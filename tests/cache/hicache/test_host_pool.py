@@ -80,7 +80,7 @@ def test_memory_lies_as_the_layout_says(name: str, space: str, method: str) -> N
         rig = rig_of(name, layout, method)
         run(rig.backup(space, [4, 0], [2, 3]))
         for buffer in rig.buffers(space):
-            memory = rig.backend.memory[f"host.{space}.{buffer}"]
+            memory = rig.backend.memory[f"host.{layout}.{space}.{buffer}"]
             assert memory.is_contiguous()
             words, r = rig.words[space][buffer], rig.rows(space, buffer)
             layers, _, width = words.shape
@@ -145,15 +145,15 @@ def check_host_is_zero(rig: Rig, space: str, unit: int) -> None:
 def test_memory_is_pinned_counted_apart_and_given_back_once(name: str, layout: str) -> None:
     rig = rig_of(name, layout)
     backend = rig.backend
-    names = {f"host.{space}.{buffer}" for space in rig.specs for buffer in rig.buffers(space)}
+    names = {f"host.{layout}.{space}.{buffer}" for space in rig.specs for buffer in rig.buffers(space)}
     held = {key: size for key, size in backend.allocated().items() if key.startswith("host.")}
     assert set(held) == names and {backend.places[key] for key in names} == {Place.PINNED}
     expected = {space: UNITS[space] * UNIT_BYTES[name, space] for space in rig.specs}
     assert sum(held.values()) == rig.pool.size_bytes() == sum(expected.values())
     ranges = rig.pool.storage_ranges()
-    assert {f"host.{key}": stop - start for key, (start, stop) in ranges.items()} == held
+    assert {f"host.{layout}.{key}": stop - start for key, (start, stop) in ranges.items()} == held
     for key, (start, _) in ranges.items():
-        assert start == backend.memory[f"host.{key}"].data_ptr()
+        assert start == backend.memory[f"host.{layout}.{key}"].data_ptr()
     rig.pool.free()
     assert not [key for key in backend.allocated() if key.startswith("host.")]
     assert rig.pool.size_bytes() == 0 and rig.pool.storage_ranges() == {}

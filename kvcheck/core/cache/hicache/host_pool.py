@@ -83,7 +83,7 @@ class HostPool:
             for buffer in spec.buffers:
                 shape = self._shape(spec, buffer)
                 memory = backend.empty(
-                    _memory_name(spec.name, buffer.name), [shape[axis] for axis in order], torch.int64, Place.PINNED
+                    self._memory_name(spec, buffer), [shape[axis] for axis in order], torch.int64, Place.PINNED
                 )
                 self._pages[spec.name, buffer.name] = memory.permute([order.index(axis) for axis in range(4)])
 
@@ -186,7 +186,7 @@ class HostPool:
         """Give every buffer of the table back."""
         for spec in self._specs.values():
             for buffer in spec.buffers:
-                self._backend.release(_memory_name(spec.name, buffer.name))
+                self._backend.release(self._memory_name(spec, buffer))
         self._pages.clear()
 
     def _copies(
@@ -257,6 +257,10 @@ class HostPool:
         rows = self.page_size if buffer.rows is Granularity.TOKEN else 1
         return len(spec.layers), self._units[spec.name], rows, buffer.row_bytes // 8
 
+    def _memory_name(self, spec: SpaceSpec, buffer: BufferSpec) -> str:
+        """With the layout, since the lengths alone do not tell which dimension is which."""
+        return f"host.{self.layout}.{spec.name}.{buffer.name}"
+
     def _spec(self, space: str) -> SpaceSpec:
         if space not in self._specs:
             raise LayoutMismatch(f"the host pool has no space {space!r}; it has {list(self._specs)}")
@@ -269,6 +273,16 @@ class HostPool:
         count = len(self._spec(space).layers)
         if not 0 <= layers[0] < layers[1] <= count:
             raise LayoutMismatch(f"host.{space}: expected layers within [0, {count}), got [{layers[0]}, {layers[1]})")
+
+
+def layout_axes(layout: str) -> tuple[int, int, int]:
+    """Where in a layout's memory, counted from the outermost dimension, the layers, units and rows of a unit are.
+
+    The width of a row is always innermost.
+    """
+    _require("host layout", layout, HOST_LAYOUTS)
+    order = _ORDERS[layout]
+    return order.index(0), order.index(1), order.index(2)
 
 
 def _copy_blocks(blocks: tuple[tuple[torch.Tensor, torch.Tensor], ...]) -> None:
@@ -309,7 +323,3 @@ def _check_ids(ids: IndexArray, *, first: int, stop: int, what: str, is_target: 
 def _require(kind: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
         raise UsageError(f"unknown {kind} {name!r}; known: {', '.join(known)}")
-
-
-def _memory_name(space: str, buffer: str) -> str:
-    return f"host.{space}.{buffer}"

@@ -1,0 +1,152 @@
+"""Memory as footprints name it: the places of an allocation, and which of them a footprint holds.
+
+Invariants:
+- Every allocation has a name: what the table of an engine's memory does not know is named by the allocation itself.
+- Places are counted in the order of the memory, so an address is a place by one division.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.hicache.host_pool import layout_axes
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.buffers import Granularity
+from kvcheck.core.cache.pools.shape import ModelShape
+
+Places = npt.NDArray[np.bool_]
+
+
+class Masks:
+    """The places of one layer, [units, tokens], for the lists of rows and spans that were looked at last.
+
+    The layers of a pass share these lists, so most of them come again at once.
+    """
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[Memory, Footprint, Places]] = deque(maxlen=LAST_MASKS)
+
+    def of(self, memory: Memory, footprint: Footprint) -> Places:
+        """Which places of one layer of the memory the footprint holds."""
+        for of, seen, places in self._last:
+            if of is memory and seen.rows is footprint.rows and seen.spans is footprint.spans:
+                return places
+        places = self._made(memory, footprint)
+        self._last.append((memory, footprint, places))
+        return places
+
+    def _made(self, memory: Memory, footprint: Footprint) -> Places:
+        places = np.zeros((memory.units, memory.tokens), dtype=np.bool_)
+        units = footprint.rows - memory.first
+        is_here = (units >= 0) & (units < memory.units)
+        if footprint.spans is None or memory.tokens == 1:
+            places[units[is_here]] = True
+            return places
+        for unit, (start, stop) in zip(units[is_here].tolist(), footprint.spans[is_here].tolist(), strict=True):
+            places[unit, start:stop] = True
+        return places
+
+
+LAST_MASKS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """An allocation as footprints name it: places [layers, units, tokens], all of one size.
+
+    buffer: None where footprints of the space mean this memory whatever buffer they name. first: id of the first unit.
+    outermost: where in the memory, counted from the outermost dimension, the layers, the units and the tokens are.
+    """
+
+    space: str
+    buffer: str | None
+    layers: int
+    units: int
+    tokens: int = 1
+    first: int = 0
+    outermost: tuple[int, int, int] = (0, 1, 2)
+
+    @property
+    def lengths(self) -> tuple[int, int, int]:
+        """Layers, units and tokens."""
+        return self.layers, self.units, self.tokens
+
+    def named(self, footprints: Sequence[Footprint], masks: Masks) -> Places:
+        """Which places the footprints hold, flat, in the order of the memory."""
+        places = np.zeros(self.lengths, dtype=np.bool_)
+        for footprint in footprints:
+            if footprint.space == self.space and self._is_named(footprint):
+                places[slice(*footprint.layers)] |= masks.of(self, footprint)
+        return places.transpose(self._axes).reshape(-1)
+
+    def _is_named(self, footprint: Footprint) -> bool:
+        """True if the footprint names this buffer, or a part of its rows as "buffer/rank"."""
+        return self.buffer is None or any(name.partition("/")[0] == self.buffer for name in footprint.buffers)
+
+    def at(self, place: int) -> tuple[int, int, int]:
+        """Layer, unit and token of a place, which is counted in the order of the memory."""
+        numbers = np.unravel_index(place, [self.lengths[axis] for axis in self._axes])
+        layer, unit, token = (int(numbers[at]) for at in self.outermost)
+        return layer, unit, token
+
+    @property
+    def _axes(self) -> list[int]:
+        """The dimensions of places, outermost first."""
+        return sorted(range(3), key=lambda axis: self.outermost[axis])
+
+
+Naming = Callable[[str, Sequence[int]], Memory | None]
+"""The memory for an allocation of that name and shape; None if footprints name it by the allocation's own name."""
+
+
+def naming(shape: ModelShape) -> Naming:
+    """The memory of an engine of that shape: pool buffers on both tiers, tables, offloaded values."""
+    buffers = {
+        (spec.name, buffer.name): (len(spec.layers), buffer.rows is Granularity.TOKEN)
+        for spec in POOLS.load(shape.family)(shape)
+        for buffer in spec.buffers
+    }
+
+    def name_memory(name: str, lengths: Sequence[int]) -> Memory | None:
+        rank, colon, plain = name.rpartition(":")
+        scope = rank + colon  # of a rank of a pair, which names its spaces and its memory alike
+        match plain.split("."):
+            case ["device", space, buffer] if (space, buffer) in buffers:
+                layers, is_token = buffers[space, buffer]
+                tokens = shape.page_size if is_token else 1
+                units = lengths[1] // tokens
+                return Memory(space=scope + space, buffer=buffer, layers=layers, units=units, tokens=tokens)
+            case ["host", layout, space, buffer] if (space, buffer) in buffers:
+                layers, units, tokens = (lengths[axis] for axis in layout_axes(layout))
+                return Memory(
+                    space=f"{scope}host.{space}",
+                    buffer=buffer,
+                    layers=layers,
+                    units=units,
+                    tokens=tokens,
+                    outermost=layout_axes(layout),
+                )
+            case ["table", table] if len(lengths) == 2:
+                return Memory(space=f"{scope}table", buffer=table, layers=1, units=lengths[0], tokens=lengths[1])
+            case ["offload", number, space, buffer] if (space, buffer) in buffers:
+                return Memory(
+                    space=f"{scope}host.offload",
+                    buffer=f"{space}.{buffer}",
+                    layers=lengths[0],
+                    units=1,
+                    first=int(number),
+                )
+        return None
+
+    return name_memory
+
+
+def by_own_name(name: str, lengths: Sequence[int]) -> Memory:
+    """Memory whose footprints have its name as their space, and rows of its first dimension."""
+    return Memory(space=name, buffer=None, layers=1, units=lengths[0] if lengths else 1)
