@@ -321,4 +321,4 @@ class Deaf(OtherWire):
 def test_the_same_harness_finds_a_wire_that_loses_messages() -> None:
     plan = Plan(scenario="pd-transfer", shape="llama-3-tiny", seed=5, schedule=9, requests=3, strategy="eager")
     outcome = ScheduleRunner(BuiltinTarget(over(Deaf))).run(plan)
-    assert ("KV901", 3) in {(found.code, found.request) for found in outcome.findings}
+    assert ("KV604", 3) in {(found.code, found.request) for found in outcome.findings}

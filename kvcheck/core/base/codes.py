@@ -189,6 +189,20 @@ CODES: dict[str, Code] = dict(
             "Status tables that keep the larger number.",
         ),
         _code(
+            "KV603",
+            "reason does not fit",
+            "A request failed as it had to, and the reason that it was given does not name what went wrong.",
+            "An error that is noticed by its timeout alone, or a trim that hides it; the real reason stays in a log.",
+            "SGLang before 0.5.17: what the transfer of states returned was ignored, and the room timed out.",
+        ),
+        _code(
+            "KV604",
+            "failed for nothing",
+            "A request failed that nothing had been done to: no fault, no abort.",
+            "Bytes written to another place than the peer checks; messages of one attempt that count for another.",
+            "No release yet; users see it as requests that time out now and then.",
+        ),
+        _code(
             "KV801",
             "wrong token",
             "A running server answered another token than the known one.",

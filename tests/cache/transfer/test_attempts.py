@@ -136,8 +136,8 @@ SAID = Failed(1, "source has 2 pages, target has 3 pages")
         ((FAULT, SAID, Retried(1), Finished(1, (4,))), []),
         ((FAULT, SAID, Finished(1, (4,))), ["KV301"]),
         ((Aborted(1), Failed(1, "aborted"), Retried(1), Finished(1, (4,))), []),
-        ((Aborted(1), Failed(1, "aborted"), Retried(1), Failed(1, "aborted")), ["KV901"]),
-        ((FAULT, SAID, Retried(1), SAID), ["KV901"]),
+        ((Aborted(1), Failed(1, "aborted"), Retried(1), Failed(1, "aborted")), ["KV604"]),
+        ((FAULT, SAID, Retried(1), SAID), ["KV604"]),
         ((FAULT, SAID, Retried(2), Finished(1, (4,))), ["KV301"]),
     ],
 )

@@ -153,7 +153,7 @@ BAD: dict[str, tuple[tuple[str, int | None, str | None, tuple[str, ...]], tuple[
         (Decided("decode", (decision(finished=(7, 1, 2)), decision(finished=(7, 1, 3)))),),
     ),
     "a healthy request failed": (
-        ("KV901", 7, None, ("it had no fault", "too late")),
+        ("KV604", 7, None, ("it had no fault", "too late")),
         (Faulted(8, "x", ()), Failed(7, "too late")),
     ),
     "a fault that was not noticed": (
@@ -165,16 +165,16 @@ BAD: dict[str, tuple[tuple[str, int | None, str | None, tuple[str, ...]], tuple[
         (REFUSED, Finished(7, (1,))),
     ),
     "only one length": (
-        ("KV301", 7, None, ("does not say '2 pages'", "target is too short")),
+        ("KV603", 7, None, ("does not say '2 pages'", "target is too short")),
         (SHORTER, Failed(7, "source has 3 pages, the target is too short")),
     ),
     "neither length": (
-        ("KV301", 7, None, ("does not say '2 pages' and '3 pages'", "too late")),
+        ("KV603", 7, None, ("does not say '2 pages' and '3 pages'", "too late")),
         (SHORTER, Failed(7, "too late")),
     ),
-    "the refused leg is not named": (("KV301", 7, None, ("does not say 'kv'",)), (REFUSED, Failed(7, "refused"))),
-    "an abort of somebody else": (("KV901", 7, None, ("aborted",)), (Aborted(8), Failed(7, "aborted"))),
-    "the abort came later": (("KV901", 7, None, ("late",)), (Failed(7, "late"), Aborted(7))),
+    "the refused leg is not named": (("KV603", 7, None, ("does not say 'kv'",)), (REFUSED, Failed(7, "refused"))),
+    "an abort of somebody else": (("KV604", 7, None, ("aborted",)), (Aborted(8), Failed(7, "aborted"))),
+    "the abort came later": (("KV604", 7, None, ("late",)), (Failed(7, "late"), Aborted(7))),
     "aborted, and yet it finished with its fault": (
         ("KV301", 7, None, ("finished though",)),
         (SHORTER, Aborted(7), Finished(7, (1,))),

@@ -79,22 +79,22 @@ def both(change: Callable[[RankReport], object]) -> dict[str, Callable[[RankRepo
 LIES: dict[str, tuple[dict[str, Callable[[RankReport], object]], str, str]] = {
     "failed for nothing": (
         both(lambda report: (report.finished.pop(2), report.failed.update({2: "x"}))),
-        "KV901",
+        "KV604",
         "it had no fault: x",
     ),
     "failed for nothing at the prefill end": (
         {"prefill_0": lambda report: report.failed.update({1: "x"})},
-        "KV901",
+        "KV604",
         "prefill-0: request 1 failed, and it had no fault",
     ),
     "its reason hides the fault": (
         {name: lambda report: report.failed.update({3: "oops"}) for name in ("prefill_0", "decode_0", "decode_1")},
-        "KV301",
+        "KV603",
         "its reason does not say 'refused' and 'kv'",
     ),
     "finished in spite of the fault": (
         both(lambda report: (report.failed.pop(3), report.finished.update({3: TOKENS[3]}))),
-        "KV301",
+        "KV203",
         "finished though a write of its kv was refused",
     ),
     "finished after the abort": (

@@ -4,7 +4,7 @@ Invariants:
 - A room that has failed or succeeded on a rank keeps that status (KV602).
 - A rank that reports Success has every leg of the room in its memory (KV203).
 - Ranks of one end decide the same in the same round (KV601).
-- A request with a fault fails, and the reason names the fault. One without a fault does not fail.
+- A request with a fault fails, and the reason names the fault (KV603). One without a fault does not fail (KV604).
 """
 
 from __future__ import annotations
@@ -121,22 +121,30 @@ class ProtocolOracle:
             return
         if fault is None:
             text = f"request {event.request} failed, and it had no fault: {event.reason}"
-            self._add("KV901", event.request, text)
+            self._add("KV604", event.request, text)
         elif unsaid := [name for name in fault.names if name not in event.reason]:
             text = f"request {event.request} failed because {fault.why}, and its reason does not say"
-            self._add("KV301", event.request, f"{text} {' and '.join(map(repr, unsaid))}: {event.reason}")
+            self._add("KV603", event.request, f"{text} {' and '.join(map(repr, unsaid))}: {event.reason}")
 
     def _finished(self, event: Finished) -> None:
         self.judged += 1
         if (fault := self._faulted.get(event.request)) is not None:
-            code = "KV301" if "length" in fault.why else "KV203"
-            self._add(code, event.request, f"request {event.request} finished though {fault.why}; it has to fail")
+            self._add(
+                code_of_unnoticed(fault),
+                event.request,
+                f"request {event.request} finished though {fault.why}; it has to fail",
+            )
 
     def _add(self, code: str, request: int | None, message: str, *, buffer: str | None = None) -> None:
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(
                 Finding(code=code, oracle=self.name, tier="device", buffer=buffer, request=request, message=message)
             )
+
+
+def code_of_unnoticed(fault: Faulted) -> str:
+    """The code of a request that finished in spite of a fault: two lengths that differ, or bytes that never landed."""
+    return "KV301" if "length" in fault.why else "KV203"
 
 
 def _told(decision: tuple[int, ...]) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.stress.oracles.protocol import code_of_unnoticed
 from kvcheck.core.stress.ranks.supervisor import RankReport
 from kvcheck.core.stress.ranks.work import bytes_for
 from kvcheck.core.stress.scenarios.scenario import Load
@@ -122,18 +123,18 @@ def _reasons(report: RankReport, done: _Done, *, excuses: bool) -> Sequence[Find
             continue
         if fault is None:
             text = f"{report.name}: request {request} failed, and it had no fault: {reason}"
-            found.append(_finding("KV901", "protocol", text, request))
+            found.append(_finding("KV604", "protocol", text, request))
         elif unsaid := [name for name in fault.names if name not in done.reasons[request]]:
             text = f"{report.name}: request {request} failed because {fault.why}, and its reason does not say"
             text = f"{text} {' and '.join(map(repr, unsaid))}: {reason}"
-            found.append(_finding("KV301", "protocol", text, request))
+            found.append(_finding("KV603", "protocol", text, request))
     for request in report.finished:
         if request in done.aborted:
             text = f"{report.name}: request {request} finished after it had been aborted"
             found.append(_finding("KV602", "protocol", text, request))
         elif request in done.faulted:
             text = f"{report.name}: request {request} finished though {done.faulted[request].why}; it has to fail"
-            found.append(_finding("KV301", "protocol", text, request))
+            found.append(_finding(code_of_unnoticed(done.faulted[request]), "protocol", text, request))
     return found[:MOST]
 
 
