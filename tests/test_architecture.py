@@ -28,7 +28,8 @@ BASE = frozenset(
     f"core.base.{name}"
     for name in (
         *("errors", "paging", "registry", "record", "codes", "bugs", "rounds", "deadline"),
-        *("child", "child_start", "scratch", "identity", "cells", "evidence_kinds", "server_facts", "situations"),
+        *("child", "child_start", "scratch", "identity", "cells", "causes"),
+        *("evidence_kinds", "server_facts", "situations"),
     )
 )
 CONTENT = ("core.base.content", "core.base.deviation", "core.base.rng")

@@ -196,7 +196,8 @@ def _lines_of(what: str, out: Path) -> list[str]:
             raise UsageError(f"finding {what} is of no one schedule; run it again: {record.repro}")
         return lines
     record = read_record(find_run(what, out))
-    lines = list(dict.fromkeys(finding.schedule for finding in record.findings if finding.schedule))
+    causes = [finding for finding in record.findings if finding.cause is None]
+    lines = list(dict.fromkeys(finding.schedule for finding in causes if finding.schedule))
     if not lines and record.findings:
         raise UsageError(f"run {record.run_id} has findings, but none of one schedule; run it again: {record.repro}")
     if not lines:

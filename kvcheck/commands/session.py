@@ -37,8 +37,9 @@ from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import RunStore
 from kvcheck.core.stress.schedule import Plan
 
-MAX_FINDINGS_KEPT = 100
-
+MAX_CAUSES_KEPT = 100
+MAX_SYMPTOMS_KEPT = 200
+"""Of all cells together. A cell that fails late still has its cause in the record."""
 
 STOPPED = "stopped before the cell was finished"
 
@@ -146,6 +147,7 @@ class Session:
     ) -> None:
         self.cells: dict[str, Cell] = {}
         self.findings: list[Finding] = []
+        self.left_out = 0
         self.mutants: list[MutantResult] = []
         self.bench: list[BenchRow] = []
         self.results: list[ScenarioResult] = []
@@ -191,9 +193,19 @@ class Session:
         self.progress(f"{ran} of {wanted} schedules, now {cell.id}")
 
     def keep(self, findings: tuple[Finding, ...]) -> None:
-        """Number findings as this run's own, so that `kvcheck replay RUN.N` finds them."""
-        for finding in findings[: MAX_FINDINGS_KEPT - len(self.findings)]:
-            self.findings.append(replace(finding, id=f"{self.run_id}.{len(self.findings) + 1}"))
+        """Number findings as this run's own, so that `kvcheck replay RUN.N` finds them. Causes come before their
+        symptoms; their ids are those of one schedule, or of the run that this one continues."""
+        own: dict[str, str] = {}
+        for finding in findings:
+            symptoms = sum(each.cause is not None for each in self.findings)
+            full = symptoms >= MAX_SYMPTOMS_KEPT if finding.cause else len(self.findings) - symptoms >= MAX_CAUSES_KEPT
+            if full or (finding.cause is not None and finding.cause not in own):
+                self.left_out += 1
+                continue
+            cause = None if finding.cause is None else own[finding.cause]
+            kept = replace(finding, id=f"{self.run_id}.{len(self.findings) + 1}", cause=cause)
+            own[finding.id] = kept.id
+            self.findings.append(kept)
 
     def record(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
         """The record as of now."""
@@ -220,9 +232,12 @@ class Session:
             findings=tuple(self.findings),
             bench=tuple(self.bench),
             mutants=tuple(self.mutants),
-            warnings=tuple(self.warnings),
+            warnings=(*self.warnings, *self._unkept()),
             identity=self.identity,
         )
+
+    def _unkept(self) -> list[str]:
+        return [f"{self.left_out:,} more findings were made and are not in this record"] if self.left_out else []
 
     def save(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
         """Write the record, whole or not at all. Returns the record, also where it could not be saved."""

@@ -12,13 +12,14 @@ import sys
 
 import typer
 
+from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import is_requirement, server_of
 from kvcheck.core.report.prices import has_price
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.wording import counted, coverage_text, observed_texts, rounds_word
+from kvcheck.core.report.wording import counted, coverage_text, observed_texts, rounds_word, seen_text, whose_text
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
 MAX_SHOWN = 3
@@ -97,8 +98,9 @@ def _cache_counts(evidence: Evidence) -> list[str]:
     ]
 
 
-def finding_lines(number: int, finding: Finding) -> list[str]:
-    """A finding as a block."""
+def bug_lines(number: int, bug: Bug) -> list[str]:
+    """A cause with its symptoms, as a block."""
+    finding = bug.cause
     known = CODES.get(finding.code)  # None: it is from a run that was resumed, made by another version
     title = known.title if known else "unknown code"
     where = [
@@ -110,40 +112,30 @@ def finding_lines(number: int, finding: Finding) -> list[str]:
     if finding.buffer is not None or where:
         lines.append(f"    where   {'  '.join([finding.buffer or '', *where]).strip()}")
     if finding.seen_request is not None:
-        lines.append(f"    whose   request {finding.seen_request} instead of request {finding.request}")
+        lines.append(f"    whose   {whose_text(finding)}")
     if finding.condition is not None:
         lines.append(f"    only if {finding.condition}; conditional: it fails a run with --fail-on-conditional")
-    lines += [
-        f"    what    {finding.message}",
-        f"    repro   {finding.replay}",
-    ]
-    if finding.minimal is not None and "confirmed" in finding.minimal:
-        lines.append(f"    proof   {finding.minimal['confirmed']}")
-        lines.append(f"            {finding.minimal.get('replay', '')}")
+    lines.append(f"    what    {finding.message}")
+    if len(bug.findings) > 1:
+        lines.append(f"    seen    {seen_text(bug)}")
+    lines.append(f"    repro   {finding.replay}")
+    proof = next((each.minimal for each in bug.findings if each.minimal and "confirmed" in each.minimal), None)
+    if proof is not None:
+        lines.append(f"    proof   {proof['confirmed']}")
+        lines.append(f"            {proof.get('replay', '')}")
     return [*lines, f"    more    kvcheck explain {finding.code}"]
 
 
 def findings_block(findings: tuple[Finding, ...]) -> list[str]:
-    """The first findings of different kinds, and how many were left out.
-
-    Each code comes before a code's second kind, and a false status before the wrong bytes that follow from it.
-    """
-    kinds: dict[tuple[str, str | None, str], Finding] = {}
-    for finding in sorted(findings, key=lambda each: each.condition is not None):
-        kinds.setdefault((finding.code, finding.buffer, finding.shape), finding)
-    first_of_code = {finding.code: finding for finding in reversed(kinds.values())}
-    ordered = sorted(
-        kinds.values(),
-        key=lambda each: (
-            each.condition is not None,
-            each is not first_of_code[each.code],
-            each.oracle != "protocol",
-        ),
-    )
+    """The first causes, each code before a code's second cause, and how many were left out."""
+    found = bugs(findings)
+    first_of_code = {bug.cause.code: bug for bug in reversed(found)}
+    ordered = sorted(found, key=lambda bug: (bug.cause.condition is not None, bug is not first_of_code[bug.cause.code]))
     shown = ordered[:MAX_SHOWN]
-    lines = [line for number, finding in enumerate(shown, 1) for line in (*finding_lines(number, finding), "")]
-    if len(findings) > len(shown):
-        lines.append(f"    and {len(findings) - len(shown)} more findings in the report")
+    lines = [line for number, bug in enumerate(shown, 1) for line in (*bug_lines(number, bug), "")]
+    if len(found) > len(shown):
+        noun = "more cause" if len(found) < len(findings) else "more finding"
+        lines.append(f"    and {counted(len(found) - len(shown), noun)} in the report")
     return lines
 
 

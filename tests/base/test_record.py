@@ -203,8 +203,10 @@ def test_a_record_of_version_1_is_still_read(tmp_path: Path) -> None:
 def test_a_record_of_version_2_or_3_is_still_read(
     older: typing.Callable[[RunRecord], dict[str, typing.Any]], name: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(older(RECORDS[name])), encoding="utf-8")
-    assert read_record(tmp_path) == RECORDS[name]
+    record = RECORDS[name]
+    (tmp_path / "run.json").write_text(json.dumps(older(record)), encoding="utf-8")
+    causes = tuple(replace(finding, cause=None) for finding in record.findings)
+    assert read_record(tmp_path) == replace(record, findings=causes)
 
 
 @pytest.mark.parametrize("key", ["identity", "scenarios"])

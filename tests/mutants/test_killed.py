@@ -4,6 +4,7 @@ Invariants:
 - The mutant, the fixed build and the replay run one plan over one workload; the replay gives the mutant's digest.
 - The fixed build runs a plan once, also where several mutants are shown by it: its run follows from the plan alone.
 - What they share is made from the plan alone, by the fixed build, and cannot be written.
+- The cause that is shown first has the code of the mutant's card, however much else its schedule finds.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 
 from kvcheck.commands.main import run
+from kvcheck.commands.terminal import findings_block
+from kvcheck.core.base.causes import bugs
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner, Workloads, schedules
 from kvcheck.core.stress.schedule import SCHEDULES_PER_WORKLOAD, Plan, parse_line
@@ -42,6 +45,8 @@ SHOWN_BY: dict[str, tuple[int, int | None]] = {
     "rank-decides-alone": (SEED, 3),
 }
 """Seed and requests of the workload that shows a mutant which those do not show, or show late; None: as a command."""
+MOST_CAUSES = {"ack-by-kv-alone": 2}
+"""Causes of a mutant's schedule, where not one: copies that are acknowledged early are backups and loads."""
 LATER = {"abort-said-once": 15, "seal-without-state": 3, "trim-changes-request": 1}
 """The first schedule that shows a mutant, where those before it take long and do not."""
 
@@ -79,6 +84,10 @@ def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(
             break
     found = [each for each in outcome.findings if (each.oracle, each.code) == (bug.killed_by, bug.code)]
     assert found, outcome.findings
+    shown = bugs(outcome.findings)
+    assert shown[0].cause.code == bug.code, [(each.cause.code, each.cause.message) for each in shown]
+    assert len(shown) <= MOST_CAUSES.get(name, 1), [(each.cause.code, each.cause.message) for each in shown]
+    assert findings_block(outcome.findings)[0].startswith(f" 1  {bug.code} "), "the terminal begins with it"
     healthy = fixed(replace(plan, mutant=None))
     assert healthy.verdict is Verdict.PASS and healthy.judged[bug.killed_by], healthy.findings
     assert found[0].replay == f"kvcheck replay {found[0].schedule}"

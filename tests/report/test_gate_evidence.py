@@ -224,3 +224,16 @@ def test_a_selftest_whose_time_is_up_names_the_oracle_of_the_card(
     (row,) = json.loads(capsys.readouterr().out)["mutants"]
     assert (row["outcome"], row["verdict"]) == ("not-begun", "unknown")
     assert row["killer"] == mutant("resume-refeeds-token").killed_by
+
+
+def test_a_symptom_of_a_finding_that_is_no_cause_is_a_contradiction() -> None:
+    first, second = (replace(each, condition="a peer of another release") for each in FINDINGS[1:3])
+    told = "finding 2 is a symptom of {}, which is no cause in this record"
+    good = replace(PASSED, findings=(first, replace(second, cause="1")))
+    assert not any("symptom" in line for line in contradictions(good))
+    for cause, findings in (
+        ("7", (first, replace(second, cause="7"))),
+        ("2", (first, replace(second, cause="2"))),
+        ("1", (replace(first, cause="2"), replace(second, cause="1"))),
+    ):
+        assert told.format(cause) in contradictions(replace(PASSED, findings=findings))

@@ -179,11 +179,28 @@ def test_a_failure_without_findings_or_mutants_gives_the_scenario() -> None:
     assert "retract-resume/glm-5.1-tiny: KV102 foreign bytes" in banner
 
 
-def test_a_thousand_findings_show_a_hundred_and_count_the_rest() -> None:
-    text = render(many_findings())
+def test_a_thousand_causes_show_a_hundred_and_count_the_rest() -> None:
+    many = many_findings()
+    text = render(replace(many, findings=tuple(replace(each, buffer=f"b{each.id}") for each in many.findings)))
     assert text.count('<article class="finding"') == 100
     assert "<b>900 more</b> of 1,000 are not shown" in text
+
+
+def test_a_thousand_findings_of_three_causes_are_three_cards() -> None:
+    text = render(many_findings())
+    assert text.count('<article class="finding"') == 3
+    assert "<span>3 causes</span>" in text and "<b>1,000</b> findings" in text
+    assert "what else was found of it: 333" in text and "293 more are in the JSON below." in text
     assert "42 more pages not drawn" in text
+
+
+def test_symptoms_are_counted_and_folded_into_their_cause() -> None:
+    symptom = replace(FOREIGN, id="9", code="KV501", oracle="output", message="token 3 differs", cause="1")
+    text = render(replace(FAILED, findings=(FOREIGN, symptom, replace(symptom, id="10", code="KV601"))))
+    assert text.count('<article class="finding"') == 1
+    assert "<dd>1 time; symptoms: KV501 x1, KV601 x1</dd>" in text
+    folded = text.split("<summary>what else was found of it: 2</summary>")[1].split("</details>")[0]
+    assert "token 3 differs" in folded and "KV601" in folded
 
 
 def test_map_cells_carry_a_letter_a_count_and_a_title() -> None:

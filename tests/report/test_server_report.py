@@ -17,7 +17,8 @@ from rigs.literal_record import CODE, MARKUP, PASSED
 from rigs.live_record import HIERARCHY, LIVE, LIVE_FINDINGS, LIVE_PASSED
 from rigs.schemas import check_fits
 
-from kvcheck.commands.terminal import cell_lines, finding_lines, verdict_lines
+from kvcheck.commands.terminal import bug_lines, cell_lines, verdict_lines
+from kvcheck.core.base.causes import bugs
 from kvcheck.core.base.evidence_kinds import KINDS, OBSERVED
 from kvcheck.core.base.record import Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.report.comparison.compare import compare, summary
@@ -131,7 +132,7 @@ def test_terminal_tells_rounds_requests_tokens_and_what_was_seen() -> None:
     assert not any("words" in line or "schedules" in line for line in lines)
     assert lines[-1].strip().startswith("KV990: 0 of 10 retractions")
     assert "7 rounds, 208 requests, 11,152 tokens judged" in verdict_lines(LIVE)[0]
-    assert any("layer 2  page 4  row 66" in line for line in finding_lines(1, LIVE_FINDINGS[0]))
+    assert any("layer 2  page 4  row 66" in line for line in bug_lines(1, bugs(LIVE_FINDINGS[:1])[0]))
 
 
 def test_gate_takes_judged_tokens_as_evidence() -> None:

@@ -70,7 +70,7 @@ FINDINGS = (
         message=f'=HYPERLINK("http://example.invalid"), {MARKUP}\nand a second line',
     ),
     FOREIGN,
-    replace(FOREIGN, id="2", layer=3, page=18, code="KV104", seen_request=None, message="never written"),
+    replace(FOREIGN, id="2", layer=3, page=18, code="KV104", seen_request=None, message="never written", cause="1"),
     replace(FOREIGN, id="4", layer=3, page=18, request=None),
     replace(FOREIGN, id="5", code="KV201", layer=None, page=17, buffer=f"latent {MARKUP}", row=None, minimal=None),
 )

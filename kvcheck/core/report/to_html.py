@@ -4,7 +4,9 @@ Invariants:
 - The page loads nothing. Its own policy forbids it, and its only script is allowed by hash.
 - Letters and words carry the meaning. Colour only repeats it.
 - Text of the record reaches the page only through autoescape; the embedded JSON holds no `<`, `>` or `&`.
-- The page shows the first FINDINGS_SHOWN findings and says how many more there are; the embedded JSON is complete.
+- A card is a cause. Its symptoms, and what else was found of it, lie folded in it.
+- The page shows the first CAUSES_SHOWN causes and SYMPTOMS_SHOWN symptoms of each, and says how many more there are;
+  the embedded JSON is complete.
 - What does not apply is "n/a", never 0. No control character of the record is in the page.
 """
 
@@ -20,6 +22,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.identity import short
@@ -40,13 +43,17 @@ from kvcheck.core.report.wording import (
     coverage_text,
     evidence_text,
     plural,
+    seen_text,
     visible,
+    whose_text,
     why_text,
 )
 from kvcheck.core.report.words_chart import words_svg
 
-FINDINGS_SHOWN = 100
+CAUSES_SHOWN = 100
+SYMPTOMS_SHOWN = 40
 MESSAGE_CHARS = 2000
+OTHER_CHARS = 400
 MAP_AXIS = 48
 PLAIN_JSON_BYTES = 100_000
 ANY = "any"
@@ -83,8 +90,8 @@ def write(record: RunRecord, path: Path) -> None:
 
 def render(record: RunRecord) -> str:
     """The text of the page."""
-    ordered = worst_first(record.findings)
-    shown = ordered[:FINDINGS_SHOWN]
+    found = bugs(record.findings)
+    shown = found[:CAUSES_SHOWN]
     maps = _maps(record.findings)
     encoding, embedded = _embed(record.to_json())
     words = sorted(record.evidence.words_verified.items(), key=lambda item: (-item[1], item[0]))
@@ -98,14 +105,14 @@ def render(record: RunRecord) -> str:
         style=Markup(style),
         script=Markup(script),
         subtitle=_subtitle(record),
-        banner=_banner(record, ordered),
-        counts=_counts(record),
+        banner=_banner(record, found),
+        counts=_counts(record, len(found)),
         server=server_section(record),
         situations=matrix_section(record),
         scenarios=[_scenario(row) for row in sorted(record.scenarios, key=lambda row: WORST_FIRST.index(row.verdict))],
         findings=_cards(shown, record.repro),
-        total=f"{len(ordered):,}",
-        left_out=f"{len(ordered) - len(shown):,}" if len(ordered) > len(shown) else "",
+        total=f"{len(found):,}",
+        left_out=f"{len(found) - len(shown):,}" if len(found) > len(shown) else "",
         maps=maps,
         legend=", ".join(f"{letter} {word}" for letter, word in LETTERS.values()),
         words=[{"label": name, "value": f"{count:,}"} for name, count in words],
@@ -119,14 +126,6 @@ def render(record: RunRecord) -> str:
         encoding=encoding,
         embedded=Markup(embedded),
     )
-
-
-def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings by code, from wrong bytes (KV1xx) to nothing judged (KV990); within a code in the run's own order.
-
-    Conditional findings come last.
-    """
-    return tuple(sorted(findings, key=lambda finding: (finding.condition is not None, finding.code)))
 
 
 def _embed(text: str) -> tuple[str, str]:
@@ -148,15 +147,15 @@ def _subtitle(record: RunRecord) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _banner(record: RunRecord, ordered: tuple[Finding, ...]) -> dict[str, str]:
+def _banner(record: RunRecord, found: tuple[Bug, ...]) -> dict[str, str]:
     failing = [row for row in record.mutants if row.verdict is Verdict.FAIL]
-    conditional = sum(finding.condition is not None for finding in ordered)
-    if len(ordered) > conditional or (ordered and record.verdict is Verdict.FAIL):
-        worst = ordered[0]
+    conditional = sum(bug.cause.condition is not None for bug in found)
+    if len(found) > conditional or (found and record.verdict is Verdict.FAIL):
+        worst = found[0].cause
         known = CODES.get(worst.code)
         title = f" {known.title}" if known else ""
         return {
-            "summary": _findings_text(len(ordered), conditional),
+            "summary": _causes_text(found, conditional),
             "message": clip(f"{worst.code}{title}: {worst.message}", 400),
             "command": worst.replay or record.repro,
         }
@@ -169,16 +168,18 @@ def _banner(record: RunRecord, ordered: tuple[Finding, ...]) -> dict[str, str]:
     if record.bench and record.verdict is Verdict.PASS:
         return {"summary": "price list", "message": clip(in_short(record.bench), 600), "command": record.repro}
     if record.verdict is Verdict.PASS:
-        summary = _findings_text(conditional, conditional) if conditional else "no finding"
+        summary = _causes_text(found, conditional) if conditional else "no finding"
         return {"summary": summary, "message": f"Judged: {judged}.", "command": record.repro}
     return {"summary": "not judged", "message": clip(_why_not(record), 400), "command": record.repro}
 
 
-def _findings_text(number: int, conditional: int) -> str:
-    """How many findings, and how many of them are conditional."""
+def _causes_text(found: tuple[Bug, ...], conditional: int) -> str:
+    """How many causes, and how many of them are conditional. Where none has a symptom they are called findings."""
+    number = len(found)
+    noun = "cause" if any(len(bug.findings) > 1 for bug in found) else "finding"
     if number == conditional:
-        return f"{number:,} conditional {plural(number, 'finding')}"
-    return counted(number, "finding") + (f", {conditional:,} of them conditional" if conditional else "")
+        return f"{number:,} conditional {plural(number, noun)}"
+    return counted(number, noun) + (f", {conditional:,} of them conditional" if conditional else "")
 
 
 def _why_not(record: RunRecord) -> str:
@@ -195,9 +196,10 @@ def _why_not(record: RunRecord) -> str:
     return "No scenario ran, so nothing was judged. This is not a pass."
 
 
-def _counts(record: RunRecord) -> list[dict[str, str]]:
+def _counts(record: RunRecord, causes: int) -> list[dict[str, str]]:
     by_verdict = {verdict: sum(row.verdict is verdict for row in record.scenarios) for verdict in WORST_FIRST}
     pairs: list[tuple[str, int]] = [
+        *([(plural(causes, "cause"), causes)] if causes < len(record.findings) else []),
         (plural(len(record.findings), "finding"), len(record.findings)),
         *((f"{plural(count, 'scenario')} {verdict.value.upper()}", count) for verdict, count in by_verdict.items()),
     ]
@@ -229,16 +231,18 @@ def _scenario(row: ScenarioResult) -> dict[str, str]:
     }
 
 
-def _cards(findings: tuple[Finding, ...], repro: str) -> list[dict[str, object]]:
+def _cards(found: tuple[Bug, ...], repro: str) -> list[dict[str, object]]:
     taken: set[str] = set()
     cards: list[dict[str, object]] = []
-    for number, finding in enumerate(findings, start=1):
+    for number, bug in enumerate(found, start=1):
+        finding = bug.cause
         known = CODES.get(finding.code)
         anchor = re.sub(r"[^A-Za-z0-9._-]", "-", finding.id) or f"finding-{number}"
         if anchor in taken:
             anchor = f"{anchor}-{number}"
         taken.add(anchor)
         picture = picture_of(finding.minimal)
+        others = [each for each in bug.findings if each is not finding]
         cards.append(
             {
                 "anchor": anchor,
@@ -250,7 +254,10 @@ def _cards(findings: tuple[Finding, ...], repro: str) -> list[dict[str, object]]
                 "message": clip(finding.message, MESSAGE_CHARS),
                 "condition": clip(finding.condition or "", MESSAGE_CHARS),
                 "where": _where(finding),
-                "whose": _whose(finding),
+                "whose": whose_text(finding),
+                "seen": seen_text(bug) if others else "",
+                "others": [*map(_other, others[:SYMPTOMS_SHOWN])],
+                "others_left_out": len(others[SYMPTOMS_SHOWN:]),
                 "oracle": finding.oracle,
                 "drawing": "" if picture is None else walk_svg(picture),
                 "suspects": [] if picture is None else [*map(_suspect, picture.suspects)],
@@ -264,6 +271,17 @@ def _cards(findings: tuple[Finding, ...], repro: str) -> list[dict[str, object]]
     return cards
 
 
+def _other(finding: Finding) -> dict[str, str]:
+    """A row of a card: a symptom, or the cause once more."""
+    return {
+        "id": finding.id,
+        "code": finding.code,
+        "cell": finding.cell,
+        "oracle": finding.oracle,
+        "message": clip(finding.message, OTHER_CHARS),
+    }
+
+
 def _suspect(suspect: Suspect) -> dict[str, str]:
     return {"letter": suspect.letter, "where": str(suspect), "why": suspect.why}
 
@@ -275,14 +293,6 @@ def _where(finding: Finding) -> str:
         f"{in_request.get(name, name)} {getattr(finding, name)}" for name in names if getattr(finding, name) is not None
     ]
     return " · ".join(parts) or "n/a (names no single place)"
-
-
-def _whose(finding: Finding) -> str:
-    mine, seen = finding.request, finding.seen_request
-    if seen is None:
-        return "n/a (names no request)" if mine is None else f"request {mine}"
-    reader = "a reader" if mine is None else f"request {mine}"
-    return f"{reader} saw bytes of request {seen}" if finding.code < "KV2" else f"{reader}; the other is request {seen}"
 
 
 def _letter(code: str) -> str:

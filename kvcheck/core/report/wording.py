@@ -12,13 +12,15 @@ from importlib.resources import files
 
 from markupsafe import Markup
 
+from kvcheck.core.base.causes import Bug
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.evidence_kinds import KINDS, OBSERVED, TOKEN
-from kvcheck.core.base.record import Coverage, Evidence, ScenarioResult, Verdict
+from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, Verdict
 from kvcheck.core.report.printable import printable
 
 MARKS = {"pass": "✔", "unknown": "?", "fail": "✘"}
 WORST_FIRST = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS)
+CELLS_NAMED = 6
 UNSEEN = ("events",)
 """Counts that nobody can take inside a server."""
 
@@ -68,6 +70,28 @@ def why_text(row: ScenarioResult) -> str:
     known = CODES.get(row.code or "")
     named = f"{row.code} {known.title}" if known else row.code
     return ": ".join(part for part in (named, row.reason) if part)
+
+
+def whose_text(finding: Finding) -> str:
+    """Who read whose bytes; or whose operation the other one is."""
+    mine, seen = finding.request, finding.seen_request
+    if seen is None:
+        return "n/a (names no request)" if mine is None else f"request {mine}"
+    reader = "a reader" if mine is None else f"request {mine}"
+    if finding.code < "KV2" or finding.oracle == "content":
+        return f"{reader} saw bytes of its own" if mine == seen else f"{reader} saw bytes of request {seen}"
+    return f"request {mine} on both sides" if mine == seen else f"{reader}; the other is request {seen}"
+
+
+def seen_text(bug: Bug) -> str:
+    """How often a cause was seen, what follows from it, and where: "2 times; symptoms: KV102 x5"."""
+    named = ", ".join(bug.cells[:CELLS_NAMED]) + (", ..." if len(bug.cells) > CELLS_NAMED else "")
+    where = "" if len(bug.cells) == 1 else f" in {len(bug.cells)} cells: {named}"
+    told = ", ".join(f"{code} x{count}" for code, count in bug.symptoms.items())
+    often = sum(bug.symptoms.values())
+    times = counted(len(bug.findings) - often, "time")
+    times += f" in {counted(bug.schedules, 'schedule')}" if bug.schedules > 1 else ""
+    return f"{times}{f'; symptoms: {told}' if told else ''}{where}"
 
 
 def coverage_text(found: Coverage) -> str:

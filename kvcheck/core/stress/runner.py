@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from kvcheck.core.base.causes import in_causal_order
 from kvcheck.core.base.errors import (
     DoubleFree,
     ForeignAccess,
@@ -199,7 +200,7 @@ class ScheduleRunner:
         if audit is not None:
             found += audit.findings()
             judged["audit"] = audit.judged
-        findings = tuple(complete(finding, final) for finding in found)
+        findings = in_causal_order(complete(finding, final) for finding in found)
         return Outcome(
             plan=plan,
             findings=findings,

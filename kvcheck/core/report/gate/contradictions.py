@@ -37,6 +37,7 @@ def contradictions(record: RunRecord) -> list[str]:
         *_negative(record),
         *(message for row in record.scenarios for message in _scenario(record, row)),
         *(message for row in record.mutants for message in _mutant(row)),
+        *_causes(record),
         *_whole(record),
         *_unplanned(record),
         *_unmet(record),
@@ -85,6 +86,14 @@ def _mutant(row: MutantResult) -> Iterator[str]:
         yield f"mutant {row.name} is {row.outcome} in no schedule"
     if row.outcome == "killed" and (row.killed_by or "").partition(" ")[0] != row.killer:
         yield f"mutant {row.name} is killed by {row.killed_by or 'nobody'}; expected {row.killer}"
+
+
+def _causes(record: RunRecord) -> Iterator[str]:
+    """Symptoms of findings that are none, or that are symptoms themselves."""
+    causes = {finding.id for finding in record.findings if finding.cause is None}
+    for finding in record.findings:
+        if finding.cause is not None and finding.cause not in causes:
+            yield f"finding {finding.id} is a symptom of {finding.cause}, which is no cause in this record"
 
 
 def _whole(record: RunRecord) -> Iterator[str]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.record import BenchRow, Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import is_requirement, server_name, server_of
@@ -23,6 +24,7 @@ from kvcheck.core.report.gate.builds import build_problems
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.judge import ADVISED_ROWS, BudgetedRow, GatedRow, Overhead, StoredRow, fault
 from kvcheck.core.report.store import write_text
+from kvcheck.core.report.wording import seen_text
 
 SCHEMA_VERSION = "3"
 ON_INCONCLUSIVE = ("pass", "warn", "fail")
@@ -207,9 +209,7 @@ def gated_rows(
 
 def _failures(record: RunRecord) -> list[str]:
     """Failures, each once: findings first, then rows with a verdict of their own, then the run's verdict."""
-    told = [
-        f"{finding.code} {finding.cell}: {finding.message}" for finding in record.findings if finding.condition is None
-    ]
+    told = [_told(bug) for bug in bugs(record.findings) if bug.cause.condition is None]
     told += [f"{row.name}: {row.outcome}" for row in record.mutants if row.verdict is Verdict.FAIL]
     if not told:
         told = [
@@ -220,6 +220,11 @@ def _failures(record: RunRecord) -> list[str]:
     if not told and (record.verdict is Verdict.FAIL or record.exit_code == 1):
         told = [f"the run failed, with exit {record.exit_code}"]
     return told
+
+
+def _told(bug: Bug) -> str:
+    seen = f" ({seen_text(bug)})" if len(bug.findings) > 1 else ""
+    return f"{bug.cause.code} {bug.cause.cell}: {bug.cause.message}{seen}"
 
 
 def _gaps(record: RunRecord) -> list[str]:

@@ -40,16 +40,18 @@ class AccountingOracle:
         if lost:
             verb = "are neither free nor cached" if lost > 0 else "are counted twice"
             self._add(
+                event.space,
                 f"{abs(lost)} of {event.total} ids of {event.space} {verb} after all requests "
-                f"have finished ({event.free} free, {event.cached} cached)"
+                f"have finished ({event.free} free, {event.cached} cached)",
             )
 
     def _returned(self, event: Returned) -> None:
         self.judged += 1
         if event.free != event.total:
             self._add(
+                event.space,
                 f"{event.total - event.free} of {event.total} ids of {event.space} are not free after close; "
-                "expected all; close frees cached prefixes unless a lock is left on them"
+                "expected all; close frees cached prefixes unless a lock is left on them",
             )
 
     def _mapped(self, event: Mapped) -> None:
@@ -57,12 +59,16 @@ class AccountingOracle:
         if event.entries:
             unit, to = event.entries[0]
             self._add(
+                event.table,
                 f"{event.table} still maps {unit} to {to} after all requests have finished "
-                f"({len(event.entries)} entries are left); expected 0 from the moment {to} was freed"
+                f"({len(event.entries)} entries are left); expected 0 from the moment {to} was freed",
             )
 
-    def _add(self, message: str) -> None:
-        self.findings.append(Finding(code="KV401", oracle=self.name, tier="device", message=message))
+    def _add(self, what: str, message: str) -> None:
+        """what: the space or table, with the rank's name in front if it has one."""
+        name = what.rpartition(":")[2]
+        tier = "host" if what.startswith("host.") else "device"
+        self.findings.append(Finding(code="KV401", oracle=self.name, tier=tier, buffer=name, message=message))
 
     def _closed(self, event: Closed) -> None:
         self.judged += 1

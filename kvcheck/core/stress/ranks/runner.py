@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
+from kvcheck.core.base.causes import in_causal_order
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.stress.ranks.child import Launcher
 from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
@@ -40,7 +41,7 @@ class RankRunner:
             f"{found.verified:,} bytes verified at the receivers, {found.expected:,} expected; "
             f"{_done(reports.values(), found.evidence)}"
         )
-        findings = tuple(complete(finding, plan) for finding in found.findings)
+        findings = in_causal_order(complete(finding, plan) for finding in found.findings)
         outputs = repr([sorted(report.finished.items()) for report in reports.values()])
         return Outcome(
             plan=plan,

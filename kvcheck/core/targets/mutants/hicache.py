@@ -307,8 +307,9 @@ HICACHE = (
     _mutant(
         "ack-by-kv-alone",
         replace(FIXED, controller=KvAloneController),
-        "A load is acknowledged when its KV rows have landed, whatever its companions do.",
-        "Readers stop waiting for index pages or states that are still on their way.",
+        "A copy is acknowledged when its KV rows have landed, whatever its companions do.",
+        "Pages are written again under a copy, and readers stop waiting for index pages that are still on their way.",
+        code="KV202",
     ),
     _mutant(
         "partial-load-keeps-lock",

@@ -1,0 +1,212 @@
+"""Causes: which findings of a schedule are symptoms of another one, and which findings of a run are one bug.
+
+    stage       what it is about                                             oracles
+    0           a status that the bytes do not have, a fault unnoticed       protocol: KV203, KV301, KV602
+    1 to 6      a rule of memory, ids, lengths or footprints                 lifetime, residency, contract, aliasing,
+                                                                             audit, guards of the code under test
+    7, 8        a missing edge; something that is never given back           ordering, accounting
+    9           wrong bytes                                                  content and all others
+    10 to 12    what follows from wrong bytes                                protocol: others, output, liveness
+
+A finding is a symptom of an earlier stage's finding that it shares a request, a page or a buffer with. What names
+none of these follows from the first cause.
+
+Invariants:
+- Two findings that name different requests, pages and buffers are two causes, unless they say the same thing.
+- A leak explains no wrong bytes, and wrong bytes explain no leak.
+- A symptom stays a finding: it keeps its code, message, schedule line and place in the record.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from kvcheck.core.base.record import Finding
+
+GUARDS = frozenset({"KV202", "KV301", "KV402", "KV403"})
+"""Codes of errors that the code under test raises when it refuses to do something wrong."""
+FALSE_STATUS = frozenset({"KV203", "KV301", "KV602"})
+STAGES = {"lifetime": 1, "residency": 2, "contract": 3, "aliasing": 4, "audit": 5, "ordering": 7, "accounting": 8}
+ENDS = {"protocol": 10, "bytes": 10, "output": 11, "liveness": 12}
+UNMOVED = "KV304"
+"""A buffer that was not moved is about that buffer, whatever else the request has."""
+GUARD, ACCOUNTING, BYTES = 6, STAGES["accounting"], 9
+TOLD = frozenset({"lifetime", "residency", "contract", "aliasing", "liveness"})
+"""Oracles whose messages name the rule that was broken, where no buffer does. Numbers in them differ each time."""
+SINGLE = frozenset({"known-answers", "bench"})
+"""Oracles whose findings each stand alone: they name places of an answer, and no schedule."""
+NUMBERS = re.compile(r"\[[-\d, ]*\]|-?\d+")
+RANKS = re.compile(r"\b(prefill|decode)-\d+(: ?)?")
+
+Signature = tuple[object, ...]
+
+
+def stage(finding: Finding) -> int:
+    """How far from the root a finding of this kind lies; smaller is nearer."""
+    if finding.oracle == "protocol" and finding.code in FALSE_STATUS:
+        return 0
+    if finding.oracle == "liveness" and finding.code in GUARDS:
+        return GUARD
+    return STAGES.get(finding.oracle) or ENDS.get(finding.oracle, BYTES)
+
+
+def signature(finding: Finding) -> Signature:
+    """What is equal for findings of one bug in other schedules and cells, and for other requests.
+
+    Operations, or a buffer and a rule, name a bug anywhere. Wrong bytes alone are told apart by scenario.
+    """
+    kind = (finding.oracle, finding.code, finding.tier, _buffer(finding), finding.condition)
+    if finding.oracle in SINGLE:
+        return (*kind, finding.id or finding.message)
+    if finding.oracle == "ordering":
+        return (finding.oracle, finding.code, finding.tier, *_operations(finding))
+    if finding.oracle in TOLD and finding.buffer is None:
+        return (*kind, NUMBERS.sub("#", RANKS.sub("", finding.message)))
+    return kind if finding.oracle in TOLD or finding.oracle == "accounting" else (*kind, finding.scenario)
+
+
+def in_causal_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings of one schedule: each cause, then its symptoms. They get ids of their own, "1" and so on."""
+    groups: list[_Group] = []
+    for finding in sorted(findings, key=_order):
+        group = next((each for each in groups if each.explains(finding)), None)
+        if group is None:
+            group = _Group()
+            groups.append(group)
+        group.add(finding)
+    ordered: list[Finding] = []
+    for group in groups:
+        cause = str(len(ordered) + 1)
+        for finding in group.findings:
+            own = str(len(ordered) + 1)
+            ordered.append(replace(finding, id=own, cause=None if own == cause else cause))
+    return tuple(ordered)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """What a run shows as one entry. cause: its first finding. findings: all of them, causes and symptoms. schedules:
+    how many show it. cells: those that do, in the run's order."""
+
+    cause: Finding
+    findings: tuple[Finding, ...]
+    schedules: int
+    cells: tuple[str, ...]
+
+    @property
+    def symptoms(self) -> dict[str, int]:
+        """How often each code came besides the cause's own findings, nearest to the cause first."""
+        others = [each for each in self.findings if signature(each) != signature(self.cause)]
+        return dict(Counter(each.code for each in sorted(others, key=stage)))
+
+
+def bugs(findings: Sequence[Finding]) -> tuple[Bug, ...]:
+    """The findings of a run as bugs: causes with one signature are one, with the symptoms of each. In causal order,
+    conditional ones last."""
+    by_id = {finding.id: finding for finding in findings if finding.id}
+    members: dict[Signature, list[Finding]] = {}
+    for finding in findings:
+        root = by_id.get(finding.cause or "", finding)  # a cause that was not kept leaves its symptom a cause
+        members.setdefault(signature(root), []).append(finding)
+    found = [_bug(each) for each in members.values()]
+    return tuple(sorted(found, key=lambda bug: (bug.cause.condition is not None, stage(bug.cause))))
+
+
+def _bug(members: Sequence[Finding]) -> Bug:
+    cause = next((each for each in members if each.cause is None), members[0])
+    return Bug(
+        cause=cause,
+        findings=tuple(members),
+        schedules=len({(each.cell, each.schedule.partition(",expect=")[0]) for each in members}),
+        cells=tuple(dict.fromkeys(each.cell for each in members)),
+    )
+
+
+def _order(finding: Finding) -> tuple[object, ...]:
+    """By stage. Wrong bytes: foreign ones before rows at another position, and those with a known owner first."""
+    is_bytes = stage(finding) == BYTES
+    return (
+        finding.condition is not None,
+        stage(finding),
+        finding.code if is_bytes else "",
+        is_bytes and finding.seen_request is None,
+    )
+
+
+@dataclass(slots=True)
+class _Group:
+    """A cause with its symptoms so far, and what all of them name."""
+
+    findings: list[Finding] = field(default_factory=list)
+    _requests: set[int] = field(default_factory=set)
+    _pages: set[tuple[str | None, int]] = field(default_factory=set)
+    _buffers: set[str] = field(default_factory=set)
+    _signatures: set[Signature] = field(default_factory=set)
+
+    def add(self, finding: Finding) -> None:
+        self.findings.append(finding)
+        self._signatures.add(signature(finding))
+        if stage(finding) <= BYTES:  # what follows from wrong bytes explains nothing further
+            self._requests |= _requests(finding)
+            self._pages |= _pages(finding)
+            self._buffers |= {buffer for buffer in (_buffer(finding),) if buffer is not None}
+
+    def explains(self, finding: Finding) -> bool:
+        """True if the finding says the same as one of the group, or follows from the group's cause."""
+        if finding.condition != self.findings[0].condition:
+            return False
+        if signature(finding) in self._signatures:
+            return True
+        if finding.oracle in SINGLE:
+            return False
+        first, then = stage(self.findings[0]), stage(finding)
+        if then == first and finding.oracle == "ordering":
+            return self._is_same_race(finding)
+        if then == first and UNMOVED not in (finding.code, self.findings[0].code):
+            return self._shares(finding)
+        if then > BYTES:
+            return finding.oracle != "output" or first != ACCOUNTING
+        if ACCOUNTING in (first, then):
+            return then == ACCOUNTING and first < STAGES["ordering"]
+        if first in (STAGES["residency"], GUARD):  # ids of cached pages, which every buffer and every sharer uses
+            return _buffer(finding) != "metadata"
+        if first == STAGES["ordering"] or UNMOVED in (finding.code, self.findings[0].code):
+            return _buffer(finding) in self._buffers
+        return self._shares(finding)
+
+    def _shares(self, finding: Finding) -> bool:
+        return (
+            bool(_requests(finding) & self._requests)
+            or bool(_pages(finding) & self._pages)
+            or _buffer(finding) in self._buffers
+        )
+
+    def _is_same_race(self, finding: Finding) -> bool:
+        """True for another access that does not wait for the same operation, or for the same request's."""
+        earlier = {_operations(each)[0] for each in self.findings if each.oracle == "ordering"}
+        theirs = {each.seen_request for each in self.findings if each.oracle == "ordering"} - {None}
+        return _operations(finding)[0] in earlier - {None} or finding.seen_request in theirs
+
+
+def _requests(finding: Finding) -> set[int]:
+    return {each for each in (finding.request, finding.seen_request) if each is not None}
+
+
+def _pages(finding: Finding) -> set[tuple[str | None, int]]:
+    return set() if finding.page is None else {(finding.tier, finding.page)}
+
+
+def _buffer(finding: Finding) -> str | None:
+    """The buffer, with all fields of metadata rows as one."""
+    name = finding.buffer
+    return "metadata" if name is not None and name.startswith("metadata") else name
+
+
+def _operations(finding: Finding) -> tuple[object, object]:
+    """Names of the earlier and the later operation of a missing edge."""
+    pair = [(finding.minimal or {}).get(which) for which in ("earlier", "later")]
+    earlier, later = (each.get("operation") if isinstance(each, dict) else None for each in pair)
+    return earlier, later
