@@ -7,7 +7,7 @@ Invariants:
 from __future__ import annotations
 
 from kvcheck.core.base.paging import pages_for
-from kvcheck.core.cache.hicache.cache import CacheConfig, HiCache
+from kvcheck.core.cache.hicache.cache import WRITE_POLICIES, CacheConfig, HiCache
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.storage import Namespace
 from kvcheck.core.cache.scheduler.parts import SchedulerDeps
@@ -16,6 +16,7 @@ from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedOffload
 from kvcheck.core.targets.pair import PairEngine
 from kvcheck.core.targets.parts import FIXED, TargetParts
 from kvcheck.core.targets.target import Engine, Setup, SpaceCount, Standing
+from kvcheck.core.workload.events import Declared
 
 
 class BuiltinTarget:
@@ -113,6 +114,15 @@ class BuiltinEngine:
         if self.host is not None:
             self.host.free()
 
+    def _declared(self, cache: HiCache) -> Declared:
+        """What the cache has to keep to."""
+        allocators = [*self.pool.allocators.values(), *(self.host.allocators.values() if self.host is not None else ())]
+        return Declared(
+            uses=WRITE_POLICIES[cache.config.write_policy],
+            orders=tuple(cache.residency.orders.items()),
+            units=tuple((each.space, each.count) for each in allocators),
+        )
+
     def _make_cache(self, parts: TargetParts, setup: Setup) -> HiCache | None:
         """The prefix cache: both tiers with a host tier; else the device tier, for pools of one paged space."""
         tier = setup.host
@@ -147,6 +157,7 @@ class BuiltinEngine:
             listener=self._observer,
             movement=parts.movement,
         )
+        setup.emit(self._declared(cache))
         if tier is not None and tier.store is not None and self.host is not None:
             namespace = Namespace(
                 model=setup.shape.name,

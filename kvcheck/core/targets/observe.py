@@ -22,18 +22,24 @@ from kvcheck.core.targets.target import TierInspector, digest
 from kvcheck.core.workload.events import (
     Aliased,
     Allocated,
+    Asked,
+    Chosen,
+    Computed,
     Descriptor,
     Emit,
     Evicted,
     Freed,
     Leased,
+    Locked,
     LookedUp,
     Mapped,
     Owned,
     Padding,
+    Refused,
     Restored,
     RoomChanged,
     Saved,
+    Stored,
     TierChanged,
     Transferred,
     Verified,
@@ -63,12 +69,28 @@ class Observer:
         if self.host is not None and self.inspector is not None:
             for copy in copies:
                 self.inspector.inspect(self.host, copy.space, copy.chain, copy.host, tier="storage")
-        self._emit(Transferred("prefetch", request, full_pages(copies), frozen=True))
+        moved = full_pages(copies)
+        self._emit(Transferred("prefetch", request, len(moved), frozen=True, chain=moved))
 
     def looked_up(
-        self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool
+        self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool, priority: int
     ) -> None:
-        self._emit(LookedUp(request, chain, pages, device_pages, device_only))
+        self._emit(LookedUp(request, chain, pages, device_pages, device_only, priority))
+
+    def asked(self, *, request: int, chain: tuple[bytes, ...], is_fetching: bool) -> None:
+        self._emit(Asked(request, chain, is_fetching))
+
+    def locked(self, *, tier: str, end: bytes, added: bool) -> None:
+        self._emit(Locked(tier, end, added))
+
+    def chosen(self, *, tier: str, space: str, chain: tuple[bytes, ...], passed: tuple[bytes, ...]) -> None:
+        self._emit(Chosen(tier, space, chain, passed))
+
+    def refused(self, *, kind: str, request: int, space: str, chain: tuple[bytes, ...]) -> None:
+        self._emit(Refused(kind, request, space, chain))
+
+    def stored(self, *, space: str, chain: tuple[bytes, ...], is_whole: bool) -> None:
+        self._emit(Stored(space, chain, is_whole))
 
     def tier_changed(self, *, tier: str, space: str, chain: tuple[bytes, ...], ids: IndexArray, added: bool) -> None:
         self._emit(TierChanged(tier, space, chain, tuple(ids.tolist()), added))
@@ -79,7 +101,8 @@ class Observer:
     def moving(self, *, number: int, copies: tuple[SpaceCopy, ...]) -> None:
         self._moving[number] = _index_values(copies)
 
-    def computed(self, *, request: int, chain: tuple[bytes, ...]) -> None:
+    def computed(self, *, request: int, chain: tuple[bytes, ...], priority: int) -> None:
+        self._emit(Computed(request, chain, priority))
         if self.inspector is not None:
             self.inspector.computed(request, chain)
 
@@ -88,7 +111,8 @@ class Observer:
             for copy in copies:
                 self.inspector.inspect(self.host, copy.space, copy.chain, copy.host, tier="host")
         frozen = self._moving.pop(number, None) == _index_values(copies)
-        self._emit(Transferred(kind, request, full_pages(copies), frozen))
+        moved = full_pages(copies)
+        self._emit(Transferred(kind, request, len(moved), frozen, moved))
 
 
 class RoomObserver:

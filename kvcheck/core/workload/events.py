@@ -307,6 +307,74 @@ class LookedUp:
     pages: int
     device_pages: int
     device_only: bool
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The rules of a prefix cache. uses: after how many uses a page is backed up, and that it is computed is one; None:
+    when it leaves the device. orders: (tier, eviction order). units: (name of an allocator, ids that it has)."""
+
+    uses: int | None
+    orders: tuple[tuple[str, str], ...]
+    units: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The store was asked for a prompt, before its lookup. is_fetching: pages of it are on their way."""
+
+    request: int
+    chain: tuple[bytes, ...]
+    is_fetching: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A request offers the prefix cache the pages of this chain, which it has computed or found there."""
+
+    request: int
+    chain: tuple[bytes, ...]
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """The prefix that ends at this hash is locked on a tier once more, or once less."""
+
+    tier: str
+    end: bytes
+    added: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The run of pages that is to lose what a tier holds of it in a space. passed: ends of runs that were chosen
+    before, and could not go."""
+
+    tier: str
+    space: str
+    chain: tuple[bytes, ...]
+    passed: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A backup or a prefetch of these pages or this state was given up: the host has no room in that space."""
+
+    kind: str
+    request: int
+    space: str
+    chain: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The store has taken these pages or states, or could not serve them whole."""
+
+    space: str
+    chain: tuple[bytes, ...]
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,12 +390,14 @@ class TierChanged:
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """A backup or a load was acknowledged. frozen: its index values are those it was made with."""
+    """A backup, a load or a prefetch was acknowledged. frozen: its index values are those it was made with. chain: the
+    hashes of its pages."""
 
     kind: str
     request: int
     pages: int
     frozen: bool
+    chain: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +450,8 @@ class Broke:
     message: str
 
 
+UseEvent = Declared | Asked | LookedUp | Computed
+TierEvent = Locked | TierChanged | Chosen | Refused | Transferred | Evicted | Stored
 RoomEvent = Decided | RoomChanged | Failed | Retried | Faulted
 Event = (
     Submitted
@@ -411,10 +483,8 @@ Event = (
     | Closed
     | Modelled
     | RoomEvent
-    | LookedUp
-    | TierChanged
-    | Transferred
-    | Evicted
+    | UseEvent
+    | TierEvent
     | Returned
     | Mapped
     | Padding

@@ -94,6 +94,8 @@ class HiCache:
         self.storage: StorageTier | None = None
         self._fetched: set[int] = set()
         self.movement: Movement | None = None
+        if listener is not None:
+            tree.on_lock = self._tell_lock
         if controller is not None:
             residency.loads_in_flight = lambda: bool(controller.loads)
             self.movement = movement(
@@ -121,13 +123,13 @@ class HiCache:
     def admit(self, tokens: Tokens, holding: Holding, *, priority: int = 0) -> Lease:
         """Serve the longest cached prefix to an empty holding, loading back what only the host holds of it."""
         match = self.tree.match(tokens, priority=priority)
-        self._tell_lookup(tokens, match, holding.request, device_only=False)
+        self._tell_lookup(tokens, match, holding.request, device_only=False, priority=priority)
         self.tree.lock(match.node)
         if self.movement is not None and not self.movement.load_back(match, holding.request):
             # There is no room to load all of it: serve what the device holds, and load nothing.
             self.tree.unlock(match.node)
             match = self.tree.match(tokens, priority=priority, device_only=True)
-            self._tell_lookup(tokens, match, holding.request, device_only=True)
+            self._tell_lookup(tokens, match, holding.request, device_only=True, priority=priority)
             self.tree.lock(match.node)
         lease = Lease(node=match.node, holding=holding, priority=priority)
         lease.loads = list(dict.fromkeys(each for node in match.nodes for each in node.loading))
@@ -146,6 +148,7 @@ class HiCache:
         if request not in self._fetched:
             self._fetched.add(request)
             self.storage.begin(tokens, request)
+            self._tell_asked(tokens, request, is_fetching=self.storage.is_fetching(request))
         return not self.storage.is_fetching(request)
 
     def is_fetching(self, request: int) -> bool:
@@ -188,7 +191,7 @@ class HiCache:
         state = self._snapshot(holding) if self._pool.has_state else None
         if self._pool.has_state and state is None:
             return
-        self._tell_computed(tokens, holding.request)
+        self._tell_computed(tokens, holding.request, priority=lease.priority)
         taken = self.tree.insert(tokens, self._offer(holding, pages, state), priority=lease.priority)
         self.tree.lock(taken.node)
         self.tree.unlock(lease.node)
@@ -202,7 +205,7 @@ class HiCache:
         pages = len(tokens) // self._pool.page_size
         given = Given.nothing(len(holding.pages))
         if not self._pool.has_state and pages > holding.shared:
-            self._tell_computed(tokens, holding.request)
+            self._tell_computed(tokens, holding.request, priority=lease.priority)
             taken = self.tree.insert(tokens, self._offer(holding, pages, None), priority=lease.priority)
             given.full[:pages], given.window[:pages] = taken.full, taken.window
             self._grown(taken.grown, holding.request)
@@ -236,6 +239,7 @@ class HiCache:
         freed = 0
         spared: list[Node] = []
         while freed < count and (node := self.residency.device_victim(space, spared)) is not None:
+            self.residency.tell_chosen(node, "device", space, passed=spared)
             size = len(node.device.ids(space))
             if space != "full":
                 self.residency.tombstone(node, "device", space)
@@ -294,7 +298,17 @@ class HiCache:
         for node in list(self.tree.root.children.values()):
             self.residency.drop(node)
 
-    def _tell_lookup(self, tokens: Tokens, match: Match, request: int, *, device_only: bool) -> None:
+    # What the listener is told
+
+    def _tell_lock(self, node: Node, tier: str, added: bool) -> None:
+        if self._listener is not None and node is not self.tree.root:
+            self._listener.locked(tier=tier, end=node.chain[-1], added=added)
+
+    def _tell_asked(self, tokens: Tokens, request: int, *, is_fetching: bool) -> None:
+        if self._listener is not None:
+            self._listener.asked(request=request, chain=self.tree.chain(tokens), is_fetching=is_fetching)
+
+    def _tell_lookup(self, tokens: Tokens, match: Match, request: int, *, device_only: bool, priority: int) -> None:
         if self._listener is not None:
             self._listener.looked_up(
                 request=request,
@@ -302,11 +316,12 @@ class HiCache:
                 pages=match.pages,
                 device_pages=match.device_pages,
                 device_only=device_only,
+                priority=priority,
             )
 
-    def _tell_computed(self, tokens: Tokens, request: int) -> None:
+    def _tell_computed(self, tokens: Tokens, request: int, *, priority: int) -> None:
         if self._listener is not None:
-            self._listener.computed(request=request, chain=self.tree.chain(tokens))
+            self._listener.computed(request=request, chain=self.tree.chain(tokens), priority=priority)
 
     # What moves between a request and the tree
 

@@ -40,15 +40,28 @@ class CacheListener(Protocol):
     """Gets the acts of a cache."""
 
     def looked_up(
-        self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool
+        self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool, priority: int
     ) -> None:
         """A request looked its prompt up: one hash a whole page, pages found, and how many are on the device.
 
         device_only: pages of the host could not be loaded and were left out.
         """
 
-    def computed(self, *, request: int, chain: tuple[bytes, ...]) -> None:
-        """The first pages of a request have these hashes."""
+    def asked(self, *, request: int, chain: tuple[bytes, ...], is_fetching: bool) -> None:
+        """The store was asked for a prompt, before its lookup. is_fetching: pages of it are on their way."""
+
+    def computed(self, *, request: int, chain: tuple[bytes, ...], priority: int) -> None:
+        """The first pages of a request have these hashes. It offers them to the tree."""
+
+    def locked(self, *, tier: str, end: bytes, added: bool) -> None:
+        """The prefix that ends at this hash is locked on a tier once more, or once less."""
+
+    def chosen(self, *, tier: str, space: str, chain: tuple[bytes, ...], passed: tuple[bytes, ...]) -> None:
+        """A node is to lose what a tier holds of it in a space. passed: ends of nodes that were chosen before, and
+        could not go."""
+
+    def refused(self, *, kind: str, request: int, space: str, chain: tuple[bytes, ...]) -> None:
+        """A backup or a prefetch of these pages or this state was given up: the host has no room in that space."""
 
     def moving(self, *, number: int, copies: tuple[SpaceCopy, ...]) -> None:
         """A transfer was made, with these index values."""
@@ -62,12 +75,15 @@ class CacheListener(Protocol):
     def fetched(self, *, request: int, copies: tuple[SpaceCopy, ...]) -> None:
         """Pages came from the store into these host pages. The device ids have no meaning here."""
 
+    def stored(self, *, space: str, chain: tuple[bytes, ...], is_whole: bool) -> None:
+        """The store has taken these pages or states, or could not serve them whole."""
+
     def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
         """A node lost what a tier held of it. during_load: some load was in flight."""
 
 
 class Residency:
-    """Gives back what nodes hold."""
+    """Gives back what nodes hold. orders: the row of EVICTION_ORDERS that each tier keeps to."""
 
     def __init__(
         self, tree: PrefixTree, pool: KVPool, host: HostPool | None, *, order: str, listener: CacheListener | None
@@ -78,6 +94,7 @@ class Residency:
         self.pool = pool
         self.host = host
         self._order = EVICTION_ORDERS[order]
+        self.orders = {"device": order, "host": order}
         self._listener = listener
         self.device_evictions = 0
         self.host_evictions = 0
@@ -148,6 +165,7 @@ class Residency:
         """Free at least `count` host ids of a space if unlocked nodes allow it; how many were freed."""
         freed = 0
         while freed < count and (node := self.host_victim(space)) is not None:
+            self.tell_chosen(node, "host", space)
             freed += len(node.host.ids(space))
             if space == "full":
                 self.drop(node)
@@ -159,6 +177,12 @@ class Residency:
         """Report that a tier holds these spaces of a node now."""
         for space in spaces:
             self._tell(node, tier, space, added=True)
+
+    def tell_chosen(self, node: Node, tier: str, space: str, *, passed: Iterable[Node] = ()) -> None:
+        """Report that a node is to lose what a tier holds of it in a space. passed: nodes that could not."""
+        if self._listener is not None:
+            ends = tuple(each.chain[-1] for each in passed)
+            self._listener.chosen(tier=tier, space=space, chain=node.chain, passed=ends)
 
     def _leave(self, node: Node, tier: str, spaces: Iterable[str]) -> None:
         """Give a tier's ids back and forget them."""

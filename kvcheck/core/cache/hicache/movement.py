@@ -77,6 +77,9 @@ class Movement:
             if not len(device):
                 continue
             host = self._host_ids(space, len(device), request)
+            if host is None and self._listener is not None:
+                lacking = node.device.hashes(node.chain, space)
+                self._listener.refused(kind="backup", request=request, space=space, chain=lacking)
             if host is None and space == "full":
                 return False
             if host is not None:  # without room for a companion the host keeps the pages alone: a tombstone

@@ -230,6 +230,6 @@ def merge(copies: Sequence[SpaceCopy]) -> tuple[SpaceCopy, ...]:
     )
 
 
-def full_pages(copies: Sequence[SpaceCopy]) -> int:
-    """Pages of the full space that move."""
-    return sum(len(copy.host) for copy in copies if copy.space == "full")
+def full_pages(copies: Sequence[SpaceCopy]) -> tuple[bytes, ...]:
+    """Hashes of the pages of the full space that move."""
+    return tuple(each for copy in copies if copy.space == "full" for each in copy.chain)

@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,7 +72,10 @@ class Known:
 
 
 class PrefixTree:
-    """Cached prefixes. window: tokens a window layer sees, 0 without; has_state: prefixes end at a state."""
+    """Cached prefixes. window: tokens a window layer sees, 0 without; has_state: prefixes end at a state.
+
+    on_lock: is told of each lock and unlock: the node, the tier, and whether it was added.
+    """
 
     def __init__(self, page_size: int, *, window: int = 0, has_state: bool = False) -> None:
         self.page_size = page_size
@@ -80,6 +83,7 @@ class PrefixTree:
         self._has_state = has_state
         self._created = 0
         self._clock = 0
+        self.on_lock: Callable[[Node, str, bool], None] = lambda node, tier, added: None
         self.root = self._node((), (), None)
         self.root.device.full = owned(np.zeros(0, dtype=np.int64))
         self.root.host.full = owned(np.zeros(0, dtype=np.int64))
@@ -193,6 +197,7 @@ class PrefixTree:
         """Keep a node and its ancestors on the device."""
         for each in node.path():
             each.locks += 1
+        self.on_lock(node, "device", True)
 
     def unlock(self, node: Node) -> None:
         """Undo one lock."""
@@ -200,11 +205,13 @@ class PrefixTree:
             if each.locks < 1:
                 raise LengthMismatch(f"unlock of node {each.ordinal}, which is not locked")
             each.locks -= 1
+        self.on_lock(node, "device", False)
 
     def lock_host(self, node: Node) -> None:
         """Keep the host pages of a node and its ancestors."""
         for each in node.path():
             each.host_locks += 1
+        self.on_lock(node, "host", True)
 
     def unlock_host(self, node: Node) -> None:
         """Undo one host lock."""
@@ -212,6 +219,7 @@ class PrefixTree:
             if each.host_locks < 1:
                 raise LengthMismatch(f"unlock of the host pages of node {each.ordinal}, which are not locked")
             each.host_locks -= 1
+        self.on_lock(node, "host", False)
 
     def remove(self, node: Node) -> None:
         """Take a childless node out."""

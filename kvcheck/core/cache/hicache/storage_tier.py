@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -93,6 +94,7 @@ class StorageTier:
             self._policy["state"] = "end"
         self._writes: list[Write] = []
         self._prefetches: list[Prefetch] = []
+        self._outcomes: list[tuple[str, bool, bytes]] = []  # (space, put or got whole, hash), in the store's order
 
     # Down
 
@@ -107,7 +109,7 @@ class StorageTier:
             if not len(units):
                 continue
             for unit, each in zip(units.tolist(), node.host.hashes(node.chain, space), strict=True):
-                chunks.append(partial(self._put, space, unit, self._namespace.key(space, each)))
+                chunks.append(partial(self._put, space, unit, each))
             names = self._names(space)
             reads.append(self._host.footprint(space, names, units, layers=(0, self._layers(space))))
         node.stored = True
@@ -115,10 +117,11 @@ class StorageTier:
         done = self._backend.submit(Operation("storage.put", tuple(chunks), request), lane=self._lane, reads=reads)
         self._writes.append(Write(node=node, done=done))
 
-    def _put(self, space: str, unit: int, key: str) -> None:
+    def _put(self, space: str, unit: int, each: bytes) -> None:
         payload = self._host.pack(space, unit).numpy().tobytes()
         try:
-            self._store.put(key, payload)
+            self._store.put(self._namespace.key(space, each), payload)
+            self._outcomes.append((space, True, each))
         except StorageError:
             self.failures += 1  # the host still has the page
 
@@ -138,14 +141,14 @@ class StorageTier:
             return
         self._tree.lock(parent)
         self._tree.lock_host(parent)
-        units = self._host_units(start, stop, request)
+        units = self._host_units(chain, start, stop, request)
         if units is None:
             self._tree.unlock(parent)
             self._tree.unlock_host(parent)
             return
         prefetch = Prefetch(request=request, tokens=tokens.copy(), start=start, stop=stop, parent=parent, units=units)
         chunks = [
-            partial(self._get, prefetch, space, unit, page, self._namespace.key(space, chain[page]))
+            partial(self._get, prefetch, space, unit, page, chain[page])
             for space, (ids, pages) in units.items()
             for unit, page in zip(ids.tolist(), pages.tolist(), strict=True)
         ]
@@ -167,13 +170,15 @@ class StorageTier:
         for each in self._prefetches:
             each.is_wanted = each.is_wanted and each.request != request
 
-    def _get(self, prefetch: Prefetch, space: str, unit: int, page: int, key: str) -> None:
+    def _get(self, prefetch: Prefetch, space: str, unit: int, page: int, each: bytes) -> None:
+        payload = None
         try:
-            payload = self._store.get(key, self._host.unit_bytes(space))
+            payload = self._store.get(self._namespace.key(space, each), self._host.unit_bytes(space))
         except StorageError:
             self.failures += 1  # the page has not arrived, and will be computed
-            return
-        if payload is not None:
+        if payload is None:
+            self._outcomes.append((space, False, each))
+        else:
             self._host.unpack(space, unit, torch.frombuffer(bytearray(payload), dtype=torch.uint8))
             prefetch.arrived.setdefault(space, set()).add(page)
 
@@ -193,7 +198,9 @@ class StorageTier:
             self.failures += 1
             return False
 
-    def _host_units(self, start: int, stop: int, request: int) -> dict[str, tuple[IndexArray, IndexArray]] | None:
+    def _host_units(
+        self, chain: Sequence[bytes], start: int, stop: int, request: int
+    ) -> dict[str, tuple[IndexArray, IndexArray]] | None:
         """Host ids for every piece of pages [start, stop) that is to be fetched, all or nothing."""
         wanted = {"full": np.arange(start, stop)}
         if "window" in self._policy:
@@ -207,6 +214,9 @@ class StorageTier:
                 self._residency.evict_host(space, len(pages) - allocator.available)
             ids = allocator.allocate(len(pages), request)
             if ids is None:
+                if self._listener is not None:
+                    lacking = tuple(chain[page] for page in pages.tolist())
+                    self._listener.refused(kind="prefetch", request=request, space=space, chain=lacking)
                 for name, (taken, _) in units.items():
                     self._host.allocators[name].free(taken)
                 return None
@@ -218,7 +228,7 @@ class StorageTier:
     def poll(self) -> None:
         """Acknowledge writes and fetches that are done on every rank, first in, first out."""
         for _ in range(self._agree(self._finished([each.done for each in self._writes]))):
-            self._tree.unlock_host(self._writes.pop(0).node)
+            self._written(self._writes.pop(0))
         signals = [each.done for each in self._prefetches if each.done is not None]
         for _ in range(self._agree(self._finished(signals))):
             self._publish(self._prefetches.pop(0))
@@ -234,9 +244,13 @@ class StorageTier:
         if self._writes:
             write = self._writes.pop(0)
             self._backend.wait(write.done)
-            self._tree.unlock_host(write.node)
+            self._written(write)
             return True
         return False
+
+    def _written(self, write: Write) -> None:
+        self._tree.unlock_host(write.node)
+        self._tell_stored()
 
     def _on_all(self, is_so: bool) -> bool:
         """True if it is so on every rank."""
@@ -247,6 +261,7 @@ class StorageTier:
 
     def _publish(self, prefetch: Prefetch) -> None:
         """Make a node of the pages that arrived whole, and free the rest."""
+        self._tell_stored()
         self._tree.unlock(prefetch.parent)
         self._tree.unlock_host(prefetch.parent)
         for space, (_, pages) in prefetch.units.items():
@@ -297,6 +312,14 @@ class StorageTier:
         if "state" in prefetch.units and prefetch.stop == stop:
             tier.state = int(prefetch.units["state"][0][0])
         return tier
+
+    def _tell_stored(self) -> None:
+        """Tell what the store did since the last call, in the order in which it did it."""
+        outcomes, self._outcomes = self._outcomes, []
+        for (space, is_whole), run in groupby(outcomes, key=lambda each: each[:2]):
+            if self._listener is not None:
+                chain = tuple(each for _, _, each in run)
+                self._listener.stored(space=space, chain=chain, is_whole=is_whole)
 
     def _names(self, space: str) -> list[str]:
         return [buffer.name for buffer in self._residency.pool.sets[space].spec.buffers]
