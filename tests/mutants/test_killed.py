@@ -38,6 +38,7 @@ SHOWN_BY: dict[str, tuple[int, int | None]] = {
     "index-pair-reader-without-wait": (SEED, None),
     "move-changes-indices": (SEED, None),
     "trim-changes-request": (SEED, None),
+    "prefetch-skipped": (SEED, None),
     "state-result-ignored": (SEED, None),
     "abort-said-once": (SEED, None),
     "slot-freed-before-drain": (2, 6),
@@ -47,7 +48,7 @@ SHOWN_BY: dict[str, tuple[int, int | None]] = {
 """Seed and requests of the workload that shows a mutant which those do not show, or show late; None: as a command."""
 MOST_CAUSES = {"ack-by-kv-alone": 2}
 """Causes of a mutant's schedule, where not one: copies that are acknowledged early are backups and loads."""
-LATER = {"abort-said-once": 15, "seal-without-state": 3, "trim-changes-request": 1}
+LATER = {"abort-said-once": 15, "seal-without-state": 3, "trim-changes-request": 1, "prefetch-skipped": 1}
 """The first schedule that shows a mutant, where those before it take long and do not."""
 
 

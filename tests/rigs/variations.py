@@ -18,8 +18,9 @@ from kvcheck.core.cache.hicache.cache import WRITE_BACK, HiCache, Lease
 from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
+from kvcheck.core.cache.hicache.movement import Movement
 from kvcheck.core.cache.hicache.node import Node, SpaceCopy
-from kvcheck.core.cache.hicache.radix_tree import Tokens
+from kvcheck.core.cache.hicache.radix_tree import Offer, PrefixTree, Taken, Tokens
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import Given, Holding, KVPool
 from kvcheck.core.cache.scheduler.decoder import Decoder
@@ -180,7 +181,15 @@ class EarlyBackupCache(HiCache):
 
 
 class YoungestHost(Residency):
-    """The host gives up its youngest candidate instead of the oldest."""
+    """The host gives up its youngest candidate instead of the oldest, and declares no order."""
+
+    @property
+    def orders(self) -> dict[str, str]:
+        return {"device": self._declared["device"]}
+
+    @orders.setter
+    def orders(self, value: dict[str, str]) -> None:
+        self._declared = value
 
     def host_victim(self, space: str) -> Node | None:
         order = self._order
@@ -201,6 +210,58 @@ class OtherTies(Residency):
         self._order = order
         TAKEN["other-ties"] += victim is not None
         return victim
+
+
+class OtherTiesOnHost(Residency):
+    """Of nodes with equal use, hits or priority the host gives up the youngest first."""
+
+    def host_victim(self, space: str) -> Node | None:
+        order = self._order
+        self._order = lambda node: (order(node)[0], *(-each for each in order(node)[1:]))
+        victim = super().host_victim(space)
+        self._order = order
+        TAKEN["other-ties-on-host"] += victim is not None
+        return victim
+
+
+class LookupsAloneUse(PrefixTree):
+    """A prefix that is offered once more is not used by that: only lookups make it younger."""
+
+    def insert(self, tokens: Tokens, offer: Offer, *, priority: int = 0) -> Taken:
+        before = {node: node.last_used for node in self.nodes(on_device=True)}
+        taken = super().insert(tokens, offer, priority=priority)
+        for node, last_used in before.items():
+            TAKEN["lookups-alone-use"] += node.last_used != last_used
+            node.last_used = last_used
+        return taken
+
+
+class OffersAreUses(PrefixTree):
+    """A prefix that is offered once more is used by that as well, as a lookup uses it."""
+
+    def insert(self, tokens: Tokens, offer: Offer, *, priority: int = 0) -> Taken:
+        known = [node for node in self._walk(self.keys(tokens)) if node.device.is_live]
+        for node in known:
+            TAKEN["offers-are-uses"] += 1
+            node.hits += 1
+            node.priority = max(node.priority, priority)
+        return super().insert(tokens, offer, priority=priority)
+
+
+class LateBackups(Movement):
+    """Backups that are due wait for the next poll."""
+
+    def back_up_when_due(self, node: Node, request: int) -> None:
+        self.__dict__.setdefault("_put_off", {})[node] = request
+
+    def poll(self) -> bool:
+        waiting = self.__dict__.pop("_put_off", {})
+        for node, request in waiting.items():
+            if node.parent is not None and node.parent.children.get(node.keys[0]) is node:
+                TAKEN["late-backup"] += 1
+                for each in reversed([*node.path()]):  # it may have been split meanwhile
+                    super().back_up_when_due(each, request)
+        return super().poll()
 
 
 # Pools and readers
@@ -316,6 +377,10 @@ VARIATIONS: dict[str, Variation] = {
     "early-backup": Variation(parts=replace(FIXED, cache=EarlyBackupCache), schedules=(1, 3, 6, 7)),
     "youngest-host": Variation(parts=replace(FIXED, residency=YoungestHost)),
     "other-ties": Variation(parts=replace(FIXED, residency=OtherTies)),
+    "other-ties-on-host": Variation(parts=replace(FIXED, residency=OtherTiesOnHost)),
+    "lookups-alone-use": Variation(parts=replace(FIXED, tree=LookupsAloneUse), schedules=(0, 1, 3, 4)),
+    "offers-are-uses": Variation(parts=replace(FIXED, tree=OffersAreUses), schedules=(0, 2, 5, 7)),
+    "late-backup": Variation(parts=replace(FIXED, movement=LateBackups)),
     "stream-ordered-reuse": Variation(parts=replace(FIXED, pool=ScrubbingPool), schedules=(1, 2, 6, 7)),
     "reads-twice": Variation(decoder=TwiceReader),
     "second-lane-reader": Variation(decoder=SecondLaneReader),

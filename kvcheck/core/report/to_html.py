@@ -79,6 +79,7 @@ LETTERS = {
     "KV4": ("A", "accounting"),
     "KV5": ("X", "output"),
     "KV6": ("P", "protocol"),
+    "KV7": ("L", "caching"),
     "": ("H", "hang, crash or other"),
 }
 

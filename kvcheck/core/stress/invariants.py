@@ -96,5 +96,21 @@ INVARIANTS = (
         shows="Copying from device to host and back is exact, for every layout, copy method and order of ids.",
         oracles=("content",),
     ),
+    Invariant(
+        name="H14",
+        shows="Of what may go, a tier gives up first what its declared order names first. Ties are broken in any way.",
+        oracles=("caching",),
+    ),
+    Invariant(
+        name="H15",
+        shows="A backup, a load or a prefetch that is due takes place, unless no room is free or can be made for it.",
+        oracles=("caching",),
+    ),
+    Invariant(
+        name="H16",
+        shows="What was computed is cached. It leaves a tier by eviction alone, and a request that finds it computes "
+        "none of it again.",
+        oracles=("caching",),
+    ),
 )
 """Numbers are stable: a retired one is not given to another rule."""

@@ -30,6 +30,10 @@ ORACLES: Registry[Callable[[], Oracle]] = Registry(
             "kvcheck.core.stress.oracles.residency:ResidencyOracle",
             "Index values of cached pages keep their numbers and stay on the tier they were made for.",
         ),
+        "caching": (
+            "kvcheck.core.stress.oracles.caching:CachingOracle",
+            "Evictions keep to the declared order, copies are left out only for want of room, and hits are served.",
+        ),
         "contract": (
             "kvcheck.core.stress.oracles.contract:ContractOracle",
             "Committed lengths survive retract and resume, every buffer is moved, and padding rows are never used.",

@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
@@ -75,20 +75,11 @@ class ResidencyOracle:
     def _servable(self, event: LookedUp) -> int:
         """Pages of the longest prefix that has all it needs, each piece on one tier or the other."""
         tiers = ("device",) if event.device_only else ("device", "host")
-        model = self._model
-        longest, missing = 0, -1  # missing: the last page whose window page no tier holds
-        for page, each in enumerate(event.chain):
-            held = {space for tier in tiers for space in SPACES if each in self._held.get((tier, space), ())}
-            if "full" not in held:
-                break
-            missing = missing if "window" in held else page
-            if model.has_state:
-                serves = "state" in held
-            else:  # the next position sees `window` tokens, itself included
-                first = max(0, (page + 1) * model.page_size + 1 - model.window) // model.page_size
-                serves = not model.window or missing < first
-            longest = page + 1 if serves else longest
-        return longest
+        held = (
+            {space for tier in tiers for space in SPACES if each in self._held.get((tier, space), ())}
+            for each in event.chain
+        )
+        return longest_prefix(self._model, held)
 
     def _transferred(self, event: Transferred) -> None:
         self.judged += 1
@@ -127,6 +118,24 @@ class ResidencyOracle:
                     message=f"{event.tier} {event.space} {unit} {story}",
                 )
             )
+
+
+def first_seen(model: Modelled, pages: int) -> int:
+    """The first page of which the position after so many pages sees a token through the window, itself included."""
+    return max(0, pages * model.page_size + 1 - model.window) // model.page_size
+
+
+def longest_prefix(model: Modelled, held: Iterable[Container[str]]) -> int:
+    """Pages of the longest prefix that has all it needs. held: for each page of the prompt, the spaces that have it."""
+    longest, missing = 0, -1  # missing: the last page without its window page
+    for page, spaces in enumerate(held):
+        if "full" not in spaces:
+            break
+        missing = missing if "window" in spaces else page
+        sees_all = not model.window or missing < first_seen(model, page + 1)
+        serves = "state" in spaces if model.has_state else sees_all
+        longest = page + 1 if serves else longest
+    return longest
 
 
 def _leading(chain: tuple[bytes, ...], first: dict[bytes, int], second: dict[bytes, int]) -> int:

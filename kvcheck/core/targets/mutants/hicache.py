@@ -1,4 +1,4 @@
-"""Bugs b and d put back, and others of their class: reads before a load, pages freed too soon, values shared.
+"""Bugs b and d put back, others of their class, and caches that lose hits: evictions, copies and fetches left wrong.
 
 Invariants:
 - Each subclass removes one line of the fix and restates nothing else.
@@ -6,7 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +14,16 @@ import torch
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Lane, Signal
+from kvcheck.core.cache.hicache.cache import HiCache
 from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
-from kvcheck.core.cache.hicache.movement import Movement
+from kvcheck.core.cache.hicache.movement import Gap, Movement
 from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Transfer
+from kvcheck.core.cache.hicache.radix_tree import Match, Tokens
+from kvcheck.core.cache.hicache.storage_tier import StorageTier
 from kvcheck.core.cache.pools.buffers import BufferSet
-from kvcheck.core.cache.pools.pool import KVPool
+from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED, TargetParts
 
@@ -172,6 +175,58 @@ class TwiceFreedHost(Residency):
         super()._free_host(space, ids)
 
 
+class MostRecentFirst(Residency):
+    """The node that was used last goes first."""
+
+    def device_victim(self, space: str, spared: Iterable[Node] = ()) -> Node | None:
+        """By the other end of the order."""
+        order = self._order
+        self._order = lambda node: tuple(-each for each in order(node))
+        victim = super().device_victim(space, spared)
+        self._order = order
+        return victim
+
+
+class HalvedHostHits(HiCache):
+    """A request starts in the middle of what was loaded back for it."""
+
+    def _adopt(self, holding: Holding, match: Match) -> None:
+        kept = match.pages - (match.pages - match.device_pages + 1) // 2
+        if kept:
+            pages = np.concatenate([node.device.ids("full") for node in match.nodes])
+            self._pool.adopt(holding, pages[:kept], np.zeros(0, dtype=np.int64))
+
+
+class SkippedBackup(Movement):
+    """Every second node is never backed up."""
+
+    def back_up_when_due(self, node: Node, request: int) -> None:
+        if node.ordinal % 2:
+            super().back_up_when_due(node, request)
+
+
+class NoHostEviction(Movement):
+    """A backup takes free host pages alone."""
+
+    def _host_ids(self, space: str, count: int, request: int) -> IndexArray | None:
+        return self.controller.host.allocators[space].allocate(count, request)
+
+
+class NoDeviceEviction(Movement):
+    """A load takes free device pages alone."""
+
+    def _device_ids(self, gaps: list[Gap], request: int) -> list[IndexArray] | None:
+        self._make_room = lambda space, count: 0
+        return super()._device_ids(gaps, request)
+
+
+class NoPrefetch(StorageTier):
+    """What the store holds is never fetched."""
+
+    def begin(self, tokens: Tokens, request: int) -> None:
+        """Nothing."""
+
+
 _READ = "SGLang #22811 (index reads without the layer wait)"
 _HAZARD = "a hazard of the same family"
 
@@ -190,6 +245,7 @@ def _mutant(name: str, parts: TargetParts, shows: str, matters: str, **rest: str
 
 
 _EARLY = "Attention or the indexer works on what was in the page before: another request's prefix, in a few answers."
+_SLOW = "Prompts are computed that the cache holds; no answer is wrong, and the time to the first token goes up."
 _REUSED = "The copy carries another request's bytes into the cache, where every later hit reads them."
 
 HICACHE = (
@@ -320,5 +376,59 @@ HICACHE = (
         shape="qwen3-next-tiny",
         killed_by="accounting",
         code="KV401",
+    ),
+    _mutant(
+        "eviction-most-recent-first",
+        replace(FIXED, residency=MostRecentFirst),
+        "The device gives up the prefix that was used last.",
+        "The prefixes that come back soonest are the ones that are gone; every answer is right, and slow.",
+        shape="llama-3-tiny",
+        killed_by="caching",
+        code="KV701",
+    ),
+    _mutant(
+        "host-hits-halved",
+        replace(FIXED, cache=HalvedHostHits),
+        "Half of the pages that were loaded back for a request are computed again.",
+        _SLOW,
+        shape="llama-3-tiny",
+        killed_by="caching",
+        code="KV703",
+    ),
+    _mutant(
+        "backup-of-every-second-node",
+        replace(FIXED, movement=SkippedBackup),
+        "Every second node is never backed up when its use is reached.",
+        _SLOW,
+        shape="llama-3-tiny",
+        killed_by="caching",
+        code="KV704",
+    ),
+    _mutant(
+        "backup-without-eviction",
+        replace(FIXED, movement=NoHostEviction),
+        "A backup is given up once the host is full, though prefixes there could be evicted.",
+        "The host tier keeps what came first for ever, and the hits on it go down to none.",
+        shape="llama-3-tiny",
+        killed_by="caching",
+        code="KV702",
+    ),
+    _mutant(
+        "load-without-eviction",
+        replace(FIXED, movement=NoDeviceEviction),
+        "A load is given up where the device is full, though prefixes there could be evicted.",
+        _SLOW,
+        shape="llama-3-tiny",
+        killed_by="caching",
+        code="KV702",
+    ),
+    _mutant(
+        "prefetch-skipped",
+        replace(FIXED, storage=NoPrefetch),
+        "Pages that only the store holds are never fetched.",
+        _SLOW,
+        shape="llama-3-tiny",
+        killed_by="caching",
+        code="KV704",
     ),
 )

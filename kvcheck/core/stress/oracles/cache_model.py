@@ -1,0 +1,245 @@
+"""CacheModel: what a cache holds and may give up, by hashes of pages: uses, priorities, locks and room on two tiers.
+
+Invariants:
+- It is made from events alone. It knows hashes and what lies before each; it knows no tree and no nodes.
+- What one reading of the declared order counts and another does not gives a range: `least` and `most` are its ends.
+- A lock on a prefix holds all pages of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
+
+from kvcheck.core.stress.oracles.residency import SPACES, first_seen, longest_prefix
+from kvcheck.core.workload.events import Computed, Declared, Locked, LookedUp, Modelled, TierChanged, Transferred
+
+RANKS = ("lru", "lfu", "priority")
+"""The first number that each eviction order compares: last use, uses, priority. Ties may be broken in any way."""
+USED, USES, PRIORITY = range(len(RANKS))
+ROOT = b""
+
+
+@dataclass(slots=True, eq=False)
+class Page:
+    """A cached page. least, most: a number for each of RANKS, in the readings that count the fewest and the most uses.
+
+    backed_at: the use at which the host got it last. refused_at: the use at which its backup was refused last.
+    """
+
+    least: list[int]
+    most: list[int] = field(default_factory=list)
+    backed_at: int = -1
+    refused_at: int = -1
+
+
+class CacheModel:
+    """Both tiers of one cache. clock: counts uses of the cache: lookups, and prefixes that were computed."""
+
+    def __init__(self) -> None:
+        self.model = Modelled(page_size=1, window=0, has_state=False)
+        self.clock = 0
+        self.pages: dict[bytes, Page] = {}
+        self.held: defaultdict[tuple[str, str], dict[bytes, int]] = defaultdict(dict)
+        self.growing: dict[bytes, None] = {}
+        self.taken: Counter[str] = Counter()
+        self._units: dict[str, int] = {}
+        self._priority = 0
+        self._parents: dict[bytes, bytes] = {}
+        self._children: dict[str, Counter[bytes]] = {"device": Counter(), "any": Counter()}
+        self._locks: dict[str, Counter[bytes]] = {"device": Counter(), "host": Counter()}
+        self._arriving: set[bytes] = set()
+        self._lookup: tuple[int, list[tuple[Page, list[int]]]] = (0, [])
+
+    @property
+    def has_host(self) -> bool:
+        """There is a host tier."""
+        return "host.full" in self._units
+
+    # What happens
+
+    def declare(self, event: Declared) -> None:
+        """How many units each allocator has."""
+        self._units = dict(event.units)
+
+    def learn(self, chain: tuple[bytes, ...]) -> None:
+        """These hashes follow each other from the first page of a prompt on."""
+        if chain and chain[-1] not in self._parents:
+            for before, each in zip((ROOT, *chain), chain, strict=False):
+                self._parents[each] = before
+
+    def look_up(self, event: LookedUp) -> None:
+        """The pages that a lookup serves are used. One that could not load all that it found is another's first try."""
+        self.clock += 1
+        self.learn(event.chain)
+        request, before = self._lookup
+        if event.device_only and request == event.request:
+            for page, least in before:
+                page.least[:] = least
+        served = [self.pages[each] for each in event.chain[: event.pages] if each in self.pages]
+        self._lookup = event.request, [(page, page.least.copy()) for page in served]
+        for page in served:
+            for ends in (page.least, page.most):
+                ends[USED] = self.clock
+                ends[USES] += 1
+                ends[PRIORITY] = max(ends[PRIORITY], event.priority)
+
+    def compute(self, event: Computed) -> None:
+        """A prefix is offered. Whether that uses the pages of it that are cached already is left open."""
+        self.clock += 1
+        self.learn(event.chain)
+        self._priority = event.priority
+        self.growing = dict.fromkeys(each for each in event.chain if each not in self.held["device", "full"])
+        for each in event.chain:
+            if (page := self.pages.get(each)) is not None:
+                page.most[USED] = self.clock
+                page.most[USES] += 1
+                page.most[PRIORITY] = max(page.most[PRIORITY], event.priority)
+
+    def lock(self, event: Locked) -> None:
+        """One lock more or less on every page of a prefix."""
+        locks, at = self._locks[event.tier], event.end
+        while at != ROOT:
+            locks[at] += 1 if event.added else -1
+            at = self._parents.get(at, ROOT)
+
+    def change(self, event: TierChanged) -> list[bytes]:
+        """A tier gains or loses pages. Returns those that were computed and are now cached on the device."""
+        held, grown = self.held[event.tier, event.space], []
+        before = ROOT
+        for each, unit in zip(event.chain, event.ids, strict=True):
+            if event.space == "full":
+                self._parents.setdefault(each, before)
+                before = each
+                if event.added and each not in held:
+                    grown += self._gain(each, event.tier)
+                elif not event.added and each in held:
+                    self._lose(each, event.tier)
+            if event.added:
+                held[each] = unit
+            else:
+                held.pop(each, None)
+        return grown
+
+    def arrived(self, event: Transferred) -> None:
+        """Host pages are whole from now on."""
+        if event.kind != "load":
+            self._arriving.difference_update(event.chain)
+
+    def _gain(self, each: bytes, tier: str) -> list[bytes]:
+        parent = self._parents[each]
+        page = self.pages.get(each)
+        is_grown = tier == "device" and each in self.growing
+        if page is None:
+            ranks = [self.clock, 0, self._priority if is_grown else 0]
+            page = self.pages[each] = Page(ranks, ranks.copy())
+            self._children["any"][parent] += 1
+            page.most[USES] += is_grown
+        if tier == "host":
+            page.backed_at = self.clock
+            self._arriving.add(each)
+            return []
+        self._children["device"][parent] += 1
+        if not is_grown:
+            return []
+        del self.growing[each]
+        page.least[USED] = self.clock
+        page.least[USES] += 1
+        return [each]
+
+    def _lose(self, each: bytes, tier: str) -> None:
+        parent = self._parents[each]
+        if tier == "device":
+            self._children["device"][parent] -= 1
+        else:
+            self._arriving.discard(each)
+        if each not in self.held["host" if tier == "device" else "device", "full"]:
+            self._children["any"][parent] -= 1
+            del self.pages[each]
+
+    # What may go
+
+    def candidates(self, tier: str, space: str, *, passed: Container[bytes] = ()) -> Iterator[bytes]:
+        """Pages that could lead a tier's choice of what to give up next: unlocked, and without more behind them."""
+        for each in self.held[tier, space]:
+            if each not in passed and self.stays(tier, space, each) is None:
+                yield each
+
+    def stays(self, tier: str, space: str, each: bytes) -> str | None:
+        """Why a page cannot be what a tier gives up next; None where it can."""
+        on_device = self.held["device", "full"]
+        if each not in self.held[tier, space]:
+            return "is not held there"
+        if self._locks[tier][each]:
+            return "is locked"
+        if space != "full":
+            return None
+        if self._children["device" if tier == "device" else "any"][each]:
+            return "has more of its prefix behind it"
+        if tier == "host" and (each in on_device or self._locks["device"][each]):
+            return "is in use on the device"
+        return None
+
+    def room(self, tier: str, space: str, *, besides: Container[bytes] = ()) -> int:
+        """Units of a space that are free or can surely be made so. besides: pages that have to stay."""
+        return self._free(tier, space) + sum(
+            each not in besides and self._can_go(tier, space, each) for each in self.held[tier, space]
+        )
+
+    def _free(self, tier: str, space: str) -> int:
+        name = space if tier == "device" else f"host.{space}"
+        free = self._units.get(name, 0) - self.taken[name]
+        # A state slot stays for every request that can be opened.
+        return free - (self._units.get("rows", 0) - self.taken["rows"] if name == "state" else 0)
+
+    def _can_go(self, tier: str, space: str, each: bytes) -> bool:
+        device, host = self._locks["device"][each], self._locks["host"][each]
+        if tier == "host" and space != "full":
+            return not host
+        return not device and not host and (tier == "device" or each not in self.held["device", "full"])
+
+    # What is there
+
+    def parent(self, each: bytes) -> bytes:
+        """The page before it; ROOT before the first."""
+        return self._parents.get(each, ROOT)
+
+    def is_backed(self, each: bytes) -> bool:
+        """The host holds the page, whole or on its way; it always holds the root."""
+        return each == ROOT or each in self.held["host", "full"]
+
+    def is_whole_on_host(self, each: bytes) -> bool:
+        """The host holds the page, and it has arrived."""
+        return each == ROOT or (each in self.held["host", "full"] and each not in self._arriving)
+
+    def spaces(self, each: bytes) -> set[str]:
+        """The spaces in which some tier holds something of a page."""
+        return {space for space in SPACES for tier in ("device", "host") if each in self.held[tier, space]}
+
+    def given_up(self, event: LookedUp) -> tuple[int, dict[str, int]]:
+        """For a lookup that keeps to the device: pages that both tiers serve, and what of it the device lacks, by
+        space."""
+        pages = longest_prefix(self.model, map(self.spaces, event.chain))
+        chain, seen = event.chain[:pages], first_seen(self.model, pages)
+        lacking = {"full": sum(each not in self.held["device", "full"] for each in chain)}
+        if self.model.window:
+            window = chain[seen:]
+            lacking["window"] = sum(each not in self.held["device", "window"] for each in window)
+        if self.model.has_state:
+            lacking["state"] = sum(each not in self.held["device", "state"] for each in chain[-1:])
+        return pages, lacking
+
+    def fetchable(self, chain: tuple[bytes, ...], whole: dict[str, set[bytes]]) -> tuple[int, int]:
+        """Pages [start, stop) of a prompt that both tiers lack and that the store holds whole, with all they need; an
+        empty range where the host does not hold what lies before them. whole: by space, what the store holds."""
+        on_device = self.held["device", "full"]
+        start = next(
+            (at for at, each in enumerate(chain) if each not in on_device and not self.is_whole_on_host(each)),
+            len(chain),
+        )
+        if start == len(chain) or (start and not self.is_whole_on_host(chain[start - 1])):
+            return start, start
+        known = [self.spaces(each) for each in chain[:start]]
+        stored = [{space for space in SPACES if each in whole[space]} for each in chain[start:]]
+        return start, max(start, longest_prefix(self.model, [*known, *stored]))

@@ -1,0 +1,382 @@
+"""The caching oracle: what a prefix cache should have achieved, by a model of pages beside the product's tree.
+
+    KV701 victims    first in the declared order among what could go
+    KV702 room       a backup, a load or a prefetch is given up only where no room can be made
+    KV703 hits       what was computed is cached, leaves a tier by eviction alone, and is served when found
+    KV704 copies     backups that the write policy asks for, and prefetches, are started
+
+Invariants:
+- A cache is judged by the rules that it declares. Without a declaration nothing is judged.
+- A finding holds in every reading of a rule: of uses that may or may not count, and of ties.
+- After the counts at the end the cache may give everything back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from kvcheck.core.base.record import Finding
+from kvcheck.core.stress.history import Handler
+from kvcheck.core.stress.oracles.cache_model import RANKS, ROOT, USES, CacheModel, Page
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.stress.oracles.residency import SPACES
+from kvcheck.core.workload.events import (
+    Allocated,
+    Asked,
+    Chosen,
+    Computed,
+    Counted,
+    Declared,
+    Finished,
+    Forward,
+    Freed,
+    Locked,
+    LookedUp,
+    Modelled,
+    Refused,
+    Stored,
+    TierChanged,
+    Transferred,
+)
+
+SOON = 24
+"""Uses of the cache within which a backup that is due has to be started."""
+
+
+class CachingOracle:
+    """Evictions in the declared order, no copy left out, and nothing lost that was cached."""
+
+    name = "caching"
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+        self._cache = CacheModel()
+        self._declared: Declared | None = None
+        self._is_over = False
+        self._chosen: dict[tuple[str, str], tuple[bytes, ...]] = {}
+        self._refused: set[bytes] = set()
+        self._due: deque[tuple[int, list[tuple[bytes, Page]]]] = deque()
+        self._stored: dict[str, set[bytes]] = {space: set() for space in SPACES}
+        self._fetching: dict[int, frozenset[bytes]] = {}
+        self._gave_up_fetch = 0
+        self._served: dict[int, int] = {}
+        self._committed: dict[int, int] = {}
+        self._offered: dict[int, int] = {}
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        return (
+            (Modelled, self._modelled),
+            (Declared, self._is_declared),
+            (Allocated, self._allocated),
+            (Freed, self._freed),
+            (Asked, self._asked),
+            (LookedUp, self._looked_up),
+            (Forward, self._forward),
+            (Computed, self._computed),
+            (Locked, self._locked),
+            (TierChanged, self._changed),
+            (Chosen, self._is_chosen),
+            (Refused, self._is_refused),
+            (Transferred, self._transferred),
+            (Stored, self._is_stored),
+            (Finished, self._finished),
+            (Counted, self._counted),
+        )
+
+    def finish(self) -> None:
+        """Nothing is left to judge: what is due at the end may still be waiting for its round."""
+
+    # The rules, and how much is allocated
+
+    def _modelled(self, event: Modelled) -> None:
+        self._cache.model = event
+
+    def _is_declared(self, event: Declared) -> None:
+        self._declared = event
+        self._cache.declare(event)
+
+    def _allocated(self, event: Allocated) -> None:
+        self._cache.taken[event.space] += len(event.ids)
+
+    def _freed(self, event: Freed) -> None:
+        self._cache.taken[event.space] -= len(event.ids)
+
+    def _locked(self, event: Locked) -> None:
+        self._cache.lock(event)
+
+    def _counted(self, event: Counted) -> None:
+        self._is_over = True
+
+    # Lookups: loads, and what is served
+
+    def _looked_up(self, event: LookedUp) -> None:
+        if self._declared is None:
+            return
+        self._used()
+        if event.device_only:
+            self._judge_load(event)
+        self._cache.look_up(event)
+        self._served[event.request] = event.pages * self._cache.model.page_size
+        self._offered[event.request] = event.pages
+        self._note_due(event.chain[: event.pages])
+
+    def _judge_load(self, event: LookedUp) -> None:
+        """A lookup that keeps to the device gives up what the host holds, which takes a space that is full."""
+        pages, lacking = self._cache.given_up(event)
+        if pages <= event.pages:
+            return
+        self.judged += 1
+        path = frozenset(event.chain[:pages])
+        room = {space: self._cache.room("device", space, besides=path) for space in lacking}
+        if all(room[space] >= count for space, count in lacking.items()):
+            wanted = _in_words(lacking)
+            self._add(
+                "KV702",
+                f"request {event.request} was served {event.pages} of the {pages} pages that both tiers hold of its "
+                f"prompt, and {wanted} were not loaded back; the device has room, free or evictable, for "
+                f"{_in_words({space: room[space] for space, count in lacking.items() if count})}",
+                request=event.request,
+                tier="device",
+            )
+
+    def _forward(self, event: Forward) -> None:
+        """The first pass of a request begins behind the prefix that its lookup found."""
+        found = self._served.pop(event.request, None)
+        if found is not None:
+            self.judged += 1
+            if event.start < found:
+                self._add(
+                    "KV703",
+                    f"request {event.request} computes its prompt from token {event.start} on; "
+                    f"its lookup found the first {found} tokens cached",
+                    request=event.request,
+                )
+        if event.stop > self._committed.get(event.request, 0):
+            self._committed[event.request] = event.stop
+
+    # What is computed is cached
+
+    def _computed(self, event: Computed) -> None:
+        if self._declared is None:
+            return
+        self._used()
+        self._cache.compute(event)
+        self._offered[event.request] = len(event.chain)
+
+    def _used(self) -> None:
+        """The cache is used once more: judge what the last use left open, and backups that were due long ago."""
+        for each in self._cache.growing:
+            self._add("KV703", f"a page that was computed and offered is not cached on the device ({each.hex()[:8]})")
+            break
+        self._cache.growing = {}
+        while self._due and self._due[0][0] + SOON <= self._cache.clock:
+            self._judge_backups(*self._due.popleft())
+
+    def _finished(self, event: Finished) -> None:
+        """A request that ended has offered every whole page of what it has computed."""
+        offered, committed = self._offered.pop(event.request, None), self._committed.pop(event.request, 0)
+        model = self._cache.model
+        if offered is None or model.has_state:  # a prefix with states ends where a state was kept
+            return
+        self.judged += 1
+        if offered < committed // model.page_size:
+            self._add(
+                "KV703",
+                f"request {event.request} ended with {committed // model.page_size} whole pages, "
+                f"of which {offered} were cached or offered to the cache",
+                request=event.request,
+            )
+
+    def _changed(self, event: TierChanged) -> None:
+        if self._declared is None or self._is_over:
+            return
+        if not event.added and event.chain:
+            self._judge_loss(event)
+        self._note_due(self._cache.change(event))
+
+    def _judge_loss(self, event: TierChanged) -> None:
+        """Pages leave a tier by an eviction, and under write-back only with a backup."""
+        self.judged += 1
+        lost = next((each for each in event.chain if not self._is_evicted(event, each)), None)
+        if lost is not None:
+            self._add(
+                "KV703",
+                f"{event.tier} {event.space} {self._unit(event.tier, event.space, lost)} is given back; "
+                "neither it nor a prefix of it was chosen for eviction",
+                tier=event.tier,
+                page=self._unit(event.tier, event.space, lost),
+            )
+        if (event.tier, event.space) != ("device", "full") or self._declared is None:
+            return
+        if self._declared.uses is None and self._cache.has_host:
+            end = event.chain[-1]
+            if not self._cache.is_backed(end) and end not in self._refused:
+                self._add(
+                    "KV704",
+                    f"device full {self._unit('device', 'full', end)} is given up under write-back without a backup; "
+                    "none was refused",
+                    tier="device",
+                    page=self._unit("device", "full", end),
+                )
+
+    def _is_evicted(self, event: TierChanged, each: bytes) -> bool:
+        """The page was chosen, as pages or in this space, or hangs on what left with all that lies behind it."""
+        tier = event.tier
+        if each in self._chosen.get((tier, event.space), ()) or each in self._chosen.get((tier, "full"), ()):
+            return True
+        root, at = self._chosen.get(("device", "full"), (ROOT,))[-1], self._cache.parent(each)
+        while at not in (ROOT, root):
+            at = self._cache.parent(at)
+        return at != ROOT and not self._cache.is_backed(root)
+
+    # Eviction
+
+    def _is_chosen(self, event: Chosen) -> None:
+        if self._declared is None or self._is_over or not event.chain:
+            return
+        self.judged += 1
+        self._chosen[event.tier, event.space] = event.chain
+        if (event.tier, event.space) == ("device", "full"):
+            self._refused.clear()
+        end, tier, space = event.chain[-1], event.tier, event.space
+        victim = self._named(tier, space, end)
+        if (why := self._cache.stays(tier, space, end)) is not None and space == "full":
+            self._add("KV701", f"{victim} is chosen for eviction; it {why}", tier=tier)
+            return
+        order = dict(self._declared.orders).get(tier)
+        if order not in RANKS:
+            return
+        rank = RANKS.index(order)
+        pages = self._cache.pages
+        lowest = min((pages[each].least[rank] for each in event.chain if each in pages), default=0)
+        others = self._cache.candidates(tier, space, passed={*event.passed, *event.chain})
+        first = min(others, key=lambda each: pages[each].most[rank] if each in pages else lowest, default=None)
+        if first is not None and first in pages and pages[first].most[rank] < lowest:
+            self._add(
+                "KV701",
+                f"{victim} is chosen for eviction by {order}, its {_RANK_NAMES[rank]} is {lowest} or higher; "
+                f"{self._named(tier, space, first)} could go, and its {_RANK_NAMES[rank]} is {pages[first].most[rank]}",
+                tier=tier,
+            )
+
+    # Backups
+
+    def _note_due(self, chain: Iterable[bytes]) -> None:
+        """Remember which of these pages, which were just used, are to be backed up now."""
+        uses = self._declared.uses if self._declared is not None else None
+        if uses is None or not self._cache.has_host:
+            return
+        due: dict[bytes, Page] = {}
+        for each in chain:
+            page, parent = self._cache.pages.get(each), self._cache.parent(each)
+            if (
+                page is not None
+                and page.least[USES] >= uses
+                and each in self._cache.held["device", "full"]
+                and not self._cache.is_backed(each)
+                and (parent in due or self._cache.is_backed(parent))
+            ):
+                due[each] = page
+        if due:
+            self._due.append((self._cache.clock, list(due.items())))
+
+    def _judge_backups(self, since: int, due: list[tuple[bytes, Page]]) -> None:
+        self.judged += 1
+        for each, page in due:
+            is_open = (
+                self._cache.pages.get(each) is page
+                and each in self._cache.held["device", "full"]
+                and self._cache.is_backed(self._cache.parent(each))
+                and page.backed_at < since
+                and page.refused_at < since
+            )
+            if is_open:
+                self._add(
+                    "KV704",
+                    f"{self._named('device', 'full', each)} is not backed up, {SOON} uses of the cache after that was "
+                    "due; the prefix before it is, and no backup of it was refused",
+                    tier="device",
+                )
+                return
+
+    def _is_refused(self, event: Refused) -> None:
+        if self._declared is None:
+            return
+        self.judged += 1
+        if event.kind == "prefetch":
+            self._gave_up_fetch = event.request
+        elif event.space == "full":
+            self._refused.update(event.chain)
+            for each in event.chain:
+                if (page := self._cache.pages.get(each)) is not None:
+                    page.refused_at = self._cache.clock
+        room = self._cache.room("host", event.space)
+        if room >= len(event.chain):
+            self._add(
+                "KV702",
+                f"a {event.kind} of {len(event.chain)} {event.space} for request {event.request} is given up; "
+                f"the host has room, free or evictable, for {room}",
+                request=event.request,
+                tier="host",
+            )
+
+    # The store
+
+    def _is_stored(self, event: Stored) -> None:
+        if event.is_whole:
+            self._stored[event.space].update(event.chain)
+        else:
+            self._stored[event.space].difference_update(event.chain)
+
+    def _asked(self, event: Asked) -> None:
+        """Pages that both tiers lack and the store holds are fetched, unless they are on their way or there is no
+        room."""
+        if self._declared is None:
+            return
+        self._cache.learn(event.chain)
+        self.judged += 1
+        gave_up, self._gave_up_fetch = self._gave_up_fetch == event.request, 0
+        start, stop = self._cache.fetchable(event.chain, self._stored)
+        if event.is_fetching:
+            self._fetching[event.request] = frozenset(event.chain[start:])
+            return
+        on_their_way = any(not fetch.isdisjoint(event.chain[start:]) for fetch in self._fetching.values())
+        if stop > start and not gave_up and not on_their_way:
+            self._add(
+                "KV704",
+                f"pages {start} to {stop - 1} of the prompt of request {event.request} are in the store, on no tier; "
+                "they were not fetched, and nobody was refused room for them",
+                request=event.request,
+                tier="storage",
+            )
+
+    def _transferred(self, event: Transferred) -> None:
+        self._cache.arrived(event)
+        if event.kind == "prefetch":
+            self._fetching.pop(event.request, None)
+
+    # Words
+
+    def _unit(self, tier: str, space: str, each: bytes) -> int | None:
+        return self._cache.held[tier, space].get(each)
+
+    def _named(self, tier: str, space: str, each: bytes) -> str:
+        return f"{tier} {space} {self._unit(tier, space, each)}"
+
+    def _add(
+        self, code: str, message: str, *, request: int | None = None, tier: str | None = None, page: int | None = None
+    ) -> None:
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(
+                Finding(code=code, oracle=self.name, request=request, tier=tier, page=page, message=message)
+            )
+
+
+_RANK_NAMES = ("last use", "count of uses", "priority")
+
+
+def _in_words(counts: dict[str, int]) -> str:
+    """Counts by space, as "2 full and 1 state"."""
+    return " and ".join(f"{count} {space}" for space, count in counts.items() if count)
