@@ -67,6 +67,7 @@ class Rig:
     residency: Residency
     cache: HiCache
     history: History
+    watch: Observer
     wrong: list[str] = field(default_factory=list)
     words: dict[str, int] = field(default_factory=dict)
     requests: int = 0
@@ -334,4 +335,6 @@ def rig_of(
     residency = Residency(tree, pool, host, order=settings.order, listener=watch)
     controller = TransferController(pool, host, on, ring=settings.ring)
     cache = cache_type(tree, residency, controller, on, config=settings, agree=agree, listener=watch)
-    return Rig(backend=on, pool=pool, host=host, tree=tree, residency=residency, cache=cache, history=history)
+    return Rig(
+        backend=on, pool=pool, host=host, tree=tree, residency=residency, cache=cache, history=history, watch=watch
+    )

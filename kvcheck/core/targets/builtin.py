@@ -15,8 +15,9 @@ from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedOffload
 from kvcheck.core.targets.pair import PairEngine
 from kvcheck.core.targets.parts import FIXED, TargetParts
+from kvcheck.core.targets.prefixes import Prefixes
 from kvcheck.core.targets.target import Engine, Setup, SpaceCount, Standing
-from kvcheck.core.workload.events import Declared
+from kvcheck.core.workload.events import Declared, Happened
 
 
 class BuiltinTarget:
@@ -47,6 +48,11 @@ class BuiltinEngine:
         self._observer.inspector = setup.inspector() if setup.inspector is not None else None
         self.host: HostPool | None = None
         self.cache = self._make_cache(parts, setup)
+        self._emit = emit
+        self._prefixes: Prefixes | None = None
+        if self.cache is not None and setup.host is not None:
+            self._prefixes = Prefixes(self.cache, self.host, setup.host.store, emit)
+            self._observer.prefixes = self._prefixes
         self.scheduler = parts.scheduler(
             SchedulerDeps(
                 backend=backend,
@@ -69,17 +75,30 @@ class BuiltinEngine:
         return self.scheduler.abort(request_id)
 
     def standings(self) -> tuple[Standing, ...]:
-        return tuple(Standing("request", state, request) for request, state in self.scheduler.states().items())
+        rows = tuple(Standing("request", state, request) for request, state in self.scheduler.states().items())
+        return rows if self._prefixes is None else (*rows, *self._prefixes.standings())
 
     def make_happen(self, happening: str, standing: Standing) -> bool:
         """See Engine. What this engine cannot do is False."""
+        if standing.subject in ("prefix", "object"):
+            return self._prefixes is not None and self._prefixes.make_happen(happening, standing)
         if standing.subject != "request" or not isinstance(standing.name, int):
             return False
         acts = {"abort": self.abort, "preempt": self.scheduler.preempt}
         return happening in acts and acts[happening](standing.name)
 
     def step(self) -> StepReport:
-        return self.scheduler.step()
+        """One round; what was retracted in it for lack of room is told by the state that it was in."""
+        if self._prefixes is None:
+            return self.scheduler.step()
+        self._prefixes.look()
+        before = self.scheduler.states()
+        report = self.scheduler.step()
+        for request in report.retracted:
+            state = "restoring" if request in report.resumed else before.get(request, "")
+            if state != "retracted":  # it was, in this round: somebody had asked for that
+                self._emit(Happened("request", "restoring" if state == "restoring" else "running", "retract"))
+        return report
 
     def counts(self) -> tuple[SpaceCount, ...]:
         """Accounting of pages, slots, rows and locks."""
@@ -106,6 +125,8 @@ class BuiltinEngine:
 
     def close(self) -> None:
         """Check the padding, then free everything."""
+        if self._prefixes is not None:
+            self._prefixes.close()
         if self.cache is not None:
             self.cache.close()
         self.scheduler.parts.backend.drain()

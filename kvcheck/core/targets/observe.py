@@ -18,6 +18,7 @@ from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.scheduler.decoder import Decoder
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField, MetadataRow
+from kvcheck.core.targets.prefixes import Prefixes
 from kvcheck.core.targets.target import TierInspector, digest
 from kvcheck.core.workload.events import (
     Aliased,
@@ -54,6 +55,7 @@ class Observer:
         self.metadata: dict[str, MetadataBuffers] = {}
         self.host: HostPool | None = None
         self.inspector: TierInspector | None = None
+        self.prefixes: Prefixes | None = None
         self._moving: dict[int, bytes] = {}
 
     def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
@@ -76,6 +78,8 @@ class Observer:
         self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool, priority: int
     ) -> None:
         self._emit(LookedUp(request, chain, pages, device_pages, device_only, priority))
+        if self.prefixes is not None and not device_only:
+            self.prefixes.looked_up(chain, pages)
 
     def asked(self, *, request: int, chain: tuple[bytes, ...], is_fetching: bool) -> None:
         self._emit(Asked(request, chain, is_fetching))
@@ -94,9 +98,16 @@ class Observer:
 
     def tier_changed(self, *, tier: str, space: str, chain: tuple[bytes, ...], ids: IndexArray, added: bool) -> None:
         self._emit(TierChanged(tier, space, chain, tuple(ids.tolist()), added))
+        if self.prefixes is not None and space == "full":
+            if added:
+                self.prefixes.look()
+            else:
+                self.prefixes.leaving(chain)
 
     def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
         self._emit(Evicted(tier, space, during_load))
+        if self.prefixes is not None:
+            self.prefixes.evicted(tier)
 
     def moving(self, *, number: int, copies: tuple[SpaceCopy, ...]) -> None:
         self._moving[number] = _index_values(copies)

@@ -241,17 +241,37 @@ class HiCache:
         while freed < count and (node := self.residency.device_victim(space, spared)) is not None:
             self.residency.tell_chosen(node, "device", space, passed=spared)
             size = len(node.device.ids(space))
-            if space != "full":
-                self.residency.tombstone(node, "device", space)
-            elif node.is_backed or self._write_back(node):
-                self.residency.demote(node)
-            elif self.residency.can_drop(node):
-                self.residency.drop(node)
+            if self._give_up(node, space):
+                freed += size
             else:
                 spared.append(node)
-                continue
-            freed += size
         return freed
+
+    def evict_node(self, node: Node, tier: str) -> bool:
+        """Evict the pages of one node from "device" or "host", whatever the order says; False where it has to stay."""
+        if tier == "device":
+            return self.residency.may_leave_device(node, "full") and self._give_up(node, "full")
+        if may_leave := self.residency.may_leave_host(node, "full"):
+            self.residency.drop(node)
+        return may_leave
+
+    def remove(self, node: Node) -> bool:
+        """Flush one prefix, and all that continues it, from both tiers; False where something of it is in use."""
+        if may_go := self.residency.may_be_removed(node):
+            self.residency.drop(node)
+        return may_go
+
+    def _give_up(self, node: Node, space: str) -> bool:
+        """Take a space of an unlocked node from the device; False where that would lose what somebody still uses."""
+        if space != "full":
+            self.residency.tombstone(node, "device", space)
+        elif node.is_backed or self._write_back(node):
+            self.residency.demote(node)
+        elif self.residency.can_drop(node):
+            self.residency.drop(node)
+        else:
+            return False
+        return True
 
     def _write_back(self, node: Node) -> bool:
         """Back up a node that is about to leave the device, and wait for it; False where that is not the policy."""

@@ -111,25 +111,36 @@ class Residency:
         """The node to lose its device pages next."""
         kept = set(spared)
         candidates = [
-            node
-            for node in self.tree.nodes(on_device=True)
-            if len(node.device.ids(space))
-            and not self._is_pinned(node)
-            and node not in kept
-            and (space != "full" or self._is_device_leaf(node))
+            node for node in self.tree.nodes(on_device=True) if node not in kept and self.may_leave_device(node, space)
         ]
         return min(candidates, key=self._order, default=None)
 
     def host_victim(self, space: str) -> Node | None:
         """The node to lose what the host holds of it next."""
-        candidates = [
-            node
-            for node in self.tree.nodes()
-            if len(node.host.ids(space))
+        candidates = [node for node in self.tree.nodes() if self.may_leave_host(node, space)]
+        return min(candidates, key=self._order, default=None)
+
+    def may_leave_device(self, node: Node, space: str) -> bool:
+        """The node has something in a space of the device, and may lose it."""
+        return (
+            len(node.device.ids(space)) > 0
+            and not self._is_pinned(node)
+            and (space != "full" or self._is_device_leaf(node))
+        )
+
+    def may_leave_host(self, node: Node, space: str) -> bool:
+        """The node has something in a space of the host, and may lose it."""
+        return (
+            len(node.host.ids(space)) > 0
             and not self._is_host_pinned(node)
             and (space != "full" or not (node.children or node.device.is_live or self._is_pinned(node)))
-        ]
-        return min(candidates, key=self._order, default=None)
+        )
+
+    def may_be_removed(self, node: Node) -> bool:
+        """Nothing uses the node, or anything below it, on either tier."""
+        return not (self._is_pinned(node) or self._is_host_pinned(node)) and all(
+            self.may_be_removed(child) for child in node.children.values()
+        )
 
     # Giving back
 

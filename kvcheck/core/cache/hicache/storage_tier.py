@@ -24,7 +24,7 @@ import torch
 
 from kvcheck.core.base.errors import StorageError
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Operation, Signal
+from kvcheck.core.cache.backend.backend import Backend, Operation, Signal
 from kvcheck.core.cache.hicache.controller import leading_reached
 from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
 from kvcheck.core.cache.hicache.host_pool import HostPool
@@ -33,11 +33,23 @@ from kvcheck.core.cache.hicache.radix_tree import Known, Tokens
 from kvcheck.core.cache.hicache.storage import Namespace, PageStore, complete_prefix
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredUnit:
+    """One object of the store and the host unit that it is packed from or unpacked into. hash: of the prefix that ends
+    with it."""
+
+    key: str
+    space: str
+    unit: int
+    hash: bytes
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Write:
     """Pages of a node on their way to the store. done: all were packed and handed over."""
 
     node: Node
+    units: tuple[StoredUnit, ...]
     done: Signal
 
 
@@ -46,11 +58,12 @@ class Prefetch:
     """Pages [start, stop) of a request's prompt on their way from the store to the host.
 
     parent: the node they hang below, locked. units: host ids by space, with the logical page of each. arrived: pages
-    that were served whole, by space.
+    that were served whole, by space. objects: what is read, one for each unit.
     """
 
     request: int
     tokens: Tokens
+    objects: tuple[StoredUnit, ...]
     start: int
     stop: int
     parent: Node
@@ -96,32 +109,45 @@ class StorageTier:
         self._prefetches: list[Prefetch] = []
         self._outcomes: list[tuple[str, bool, bytes]] = []  # (space, put or got whole, hash), in the store's order
 
+    # Under way
+
+    @property
+    def writing(self) -> tuple[StoredUnit, ...]:
+        """Objects on their way to the store, whose writes are not acknowledged."""
+        return tuple(each for write in self._writes for each in write.units)
+
+    @property
+    def reading(self) -> tuple[StoredUnit, ...]:
+        """Objects on their way from the store, whose fetches are not acknowledged."""
+        return tuple(each for prefetch in self._prefetches for each in prefetch.objects)
+
     # Down
 
     def store(self, node: Node, request: int) -> None:
         """Queue what the host holds of a node for the store, once."""
         if node.stored or not node.host.is_live:
             return
-        chunks: list[ChunkWork] = []
+        stored: list[StoredUnit] = []
         reads = []
         for space in self._policy:
             units = node.host.ids(space)
             if not len(units):
                 continue
             for unit, each in zip(units.tolist(), node.host.hashes(node.chain, space), strict=True):
-                chunks.append(partial(self._put, space, unit, each))
+                stored.append(self._stored_unit(space, unit, each))
             names = self._names(space)
             reads.append(self._host.footprint(space, names, units, layers=(0, self._layers(space))))
         node.stored = True
         self._tree.lock_host(node)
-        done = self._backend.submit(Operation("storage.put", tuple(chunks), request), lane=self._lane, reads=reads)
-        self._writes.append(Write(node=node, done=done))
+        chunks = tuple(partial(self._put, each) for each in stored)
+        done = self._backend.submit(Operation("storage.put", chunks, request), lane=self._lane, reads=reads)
+        self._writes.append(Write(node=node, units=tuple(stored), done=done))
 
-    def _put(self, space: str, unit: int, each: bytes) -> None:
-        payload = self._host.pack(space, unit).numpy().tobytes()
+    def _put(self, each: StoredUnit) -> None:
+        payload = self._host.pack(each.space, each.unit).numpy().tobytes()
         try:
-            self._store.put(self._namespace.key(space, each), payload)
-            self._outcomes.append((space, True, each))
+            self._store.put(each.key, payload)
+            self._outcomes.append((each.space, True, each.hash))
         except StorageError:
             self.failures += 1  # the host still has the page
 
@@ -146,12 +172,21 @@ class StorageTier:
             self._tree.unlock(parent)
             self._tree.unlock_host(parent)
             return
-        prefetch = Prefetch(request=request, tokens=tokens.copy(), start=start, stop=stop, parent=parent, units=units)
-        chunks = [
-            partial(self._get, prefetch, space, unit, page, chain[page])
+        wanted = [
+            (page, self._stored_unit(space, unit, chain[page]))
             for space, (ids, pages) in units.items()
             for unit, page in zip(ids.tolist(), pages.tolist(), strict=True)
         ]
+        prefetch = Prefetch(
+            request=request,
+            tokens=tokens.copy(),
+            objects=tuple(each for _, each in wanted),
+            start=start,
+            stop=stop,
+            parent=parent,
+            units=units,
+        )
+        chunks = [partial(self._get, prefetch, page, each) for page, each in wanted]
         writes = [
             self._host.footprint(space, self._names(space), ids, layers=(0, self._layers(space)))
             for space, (ids, _) in units.items()
@@ -170,26 +205,34 @@ class StorageTier:
         for each in self._prefetches:
             each.is_wanted = each.is_wanted and each.request != request
 
-    def _get(self, prefetch: Prefetch, space: str, unit: int, page: int, each: bytes) -> None:
+    def _get(self, prefetch: Prefetch, page: int, each: StoredUnit) -> None:
         payload = None
         try:
-            payload = self._store.get(self._namespace.key(space, each), self._host.unit_bytes(space))
+            payload = self._store.get(each.key, self._host.unit_bytes(each.space))
         except StorageError:
             self.failures += 1  # the page has not arrived, and will be computed
         if payload is None:
-            self._outcomes.append((space, False, each))
+            self._outcomes.append((each.space, False, each.hash))
         else:
-            self._host.unpack(space, unit, torch.frombuffer(bytearray(payload), dtype=torch.uint8))
-            prefetch.arrived.setdefault(space, set()).add(page)
+            self._host.unpack(each.space, each.unit, torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+            prefetch.arrived.setdefault(each.space, set()).add(page)
 
     def _promised(self, chain: Sequence[bytes], known: Known) -> int:
         """Pages of the longest prefix that the tree and, behind it, the store seem to have, companions included."""
         has = {
             space: known.held[space]
-            + [self._on_all(self._contains(self._namespace.key(space, each))) for each in chain[known.pages :]]
+            + [self._on_all(self._contains(self.key_of(self._namespace, space, each))) for each in chain[known.pages :]]
             for space in self._policy
         }
         return complete_prefix(has, policy=self._policy, window_pages=self._windows)
+
+    @staticmethod
+    def key_of(namespace: Namespace, space: str, chain: bytes) -> str:
+        """The key under which an owner keeps a page. Whoever shares a store makes keys by this."""
+        return namespace.key(space, chain)
+
+    def _stored_unit(self, space: str, unit: int, chain: bytes) -> StoredUnit:
+        return StoredUnit(key=self.key_of(self._namespace, space, chain), space=space, unit=unit, hash=chain)
 
     def _contains(self, key: str) -> bool:
         try:

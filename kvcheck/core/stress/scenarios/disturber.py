@@ -22,8 +22,12 @@ PACE = 3
 ABORTED_SHARE = 4
 CALM_EVERY = 3
 """One schedule of three is left alone: what only a long quiet run shows needs one, too."""
-CAUSED = ("abort", "preempt")
+CAUSED = ("abort", "preempt", "evict", "pressure", "remove", "overwrite")
 """What it makes happen. Other rows happen by the workload."""
+REPEATS = 4
+"""So often at most a schedule makes one situation happen, so that the engine does more than to recover."""
+TRIED = 8
+"""Of the subjects in one state, so many are tried in one round: some may not be touched."""
 STEP = 7
 """By so many rows the first situation of a schedule lies behind that of the schedule before it."""
 
@@ -67,9 +71,11 @@ class Disturber:
         for standing in engine.standings():
             if standing.subject != "request" or not (isinstance(standing.name, int) and self._spared(standing.name)):
                 by_state.setdefault((standing.subject, standing.state), []).append(standing)
-        for situation in sorted(self._wanted, key=lambda each: self._reached[each]):
+        open_ones = [each for each in self._wanted if self._reached[each] < REPEATS]
+        for situation in sorted(open_ones, key=lambda each: self._reached[each]):
             found = by_state.get((situation.subject, situation.state), [])
-            if found and self._try(engine, situation, found[self._round % len(found)]):
+            turn = self._round % max(1, len(found))
+            if any(self._try(engine, situation, each) for each in (found[turn:] + found[:turn])[:TRIED]):
                 return
 
     def _try(self, engine: Engine, situation: Situation, standing: Standing) -> bool:
