@@ -7,9 +7,12 @@ from collections import Counter
 from rigs.situations import StillEngine
 
 from kvcheck.core.base.situations import PAIR, SITUATIONS, STATES, TREE, Situation, never_reached, situations_of
-from kvcheck.core.stress.scenarios.disturber import ABORTED_SHARE, CAUSED, Disturber
+from kvcheck.core.stress.scenarios.disturber import ABORTED_SHARE, CAUSED, REPEATS, Disturber
+from kvcheck.core.stress.scenarios.rivals import Rival
+from kvcheck.core.stress.scenarios.serving import Feed
 from kvcheck.core.targets.target import Standing
 from kvcheck.core.workload.events import Aborted, Event, Happened
+from kvcheck.core.workload.jobs import Job
 
 LEGAL = (
     Situation("request", "running", "abort"),
@@ -84,3 +87,81 @@ def test_what_no_scenario_of_a_run_can_reach_is_not_missed() -> None:
     assert Situation("request", "running", "preempt") in missed
     assert Situation("request", "running", "abort") not in missed
     assert all(each.subject == "request" for each in missed)
+
+
+# What it does no more, and what it leaves to rivals
+
+
+def test_what_has_happened_often_is_not_aimed_at() -> None:
+    only = (Situation("prefix", "in use", "pressure"), Situation("prefix", "on the host", "evict"))
+    engine = StillEngine([Standing(each.subject, each.state, each.state) for each in only])
+    told: list[Event] = []
+    acts = Disturber(only, told.append, start=0, requests=8)
+    noted = acts.noting(told.append)
+    for _ in range(REPEATS - 1):
+        noted(Happened("prefix", "in use", "pressure"))
+    run(acts, engine)
+    assert Counter(what for what, _ in engine.done) == {"pressure": 1, "evict": REPEATS}
+    assert len(told) == 2 * REPEATS, "noted events are passed on"
+
+
+def rival(request: int, shared: int, chain: str = "abcd", of: int = 1) -> Rival:
+    job = Job(
+        request=request,
+        arrival=0,
+        prompt_tokens=1,
+        output_tokens=1,
+        blocks=((request, 1),),
+        wants_logprobs=False,
+        speculative=False,
+        wants_hidden=False,
+    )
+    return Rival(job=job, of=of, chain=tuple(chain), shared=shared)
+
+
+def sent(situation: Situation, standings: list[Standing], *rivals: Rival) -> list[int]:
+    """The rivals that are sent while an engine stands still."""
+    acts = Disturber((situation,), lambda event: None, start=0, requests=8, rivals=rivals)
+    asked = [acts(StillEngine(standings)) for _ in range(30)]
+    return [each for each in asked if each is not None]
+
+
+def test_a_rival_is_sent_when_its_lookup_goes_through_the_prefix() -> None:
+    loaded = [Standing("prefix", "being loaded", "b")]
+    match = Situation("prefix", "being loaded", "match")
+    assert sent(match, loaded, rival(7, 1), rival(8, 2), rival(9, 4), rival(10, 3, chain="xyz")) == [8, 9]
+    assert sent(match, [Standing("prefix", "in use", "b")], rival(8, 2)) == []
+
+
+def test_a_rival_is_sent_when_its_lookup_ends_inside_the_prefix() -> None:
+    split = Situation("prefix", "being loaded", "split")
+    inner = [Standing("prefix", "in use", "a"), Standing("prefix", "being loaded", "d")]
+    assert sent(split, inner, rival(6, 0), rival(7, 1), rival(8, 2), rival(9, 3), rival(10, 4)) == [8, 9]
+
+
+def test_a_rival_is_sent_while_what_it_shares_is_read_from_the_store() -> None:
+    match = Situation("object", "being read", "match")
+    standings = [Standing("request", "fetching", 3), Standing("object", "being read", "ff")]
+    assert sent(match, standings, rival(7, 2), rival(8, 0, of=3), rival(9, 1, of=3)) == [9]
+
+
+def test_each_rival_is_sent_once_and_the_others_are_held() -> None:
+    acts = Disturber(
+        (Situation("prefix", "in use", "match"),),
+        lambda event: None,
+        start=0,
+        requests=8,
+        rivals=[rival(7, 1), rival(8, 1, chain="x")],
+    )
+    assert acts.held == {7, 8}
+    run(acts, StillEngine([Standing("prefix", "in use", "a")]))
+    assert acts.held == {8}
+
+
+def test_what_is_held_comes_when_it_is_asked_for_or_at_the_end() -> None:
+    jobs = tuple(rival(request, 0).job for request in (1, 2, 3, 4))
+    feed = Feed(jobs, hurry=1, held={2, 4})
+    assert [each.request_id for each in feed.due(is_idle=True)] == [1, 3]
+    assert feed.holds(2) and feed.release(2).is_urgent and not feed.holds(2)
+    assert feed.is_open and feed.due(is_idle=False) == []
+    assert [each.request_id for each in feed.due(is_idle=True)] == [4] and not feed.is_open

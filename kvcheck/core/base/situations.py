@@ -139,7 +139,12 @@ STATES: Sequence[State] = (
     ),
     State("object", "being written", "that is on its way to the store", {"overwrite": TREE, "remove": TREE}),
     State("object", "stored", "that the store holds", {"overwrite": TREE, "remove": TREE}),
-    State("object", "being read", "that is on its way from the store", {"overwrite": TREE, "remove": TREE}),
+    State(
+        "object",
+        "being read",
+        "that is on its way from the store",
+        {"match": TREE, "overwrite": TREE, "remove": TREE},
+    ),
 )
 """All states, in the order of a matrix's rows."""
 

@@ -132,6 +132,9 @@ class Prefixes:
         for node in self._cache.tree.nodes():
             if node.chain[-1] in found:
                 self._tell(_state_of(node, storing), "match")
+        storage = self._cache.storage
+        if storage is not None and any(each.hash in chain for each in storage.reading):
+            self._tell("being read", "match", subject="object")  # for another request: its own has arrived
 
     def leaving(self, chain: tuple[bytes, ...]) -> None:
         """A tier is about to give up all pages of the prefix that ends this chain."""
@@ -151,9 +154,9 @@ class Prefixes:
         """The engine gives everything back: no longer do things happen to prefixes."""
         self._is_told = False
 
-    def _tell(self, state: str, happening: str) -> None:
+    def _tell(self, state: str, happening: str, *, subject: str = "prefix") -> None:
         if self._is_told:
-            self._emit(Happened("prefix", state, happening))
+            self._emit(Happened(subject, state, happening))
 
     @contextmanager
     def _untold(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ class Request:
     """A request as a user sends it. prompt: [n >= 1] token ids. output_tokens: how many to generate, at least 1.
 
     priority: cached prefixes of higher ones are evicted later, where eviction goes by priority. attempt: how often it
-    was sent before, in vain.
+    was sent before, in vain. is_urgent: it goes ahead of all that wait and are not, and waits for no store.
     """
 
     request_id: int
@@ -34,6 +34,7 @@ class Request:
     output_tokens: int
     priority: int = 0
     attempt: int = 0
+    is_urgent: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

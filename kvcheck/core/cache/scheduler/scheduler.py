@@ -42,14 +42,16 @@ class Scheduler:
         self._round = 0
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises LengthMismatch for one that can never fit."""
+        """Queue a request, behind all that wait or, if it is urgent, behind the urgent ones. Raises LengthMismatch for
+        one that can never fit."""
         longest = len(request.prompt) + request.output_tokens
         if longest > self._pool.sizes.max_tokens or pages_for(longest, self._pool.page_size) > self._pool.sizes.pages:
             raise LengthMismatch(
                 f"request {request.request_id} needs {longest} tokens; the pool holds {self._pool.sizes.pages} pages "
                 f"of {self._pool.page_size} and requests of at most {self._pool.sizes.max_tokens} tokens"
             )
-        self._waiting.append(request)
+        ahead = sum(each.is_urgent for each in self._waiting) if request.is_urgent else len(self._waiting)
+        self._waiting.insert(ahead, request)
 
     @property
     def is_idle(self) -> bool:
@@ -135,12 +137,15 @@ class Scheduler:
 
     def _admit(self) -> None:
         cache = self.parts.cache
-        while self._waiting and not self._resume_is_due() and len(self._prefilling) < self.config.max_prefilling:
+        for request in list(self._waiting):
+            if self._resume_is_due() or len(self._prefilling) >= self.config.max_prefilling:
+                break
             if cache is not None and cache.is_deferring:
                 break  # its load could not start
-            request = self._waiting[0]
-            if cache is not None and not cache.fetch(request.prompt[:-1], request.request_id):
-                break  # pages of its prompt are on their way from the store
+            if self._awaits_store(request):
+                if self._fetching() >= self.config.max_prefilling:
+                    break
+                continue  # it keeps its place, and those that need nothing of the store go on
             in_flight = len(self._prefilling) + len(self._ready) + len(self._running)
             if in_flight >= self._pool.sizes.requests or not self._fits(len(request.prompt)):
                 break
@@ -154,11 +159,21 @@ class Scheduler:
                 # A load runs beside this round's passes; the request's first pass comes with the next.
                 active.starts_at = self._round + bool(active.lease.loads)
                 self._report.loading += [active.request_id] if active.lease.loads else []
-            self._waiting.popleft()
+            self._waiting.remove(request)
             self._prefilling.append(active)
             self._report.admitted.append(request.request_id)
         if cache is not None:
             cache.start_loads()
+
+    def _awaits_store(self, request: Request) -> bool:
+        """Pages of a waiting request's prompt are on their way from the store, which is asked once."""
+        cache = self.parts.cache
+        return cache is not None and not (request.is_urgent or cache.fetch(request.prompt[:-1], request.request_id))
+
+    def _fetching(self) -> int:
+        """Waiting requests with pages on their way from the store."""
+        cache = self.parts.cache
+        return 0 if cache is None else sum(cache.is_fetching(each.request_id) for each in self._waiting)
 
     def _fits(self, prompt: int) -> bool:
         """A prompt's pages are free or evictable, beyond what earlier prompts still need."""

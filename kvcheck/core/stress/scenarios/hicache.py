@@ -19,6 +19,7 @@ from kvcheck.core.cache.hicache.storage import PageStore
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.scenarios.disturber import disturber
 from kvcheck.core.stress.scenarios.faulty_store import faulty_store
+from kvcheck.core.stress.scenarios.rivals import rivals_of
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
     LoadingAborts,
@@ -39,6 +40,9 @@ SESSIONS = 9
 """A multiple of the priorities, so that a session keeps its own."""
 MAX_RUNNING = 6
 TRACE_RUNNING = 8
+NARROW_RUNNING = 2
+NARROW_TURN = (4, 6)
+"""Of so many schedules the fourth, counted from 0, has a small batch: requests that are computed wait to decode."""
 HOST_RATIOS = (2, 1.25)
 """Host pages for each device page, by the number of the schedule: as engines choose, and too few for the sessions."""
 HOST_WINDOW_SHARES = (1, 3)
@@ -48,6 +52,8 @@ HOST_STATES = 6
 TRACE_HOST_STATES = 128
 STORES_USED = (None, "memory", None, "files")
 """The store behind the host tier, by the number of the schedule."""
+RIVAL_SHARE = 3
+"""One rival for so many requests."""
 REPLAY_EVERY = 4
 TRACE_HOST_RATIO = 16
 """Host pages for each device page of a trace, whose prefixes come back after hundreds of pages: the host is then far
@@ -68,8 +74,15 @@ class HiCacheScenario:
             jobs = session_jobs(
                 shape.page_size, capacity, requests=requests or SYNTHETIC_REQUESTS, sessions=SESSIONS, seed=seed
             )
-            note = f"{len(jobs)} requests of {SESSIONS} sessions"
-            return Load(jobs=jobs, capacity_tokens=capacity, max_running=MAX_RUNNING, note=note)
+            rivals = rivals_of(jobs, shape.page_size, capacity, count=len(jobs) // RIVAL_SHARE, seed=seed)
+            note = f"{len(jobs)} requests of {SESSIONS} sessions, {len(rivals)} rivals"
+            return Load(
+                jobs=(*jobs, *(each.job for each in rivals)),
+                capacity_tokens=capacity,
+                max_running=MAX_RUNNING,
+                note=note,
+                rivals=rivals,
+            )
         return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
 
     def run(
@@ -87,10 +100,13 @@ class HiCacheScenario:
         readers = Readers(early_send=True, replay_every=REPLAY_EVERY)
         with faulty_store(STORES_USED[variant % 4] if not load.from_trace else "memory") as store:
             tier = host_tier(shape, load, variant, store)
-            engine = target.build(make_setup(shape, load, backend, emit, host=tier, readers=readers))
-            return serve(
-                engine, load, emit, backend, aborts=LoadingAborts(), disturber=disturber(self.name, load, emit, variant)
-            )
+            acts = disturber(self.name, load, emit, variant)
+            told = emit if acts is None else acts.noting(emit)
+            turn, of = NARROW_TURN
+            running = NARROW_RUNNING if variant % of == turn and not load.from_trace else None
+            setup = make_setup(shape, load, backend, told, host=tier, readers=readers, max_running=running)
+            engine = target.build(setup)
+            return serve(engine, load, emit, backend, aborts=LoadingAborts(), disturber=acts)
 
     def settings(self, variant: int) -> tuple[str, ...]:
         """Layout, copy method, write policy and eviction order of the host tier, and what lies behind it."""

@@ -12,6 +12,7 @@ from typing import Protocol
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.stress.scenarios.rivals import Rival
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload.events import Emit
 from kvcheck.core.workload.jobs import Job
@@ -22,6 +23,7 @@ class Load:
     """Jobs, and the tokens that the pool is sized for.
 
     max_running: requests that decode together. note: how a trace was scaled. from_trace: the jobs are of a trace.
+    rivals: the last of the jobs, where a disturber may hold some back until what they share is in a certain state.
     """
 
     jobs: tuple[Job, ...]
@@ -29,6 +31,7 @@ class Load:
     max_running: int
     note: str
     from_trace: bool = False
+    rivals: tuple[Rival, ...] = ()
 
 
 class Scenario(Protocol):

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -102,10 +102,14 @@ class LoadingAborts:
 
 
 class Feed:
-    """Hands jobs out round by round, `hurry` times as fast as they arrive, and at once to an idle engine."""
+    """Hands jobs out round by round, `hurry` times as fast as they arrive, and at once to an idle engine.
 
-    def __init__(self, jobs: tuple[Job, ...], *, hurry: int) -> None:
-        self._jobs = jobs
+    held: requests that are handed out when they are asked for, or when all others are through.
+    """
+
+    def __init__(self, jobs: tuple[Job, ...], *, hurry: int, held: Collection[int] = ()) -> None:
+        self._jobs = tuple(job for job in jobs if job.request not in held)
+        self._held = {job.request: job for job in jobs if job.request in held}
         self._hurry = hurry
         self._sent = 0
         self._round = 0
@@ -113,17 +117,29 @@ class Feed:
     @property
     def is_open(self) -> bool:
         """There are jobs left."""
-        return self._sent < len(self._jobs)
+        return self._sent < len(self._jobs) or bool(self._held)
 
     def due(self, *, is_idle: bool) -> list[Request]:
         """The jobs of the next round."""
-        if is_idle and self.is_open:
+        if self._sent == len(self._jobs):
+            rest = tuple(self._held.values()) if is_idle else ()
+            self._held = {} if is_idle else self._held
+            return [request_of(job) for job in rest]
+        if is_idle:
             self._round = max(self._round, self._jobs[self._sent].arrival // self._hurry)
         start = self._sent
-        while self.is_open and self._jobs[self._sent].arrival // self._hurry <= self._round:
+        while self._sent < len(self._jobs) and self._jobs[self._sent].arrival // self._hurry <= self._round:
             self._sent += 1
         self._round += 1
         return [request_of(job) for job in self._jobs[start : self._sent]]
+
+    def holds(self, request_id: int) -> bool:
+        """The request is held back."""
+        return request_id in self._held
+
+    def release(self, request_id: int) -> Request:
+        """One that was held back, ahead of all others."""
+        return replace(request_of(self._held.pop(request_id)), is_urgent=True)
 
     def again(self, request_id: int) -> Request:
         """A request that was handed out, for its second attempt."""
@@ -214,13 +230,13 @@ def drive(
     disturber: Disturber | None = None,
 ) -> int:
     """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
-    feed = Feed(jobs, hurry=hurry)
+    feed = Feed(jobs, hurry=hurry, held=disturber.held if disturber is not None else ())
     idle = retracted = 0
     while feed.is_open or not engine.is_idle or (retries is not None and retries.is_open):
         for request in feed.due(is_idle=engine.is_idle):
             engine.submit(request)
-        if disturber is not None:
-            disturber(engine)
+        if disturber is not None and (rival := disturber(engine)) is not None and feed.holds(rival):
+            engine.submit(feed.release(rival))
         report = engine.step()
         retracted += len(report.retracted)
         for request_id in aborts(report) if aborts is not None else ():
@@ -253,8 +269,12 @@ def make_setup(
     host: HostTier | None = None,
     readers: Readers | None = None,
     pair: PairSetup | None = None,
+    max_running: int | None = None,
 ) -> Setup:
-    """The engine for a workload. host: its host tier; prefixes then take state slots of their own."""
+    """The engine for a workload. host: its host tier; prefixes then take state slots of their own.
+
+    max_running: of a smaller batch than the pool has room for; None: the workload's own.
+    """
     longest = max(job.total_tokens for job in load.jobs)
     made: list[ContentDecoder] = []
     emit(SitesKnown(row_sites(shape)))
@@ -270,7 +290,7 @@ def make_setup(
         shape=shape,
         sizes=_sizes(shape, load.capacity_tokens, requests=load.max_running + 6, longest=longest, host=host),
         config=SchedulerConfig(
-            max_running=load.max_running,
+            max_running=max_running or load.max_running,
             max_prefilling=max(4, load.max_running // 2),
             chunk_tokens=chunk_tokens(shape),
             resume_delay=12,
