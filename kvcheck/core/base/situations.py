@@ -16,6 +16,8 @@ from dataclasses import dataclass
 TREE = frozenset({"hicache", "hicache-hybrid"})
 RETRACT = frozenset({"retract-resume"})
 TRANSFER = frozenset({"pd-transfer", "nvlink-aux"})
+EARLY = frozenset({"nvlink-aux"})
+"""Where an engine may report a copy before its bytes have landed."""
 PAIR = RETRACT | TRANSFER
 ALL = TREE | PAIR
 
@@ -25,6 +27,7 @@ HAPPENINGS: Mapping[str, str] = {
     "retract": "it is retracted for lack of room",
     "retry": "it is sent again",
     "time out": "its patience runs out",
+    "copy": "a message about it comes once more, late",
     "match": "another request looks it up",
     "split": "another request shares a part of it",
     "evict": "its tier gives it up",
@@ -71,30 +74,86 @@ STATES: Sequence[State] = (
     State("request", "waiting", "that is queued", {"abort": ALL}),
     State("request", "fetching", "whose pages are on their way from the store", {"abort": TREE}),
     State("request", "loading", "whose pages are on their way from the host", {"abort": TREE}),
-    State("request", "prefilling", "of whose prompt a part is computed", {"abort": ALL}),
+    State(
+        "request",
+        "asked for",
+        "whose prompt the decode end has asked for, and the prefill end has not begun",
+        {"abort": PAIR, "time out": TRANSFER, "copy": TRANSFER},
+    ),
+    State(
+        "request",
+        "prefilling",
+        "of whose prompt a part is computed",
+        {"abort": ALL, "time out": TRANSFER, "copy": TRANSFER},
+    ),
     State(
         "request",
         "handing over",
         "whose metadata row is under way to the decode end",
-        {"abort": PAIR, "time out": TRANSFER},
+        {"abort": PAIR, "time out": TRANSFER, "copy": TRANSFER},
+    ),
+    State(
+        "request",
+        "sealing",
+        "whose seal alone is under way to the decode end",
+        {"abort": PAIR, "time out": TRANSFER, "copy": TRANSFER},
     ),
     State(
         "request",
         "transferring",
-        "that the decode end has asked for and that has not arrived",
-        {"abort": PAIR, "time out": TRANSFER},
+        "whose row and seal have landed, and which the decode end has not taken",
+        {"abort": PAIR, "time out": TRANSFER, "copy": TRANSFER},
     ),
     State("request", "ready", "that is computed and not decoding yet", {"abort": ALL}),
-    State("request", "running", "that is decoding", {"abort": ALL, "preempt": ALL, "retract": TREE}),
+    State(
+        "request",
+        "joined",
+        "that has decoded once since it came from the prefill end",
+        {"abort": PAIR, "preempt": PAIR, "copy": TRANSFER},
+    ),
+    State(
+        "request",
+        "running",
+        "that is decoding",
+        {"abort": ALL, "preempt": ALL, "retract": ALL, "copy": TRANSFER},
+    ),
     State(
         "request",
         "restoring",
         "that was just resumed, while what was saved of it is kept",
         {"abort": ALL, "preempt": ALL, "retract": TREE},
     ),
-    State("request", "retracted", "that was retracted and waits to be resumed", {"abort": ALL}),
-    State("request", "draining", "that has failed, and whose memory may still be written", {"retry": TRANSFER}),
-    State("request", "ended", "that has failed, and of which nothing is left", {"retry": TRANSFER}),
+    State(
+        "request",
+        "retracted",
+        "that was retracted and waits to be resumed",
+        {"abort": ALL, "copy": TRANSFER},
+    ),
+    State(
+        "request",
+        "draining",
+        "that has failed, and whose memory may still be written",
+        {"retry": TRANSFER, "time out": TRANSFER, "copy": TRANSFER},
+    ),
+    State("request", "ended", "that has failed, and of which nothing is left", {"retry": TRANSFER, "copy": TRANSFER}),
+    State(
+        "room",
+        "partly reported",
+        "that some of its sources have reported",
+        {"abort": TRANSFER, "time out": TRANSFER, "copy": TRANSFER},
+    ),
+    State(
+        "room",
+        "reported",
+        "that all sources have reported, and whose seals do not fit yet",
+        {"abort": EARLY, "time out": EARLY, "copy": EARLY},
+    ),
+    State(
+        "room",
+        "arrived",
+        "that has arrived at one decode rank, and not at all of them",
+        {"abort": TRANSFER, "time out": TRANSFER, "copy": TRANSFER},
+    ),
     State(
         "prefix",
         "on the device",

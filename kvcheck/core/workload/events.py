@@ -285,6 +285,19 @@ class Faulted:
 
 
 @dataclass(frozen=True, slots=True)
+class Overdue:
+    """The clock of an end went on by so many rounds at once. requests: those that it may give up by that.
+
+    names: the reason of such a failure contains one of them.
+    """
+
+    end: str
+    rounds: int
+    requests: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Modelled:
     """What prefixes of the model need besides their pages. window: tokens that a window layer sees, 0 if there is
     none."""
@@ -452,7 +465,7 @@ class Broke:
 
 UseEvent = Declared | Asked | LookedUp | Computed
 TierEvent = Locked | TierChanged | Chosen | Refused | Transferred | Evicted | Stored
-RoomEvent = Decided | RoomChanged | Failed | Retried | Faulted
+RoomEvent = Decided | RoomChanged | Failed | Retried | Faulted | Overdue
 Event = (
     Submitted
     | Completed

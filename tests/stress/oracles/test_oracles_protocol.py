@@ -21,6 +21,8 @@ from kvcheck.core.workload.events import (
     Failed,
     Faulted,
     Finished,
+    Overdue,
+    Retried,
     RoomChanged,
     Submitted,
 )
@@ -61,6 +63,8 @@ def decision(
 
 SHORTER = Faulted(7, "its page list kv.full has the length 2, where the prompt has 3 pages", ("2 pages", "3 pages"))
 REFUSED = Faulted(7, "a write of its kv was refused", ("refused", "kv"))
+OVERDUE = Overdue("decode", 150, (6, 7), ("nothing complete from", "not asked for and taken by"))
+TOO_LATE = "room 4: nothing complete from prefill-1 in 200 rounds or seconds"
 TOLD = "source has 3 pages from logical page 0, target has 2 pages from logical page 0"
 
 GOOD: dict[str, tuple[Event, ...]] = {
@@ -97,6 +101,11 @@ GOOD: dict[str, tuple[Event, ...]] = {
     "a refusal is named": (REFUSED, Failed(7, "the engine refused to write kv")),
     "aborted": (Aborted(7), Failed(7, "aborted")),
     "aborted before its fault could tell": (SHORTER, Aborted(7), Failed(7, "aborted")),
+    "a clock ran ahead, and the room was given up": (OVERDUE, Failed(7, TOO_LATE)),
+    "the other end gave it up": (OVERDUE, Failed(7, "room 4: not asked for and taken by decode-0 in 300 rounds")),
+    "a clock ran ahead, and the room arrived": (OVERDUE, room(TRANSFERRING, SUCCESS), Finished(7, (1,))),
+    "a clock ran ahead before its fault could tell": (SHORTER, OVERDUE, Failed(7, TOO_LATE)),
+    "a clock ran ahead, and its fault told": (OVERDUE, SHORTER, Failed(7, TOLD)),
 }
 
 # name: (code, request, buffer, parts of the message), and the history
@@ -173,6 +182,20 @@ BAD: dict[str, tuple[tuple[str, int | None, str | None, tuple[str, ...]], tuple[
         (SHORTER, Failed(7, "too late")),
     ),
     "the refused leg is not named": (("KV603", 7, None, ("does not say 'kv'",)), (REFUSED, Failed(7, "refused"))),
+    "the clock ran ahead for others": (("KV604", 8, None, ("it had no fault",)), (OVERDUE, Failed(8, TOO_LATE))),
+    "the clock ran ahead later": (("KV604", 7, None, ("it had no fault",)), (Failed(7, TOO_LATE), OVERDUE)),
+    "it ran ahead in the attempt before": (
+        ("KV604", 7, None, ("it had no fault",)),
+        (OVERDUE, Failed(7, TOO_LATE), Retried(7), Failed(7, TOO_LATE)),
+    ),
+    "a clock ran ahead, and the reason does not say for whom it waited": (
+        ("KV604", 7, None, ("it had no fault", "too late")),
+        (OVERDUE, Failed(7, "too late")),
+    ),
+    "a clock ran ahead, and its fault was not noticed": (
+        ("KV301", 7, None, ("finished though",)),
+        (OVERDUE, SHORTER, Finished(7, (1,))),
+    ),
     "an abort of somebody else": (("KV604", 7, None, ("aborted",)), (Aborted(8), Failed(7, "aborted"))),
     "the abort came later": (("KV604", 7, None, ("late",)), (Failed(7, "late"), Aborted(7))),
     "aborted, and yet it finished with its fault": (

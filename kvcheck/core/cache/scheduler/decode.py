@@ -24,6 +24,9 @@ ANOTHER_RANK = "another rank failed"
 
 ABORTED = "aborted by the decode end"
 
+JUST_JOINED = 2
+"""Tokens of a request that has decoded once: the first one came with its prompt."""
+
 
 class DecodeScheduler(Scheduler):
     """One decode rank. Requests that are prefilling are prefilled by another end: their prompts are on their way."""
@@ -64,8 +67,36 @@ class DecodeScheduler(Scheduler):
         return all(each.request_id != request_id for each in self._waiting)
 
     def states(self) -> dict[int, str]:
-        """As in Scheduler.states, with requests that have failed and may still be written."""
-        return super().states() | {each.request_id: "draining" for each in self._draining}
+        """As in Scheduler.states, with requests that have just joined, and those whose memory may still be written.
+
+        One that was sent again is waiting, while its earlier attempt drains.
+        """
+        states = super().states()
+        joined = {each.request_id for each in self._running if len(each.output) <= JUST_JOINED}
+        states |= {request: "joined" for request, state in states.items() if state == "running" and request in joined}
+        return {each.request_id: "draining" for each in self._draining} | states
+
+    def room_states(self) -> dict[int, str]:
+        """By request, the state of its room at this rank, where the rank knows more than that it has asked."""
+        states = {each.request_id: self._room_state(_room(each)) for each in self._prefilling}
+        return {request: state for request, state in states.items() if state is not None}
+
+    def deadline(self, request_id: int) -> int | None:
+        """When the request is given up, or its drain asked for again, at this end; None where no time runs for it."""
+        coming = [_room(each) for each in self._prefilling if each.request_id == request_id]
+        draining = [_room(each) for each in self._draining if each.request_id == request_id]
+        timed = [
+            *(each for each in coming if each.status == TRANSFERRING),
+            *(each for each in draining if each.writers),
+        ]
+        return timed[0].deadline if timed else None
+
+    def _room_state(self, room: InboundRoom) -> str | None:
+        if room.status == SUCCESS:
+            return "arrived"
+        if not room.waits:
+            return "reported"
+        return "partly reported" if len(room.waits) < len(self.receiver.sources) else None
 
     def poll(self) -> list[int]:
         """Take what arrived; what this rank knows, to be reduced over the ranks by the least value.

@@ -108,8 +108,12 @@ class PrefillScheduler:
         states |= {each.request.request_id: "prefilling" for each in self._computing}
         return states | {each.request.request_id: self._sending_state(each) for each in self._sending}
 
+    def deadline(self, request_id: int) -> int | None:
+        """When the request is given up at this end; None where no time runs for it."""
+        return self.sender.deadline(self._room_of(request_id))
+
     def _sending_state(self, prompt: PrefillRequest) -> str:
-        return "draining" if self.sender.reason(self._room(prompt)) else "handing over"
+        return "draining" if self.sender.reason(self._room(prompt)) else "transferring"
 
     def poll(self) -> list[int]:
         """Take what arrived; what this rank knows, to be reduced over the ranks by the least value."""

@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -22,7 +22,7 @@ from kvcheck.core.base.errors import TransferError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import ChunkWork, Lane, Operation, Signal
 from kvcheck.core.cache.backend.scoped import ScopedBackend
-from kvcheck.core.cache.transfer.messages import Drained, Message
+from kvcheck.core.cache.transfer.messages import AuxData, Drained, Message
 from kvcheck.core.cache.transfer.wire import LEGS, RegionWrite, Ticket, check_region
 from kvcheck.kernels.page_copy import copy_bytes_torch
 
@@ -81,12 +81,39 @@ class LoopbackFabric:
         self.tamper = tamper
         self.copies = copies
         self.ends: dict[str, LoopbackWire] = {}
+        self._pieces: Counter[tuple[int, str]] = Counter()
+        self._heard: dict[int, dict[tuple[str, str, Message], None]] = {}
 
     def end(self, backend: ScopedBackend) -> LoopbackWire:
         """The end of a rank, named as its scope."""
         made = LoopbackWire(self, backend)
         self.ends[backend.scope] = made
         return made
+
+    def is_under_way(self, room: int, leg: str) -> bool:
+        """Bytes of this leg of the room have been sent and have not landed. A device runs ahead of this."""
+        return self._pieces[room, leg] > 0
+
+    def under_way(self, room: int, leg: str, piece: ChunkWork) -> ChunkWork:
+        """The same work, which counts as under way until it has run."""
+        self._pieces[room, leg] += 1
+        return partial(self._land, (room, leg), piece)
+
+    def _land(self, key: tuple[int, str], piece: ChunkWork) -> None:
+        piece()
+        self._pieces[key] -= 1
+
+    def heard(self, sender: str, peer: str, message: Message) -> None:
+        """A message has arrived, so that a copy of it can come later."""
+        self._heard.setdefault(message.room, {})[sender, peer, message] = None
+
+    def repeat(self, room: int, *, turn: int) -> bool:
+        """A copy of a message about the room that was heard comes now. turn: which of them. False if there is none."""
+        heard = list(self._heard.get(room, {}))
+        if heard:
+            sender, peer, message = heard[turn % len(heard)]
+            self.ends[sender].deliver(peer, "copies", message, ())
+        return bool(heard)
 
 
 class LoopbackWire:
@@ -115,7 +142,8 @@ class LoopbackWire:
         target = self._fabric.ends[peer]
         if self._fabric.vanishes(self.name, peer, leg, ticket):
             return self._report(peer, leg, ticket, after)
-        chunks = [chunk for write in writes for chunk in self._chunks(target, write)]
+        pieces = [piece for write in writes for piece in self._chunks(target, write)]
+        chunks = [self._fabric.under_way(ticket.room, leg, piece) for piece in pieces]
         reads = [each for write in writes for each in self.backend.own(write.reads)]
         landing = [each for write in writes for each in target.backend.own(write.writes)]
         path = self._fabric.paths[leg]
@@ -155,19 +183,22 @@ class LoopbackWire:
         sent = self._fabric.tamper(message)
         for number in range(self._fabric.copies(self.name, peer, message)):
             if not number:
-                self._deliver(peer, "message", sent, after)
+                self.deliver(peer, "message", sent, after)
                 continue
             late = self._late.setdefault(peer, deque())
             late.append((sent, after))
             if len(late) > LATE:
-                self._deliver(peer, "copies", *late.popleft())
+                self.deliver(peer, "copies", *late.popleft())
 
-    def _deliver(self, peer: str, lane: str, message: Message, after: Sequence[Signal]) -> None:
+    def deliver(self, peer: str, lane: str, message: Message, after: Sequence[Signal]) -> None:
         """An operation that puts the message into the peer's inbox."""
         arrived: list[Signal] = []
         entry = (self.name, message, arrived)
         kind = type(message).__name__.lower()
-        operation = Operation(f"wire.message.{kind}", (partial(self._fabric.ends[peer].inbox.append, entry),))
+        piece: ChunkWork = partial(self._fabric.ends[peer].inbox.append, entry)
+        if isinstance(message, AuxData):
+            piece = self._fabric.under_way(message.room, "aux", piece)
+        operation = Operation(f"wire.message.{kind}", (piece,))
         arrived.append(self.backend.inner.submit(operation, lane=self._lane(peer, lane), after=after))
 
     def receive(self) -> list[tuple[str, Message]]:
@@ -183,6 +214,7 @@ class LoopbackWire:
             if not all(self.backend.inner.query(signal) for signal in arrived):
                 break
             self.inbox.pop(0)
+            self._fabric.heard(sender, self.name, message)
             if isinstance(message, Drained):
                 done = (sender, message.room, message.generation)
                 self.landing = {

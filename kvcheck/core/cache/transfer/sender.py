@@ -184,6 +184,11 @@ class Sender:
         """Why the room failed; "" if it did not."""
         return self._rooms[room].reason
 
+    def deadline(self, room: int) -> int | None:
+        """When the room is given up if it has not been taken; None if it was not asked for, or is over."""
+        sending = self._rooms.get(room)
+        return None if sending is None or sending.reason else sending.deadline
+
     def close(self, room: int) -> None:
         """Forget a room whose memory is released. A peer that asks for it later learns how it ended."""
         sending = self._rooms.pop(room)

@@ -5,6 +5,7 @@ Invariants:
 - A rank that reports Success has every leg of the room in its memory (KV203).
 - Ranks of one end decide the same in the same round (KV601).
 - A request with a fault fails, and the reason names the fault (KV603). One without a fault does not fail (KV604).
+- Where a clock went on by itself, a room may fail or not. Then the reason names what was missing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from kvcheck.core.workload.events import (
     Failed,
     Faulted,
     Finished,
+    Overdue,
     Retried,
     RoomChanged,
     Submitted,
@@ -43,6 +45,7 @@ class ProtocolOracle:
         self._landing: dict[int, tuple[str, int, str, str]] = {}
         self._faulted: dict[int, Faulted] = {}
         self._aborted: set[int] = set()
+        self._overdue: dict[int, Overdue] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         return (
@@ -51,6 +54,7 @@ class ProtocolOracle:
             (Completed, self._completed),
             (Decided, self._decided),
             (Faulted, self._fault),
+            (Overdue, self._late),
             (Aborted, self._abort),
             (Failed, self._failed),
             (Retried, self._retried),
@@ -107,17 +111,22 @@ class ProtocolOracle:
     def _fault(self, event: Faulted) -> None:
         self._faulted[event.request] = event
 
+    def _late(self, event: Overdue) -> None:
+        self._overdue |= dict.fromkeys(event.requests, event)
+
     def _abort(self, event: Aborted) -> None:
         self._aborted.add(event.request)
 
     def _retried(self, event: Retried) -> None:
         self._faulted.pop(event.request, None)
+        self._overdue.pop(event.request, None)
         self._aborted.discard(event.request)
 
     def _failed(self, event: Failed) -> None:
         self.judged += 1
         fault = self._faulted.get(event.request)
-        if event.request in self._aborted:
+        late = self._overdue.get(event.request)
+        if event.request in self._aborted or (late is not None and any(name in event.reason for name in late.names)):
             return
         if fault is None:
             text = f"request {event.request} failed, and it had no fault: {event.reason}"

@@ -4,13 +4,15 @@ Invariants:
 - It aims at the situation that this schedule has reached least often; the number of the schedule says with which it
   begins. So two schedules of one cell aim at different ones, and a schedule depends on its plan alone.
 - All that it does is a row of SITUATIONS, and each is counted when it has happened.
-- One request in ABORTED_SHARE at most is aborted, so that most of them are judged to their end.
+- One request in ABORTED_SHARE at most is aborted, so that most of them are judged to their end. For the same reason
+  each situation is made to happen MOST times, and a clock runs ahead once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from zlib import crc32
 
 from kvcheck.core.base.situations import Situation, situations_of
 from kvcheck.core.stress.scenarios.rivals import Rival
@@ -21,28 +23,56 @@ from kvcheck.core.workload.events import Aborted, Emit, Event, Happened
 PACE = 3
 """Rounds between two disturbances, so that an engine settles in between now and then."""
 ABORTED_SHARE = 4
-CALM_EVERY = 3
-"""One schedule of three is left alone: what only a long quiet run shows needs one, too."""
-CAUSED = ("abort", "preempt", "evict", "pressure", "remove", "overwrite")
+CALM_EVERY, CALM = 5, 2
+"""One schedule of five is left alone: what only a long quiet run shows needs one, too. Scenarios change their settings
+with other periods, so none of their values is always left alone."""
+CAUSED = ("abort", "preempt", "time out", "copy", "evict", "pressure", "remove", "overwrite")
 """What it makes happen. Other rows happen by the workload."""
 RELEASED = ("match", "split")
 """What it makes likely: a rival is sent, which shares what is in the state now."""
-REPEATS = 4
+MOST = 4
 """So often at most a schedule aims at one situation, so that the engine does more than to recover."""
 TRIED = 8
 """Of the subjects in one state, so many are tried in one round: some may not be touched."""
+RARE = frozenset(
+    {"handing over", "sealing", "transferring", "ready", "restoring", "draining"}
+    | {"partly reported", "reported", "arrived"}
+)
+"""States that come seldom: what a schedule does seldom is kept for them, but for a few that it aims at."""
+BRIEF = RARE | {"asked for", "joined"}
+"""States that are over in a few rounds: they are met in any round."""
+OF_REQUESTS = ("request", "room")
+"""Subjects that are named by their request."""
 STEP = 7
 """By so many rows the first situation of a schedule lies behind that of the schedule before it."""
 
 
 def disturber(
-    scenario: str, load: Load, emit: Emit, variant: int, *, spared: Callable[[int], bool] = lambda request: False
+    scenario: str,
+    load: Load,
+    emit: Emit,
+    variant: int,
+    *,
+    shape: str = "",
+    spared: Callable[[int], bool] = lambda request: False,
+    focus: Collection[str] = (),
 ) -> Disturber | None:
-    """The disturber of a schedule; None for one that is left alone. spared: requests that nothing is done to."""
-    if load.from_trace or variant % CALM_EVERY == 0:
+    """The disturber of a schedule; None for one that is left alone.
+
+    shape: of the cell, so that cells begin with different situations. spared: requests that nothing is done to. focus:
+    keys of situations that every schedule aims at.
+    """
+    if load.from_trace or variant % CALM_EVERY == CALM:
         return None
+    start = variant + crc32(f"{scenario} {shape}".encode()) + sum(job.total_tokens for job in load.jobs)
     return Disturber(
-        situations_of(scenario), emit, start=variant, requests=len(load.jobs), spared=spared, rivals=load.rivals
+        situations_of(scenario),
+        emit,
+        start=start,
+        requests=len(load.jobs),
+        spared=spared,
+        rivals=load.rivals,
+        focus=focus,
     )
 
 
@@ -58,15 +88,22 @@ class Disturber:
         requests: int,
         spared: Callable[[int], bool] = lambda request: False,
         rivals: Iterable[Rival] = (),
+        focus: Collection[str] = (),
     ) -> None:
         self._held = list(rivals)
+        self._left = {"abort": requests // ABORTED_SHARE, "time out": 1}
         mine = [each for each in legal if each.happening in CAUSED or (self._held and each.happening in RELEASED)]
         turn = start * STEP % len(mine)
-        self._wanted = mine[turn:] + mine[:turn]
+        mine = sorted(mine[turn:] + mine[:turn], key=lambda each: each.key not in focus)
+        self._kept = Counter(each.happening for each in mine if each.key in focus)
+        aims = {
+            each for what in self._left for each in [one for one in mine if one.happening == what][: self._left[what]]
+        }
+        self._wanted = [each for each in mine if each.happening not in self._left or each in aims or each.state in RARE]
+        self._focus = focus
         self._emit = emit
         self._spared = spared
         self._reached: Counter[Situation] = Counter()
-        self._aborts_left = requests // ABORTED_SHARE
         self._round = 0
 
     @property
@@ -87,14 +124,8 @@ class Disturber:
     def __call__(self, engine: Engine) -> int | None:
         """Do at most one thing. Returns the rival to send now, if that is it."""
         self._round += 1
-        if self._round % PACE:
-            return None
-        standings = engine.standings()
-        by_state: dict[tuple[str, str], list[Standing]] = {}
-        for standing in standings:
-            if standing.subject != "request" or not (isinstance(standing.name, int) and self._spared(standing.name)):
-                by_state.setdefault((standing.subject, standing.state), []).append(standing)
-        open_ones = [each for each in self._wanted if self._reached[each] < REPEATS]
+        by_state = self._met(engine)
+        open_ones = [each for each in self._wanted if self._reached[each] < MOST]
         for situation in sorted(open_ones, key=lambda each: self._reached[each]):
             found = by_state.get((situation.subject, situation.state), [])
             if situation.happening in RELEASED:
@@ -106,14 +137,29 @@ class Disturber:
                 return None
         return None
 
+    def _met(self, engine: Engine) -> dict[tuple[str, str], list[Standing]]:
+        """Subjects by their state, of those that something may be done to in this round."""
+        by_state: dict[tuple[str, str], list[Standing]] = {}
+        for standing in engine.standings():
+            if standing.subject in OF_REQUESTS and isinstance(standing.name, int) and self._spared(standing.name):
+                continue
+            if standing.state in BRIEF or not self._round % PACE:
+                by_state.setdefault((standing.subject, standing.state), []).append(standing)
+        return by_state
+
     def _try(self, engine: Engine, situation: Situation, standing: Standing) -> bool:
-        is_abort = situation.happening == "abort"
-        if (is_abort and not self._aborts_left) or not engine.make_happen(situation.happening, standing):
+        what = situation.happening
+        kept = 0 if situation.key in self._focus else self._kept[what]
+        if what in self._left and (self._reached[situation] or self._left[what] <= kept):
+            return False
+        if not engine.make_happen(what, standing):
             return False
         self._reached[situation] += 1
-        self._emit(Happened(situation.subject, situation.state, situation.happening))
-        if is_abort and isinstance(standing.name, int):
-            self._aborts_left -= 1
+        self._emit(Happened(situation.subject, situation.state, what))
+        if what in self._left:
+            self._left[what] -= 1
+            self._kept[what] -= situation.key in self._focus
+        if what == "abort" and isinstance(standing.name, int):
             self._emit(Aborted(standing.name))
         return True
 

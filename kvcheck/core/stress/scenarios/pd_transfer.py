@@ -30,8 +30,8 @@ from kvcheck.core.stress.scenarios.serving import (
     trace_load,
     unread,
 )
-from kvcheck.core.targets.target import PairSetup, Target
-from kvcheck.core.workload.events import Emit, Faulted
+from kvcheck.core.targets.target import Engine, PairSetup, Target
+from kvcheck.core.workload.events import Emit, Faulted, Happened
 from kvcheck.core.workload.jobs import Job
 
 SYNTHETIC_PAGES = 8
@@ -102,14 +102,15 @@ class PDTransfer:
         )
         engine = target.build(replace(setup, pair=pair))
         aborts = Aborts(STAGES[variant % len(STAGES)], faults)
+        retries = Retries(faults, aborts, variant, engine=engine, emit=emit)
         return serve(
             engine,
             load,
             emit,
             backend,
             aborts=aborts,
-            retries=Retries(faults, aborts, variant),
-            disturber=disturber(self.name, load, emit, variant, spared=faults.has),
+            retries=retries,
+            disturber=disturber(self.name, load, emit, variant, shape=shape.name, spared=faults.has),
         )
 
     def settings(self, variant: int) -> tuple[str, ...]:
@@ -280,33 +281,48 @@ class Aborts:
 class Retries:
     """Sends failed requests again, in the room they failed in: in two of three schedules, each once.
 
-    At once, so that the ends are still giving back what the first attempt held, or some rounds later.
+    At once, so that the ends are still giving back what the first attempt held, or some rounds later; of the latter,
+    odd requests not before both ends have given everything back. Each is counted by the state that it was found in.
     """
 
-    def __init__(self, faults: Faults, aborts: Aborts, variant: int) -> None:
+    def __init__(self, faults: Faults, aborts: Aborts, variant: int, *, engine: Engine, emit: Emit) -> None:
         self._faults = faults
         self._aborts = aborts
+        self._engine = engine
+        self._emit = emit
         self._delay = (None, 0, RETRY_ROUNDS)[variant % 3]
-        self._due: list[tuple[int, int]] = []
+        self._due: dict[int, int] = {}  # request -> the round from which it may be sent
+        self._sent: set[int] = set()
         self._round = 0
 
     @property
     def is_open(self) -> bool:
         """Some will be sent in a later round."""
-        return any(at > self._round for at, _ in self._due)
+        return bool(self._due)
 
     def __call__(self, report: StepReport) -> list[int]:
         """Requests to send again now."""
         self._round += 1
         if self._delay is not None:
-            for request, _ in report.failed:
-                if all(request != known for _, known in self._due):
-                    self._due.append((self._round + self._delay, request))
-        now = [request for at, request in self._due if at == self._round]
+            failed = [request for request, _ in report.failed if request not in self._sent]
+            self._due |= dict.fromkeys(failed, self._round + self._delay)
+        states = self._states() if self._due else {}
+        now = [
+            request
+            for request, at in self._due.items()
+            if at <= self._round and (not self._delay or request % 2 == 0 or states[request] == "ended")
+        ]
         for request in now:
+            del self._due[request]
+            self._sent.add(request)
             self._faults.end(request)
             self._aborts.spare(request)
+            self._emit(Happened("request", states[request], "retry"))
         return now
+
+    def _states(self) -> dict[int, str]:
+        standings = self._engine.standings()
+        return {each.name: each.state for each in standings if each.subject == "request" and isinstance(each.name, int)}
 
 
 def room_of(request: int) -> int:

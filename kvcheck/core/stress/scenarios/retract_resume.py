@@ -34,6 +34,8 @@ LONGER_PAGES = 1
 """Outputs are longer by this, so that requests run out of pages while they decode: few of them retract often, and each
 one costs a transfer."""
 MAX_RUNNING = 8
+FOCUS = ("request/restoring/abort", "request/restoring/preempt")
+"""What every disturbed schedule aims at: a resume is half done, and ends or is taken back."""
 TRACE_RUNNING = 16
 
 
@@ -81,7 +83,7 @@ class RetractResume:
             load,
             emit,
             backend,
-            disturber=disturber(self.name, load, emit, variant),
+            disturber=disturber(self.name, load, emit, variant, shape=shape.name, focus=FOCUS),
         )
 
     def settings(self, variant: int) -> tuple[str, ...]:
