@@ -23,7 +23,7 @@ from kvcheck.commands.terminal import findings_block
 from kvcheck.core.base.causes import bugs
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner, Workloads, schedules
-from kvcheck.core.stress.schedule import SCHEDULES_PER_WORKLOAD, Plan, parse_line
+from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
 
@@ -132,11 +132,11 @@ def test_runs_that_share_a_workload_are_those_that_make_their_own() -> None:
 def test_a_workload_is_made_once_for_its_plans_and_cannot_be_written() -> None:
     workloads, plan = Workloads(), Plan(scenario="pd-transfer", shape="llama-3-tiny", seed=1)
     load, reference = workloads.of(plan)
-    for same in (replace(plan, mutant="failed-overwritten"), replace(plan, schedule=1, strategy="eager")):
+    for same in (replace(plan, mutant="failed-overwritten"), replace(plan, strategy="eager")):
         assert all(one is other for one, other in zip(workloads.of(same), (load, reference), strict=True))
     with pytest.raises(TypeError):
         reference[1] = ()  # type: ignore[index]
     with pytest.raises(FrozenInstanceError):
         load.jobs = ()  # type: ignore[misc]
-    for other in (replace(plan, schedule=SCHEDULES_PER_WORKLOAD), replace(plan, seed=2), replace(plan, requests=3)):
+    for other in (replace(plan, schedule=1), replace(plan, seed=2), replace(plan, requests=3)):
         assert workloads.of(other)[0].jobs != load.jobs

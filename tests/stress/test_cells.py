@@ -170,10 +170,10 @@ def test_interrupted_cell_goes_on_behind_what_was_judged(clock: Clock) -> None:
 @pytest.mark.parametrize(
     ("line", "schedules", "ran"),
     [
-        ("retract-resume:shape=glm-5.1-tiny", 24, [0, 8, 16, 24, 32, 40, 48]),
-        ("retract-resume:shape=glm-5.1-tiny", 3, [0, 8, 16]),
+        ("retract-resume:shape=glm-5.1-tiny", 24, [0, 1, 2, 3, 4, 5, 6]),
+        ("retract-resume:shape=glm-5.1-tiny", 3, [0, 1, 2]),
         ("retract-resume:shape=glm-5.1-tiny,trace=sample", 24, [0]),
-        ("retract-resume:shape=glm-5.1-tiny,schedule=5", 24, [5, 8, 16, 24, 32, 40, 48]),
+        ("retract-resume:shape=glm-5.1-tiny,schedule=5", 24, [5, 6, 7, 8, 9, 10, 11]),
     ],
 )
 def test_cell_without_evidence_begins_further_workloads(

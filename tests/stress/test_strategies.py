@@ -27,6 +27,7 @@ from kvcheck.core.stress.strategies import (
     ReplayStrategy,
     encode_choices,
     make_strategy,
+    order_of,
 )
 
 
@@ -219,25 +220,38 @@ def test_a_recorder_that_cannot_keep_everything_says_so_and_does_not_interfere()
     [
         (0, EagerStrategy),
         (1, LazyStrategy),
-        (2, DelayStrategy),
-        (10, DelayStrategy),
-        (11, RandomStrategy),
+        (2, RandomStrategy),
+        (3, DelayStrategy),
+        (4, RandomStrategy),
+        (19, DelayStrategy),
+        (20, RandomStrategy),
+        (21, RandomStrategy),
         (99, RandomStrategy),
     ],
 )
-def test_the_portfolio_is_eager_lazy_the_delays_then_random(schedule: int, kind: type[Chooser]) -> None:
+def test_the_portfolio_is_eager_lazy_and_random_then_delays_and_random_in_turn(
+    schedule: int, kind: type[Chooser]
+) -> None:
     assert type(make_strategy("portfolio", seed=1, schedule=schedule, choices=None)) is kind
 
 
-def test_the_portfolio_delays_every_leg_once_and_all_of_them_last() -> None:
-    made = [make_strategy("portfolio", seed=1, schedule=at, choices=None) for at in range(2, 11)]
-    assert [each.groups for each in made if isinstance(each, DelayStrategy)] == list(DELAYS)
+@pytest.mark.parametrize("turn", range(12))
+def test_wherever_the_portfolio_begins_it_tries_the_same(turn: int) -> None:
+    """Each order is tried once before 21 schedules have run, and the name that is told is the order that runs."""
+    made = [make_strategy("portfolio", seed=1, schedule=at, choices=None, turn=turn) for at in range(21)]
+    assert [DELAYS[(at + turn) % len(DELAYS)] for at in range(len(DELAYS))] == [
+        each.groups for each in made if isinstance(each, DelayStrategy)
+    ]
+    assert {type(each) for each in made[:3]} == {EagerStrategy, LazyStrategy, RandomStrategy}
+    kinds = {EagerStrategy: "eager", LazyStrategy: "lazy", RandomStrategy: "random", DelayStrategy: "delay"}
+    for at, each in enumerate(made):
+        assert order_of("portfolio", at, turn).partition(":")[0] == kinds[type(each)]
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("portfolio", DelayStrategy),
+        ("portfolio", RandomStrategy),
         ("eager", EagerStrategy),
         ("lazy", LazyStrategy),
         ("delay", DelayStrategy),

@@ -5,7 +5,7 @@ What is tried has a name: "eager", "lazy", "random", "audit of footprints", or "
 
 Invariants:
 - A cell below its floor is no pass, for whatever reason it ended.
-- All that a full round of schedules would try and these did not is named, also if fewer were asked for.
+- All that the scenario has settings for, and all orders of a full round, are named if they were not tried.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from kvcheck.core.base.record import Coverage
 from kvcheck.core.stress.audit import AUDIT, is_audited
 from kvcheck.core.stress.runner import scenario_of
 from kvcheck.core.stress.runner_rows import row_of
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.schedule import Kind, Plan
 from kvcheck.core.stress.strategies import DELAYS, order_of
 
+NOT_FOR_PROCESSES = ("metadata path", "retry delay")
+"""Kinds of settings that ranks in processes do not go through."""
 ROUND = 24
-"""So many schedules try every order and every setting at least once."""
+"""So many schedules try every order at least once, and every setting."""
 
 
 def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
@@ -42,7 +44,23 @@ def tried_by(plan: Plan) -> tuple[str, ...]:
     order = row_of(plan).order(plan)
     if order is None:
         return ()
-    return (order, *scenario_of(plan).settings(plan.schedule), *((AUDIT,) if is_audited(plan) else ()))
+    return (order, *settings_tried_by(plan), *((AUDIT,) if is_audited(plan) else ()))
+
+
+def settings_tried_by(plan: Plan) -> tuple[str, ...]:
+    """The settings of one schedule, each as "kind:value"."""
+    return tuple(name for name in scenario_of(plan).table.variant(plan.variant).names if _has_effect(plan, name))
+
+
+def _all_settings(plan: Plan) -> tuple[str, ...]:
+    if row_of(plan).order(plan) is None:
+        return ()
+    return tuple(name for name in scenario_of(plan).table.names if _has_effect(plan, name))
+
+
+def _has_effect(plan: Plan, setting: str) -> bool:
+    """Processes send metadata in one way, and nothing again."""
+    return plan.kind is not Kind.RANKS or setting.partition(":")[0] not in NOT_FOR_PROCESSES
 
 
 def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earlier: tuple[str, ...] = ()) -> Coverage:
@@ -52,8 +70,10 @@ def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earli
     """
     planned = range(plan.schedule, plan.schedule + max(wanted, ROUND))
     tried = [*dict.fromkeys((*earlier, *_names(plan, sorted(ran))))]
-    left = [name for name in _names(plan, planned) if name not in tried]
-    return Coverage(wanted=wanted, floor=floor, tried=tuple(tried), not_tried=(*left, *row_of(plan).left_out(plan)))
+    left = [name for name in (*_names(plan, planned), *_all_settings(plan)) if name not in tried]
+    return Coverage(
+        wanted=wanted, floor=floor, tried=tuple(tried), not_tried=(*dict.fromkeys(left), *row_of(plan).left_out(plan))
+    )
 
 
 def shortfall(plan: Plan, found: Coverage, *, ran: int) -> str | None:

@@ -89,7 +89,7 @@ def _is_eager(plan: Plan) -> bool:
     """True if the plan's own run numbers operations as the flipped run will."""
     if plan.backend == "eager":
         return True
-    made = make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices)
+    made = make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices, turn=plan.turn)
     return isinstance(made, EagerStrategy)
 
 

@@ -50,12 +50,14 @@ from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import PDTransfer
 from kvcheck.core.stress.scenarios.scenario import Load, Scenario
 from kvcheck.core.stress.scenarios.serving import reference_outputs
-from kvcheck.core.stress.schedule import Plan, parse_ranks, workload_seed
+from kvcheck.core.stress.schedule import PROCESS_RANKS, Kind, Plan, parse_ranks, workload_seed
 from kvcheck.core.stress.strategies import Recorder, encode_choices, make_strategy
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload.events import Broke, Expected
 from kvcheck.core.workload.shapes import shape as shape_named
 
+KEPT_WORKLOADS = 32
+"""A mutant and the fixed build run as many schedules in turn, each with its own workload."""
 MAX_LINE_CHOICES = 3000
 """Characters of recorded choices that a schedule line may carry; longer runs replay from their seed."""
 
@@ -120,20 +122,23 @@ class Runner(Protocol):
 
 
 class Workloads:
-    """Workloads with their reference outputs, which depend on the plan alone. Keeps the last one."""
+    """Workloads with their reference outputs, which depend on the plan alone. Keeps the last KEPT_WORKLOADS."""
 
     def __init__(self) -> None:
-        self._last: tuple[object, Load, Mapping[int, tuple[int, ...]]] | None = None
+        self._kept: dict[object, tuple[Load, Mapping[int, tuple[int, ...]]]] = {}
 
     def of(self, plan: Plan) -> tuple[Load, Mapping[int, tuple[int, ...]]]:
         """The plan's workload, and the output of each of its requests."""
         seed = workload_seed(plan)
-        key = (plan.scenario, plan.shape, seed, plan.requests, plan.trace, plan.ranks)
-        if self._last is None or self._last[0] != key:
+        variant = plan.variant if plan.trace is None else None
+        key = (plan.scenario, plan.shape, seed, plan.requests, plan.trace, plan.ranks, variant)
+        if key not in self._kept:
             scenario, shape = scenario_of(plan), shape_named(plan.shape)
-            load = scenario.load(shape, seed=seed, requests=plan.requests, trace=plan.trace)
-            self._last = (key, load, MappingProxyType(dict(reference_outputs(shape, load))))
-        return self._last[1:]
+            load = scenario.load(shape, seed=seed, requests=plan.requests, trace=plan.trace, variant=plan.variant)
+            self._kept[key] = load, MappingProxyType(dict(reference_outputs(shape, load)))
+            if len(self._kept) > KEPT_WORKLOADS:
+                del self._kept[next(iter(self._kept))]
+        return self._kept[key]
 
 
 class ScheduleRunner:
@@ -182,7 +187,7 @@ class ScheduleRunner:
                 load,
                 backend=audit or backend,
                 emit=history.emit,
-                variant=plan.schedule,
+                variant=plan.variant,
             )
         except InternalError:
             raise
@@ -223,11 +228,11 @@ class ScheduleRunner:
 def scenario_of(plan: Plan) -> Scenario:
     """The plan's scenario, with the ranks that it names."""
     scenario = SCENARIOS.load(plan.scenario)()
-    if plan.ranks is None:
+    if plan.ranks is None and not (plan.kind is Kind.RANKS and isinstance(scenario, PDTransfer)):
         return scenario
     if not isinstance(scenario, PDTransfer):
         raise UsageError(f"--ranks {plan.ranks}: {plan.scenario} runs 1x1 only; pd-transfer and nvlink-aux take ranks")
-    scenario.ranks = parse_ranks(plan.ranks)
+    scenario.ranks = parse_ranks(plan.ranks or PROCESS_RANKS)
     return scenario
 
 
@@ -248,7 +253,9 @@ def _backend(plan: Plan, observer: OperationObserver) -> tuple[Backend, Recorder
         return EagerBackend(observer), None
     if plan.backend == "cuda":
         return CudaBackend(int(plan.device.partition(":")[2] or 0), observer, delays_of(plan)), None
-    recorder = Recorder(make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices))
+    recorder = Recorder(
+        make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices, turn=plan.turn)
+    )
     return SimulatedBackend(recorder, observer), recorder
 
 

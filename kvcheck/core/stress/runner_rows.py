@@ -21,14 +21,12 @@ from kvcheck.core.stress.probe_runner import ProbeRunner, check_probe_plan, prob
 from kvcheck.core.stress.ranks.runner import RankRunner
 from kvcheck.core.stress.runner import Runner, ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.stress.schedule import Kind, Plan
+from kvcheck.core.stress.schedule import FLOOR, Kind, Plan
 from kvcheck.core.stress.strategies import decode_choices, order_of
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload.shapes import TINY_SHAPES
 from kvcheck.core.workload.shapes import shape as shape_named
 
-FLOOR = 3
-"""The portfolio's first three schedules are eager, lazy and one delay, with different ranks and settings."""
 PROBE_FLOOR = 12
 """prefixes.swa of SGLang 0.5.10.post1 failed in the sixth schedule of a seed, and passed with two."""
 
@@ -151,7 +149,7 @@ def _for_scenario(plan: Plan) -> Plan:
 
 def _order(plan: Plan) -> str:
     of_backend = {"eager": "eager", "cuda": "the device's order"}
-    return of_backend.get(plan.backend) or order_of(plan.strategy, plan.schedule)
+    return of_backend.get(plan.backend) or order_of(plan.strategy, plan.schedule, plan.turn)
 
 
 def _left_out(plan: Plan) -> tuple[str, ...]:
@@ -179,7 +177,7 @@ RUNNERS: Mapping[Kind, RunnerRow] = {
         SCHEDULE,
         make=lambda plan, target_of: DelayRunner(ScheduleRunner(target_of(plan)), plan),
         check=_check_delays,
-        order=lambda plan: order_of(plan.strategy, plan.schedule),
+        order=lambda plan: order_of(plan.strategy, plan.schedule, plan.turn),
         confirms=False,
         tells_notes=True,
     ),

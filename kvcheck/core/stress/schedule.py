@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import quote, unquote
+from zlib import crc32
 
 from kvcheck.core.base.cells import tried_with
 from kvcheck.core.base.errors import UsageError
@@ -24,9 +25,13 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
 
 MAX_DIGITS = 20
-SCHEDULES_PER_WORKLOAD = 8
-"""Schedules that share one workload, and so one reference run."""
+FLOOR = 3
+"""Schedules that a cell runs at the least: with an eager, a lazy and a random order, and other settings in each."""
+STRIDE = 7
+"""The variant of a cell's next schedule is so many numbers further, so that cells share the variants out."""
 MOST_RANKS = 8
+PROCESS_RANKS = "1x1"
+"""Ranks that are processes, where a plan names none."""
 UNWRITTEN = ("scenario", "probe")
 """Fields that are no key of a line: the scenario opens it, and a probe stands under "shape"."""
 ALWAYS_WRITTEN = ("shape", "seed", "schedule")
@@ -75,6 +80,26 @@ class Plan:
     expect: str | None = None
 
     @property
+    def place(self) -> int:
+        """Where its cell begins: a number that tells the tiny shapes apart, and follows from the shape's name alone."""
+        from kvcheck.core.workload.shapes import TINY_SHAPES  # needs torch, which help does not load
+
+        return TINY_SHAPES.index(self.shape) if self.shape in TINY_SHAPES else crc32(self.shape.encode())
+
+    @property
+    def variant(self) -> int:
+        """The number of the variant that it runs: the next cell's is the next one, and so is the next seed's.
+
+        The first schedules of all cells have the first variants, which bring the most pairs of settings.
+        """
+        return (self.schedule + FLOOR * (self.seed - 1)) * STRIDE + self.place
+
+    @property
+    def turn(self) -> int:
+        """Where its cell begins in the orders of a strategy that goes through several. It moves with the seed too."""
+        return self.place + self.seed + crc32(self.scenario.encode())
+
+    @property
     def kind(self) -> Kind:
         """What runs it."""
         if self.probe is not None:
@@ -107,16 +132,15 @@ class Plan:
 
 
 def workload_seed(plan: Plan) -> int:
-    """The seed of the plan's workload."""
-    group = plan.schedule // SCHEDULES_PER_WORKLOAD if plan.trace is None else 0
-    return Rng(plan.seed * 7_919 + group).next_u64() >> 16
+    """The seed of the plan's workload. Each schedule has its own; a trace is one workload."""
+    number = plan.schedule if plan.trace is None else 0
+    return Rng(plan.seed * 7_919 + number).next_u64() >> 16
 
 
 def further_workloads(plan: Plan, count: int) -> Iterator[Plan]:
-    """The first schedules of the workloads behind the plan's, so many; none for a trace, which is one workload."""
-    first = -(-plan.schedule // SCHEDULES_PER_WORKLOAD)
-    for group in range(first, first + (count if plan.trace is None else 0)):
-        yield dataclasses.replace(plan, schedule=group * SCHEDULES_PER_WORKLOAD)
+    """The plan and those behind it, so many; none for a trace, which is one workload."""
+    for number in range(count if plan.trace is None else 0):
+        yield dataclasses.replace(plan, schedule=plan.schedule + number)
 
 
 def parse_ranks(text: str) -> tuple[int, int]:

@@ -22,11 +22,13 @@ from kvcheck.core.stress.pair import Pair, parse_pair
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """What a strategy is made from. choices: recorded choices as text, for a replay; the pair, for a flip."""
+    """What a strategy is made from. turn: where the cell begins in orders that take turns. choices: recorded choices as
+    text, for a replay; the pair, for a flip."""
 
     seed: int
     schedule: int
     choices: str | None
+    turn: int = 0
 
 
 STRATEGIES: Registry[Callable[[Draw], Chooser]] = Registry(
@@ -34,7 +36,7 @@ STRATEGIES: Registry[Callable[[Draw], Chooser]] = Registry(
     {
         "portfolio": (
             "kvcheck.core.stress.strategies:portfolio",
-            "Runs eager, then lazy, then each delay once, then random schedules: the first few find most bugs.",
+            "Runs eager, lazy and random in turn, then each delay once, with random ones in between.",
         ),
         "eager": ("kvcheck.core.stress.strategies:eager", "Runs every operation as soon as it can run, oldest first."),
         "lazy": (
@@ -238,19 +240,27 @@ def decode_choices(text: str) -> bytes:
         raise UsageError(f"schedule line: choices are damaged ({error}); copy the whole line") from error
 
 
-def make_strategy(name: str, *, seed: int, schedule: int, choices: str | None) -> Chooser:
+def make_strategy(name: str, *, seed: int, schedule: int, choices: str | None, turn: int = 0) -> Chooser:
     """The named strategy for one schedule. Raises UsageError for an unknown name."""
-    return STRATEGIES.load(name)(Draw(seed=seed, schedule=schedule, choices=choices))
+    return STRATEGIES.load(name)(Draw(seed=seed, schedule=schedule, choices=choices, turn=turn))
 
 
-def order_of(name: str, schedule: int) -> str:
+def order_of(name: str, schedule: int, turn: int = 0) -> str:
     """The order in which a strategy runs that schedule: "eager", "lazy", "delay:GROUP" (or "delay:all") or "random"."""
     if name == "delay":
         return _delay_name(delayed_groups(schedule))
     if name != "portfolio":
         return name
-    first = ("eager", "lazy", *(_delay_name(groups) for groups in DELAYS))
-    return first[schedule] if schedule < len(first) else "random"
+    if schedule < len(FIRST):
+        return FIRST[(schedule + turn) % len(FIRST)]
+    at = schedule - len(FIRST)
+    if at % 2 or at // 2 >= len(DELAYS):
+        return "random"
+    return _delay_name(DELAYS[(at // 2 + turn) % len(DELAYS)])
+
+
+FIRST = ("eager", "lazy", "random")
+"""The first orders of the portfolio: they find most bugs. A cell begins at any of them."""
 
 
 def _delay_name(groups: tuple[str, ...]) -> str:
@@ -258,9 +268,12 @@ def _delay_name(groups: tuple[str, ...]) -> str:
 
 
 def portfolio(draw: Draw) -> Chooser:
-    """Eager, lazy, every delay once, then random: the first few find most bugs and cost one schedule each."""
-    first = (eager(draw), lazy(draw), *(DelayStrategy(groups) for groups in DELAYS))
-    return first[draw.schedule] if draw.schedule < len(first) else seeded_random(draw)
+    """Eager, lazy and random once; then every delay once, each with a random order behind it; then random alone."""
+    name = order_of("portfolio", draw.schedule, draw.turn)
+    delays = {_delay_name(groups): groups for groups in DELAYS}
+    if name in delays:
+        return DelayStrategy(delays[name])
+    return {"eager": eager, "lazy": lazy, "random": seeded_random}[name](draw)
 
 
 def eager(draw: Draw) -> Chooser:

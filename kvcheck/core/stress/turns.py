@@ -26,7 +26,7 @@ UNKNOWNS = 12
 LOSSES = 2
 """A cell is given up after it has lost so many processes."""
 MORE_WORKLOADS = 6
-"""One workload of retract-resume in five resumes nobody into pages that others had used (9 of 48, glm-5.1-tiny)."""
+"""Schedules that a cell without evidence may take beyond its budget."""
 
 
 def run_cell(number: int, task: CellTask, target_of: TargetOf, shared: Runner | None = None) -> Iterator[Report]:
@@ -77,8 +77,8 @@ class Budget:
 class Turns:
     """A cell that is being run.
 
-    Its schedules run in order. If the budget ends them before there is evidence, the first schedules of up to
-    MORE_WORKLOADS further workloads follow, because another workload may exercise what this one does not.
+    Its schedules run in order. If the budget ends them before there is evidence, up to MORE_WORKLOADS further schedules
+    follow, because each has a workload of its own, and another one may exercise what these do not.
     """
 
     def __init__(self, number: int, task: CellTask, budget: Budget, runner: Runner) -> None:

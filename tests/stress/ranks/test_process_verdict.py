@@ -26,7 +26,7 @@ from kvcheck.core.stress.ranks.stressed_wire import StressedWire
 from kvcheck.core.stress.ranks.supervisor import RankReport
 from kvcheck.core.stress.ranks.verdict import judge
 from kvcheck.core.stress.ranks.work import bytes_for, work_of
-from kvcheck.core.stress.scenarios.pd_transfer import Faults
+from kvcheck.core.stress.scenarios.pd_transfer import Faults, PDTransfer
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.workload.events import Faulted
 
@@ -147,7 +147,7 @@ def stressed(*, held: float | None) -> tuple[StressedWire, list[object], SocketW
         def held_s(self, leg: str, ticket: Ticket) -> float | None:
             return held if (leg, ticket.request) == ("kv", 2) else None
 
-    faults = Faults(LOAD.jobs, SHAPE, History().emit, 4)
+    faults = Faults(LOAD.jobs, SHAPE, History().emit, PDTransfer().table.variant(4))
     stalls = Holds(LOAD.jobs, SHAPE, faults, History().emit, 0, aux=True)
     return StressedWire(inner, faults, stalls, Quarantine("prefill-0")), through, inner
 
@@ -203,7 +203,7 @@ def test_one_request_is_held_for_ever_and_the_history_knows_why() -> None:
     endless = set()
     for variant in range(20):
         history = History(keep=True)
-        faults = Faults(load.jobs, shape, history.emit, variant)
+        faults = Faults(load.jobs, shape, history.emit, PDTransfer().table.variant(variant))
         stalls = Stalls(load.jobs, shape, faults, history.emit, variant, aux=True)
         held = {
             job.request: seconds

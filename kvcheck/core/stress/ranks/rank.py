@@ -33,7 +33,7 @@ from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary
 from kvcheck.core.stress.ranks.stalls import Stalls
 from kvcheck.core.stress.ranks.stressed_wire import StressedWire
 from kvcheck.core.stress.ranks.work import pair_scenario, work_of
-from kvcheck.core.stress.scenarios.pd_transfer import STAGES, Aborts, Faults, prefill_sizes, room_of
+from kvcheck.core.stress.scenarios.pd_transfer import Aborts, Faults, prefill_sizes, room_of
 from kvcheck.core.stress.scenarios.serving import HURRY, Feed, make_setup, request_of
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.targets.parts import TargetParts
@@ -109,10 +109,11 @@ class RankRun:
         self._is_fed_on_demand = spec.end == "prefill" and spec.incarnation > 1
         left = () if self._is_fed_on_demand else tuple(job for job in load.jobs if job.request not in spec.over)
         self._feed = Feed(left, hurry=HURRY)
-        faults = Faults(load.jobs, shape, self._history.emit, plan.schedule)
-        self._aborts = Aborts(STAGES[plan.schedule % len(STAGES)], faults)
+        variant = pair_scenario(plan).table.variant(plan.variant)
+        faults = Faults(load.jobs, shape, self._history.emit, variant)
+        self._aborts = Aborts(variant["abort stage"], faults)
         self._stalls = Stalls(
-            load.jobs, shape, faults, self._history.emit, plan.schedule, aux=not pair_scenario(plan).sends_rows
+            load.jobs, shape, faults, self._history.emit, variant.number, aux=not pair_scenario(plan).sends_rows
         )
         self.rank = make_rank(
             parts,

@@ -16,7 +16,7 @@ from kvcheck.core.cache.transfer.metadata import metadata_fields
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import PDTransfer
 from kvcheck.core.stress.scenarios.scenario import Load
-from kvcheck.core.stress.schedule import Plan, parse_ranks, workload_seed
+from kvcheck.core.stress.schedule import PROCESS_RANKS, Plan, parse_ranks, workload_seed
 from kvcheck.core.workload.shapes import shape as shape_named
 
 
@@ -31,13 +31,15 @@ def pair_scenario(plan: Plan) -> PDTransfer:
 def work_of(plan: Plan) -> tuple[ModelShape, Load]:
     """The shape and the jobs of a plan."""
     shape = shape_named(plan.shape)
-    load = pair_scenario(plan).load(shape, seed=workload_seed(plan), requests=plan.requests, trace=plan.trace)
+    load = pair_scenario(plan).load(
+        shape, seed=workload_seed(plan), requests=plan.requests, trace=plan.trace, variant=plan.variant
+    )
     return shape, load
 
 
 def ranks_of(plan: Plan) -> tuple[int, int]:
     """Numbers of prefill and decode ranks."""
-    return parse_ranks(plan.ranks) if plan.ranks is not None else (1, 1)
+    return parse_ranks(plan.ranks or PROCESS_RANKS)
 
 
 def bytes_for(shape: ModelShape, prompt_tokens: int, decode_ranks: int) -> int:

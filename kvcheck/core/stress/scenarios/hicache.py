@@ -3,11 +3,12 @@
 Invariants:
 - Running requests outgrow the device pool. A cell counts only if some were retracted and resumed beside the tree.
 - Device and host pool are both smaller than the working set: nodes leave the device, and the host, and come back.
-- Layout, copy method, write policy, eviction order and acknowledgement period go through all their values, by the
-  number of the schedule.
+- The settings of the host tier, what lies behind it and the prefill chunk are a row of the scenario's table.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Evidence
@@ -22,6 +23,7 @@ from kvcheck.core.stress.scenarios.faulty_store import faulty_store
 from kvcheck.core.stress.scenarios.rivals import rivals_of
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
+    CHUNKS,
     LoadingAborts,
     buffer_names,
     make_setup,
@@ -29,6 +31,7 @@ from kvcheck.core.stress.scenarios.serving import (
     trace_load,
     unread,
 )
+from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
 from kvcheck.core.targets.target import HostTier, Target
 from kvcheck.core.workload.events import Emit, Modelled
 from kvcheck.core.workload.readers import Readers
@@ -40,20 +43,18 @@ SESSIONS = 9
 """A multiple of the priorities, so that a session keeps its own."""
 MAX_RUNNING = 6
 TRACE_RUNNING = 8
-NARROW_RUNNING = 2
-NARROW_TURN = (4, 6)
-"""Of so many schedules the fourth, counted from 0, has a small batch: requests that are computed wait to decode."""
-HOST_RATIOS = (2, 1.25)
-"""Host pages for each device page, by the number of the schedule: as engines choose, and too few for the sessions."""
-HOST_WINDOW_SHARES = (1, 3)
-"""Host pages for each window page of the host, by half the number of the schedule: enough, and too few for the nodes,
-which keep only the window pages of their ends, so that the host gives windows up while it keeps the pages."""
-HOST_STATES = 6
-TRACE_HOST_STATES = 128
-STORES_USED = (None, "memory", None, "files")
-"""The store behind the host tier, by the number of the schedule."""
+BATCHES = {"whole": MAX_RUNNING, "2": 2}
+"""Requests that decode together. With a small batch, requests that are computed wait to decode."""
 RIVAL_SHARE = 3
 """One rival for so many requests."""
+HOST_RATIOS = {"2": 2.0, "1.25": 1.25}
+"""Host pages for each device page: as engines choose, and too few for the sessions."""
+HOST_WINDOW_SHARES = {"all": 1, "a third": 3}
+"""Host pages for each window page of the host: enough, and too few for the nodes, which keep only the window pages of
+their ends, so that the host gives windows up while it keeps the pages."""
+HOST_STATES = 6
+TRACE_HOST_STATES = 128
+NO_STORE = "none"
 REPLAY_EVERY = 4
 TRACE_HOST_RATIO = 16
 """Host pages for each device page of a trace, whose prefixes come back after hundreds of pages: the host is then far
@@ -67,7 +68,25 @@ class HiCacheScenario:
     needs = frozenset({"hicache"})
     families = frozenset({"mha", "mla", "nsa"})
 
-    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None) -> Load:
+    @property
+    def table(self) -> Settings:
+        return settings_of(self._kinds())
+
+    def _kinds(self) -> dict[str, Iterable[str]]:
+        return {
+            "host layout": HOST_LAYOUTS,
+            "copy method": COPY_METHODS,
+            "write policy": WRITE_POLICIES,
+            "eviction order": EVICTION_ORDERS,
+            "store": (NO_STORE, "memory", "files"),
+            "prefill chunk": CHUNKS,
+            "batch": BATCHES,
+            "ack period": ("5", "3", "1", "2"),
+            "ring": ("1", "2", "3"),
+            "host ratio": HOST_RATIOS,
+        }
+
+    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None, variant: int) -> Load:
         """Sessions, or a trace scaled to the device pool."""
         if trace is None:
             capacity = SYNTHETIC_PAGES * shape.page_size
@@ -75,12 +94,13 @@ class HiCacheScenario:
                 shape.page_size, capacity, requests=requests or SYNTHETIC_REQUESTS, sessions=SESSIONS, seed=seed
             )
             rivals = rivals_of(jobs, shape.page_size, capacity, count=len(jobs) // RIVAL_SHARE, seed=seed)
-            note = f"{len(jobs)} requests of {SESSIONS} sessions, {len(rivals)} rivals"
+            row = self.table.variant(variant)
             return Load(
                 jobs=(*jobs, *(each.job for each in rivals)),
                 capacity_tokens=capacity,
                 max_running=MAX_RUNNING,
-                note=note,
+                chunk_tokens=CHUNKS[row["prefill chunk"]](shape.page_size),
+                note=f"{len(jobs)} requests of {SESSIONS} sessions, {len(rivals)} rivals",
                 rivals=rivals,
             )
         return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
@@ -98,25 +118,16 @@ class HiCacheScenario:
         """Feed jobs by their arrival rounds until all have finished, then close."""
         emit(Modelled(shape.page_size, shape.window if shape.window_layers else 0, bool(shape.state_layers)))
         readers = Readers(early_send=True, replay_every=REPLAY_EVERY)
-        with faulty_store(STORES_USED[variant % 4] if not load.from_trace else "memory") as store:
-            tier = host_tier(shape, load, variant, store)
-            acts = disturber(self.name, load, emit, variant)
+        row = self.table.variant(variant)
+        wanted = "memory" if load.from_trace else row["store"]
+        with faulty_store(None if wanted == NO_STORE else wanted) as store:
+            tier = host_tier(shape, load, row, store)
+            acts = disturber(self.name, load, emit, variant, shape=shape.name)
             told = emit if acts is None else acts.noting(emit)
-            turn, of = NARROW_TURN
-            running = NARROW_RUNNING if variant % of == turn and not load.from_trace else None
-            setup = make_setup(shape, load, backend, told, host=tier, readers=readers, max_running=running)
+            batch = None if load.from_trace else BATCHES[row["batch"]]
+            setup = make_setup(shape, load, backend, told, host=tier, readers=readers, max_running=batch)
             engine = target.build(setup)
             return serve(engine, load, emit, backend, aborts=LoadingAborts(), disturber=acts)
-
-    def settings(self, variant: int) -> tuple[str, ...]:
-        """Layout, copy method, write policy and eviction order of the host tier, and what lies behind it."""
-        return (
-            f"host layout:{HOST_LAYOUTS[variant % 3]}",
-            f"copy method:{COPY_METHODS[variant // 3 % 2]}",
-            f"write policy:{_write_policy(variant)}",
-            f"eviction order:{_eviction_order(variant)}",
-            f"store:{STORES_USED[variant % 4] or 'none'}",
-        )
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Loads, evictions on both tiers, retractions, and words of every buffer on both tiers."""
@@ -141,27 +152,23 @@ class HybridScenario(HiCacheScenario):
     name = "hicache-hybrid"
     families = frozenset({"swa", "mamba"})
 
+    def _kinds(self) -> dict[str, Iterable[str]]:
+        return super()._kinds() | {"host window share": HOST_WINDOW_SHARES}
 
-def host_tier(shape: ModelShape, load: Load, variant: int, store: PageStore | None) -> HostTier:
-    """The host tier of a schedule. Its number goes through all settings; 0 and 1 are write-through and least recent."""
-    ratio = TRACE_HOST_RATIO if load.from_trace else HOST_RATIOS[variant % 2]
+
+def host_tier(shape: ModelShape, load: Load, row: Variant, store: PageStore | None) -> HostTier:
+    """The host tier of a schedule with these settings. A trace has sizes of its own."""
+    ratio = TRACE_HOST_RATIO if load.from_trace else HOST_RATIOS[row["host ratio"]]
     pages = int(pages_for(load.capacity_tokens, shape.page_size) * ratio)
-    windows = pages // (1 if load.from_trace else HOST_WINDOW_SHARES[variant // 2 % 2])
+    share = row.values.get("host window share", "all")
+    windows = pages // (1 if load.from_trace else HOST_WINDOW_SHARES[share])
     return HostTier(
         units={"full": pages, "window": windows, "state": TRACE_HOST_STATES if load.from_trace else HOST_STATES},
-        layout=HOST_LAYOUTS[variant % 3],
-        method=COPY_METHODS[variant // 3 % 2],
-        write_policy=_write_policy(variant),
-        order=_eviction_order(variant),
-        ack_period=(5, 3, 1, 2)[variant % 4],
+        layout=row["host layout"],
+        method=row["copy method"],
+        write_policy=row["write policy"],
+        order=row["eviction order"],
+        ack_period=int(row["ack period"]),
         store=store,
-        ring=(1, 2, 1, 1, 3)[variant % 5],
+        ring=int(row["ring"]),
     )
-
-
-def _write_policy(variant: int) -> str:
-    return list(WRITE_POLICIES)[variant // 2 % 3]
-
-
-def _eviction_order(variant: int) -> str:
-    return list(EVICTION_ORDERS)[(variant + variant // 3 + 2) % 3]

@@ -1,14 +1,13 @@
 """pd-transfer and nvlink-aux: one end computes prompts and another decodes them, each with its own number of ranks.
 
 Invariants:
-- Ranks of both ends, the paths of the legs, faults and the stage of aborts go through their values by the number of the
-  schedule; where the plan names the ranks, it is those.
+- Ranks of both ends, paths of the legs, faults, retries and the stage of aborts come from the scenario's table. Where
+  the plan names the ranks, it is those.
 - A fault is an event of the history when it happens, so that oracles know which request has to fail, and why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from kvcheck.core.base.record import Evidence
@@ -23,6 +22,7 @@ from kvcheck.core.cache.transfer.wire import LEGS, Ticket
 from kvcheck.core.stress.scenarios.disturber import disturber
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
+    CHUNKS,
     buffer_names,
     make_setup,
     serve,
@@ -30,6 +30,8 @@ from kvcheck.core.stress.scenarios.serving import (
     trace_load,
     unread,
 )
+from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
+from kvcheck.core.stress.schedule import parse_ranks
 from kvcheck.core.targets.target import Engine, PairSetup, Target
 from kvcheck.core.workload.events import Emit, Faulted, Happened
 from kvcheck.core.workload.jobs import Job
@@ -38,14 +40,24 @@ SYNTHETIC_PAGES = 8
 MAX_RUNNING = 4
 REQUESTS = 12
 TRACE_RUNNING = 8
-RANKS = ((1, 1), (2, 2), (2, 1), (1, 2), (1, 1), (2, 1), (1, 2), (4, 2), (1, 1), (2, 2), (2, 4), (4, 1), (1, 4), (4, 4))
-STAGES = ("late", "joined", "retracted", "late", "admitted")
+RANKS = ("1x1", "2x2", "2x1", "1x2", "4x2", "2x4", "4x1", "1x4", "4x4")
+"""Prefill and decode ranks."""
+STAGES = ("late", "joined", "retracted", "admitted")
 """When requests are aborted: when admitted, some rounds later, when joined, or when retracted."""
 ABORT_EVERY = 4
 FAULT_EVERY = 5
 LATE_ROUNDS = 4
 """Stage "late" aborts at most so many rounds after admission."""
-RETRY_ROUNDS = 3
+RETRIES = {"none": None, "at once": 0, "later": 3}
+"""Rounds after which failed requests are sent again."""
+MESSAGES = "messages"
+FAULT_KINDS = {
+    "short lists, refusals": ("shorter", "refused"),
+    "long lists, refusals": ("longer", "refused"),
+    "losses": ("vanished", "lost"),
+}
+FAULTY_LEGS = ("state", "kv", "seal")
+LOST_MESSAGES = {"Want": Want, "Status": Status}
 PATIENCE = 200
 """Rounds of a room. Where one leg at a time is held back, healthy rooms took up to 131; under random orders, 13."""
 ANSWERS = (Done, Abort, Drained)
@@ -61,16 +73,43 @@ class PDTransfer:
     families = FAMILIES
     sends_rows = False
     """True if ranks in processes send metadata rows as messages, not through the engine."""
+    metadata_paths: tuple[str, ...] = ("ordered", MESSAGES)
+    """How metadata rows and seals travel: over a path of the engine, or as messages."""
+    path = "ordered"
+    """The path of KV and state."""
 
     def __init__(self, ranks: tuple[int, int] | None = None) -> None:
         self.ranks = ranks
 
-    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None) -> Load:
+    @property
+    def table(self) -> Settings:
+        ranks = RANKS if self.ranks is None else (f"{self.ranks[0]}x{self.ranks[1]}",)
+        return settings_of(
+            {
+                "rank layout": ranks,
+                "abort stage": STAGES,
+                "metadata path": self.metadata_paths,
+                "prefill chunk": CHUNKS,
+                "fault kind": FAULT_KINDS,
+                "faulty leg": FAULTY_LEGS,
+                "retry delay": RETRIES,
+                "faulty rank": ("all", "first"),
+                "lost message": LOST_MESSAGES,
+                "message count": ("1", "2"),
+            }
+        )
+
+    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None, variant: int) -> Load:
         """Synthetic jobs, or a trace scaled to the decode pool."""
         if trace is not None:
             return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
         return synthetic_load(
-            shape, pages=SYNTHETIC_PAGES, requests=requests or REQUESTS, max_running=MAX_RUNNING, seed=seed
+            shape,
+            pages=SYNTHETIC_PAGES,
+            requests=requests or REQUESTS,
+            max_running=MAX_RUNNING,
+            seed=seed,
+            chunk=self.table.variant(variant)["prefill chunk"],
         )
 
     def run(
@@ -84,25 +123,28 @@ class PDTransfer:
         variant: int,
     ) -> int:
         """Feed jobs by their arrival rounds until all have finished or failed, then close."""
-        faults = Faults(load.jobs, shape, emit, variant)
-        prefill, decode = self.ranks or RANKS[variant % len(RANKS)]
+        row = self.table.variant(variant)
+        faults = Faults(load.jobs, shape, emit, row)
+        prefill, decode = parse_ranks(row["rank layout"])
+        way = row["metadata path"]
+        paths = dict.fromkeys(LEGS, self.path)
         setup = make_setup(shape, load, backend, emit, share_prefixes=False)
         pair = PairSetup(
             prefill_ranks=prefill,
             decode_ranks=decode,
             prefill_sizes=prefill_sizes(setup.sizes, load.jobs, shape),
-            paths=self._paths(variant),
+            paths=paths if way == MESSAGES else paths | {"aux": way, "seal": way},
             room_of=room_of,
             refuses=faults.refuses,
             vanishes=faults.vanishes,
             tamper=faults.tamper,
             copies=faults.copies,
             patience=PATIENCE,
-            aux_over_messages=self._aux_over_messages(variant),
+            aux_over_messages=way == MESSAGES,
         )
         engine = target.build(replace(setup, pair=pair))
-        aborts = Aborts(STAGES[variant % len(STAGES)], faults)
-        retries = Retries(faults, aborts, variant, engine=engine, emit=emit)
+        aborts = Aborts(row["abort stage"], faults)
+        retries = Retries(faults, aborts, RETRIES[row["retry delay"]], engine=engine, emit=emit)
         return serve(
             engine,
             load,
@@ -113,27 +155,11 @@ class PDTransfer:
             disturber=disturber(self.name, load, emit, variant, shape=shape.name, spared=faults.has),
         )
 
-    def settings(self, variant: int) -> tuple[str, ...]:
-        """Ranks, the stage of aborts, and how metadata rows travel."""
-        prefill, decode = self.ranks or RANKS[variant % len(RANKS)]
-        way = "messages" if self._aux_over_messages(variant) else f"engine, {self._paths(variant)['aux']}"
-        return (
-            f"rank layout:{prefill}x{decode}",
-            f"abort stage:{STAGES[variant % len(STAGES)]}",
-            f"metadata path:{way}",
-        )
-
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Transfers, and words of every buffer, sealed and read."""
         if not evidence.transfers:
             return "no transfer happened; use more requests or schedules"
         return unread(evidence, buffer_names(shape) | {"metadata", "sealed"})
-
-    def _paths(self, variant: int) -> Mapping[str, str]:
-        return dict.fromkeys(LEGS, "ordered")
-
-    def _aux_over_messages(self, variant: int) -> bool:
-        return variant % 4 == 3
 
 
 class NVLinkAux(PDTransfer):
@@ -141,15 +167,9 @@ class NVLinkAux(PDTransfer):
 
     name = "nvlink-aux"
     sends_rows = True
-
-    def _paths(self, variant: int) -> Mapping[str, str]:
-        paths = dict.fromkeys(LEGS, "async")
-        if variant % 3 == 1:  # metadata on the CPU: its copies are acknowledged, those of KV and state are not
-            paths |= {"aux": "ordered", "seal": "ordered"}
-        return paths
-
-    def _aux_over_messages(self, variant: int) -> bool:
-        return variant % 3 == 2
+    metadata_paths = ("async", "ordered", MESSAGES)
+    """On the CPU ("ordered"), copies of metadata are acknowledged, while those of KV and state are not."""
+    path = "async"
 
 
 class Faults:
@@ -160,30 +180,30 @@ class Faults:
         vanished           the engine reports a write and never makes it
         lost               a Want or a Status of a rank does not arrive
 
-    A rank notices the last two only by waiting, so they have every fourth schedule for themselves. There some answers
-    (Done, Abort, Drained) are lost as well, which only costs time. A fault is an event of the history when it happens,
-    with what the reason of the failure has to name. In one schedule of three a late copy of every message arrives as
-    well, which is no fault.
+    A rank notices the last two only by waiting, so they have schedules for themselves. There some answers (Done, Abort,
+    Drained) are lost as well, which only costs time. A fault is an event of the history when it happens, with what the
+    reason of the failure has to name. Where the message count is 2, a late copy of each arrives as well, which is no
+    fault.
     """
 
-    def __init__(self, jobs: tuple[Job, ...], shape: ModelShape, emit: Emit, variant: int) -> None:
+    def __init__(self, jobs: tuple[Job, ...], shape: ModelShape, emit: Emit, variant: Variant) -> None:
         self._emit = emit
         self._kinds: dict[int, str] = {}
         self._requests = {room_of(job.request): job.request for job in jobs}
         self._told: set[int] = set()
-        self._is_partial = variant % 2 == 1
-        self._leg = ("state", "kv", "seal")[variant % 3]
+        self._is_partial = variant["faulty rank"] == "first"
+        self._leg = variant["faulty leg"]
         if self._leg == "state" and shape.family not in ("nsa", "swa", "mamba"):
             self._leg = "kv"
-        self._lost = (Want, Status)[variant // 4 % 2]
-        self._is_repeated = variant // 3 % 3 == 0  # with and without retries, whatever carries metadata rows
-        self._variant = variant
-        self._has_losses = variant % 4 == 3
+        self._lost = LOST_MESSAGES[variant["lost message"]]
+        self._copies = int(variant["message count"])
+        self._number = variant.number
+        kinds = FAULT_KINDS[variant["fault kind"]]
+        self._has_losses = "lost" in kinds
         self._unheard: set[tuple[str, str, int, type]] = set()
-        kinds = ("vanished", "lost") if self._has_losses else ("shorter", "longer", "refused")
         for job in jobs:
-            if job.request % FAULT_EVERY == variant % FAULT_EVERY:
-                self._kinds[job.request] = kinds[(job.request // FAULT_EVERY + variant) % len(kinds)]
+            if job.request % FAULT_EVERY == self._number % FAULT_EVERY:
+                self._kinds[job.request] = kinds[(job.request // FAULT_EVERY + self._number) % len(kinds)]
 
     def has(self, request: int) -> bool:
         """The request has a fault."""
@@ -216,13 +236,13 @@ class Faults:
         if self._kinds.get(request) == "lost" and isinstance(message, self._lost) and is_with_a_first_rank:
             self._tell(request, f"its {type(message).__name__} from {sender} to {peer} was lost", (TOO_LATE,))
             return 0
-        return 2 if self._is_repeated else 1
+        return self._copies
 
     def _is_unheard(self, sender: str, peer: str, request: int, message: Message) -> bool:
         """Of requests without a fault, the first answer of each kind is lost, where it can be given again."""
         key = (sender, peer, request, type(message))
         is_first = isinstance(message, ANSWERS) and key not in self._unheard
-        if not self._has_losses or not is_first or request % FAULT_EVERY != (self._variant + 2) % FAULT_EVERY:
+        if not self._has_losses or not is_first or request % FAULT_EVERY != (self._number + 2) % FAULT_EVERY:
             return False
         self._unheard.add(key)
         return True
@@ -279,18 +299,19 @@ class Aborts:
 
 
 class Retries:
-    """Sends failed requests again, in the room they failed in: in two of three schedules, each once.
+    """Sends failed requests again, in the room they failed in, each once.
 
-    At once, so that the ends are still giving back what the first attempt held, or some rounds later; of the latter,
-    odd requests not before both ends have given everything back. Each is counted by the state that it was found in.
+    delay: 0: at once, so that the ends are still giving back what the first attempt held; or some rounds later, of
+    which odd requests not before both ends have given everything back. None: they are not sent again. Each is counted
+    by the state that it was found in.
     """
 
-    def __init__(self, faults: Faults, aborts: Aborts, variant: int, *, engine: Engine, emit: Emit) -> None:
+    def __init__(self, faults: Faults, aborts: Aborts, delay: int | None, *, engine: Engine, emit: Emit) -> None:
         self._faults = faults
         self._aborts = aborts
         self._engine = engine
         self._emit = emit
-        self._delay = (None, 0, RETRY_ROUNDS)[variant % 3]
+        self._delay = delay
         self._due: dict[int, int] = {}  # request -> the round from which it may be sent
         self._sent: set[int] = set()
         self._round = 0

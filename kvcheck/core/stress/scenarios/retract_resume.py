@@ -18,6 +18,7 @@ from kvcheck.core.stress.scenarios.disturber import disturber
 from kvcheck.core.stress.scenarios.pd_transfer import prefill_sizes, room_of
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import (
+    CHUNKS,
     buffer_names,
     make_setup,
     serve,
@@ -25,6 +26,7 @@ from kvcheck.core.stress.scenarios.serving import (
     trace_load,
     unread,
 )
+from kvcheck.core.stress.scenarios.variants import Settings, settings_of
 from kvcheck.core.targets.target import PairSetup, Target
 from kvcheck.core.workload.events import Emit
 
@@ -37,6 +39,10 @@ MAX_RUNNING = 8
 FOCUS = ("request/restoring/abort", "request/restoring/preempt")
 """What every disturbed schedule aims at: a resume is half done, and ends or is taken back."""
 TRACE_RUNNING = 16
+RESTS = {"12 rounds": 12, "2 rounds": 2}
+"""Rounds that a retracted request rests before others wait for it."""
+HEADROOMS = {"many steps": None, "1 step": 1}
+"""Steps for which a retraction makes room: most requests are retracted at once, or one after another is."""
 
 
 class RetractResume:
@@ -46,7 +52,11 @@ class RetractResume:
     needs = frozenset({"retract-resume", "metadata"})
     families = FAMILIES
 
-    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None) -> Load:
+    @property
+    def table(self) -> Settings:
+        return settings_of({"prefill chunk": CHUNKS, "rest": RESTS, "headroom": HEADROOMS})
+
+    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None, variant: int) -> Load:
         """Synthetic jobs, or a trace scaled to the pool."""
         if trace is None:
             return synthetic_load(
@@ -55,6 +65,7 @@ class RetractResume:
                 requests=requests or REQUESTS,
                 max_running=MAX_RUNNING,
                 seed=seed,
+                chunk=self.table.variant(variant)["prefill chunk"],
                 longer_pages=LONGER_PAGES,
             )
         return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
@@ -70,7 +81,10 @@ class RetractResume:
         variant: int,
     ) -> int:
         """Feed jobs by their arrival rounds until all have finished, then close."""
+        row = self.table.variant(variant)
         setup = make_setup(shape, load, backend, emit, share_prefixes=False)
+        steps = HEADROOMS[row["headroom"]] or setup.config.retract_steps
+        config = replace(setup.config, resume_delay=RESTS[row["rest"]], retract_steps=steps)
         pair = PairSetup(
             prefill_ranks=1,
             decode_ranks=1,
@@ -79,16 +93,12 @@ class RetractResume:
             room_of=room_of,
         )
         return serve(
-            target.build(replace(setup, pair=pair)),
+            target.build(replace(setup, pair=pair, config=config)),
             load,
             emit,
             backend,
             disturber=disturber(self.name, load, emit, variant, shape=shape.name, focus=FOCUS),
         )
-
-    def settings(self, variant: int) -> tuple[str, ...]:
-        """None: the number of the schedule picks the order alone."""
-        return ()
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Retractions, foreign reuse, and words of every buffer."""

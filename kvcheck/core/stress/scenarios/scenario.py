@@ -13,6 +13,7 @@ from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.scenarios.rivals import Rival
+from kvcheck.core.stress.scenarios.variants import Settings
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload.events import Emit
 from kvcheck.core.workload.jobs import Job
@@ -22,13 +23,15 @@ from kvcheck.core.workload.jobs import Job
 class Load:
     """Jobs, and the tokens that the pool is sized for.
 
-    max_running: requests that decode together. note: how a trace was scaled. from_trace: the jobs are of a trace.
-    rivals: the last of the jobs, where a disturber may hold some back until what they share is in a certain state.
+    max_running: requests that decode together. chunk_tokens: prefill tokens of a round and request. note: how a trace
+    was scaled. from_trace: the jobs are of a trace. rivals: the last of the jobs, where a disturber may hold some back
+    until what they share is in a certain state.
     """
 
     jobs: tuple[Job, ...]
     capacity_tokens: int
     max_running: int
+    chunk_tokens: int
     note: str
     from_trace: bool = False
     rivals: tuple[Rival, ...] = ()
@@ -42,7 +45,11 @@ class Scenario(Protocol):
     families: frozenset[str]
     """Pool families that the scenario makes sense for."""
 
-    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None) -> Load:
+    @property
+    def table(self) -> Settings:
+        """All settings that the variants of the scenario go through."""
+
+    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None, variant: int) -> Load:
         """The workload; equal arguments give equal jobs."""
 
     def run(
@@ -55,10 +62,7 @@ class Scenario(Protocol):
         emit: Emit,
         variant: int,
     ) -> int:
-        """Drive the target to the end; returns device evictions. variant: number of the schedule, picks settings."""
-
-    def settings(self, variant: int) -> tuple[str, ...]:
-        """What the number of the schedule picks, each as "kind:value"; none where it picks nothing."""
+        """Drive the target to the end; returns device evictions. variant: its number picks the settings."""
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Says what was not exercised, or None if the evidence is enough."""

@@ -47,6 +47,16 @@ from kvcheck.core.workload.sites import row_sites
 from kvcheck.core.workload.synthetic import synthetic_jobs, trace_file
 from kvcheck.core.workload.traces import read_trace, scale_trace
 
+CHUNKS: dict[str, Callable[[int], int]] = {
+    "2 pages": lambda page: 2 * page,
+    "1.5 pages": lambda page: page + max(1, page // 2),
+    "1 page and a token": lambda page: page + 1,
+    "part of a page": lambda page: max(1, 2 * page // 3),
+}
+"""Prefill tokens of a round and request, from the tokens of a page. All but the first end chunks inside of pages."""
+TRACE_CHUNK = "2 pages"
+LEAST_TOKENS = 32
+"""Tokens of a pool at the least, however small its pages are."""
 TRACE_PAGES = 24
 REFERENCE_RUNNING = 48
 HURRY = 8
@@ -66,7 +76,12 @@ def trace_load(shape: ModelShape, trace: str, *, seed: int, requests: int | None
     rows = read_trace(trace_file(trace), requests)
     workload = scale_trace(rows, capacity, seed=seed, mean_output=28 if shape.page_size >= 64 else None)
     return Load(
-        jobs=workload.jobs, capacity_tokens=capacity, max_running=max_running, note=workload.note, from_trace=True
+        jobs=workload.jobs,
+        capacity_tokens=capacity,
+        max_running=max_running,
+        chunk_tokens=CHUNKS[TRACE_CHUNK](shape.page_size),
+        note=workload.note,
+        from_trace=True,
     )
 
 
@@ -153,19 +168,21 @@ def request_of(job: Job) -> Request:
 
 
 def synthetic_load(
-    shape: ModelShape, *, pages: int, requests: int, max_running: int, seed: int, longer_pages: int = 0
+    shape: ModelShape, *, pages: int, requests: int, max_running: int, seed: int, chunk: str, longer_pages: int = 0
 ) -> Load:
-    """Synthetic jobs for a pool of so many pages. longer_pages: by which every output is longer than it has to be."""
+    """Synthetic jobs for a pool of so many pages. chunk: row of CHUNKS. longer_pages: of every output, beyond need."""
     capacity = pages * shape.page_size
+    chunk_tokens = CHUNKS[chunk](shape.page_size)
     jobs = synthetic_jobs(
         shape.page_size,
         capacity,
         requests=requests,
         seed=seed,
-        chunk_tokens=chunk_tokens(shape),
+        chunk_tokens=chunk_tokens,
         longer_pages=longer_pages,
     )
-    return Load(jobs=jobs, capacity_tokens=capacity, max_running=max_running, note=f"{len(jobs)} synthetic requests")
+    note = f"{len(jobs)} synthetic requests"
+    return Load(jobs=jobs, capacity_tokens=capacity, max_running=max_running, chunk_tokens=chunk_tokens, note=note)
 
 
 def buffer_names(shape: ModelShape) -> set[str]:
@@ -210,6 +227,7 @@ def reference_outputs(shape: ModelShape, load: Load) -> Mapping[int, tuple[int, 
         jobs=load.jobs,
         capacity_tokens=REFERENCE_RUNNING * (longest + 2 * shape.page_size),
         max_running=REFERENCE_RUNNING,
+        chunk_tokens=2 * shape.page_size,
         note="",
     )
     setup = make_setup(shape, room, EagerBackend(), history.emit, share_prefixes=False, readers=Readers(one_layer=True))
@@ -288,11 +306,11 @@ def make_setup(
 
     return Setup(
         shape=shape,
-        sizes=_sizes(shape, load.capacity_tokens, requests=load.max_running + 6, longest=longest, host=host),
+        sizes=_sizes(shape, load, requests=load.max_running + 6, longest=longest, host=host),
         config=SchedulerConfig(
             max_running=max_running or load.max_running,
             max_prefilling=max(4, load.max_running // 2),
-            chunk_tokens=chunk_tokens(shape),
+            chunk_tokens=load.chunk_tokens,
             resume_delay=12,
             retract_steps=max(shape.page_size, 64),
         ),
@@ -307,9 +325,9 @@ def make_setup(
     )
 
 
-def _sizes(shape: ModelShape, capacity_tokens: int, *, requests: int, longest: int, host: HostTier | None) -> PoolSizes:
-    pages = pages_for(capacity_tokens, shape.page_size)
-    window = pages_for(shape.window + chunk_tokens(shape), shape.page_size) + 2
+def _sizes(shape: ModelShape, load: Load, *, requests: int, longest: int, host: HostTier | None) -> PoolSizes:
+    pages = pages_for(load.capacity_tokens, shape.page_size)
+    window = pages_for(shape.window + load.chunk_tokens, shape.page_size) + 2
     return PoolSizes(
         pages=pages,
         requests=requests,
@@ -317,8 +335,3 @@ def _sizes(shape: ModelShape, capacity_tokens: int, *, requests: int, longest: i
         window_pages=min(pages, requests * window) if shape.window_layers else 0,
         state_slots=requests + CACHED_STATES if host is not None and shape.state_layers else 0,
     )
-
-
-def chunk_tokens(shape: ModelShape) -> int:
-    """Prefill tokens of a round and request."""
-    return 2 * shape.page_size

@@ -1,0 +1,126 @@
+"""Variants: the settings of a scenario as one table, and the values of it that a schedule runs under.
+
+The rows of a table's array are made one by one: each takes the values that bring the most pairs which no row before it
+has. So most pairs of values are tried after a few schedules, and all of them after one pass.
+
+Invariants:
+- For each two settings, every pair of their values is in a row of the array.
+- The array follows from the table alone, and a row of it from the number of the variant alone.
+- Numbers that are STRIDE apart go through all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from math import gcd
+
+from kvcheck.core.stress.schedule import STRIDE
+
+Kinds = tuple[tuple[str, tuple[str, ...]], ...]
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The settings of one schedule. number: of the variant. values: by kind of setting."""
+
+    number: int
+    values: Mapping[str, str]
+
+    def __getitem__(self, kind: str) -> str:
+        return self.values[kind]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Each setting as "kind:value"."""
+        return tuple(f"{kind}:{value}" for kind, value in self.values.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings of a scenario. kinds: by kind, the values that it can have."""
+
+    kinds: Kinds
+
+    def variant(self, number: int) -> Variant:
+        """The settings of a schedule whose variant has this number."""
+        rows = covering_array(tuple(len(values) for _, values in self.kinds))
+        row = rows[number % len(rows)]
+        return Variant(number, {kind: values[at] for (kind, values), at in zip(self.kinds, row, strict=True)})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every setting as "kind:value"."""
+        return tuple(f"{kind}:{value}" for kind, values in self.kinds for value in values)
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of values of two settings there are."""
+        return sum(len(one) * len(other) for (_, one), (_, other) in combinations(self.kinds, 2))
+
+
+def settings_of(kinds: Mapping[str, Iterable[str]]) -> Settings:
+    """The settings of a table: by kind, its values."""
+    return Settings(tuple((kind, tuple(values)) for kind, values in kinds.items()))
+
+
+def pairs_tried(variants: Iterable[tuple[str, ...]]) -> frozenset[Pair]:
+    """The pairs of settings that schedules with these names of settings have tried."""
+    return frozenset(pair for names in variants for pair in combinations(names, 2))
+
+
+@cache
+def covering_array(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Rows in which each two columns have every pair of values. sizes: how many values each column has.
+
+    Their number has no factor in common with STRIDE; rows are repeated where it had.
+    """
+    left = {
+        (one, a, other, b)
+        for one, other in combinations(range(len(sizes)), 2)
+        for a in range(sizes[one])
+        for b in range(sizes[other])
+    }
+    used = [[0] * size for size in sizes]
+    rows: list[tuple[int, ...]] = []
+    while left or not rows:
+        rows.append(_next_row(sizes, left, used))
+        for column, value in enumerate(rows[-1]):
+            used[column][value] += 1
+        left -= {(one, rows[-1][one], other, rows[-1][other]) for one, other in combinations(range(len(sizes)), 2)}
+    while gcd(len(rows), STRIDE) > 1:
+        rows.append(rows[len(rows) % STRIDE])
+    return tuple(rows)
+
+
+def _next_row(sizes: tuple[int, ...], left: set[tuple[int, int, int, int]], used: list[list[int]]) -> tuple[int, ...]:
+    """Of the rows that begin at one column each, the one with the most new pairs."""
+    made = [_row_from(start, sizes, left, used) for start in range(len(sizes))]
+    return max(made, key=lambda each: each[0])[1] if made else ()
+
+
+def _row_from(
+    start: int, sizes: tuple[int, ...], left: set[tuple[int, int, int, int]], used: list[list[int]]
+) -> tuple[int, tuple[int, ...]]:
+    """How many new pairs a row has, and the row: the value of one column with most pairs left, then of each further
+    column the value with most new pairs. Of equal ones, that which was used least."""
+    first = [0] * sizes[start]
+    for one, a, other, b in left:
+        if start in (one, other):
+            first[a if start == one else b] += 1
+    row, count = {start: _best(first, used[start])}, 0
+    for column in sorted(set(range(len(sizes))) - {start}, key=lambda each: (-sizes[each], each)):
+        gains = [
+            sum((*min(mine, other), *max(mine, other)) in left for other in row.items())
+            for mine in ((column, value) for value in range(sizes[column]))
+        ]
+        row[column] = _best(gains, used[column])
+        count += gains[row[column]]
+    return count, tuple(row[column] for column in range(len(sizes)))
+
+
+def _best(gains: list[int], used: list[int]) -> int:
+    return max(range(len(gains)), key=lambda value: (gains[value], -used[value], -value))

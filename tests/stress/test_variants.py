@@ -1,0 +1,119 @@
+"""Settings come in pairs: every pair of values is in a row of the array, most of them early, over all cells of a run.
+
+Invariants:
+- What a run has tried is counted from the lines of its schedules alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+from math import gcd, prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcheck.core.stress.coverage import tried_by
+from kvcheck.core.stress.runner_rows import RUNNERS
+from kvcheck.core.stress.scenarios import SCENARIOS
+from kvcheck.core.stress.scenarios.variants import covering_array, pairs_tried, settings_of
+from kvcheck.core.stress.schedule import FLOOR, STRIDE, Kind, Plan, workload_seed
+from kvcheck.core.stress.strategies import FIRST
+
+CELLS = RUNNERS[Kind.SCHEDULE].cells(Plan(scenario=""), (), ())
+"""Those of a run of which nothing is asked."""
+
+
+def first(plan: Plan, count: int) -> list[Plan]:
+    """The first schedules of a cell."""
+    return [replace(plan, schedule=number) for number in range(count)]
+
+
+def settings_in(plans: list[Plan]) -> list[tuple[str, ...]]:
+    return [tried_by(plan)[1:] for plan in plans]
+
+
+@given(st.lists(st.integers(min_value=1, max_value=5), max_size=6))
+def test_every_pair_of_values_is_in_a_row(sizes: list[int]) -> None:
+    rows = covering_array(tuple(sizes))
+    assert all(
+        len(row) == len(sizes) and all(0 <= at < size for at, size in zip(row, sizes, strict=True)) for row in rows
+    )
+    for one, other in combinations(range(len(sizes)), 2):
+        assert len({(row[one], row[other]) for row in rows}) == sizes[one] * sizes[other]
+    assert gcd(len(rows), STRIDE) == 1
+    assert len(rows) <= max(2, prod(sizes) + 1)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.names())
+def test_a_table_needs_few_rows(scenario: str) -> None:
+    table = SCENARIOS.load(scenario)().table
+    sizes = sorted((len(values) for _, values in table.kinds), reverse=True)
+    rows = covering_array(tuple(len(values) for _, values in table.kinds))
+    assert sizes[0] * sizes[1] <= len(rows) <= sizes[0] * sizes[1] * 1.5 + 10
+    assert len(table.names) == len({*table.names}) == sum(sizes)
+    everything = pairs_tried(table.variant(number * STRIDE).names for number in range(len(rows)))
+    assert len(everything) == table.pairs
+
+
+@pytest.mark.parametrize(("scenario", "share"), [("pd-transfer", 0.85), ("nvlink-aux", 0.85), ("hicache", 0.85)])
+def test_the_floor_of_all_cells_tries_most_pairs(scenario: str, share: float) -> None:
+    """Before, all cells went through the same few settings in step."""
+    plans = [each for cell in CELLS if cell.scenario == scenario for each in first(cell, FLOOR)]
+    assert len(pairs_tried(settings_in(plans))) >= share * SCENARIOS.load(scenario)().table.pairs
+
+
+def test_no_setting_is_tied_to_the_number_of_the_schedule() -> None:
+    """Once all transfer cells ran 1x1 and then 2x2, and every run with a store was an odd schedule."""
+    transfer = [cell for cell in CELLS if cell.scenario in ("pd-transfer", "nvlink-aux")]
+    for number in range(2):
+        ranks = {tried_by(replace(cell, schedule=number))[1] for cell in transfer}
+        assert len(ranks) >= 5, ranks
+    stores: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+    for cell in (cell for cell in CELLS if cell.scenario == "hicache"):
+        for plan in first(cell, 24):
+            stores[bool(plan.schedule % 2)] += Counter(name for name in tried_by(plan) if name.startswith("store:"))
+    assert {*stores[False]} == {*stores[True]} == {"store:none", "store:memory", "store:files"}
+
+
+def test_orders_are_not_tied_to_settings_or_cells() -> None:
+    assert {tried_by(cell)[0] for cell in CELLS} == {*FIRST}
+    for cell in CELLS:
+        assert {tried_by(plan)[0] for plan in first(cell, FLOOR)} == {*FIRST}, "a random order comes early"
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.names())
+def test_over_seeds_each_order_meets_each_setting(scenario: str) -> None:
+    cells = [replace(cell, seed=seed) for cell in CELLS if cell.scenario == scenario for seed in range(1, 31)]
+    met = {
+        (order, name)
+        for cell in cells
+        for plan in first(cell, FLOOR)
+        for order, *names in [tried_by(plan)]
+        for name in names
+    }
+    assert met == {(order, name) for order in FIRST for name in SCENARIOS.load(scenario)().table.names}
+
+
+def test_seeds_go_on_where_the_floor_of_the_seed_before_ends() -> None:
+    plan = Plan(scenario="pd-transfer", shape="llama-3-tiny", seed=1)
+    assert settings_in([replace(plan, schedule=FLOOR)]) == settings_in([replace(plan, seed=2)])
+    assert settings_in([replace(plan, seed=-5)]), "every seed has variants"
+
+
+def test_every_schedule_has_its_own_workload_and_a_trace_is_one() -> None:
+    plan = Plan(scenario="retract-resume", shape="llama-3-tiny")
+    assert len({workload_seed(each) for each in first(plan, 24)}) == 24
+    assert len({workload_seed(each) for each in first(replace(plan, trace="sample"), 24)}) == 1
+
+
+def test_named_ranks_are_the_only_ones() -> None:
+    plan = Plan(scenario="pd-transfer", shape="llama-3-tiny", ranks="2x1")
+    assert {names[0] for names in settings_in(first(plan, 24))} == {"rank layout:2x1"}
+
+
+def test_a_table_of_one_setting_and_of_none() -> None:
+    assert settings_of({"colour": ("red",)}).variant(5).names == ("colour:red",)
+    assert settings_of({}).variant(5).names == () and settings_of({}).pairs == 0
