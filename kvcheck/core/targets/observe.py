@@ -29,6 +29,7 @@ from kvcheck.core.workload.events import (
     Descriptor,
     Emit,
     Evicted,
+    Flushed,
     Freed,
     Leased,
     Locked,
@@ -89,6 +90,9 @@ class Observer:
 
     def chosen(self, *, tier: str, space: str, chain: tuple[bytes, ...], passed: tuple[bytes, ...]) -> None:
         self._emit(Chosen(tier, space, chain, passed))
+
+    def flushed(self, *, tiers: tuple[str, ...], chain: tuple[bytes, ...]) -> None:
+        self._emit(Flushed(tiers, chain))
 
     def refused(self, *, kind: str, request: int, space: str, chain: tuple[bytes, ...]) -> None:
         self._emit(Refused(kind, request, space, chain))

@@ -137,8 +137,8 @@ class PairEngine:
                 states[request] = "ended"
             elif here == "transferring":
                 states[request] = self._sending_state(request, there)
-            elif here is not None or there == "draining":
-                states[request] = here or "draining"
+            elif here is not None or there == "draining" or request in self._over:
+                states[request] = here or "draining"  # the prefill end may not know of the failure yet
         return states
 
     def _sending_state(self, request: int, there: str | None) -> str:

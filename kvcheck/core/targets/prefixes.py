@@ -21,7 +21,7 @@ from kvcheck.core.cache.hicache.node import Node
 from kvcheck.core.cache.hicache.storage import PageStore
 from kvcheck.core.cache.hicache.storage_tier import StoredUnit
 from kvcheck.core.targets.target import Standing
-from kvcheck.core.workload.events import Emit, Happened
+from kvcheck.core.workload.events import Emit, Happened, Stored
 
 PINNED = {
     "device": ("in use", "being backed up", "being loaded"),
@@ -39,7 +39,7 @@ class Prefixes:
         self._store = store
         self._emit = emit
         self._lengths: dict[Node, int] = {}
-        self._stored: dict[str, str] = {}  # key -> space, in the order of the first write
+        self._stored: dict[str, StoredUnit] = {}  # by key, in the order of the first write
         self._is_told = True
 
     # What is there
@@ -55,7 +55,7 @@ class Prefixes:
         """By key, the state of each object."""
         if (storage := self._cache.storage) is None:
             return {}
-        self._stored |= {each.key: each.space for each in storage.writing if each.key not in self._stored}
+        self._stored |= {each.key: each for each in storage.writing if each.key not in self._stored}
         states = dict.fromkeys(self._stored, "stored")
         states |= {each.key: "being written" for each in storage.writing}
         return states | {each.key: "being read" for each in storage.reading}
@@ -94,11 +94,17 @@ class Prefixes:
         if happening == "remove":
             is_there = self._store.contains(key)
             self._store.remove(key)
+            self._tell_stored(key, is_whole=False)
             return is_there
         if happening != "overwrite" or (payload := self._payload(key)) is None:
             return False
         self._store.put(key, payload)
+        self._tell_stored(key, is_whole=True)
         return True
+
+    def _tell_stored(self, key: str, *, is_whole: bool) -> None:
+        if (unit := self._unit_of(key)) is not None:
+            self._emit(Stored(unit.space, (unit.hash,), is_whole))
 
     def _payload(self, key: str) -> bytes | None:
         """What belongs under a key: the host has it until its write is over, and then the store has it."""
@@ -106,13 +112,12 @@ class Prefixes:
         for each in self._cache.storage.writing:
             if each.key == key:
                 return self._host.pack(each.space, each.unit).numpy().tobytes()
-        space = self._space_of(key)
-        return None if space is None else self._store.get(key, self._host.unit_bytes(space))
+        unit = self._unit_of(key)
+        return None if unit is None else self._store.get(key, self._host.unit_bytes(unit.space))
 
-    def _space_of(self, key: str) -> str | None:
+    def _unit_of(self, key: str) -> StoredUnit | None:
         assert self._cache.storage is not None
-        read: tuple[StoredUnit, ...] = self._cache.storage.reading
-        return next((each.space for each in read if each.key == key), self._stored.get(key))
+        return next((each for each in self._cache.storage.reading if each.key == key), self._stored.get(key))
 
     # What happens by itself
 

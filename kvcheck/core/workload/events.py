@@ -372,6 +372,14 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
+class Flushed:
+    """These pages leave these tiers because somebody asked for it, whatever the order of eviction says."""
+
+    tiers: tuple[str, ...]
+    chain: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A backup or a prefetch of these pages or this state was given up: the host has no room in that space."""
 
@@ -464,7 +472,7 @@ class Broke:
 
 
 UseEvent = Declared | Asked | LookedUp | Computed
-TierEvent = Locked | TierChanged | Chosen | Refused | Transferred | Evicted | Stored
+TierEvent = Locked | TierChanged | Chosen | Flushed | Refused | Transferred | Evicted | Stored
 RoomEvent = Decided | RoomChanged | Failed | Retried | Faulted | Overdue
 Event = (
     Submitted

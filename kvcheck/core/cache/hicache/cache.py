@@ -250,14 +250,19 @@ class HiCache:
     def evict_node(self, node: Node, tier: str) -> bool:
         """Evict the pages of one node from "device" or "host", whatever the order says; False where it has to stay."""
         if tier == "device":
-            return self.residency.may_leave_device(node, "full") and self._give_up(node, "full")
+            if not self.residency.may_leave_device(node, "full"):
+                return False
+            self.residency.flush(node, ("device",))
+            return self._give_up(node, "full")
         if may_leave := self.residency.may_leave_host(node, "full"):
+            self.residency.flush(node, ("host",))
             self.residency.drop(node)
         return may_leave
 
     def remove(self, node: Node) -> bool:
         """Flush one prefix, and all that continues it, from both tiers; False where something of it is in use."""
         if may_go := self.residency.may_be_removed(node):
+            self.residency.flush(node, ("device", "host"))
             self.residency.drop(node)
         return may_go
 

@@ -60,6 +60,9 @@ class CacheListener(Protocol):
         """A node is to lose what a tier holds of it in a space. passed: ends of nodes that were chosen before, and
         could not go."""
 
+    def flushed(self, *, tiers: tuple[str, ...], chain: tuple[bytes, ...]) -> None:
+        """Somebody asked for these pages to leave these tiers, whatever the order says; they are about to."""
+
     def refused(self, *, kind: str, request: int, space: str, chain: tuple[bytes, ...]) -> None:
         """A backup or a prefetch of these pages or this state was given up: the host has no room in that space."""
 
@@ -148,6 +151,14 @@ class Residency:
         """Give back the node's device pages; the host keeps the node."""
         self._leave(node, "device", HELD)
         self._count("device", "full")
+
+    def flush(self, node: Node, tiers: tuple[str, ...]) -> None:
+        """Report that a node, with both tiers also all that continues it, goes because somebody asked for it."""
+        if self._listener is not None:
+            nodes = [node]
+            for each in nodes if len(tiers) > 1 else ():
+                nodes += each.children.values()
+            self._listener.flushed(tiers=tiers, chain=tuple(key for each in nodes for key in each.chain))
 
     def drop(self, node: Node) -> None:
         """Neither tier holds the node any more, nor what hangs below it on the host."""

@@ -29,6 +29,7 @@ from kvcheck.core.workload.events import (
     Counted,
     Declared,
     Finished,
+    Flushed,
     Forward,
     Freed,
     Locked,
@@ -78,6 +79,7 @@ class CachingOracle:
             (Locked, self._locked),
             (TierChanged, self._changed),
             (Chosen, self._is_chosen),
+            (Flushed, self._is_flushed),
             (Refused, self._is_refused),
             (Transferred, self._transferred),
             (Stored, self._is_stored),
@@ -232,6 +234,13 @@ class CachingOracle:
         return at != ROOT and not self._cache.is_backed(root)
 
     # Eviction
+
+    def _is_flushed(self, event: Flushed) -> None:
+        """No order and no policy is judged where somebody asked for it."""
+        for tier in event.tiers:
+            self._chosen[tier, "full"] = event.chain
+        if len(event.tiers) > 1:
+            self._refused.update(event.chain)
 
     def _is_chosen(self, event: Chosen) -> None:
         if self._declared is None or self._is_over or not event.chain:
