@@ -7,7 +7,7 @@ from collections import Counter
 from rigs.situations import StillEngine
 
 from kvcheck.core.base.situations import PAIR, SITUATIONS, STATES, TREE, Situation, never_reached, situations_of
-from kvcheck.core.stress.scenarios.disturber import ABORTED_SHARE, CAUSED, REPEATS, Disturber
+from kvcheck.core.stress.scenarios.disturber import ABORTED_SHARE, CAUSED, MOST, Disturber
 from kvcheck.core.stress.scenarios.rivals import Rival
 from kvcheck.core.stress.scenarios.serving import Feed
 from kvcheck.core.targets.target import Standing
@@ -98,11 +98,11 @@ def test_what_has_happened_often_is_not_aimed_at() -> None:
     told: list[Event] = []
     acts = Disturber(only, told.append, start=0, requests=8)
     noted = acts.noting(told.append)
-    for _ in range(REPEATS - 1):
+    for _ in range(MOST - 1):
         noted(Happened("prefix", "in use", "pressure"))
     run(acts, engine)
-    assert Counter(what for what, _ in engine.done) == {"pressure": 1, "evict": REPEATS}
-    assert len(told) == 2 * REPEATS, "noted events are passed on"
+    assert Counter(what for what, _ in engine.done) == {"pressure": 1, "evict": MOST}
+    assert len(told) == 2 * MOST, "noted events are passed on"
 
 
 def rival(request: int, shared: int, chain: str = "abcd", of: int = 1) -> Rival:
