@@ -61,11 +61,15 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         "feeds a scheduler; names no target",
     ),
     "core.workload.mismatch": ((), "plain numbers that an event holds"),
+    "core.workload.tier_events": ((), "hashes, ids and counts"),
     "core.workload.events": (
-        ("core.workload.mismatch", "core.base.content", "core.cache.backend.backend"),
+        ("core.workload.mismatch", "core.workload.tier_events", "core.base.content", "core.cache.backend.backend"),
         "made by whoever observes a part, judged by the oracles: values of the layers below, none of their parts",
     ),
-    "core.targets": ((*CACHE, "core.workload.events"), "puts the parts together, fixed or broken on purpose"),
+    "core.targets": (
+        (*CACHE, "core.workload.events", "core.workload.tier_events"),
+        "puts the parts together, fixed or broken on purpose",
+    ),
     "core.probes.frame": (CONTENT, "runs where there is torch alone"),
     **dict.fromkeys(ENGINES, ((*CONTENT, "core.probes.frame"), "its names, what is tried")),
     "core.probes.installed": (("core.probes.frame", *ENGINES), "engines by name"),
@@ -78,7 +82,13 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.stress.access_log": (("core.cache.backend.backend",), "footprints and numbers; it knows no event"),
     "core.stress.oracles": (
         (
-            *("core.workload.events", "core.stress.history", "core.stress.clocks", "core.stress.access_log"),
+            *(
+                "core.workload.events",
+                "core.workload.tier_events",
+                "core.stress.history",
+                "core.stress.clocks",
+                "core.stress.access_log",
+            ),
             *("core.base.content", "core.base.deviation", "core.workload.mismatch", "core.cache.backend.backend"),
         ),
         "judge a history alone, from any target",

@@ -32,8 +32,8 @@ from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.stress.oracles.residency import ResidencyOracle
 from kvcheck.core.stress.strategies import EagerStrategy, LazyStrategy, RandomStrategy
 from kvcheck.core.targets.observe import Observer
-from kvcheck.core.workload.events import Modelled
 from kvcheck.core.workload.shapes import shape
+from kvcheck.core.workload.tier_events import Modelled
 
 BACKENDS: dict[str, Callable[[OperationEvents], Backend]] = {
     "eager": EagerBackend,

@@ -48,7 +48,7 @@ class Pair:
         self.failed: dict[int, str] = {}
         self.landing: dict[int, tuple[str, int]] = {}  # operations that have not run: (name, request)
         self.history.listen(((Submitted, self._submitted), (Completed, self._completed)))
-        load = RetractResume().load(SHAPE, seed=3, requests=REQUESTS, trace=None)
+        load = RetractResume().load(SHAPE, seed=3, requests=REQUESTS, trace=None, variant=0)
         backend = self._backend(order, schedule)
         setup = make_setup(SHAPE, load, backend, self.history.emit, share_prefixes=False)
         pair = PairSetup(

@@ -15,19 +15,17 @@ from kvcheck.core.stress.history import Handler
 from kvcheck.core.workload.events import (
     Aborted,
     Allocated,
-    Evicted,
     Expected,
     Happened,
-    LookedUp,
     Restored,
     Resumed,
     Retracted,
     Retried,
     RoomChanged,
     Saved,
-    Transferred,
     Verified,
 )
+from kvcheck.core.workload.tier_events import Evicted, LookedUp, Transferred
 
 
 class EvidenceCount:

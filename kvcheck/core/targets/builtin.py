@@ -17,7 +17,8 @@ from kvcheck.core.targets.pair import PairEngine
 from kvcheck.core.targets.parts import FIXED, TargetParts
 from kvcheck.core.targets.prefixes import Prefixes
 from kvcheck.core.targets.target import Engine, Setup, SpaceCount, Standing
-from kvcheck.core.workload.events import Declared, Happened
+from kvcheck.core.workload.events import Happened
+from kvcheck.core.workload.tier_events import Declared
 
 
 class BuiltinTarget:

@@ -21,7 +21,8 @@ from kvcheck.core.cache.hicache.node import Node
 from kvcheck.core.cache.hicache.storage import PageStore
 from kvcheck.core.cache.hicache.storage_tier import StoredUnit
 from kvcheck.core.targets.target import Standing
-from kvcheck.core.workload.events import Emit, Happened, Stored
+from kvcheck.core.workload.events import Emit, Happened
+from kvcheck.core.workload.tier_events import Stored
 
 PINNED = {
     "device": ("in use", "being backed up", "being loaded"),

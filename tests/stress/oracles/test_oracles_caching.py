@@ -11,17 +11,12 @@ import pytest
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.caching import SOON, CachingOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
-from kvcheck.core.workload.events import (
-    Allocated,
+from kvcheck.core.workload.events import Allocated, Counted, Event, Finished, Forward, Freed
+from kvcheck.core.workload.tier_events import (
     Asked,
     Chosen,
     Computed,
-    Counted,
     Declared,
-    Event,
-    Finished,
-    Forward,
-    Freed,
     Locked,
     LookedUp,
     Modelled,

@@ -21,17 +21,13 @@ from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import RANKS, ROOT, USES, CacheModel, Page
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.stress.oracles.residency import SPACES
-from kvcheck.core.workload.events import (
-    Allocated,
+from kvcheck.core.workload.events import Allocated, Counted, Finished, Forward, Freed
+from kvcheck.core.workload.tier_events import (
     Asked,
     Chosen,
     Computed,
-    Counted,
     Declared,
-    Finished,
     Flushed,
-    Forward,
-    Freed,
     Locked,
     LookedUp,
     Modelled,

@@ -33,9 +33,10 @@ from kvcheck.core.stress.scenarios.serving import (
 )
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
 from kvcheck.core.targets.target import HostTier, Target
-from kvcheck.core.workload.events import Emit, Modelled
+from kvcheck.core.workload.events import Emit
 from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.sessions import session_jobs
+from kvcheck.core.workload.tier_events import Modelled
 
 SYNTHETIC_PAGES = 12
 SYNTHETIC_REQUESTS = 36

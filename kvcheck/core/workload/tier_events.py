@@ -1,0 +1,146 @@
+"""Events of the tiers of a prefix cache: what was looked up, what each tier holds, what moved, what was refused.
+
+Invariants:
+- Pages are named by the hash of the prefix that ends with them. So an event says what it is about without the tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Modelled:
+    """What prefixes of the model need besides their pages. window: tokens that a window layer sees, 0 if there is
+    none."""
+
+    page_size: int
+    window: int
+    has_state: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """A request looked its prompt up. chain: one hash for each whole page. pages: how many were found. device_pages:
+    how many of those are on the device.
+
+    device_only: pages of the host could not be loaded and were left out.
+    """
+
+    request: int
+    chain: tuple[bytes, ...]
+    pages: int
+    device_pages: int
+    device_only: bool
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The rules of a prefix cache. uses: after how many uses a page is backed up, and that it is computed is one; None:
+    when it leaves the device. orders: (tier, eviction order). units: (name of an allocator, ids that it has)."""
+
+    uses: int | None
+    orders: tuple[tuple[str, str], ...]
+    units: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The store was asked for a prompt, before its lookup. is_fetching: pages of it are on their way."""
+
+    request: int
+    chain: tuple[bytes, ...]
+    is_fetching: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A request offers the prefix cache the pages of this chain, which it has computed or found there."""
+
+    request: int
+    chain: tuple[bytes, ...]
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """The prefix that ends at this hash is locked on a tier once more, or once less."""
+
+    tier: str
+    end: bytes
+    added: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The run of pages that is to lose what a tier holds of it in a space. passed: ends of runs that were chosen
+    before, and could not go."""
+
+    tier: str
+    space: str
+    chain: tuple[bytes, ...]
+    passed: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """These pages leave these tiers because somebody asked for it, whatever the order of eviction says."""
+
+    tiers: tuple[str, ...]
+    chain: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A backup or a prefetch of these pages or this state was given up: the host has no room in that space."""
+
+    kind: str
+    request: int
+    space: str
+    chain: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The store has taken these pages or states, or could not serve them whole."""
+
+    space: str
+    chain: tuple[bytes, ...]
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TierChanged:
+    """A tier now holds, or no longer holds, pages or states of these hashes under these ids."""
+
+    tier: str
+    space: str
+    chain: tuple[bytes, ...]
+    ids: tuple[int, ...]
+    added: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """A backup, a load or a prefetch was acknowledged. frozen: its index values are those it was made with. chain: the
+    hashes of its pages."""
+
+    kind: str
+    request: int
+    pages: int
+    frozen: bool
+    chain: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A node lost what a tier held of it in a space. during_load: while a load was in flight."""
+
+    tier: str
+    space: str
+    during_load: bool
+
+
+UseEvent = Modelled | Declared | Asked | LookedUp | Computed
+TierEvent = Locked | TierChanged | Chosen | Flushed | Refused | Transferred | Evicted | Stored
