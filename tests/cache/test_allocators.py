@@ -67,3 +67,14 @@ def test_a_free_with_one_wrong_id_frees_none_of_them(kind: str, wrong: list[int]
     with pytest.raises(DoubleFree, match="not allocated or named twice"):
         allocator.free(np.array(wrong, dtype=np.int64))
     assert (allocator.available, allocator.live) == (2, 3)
+
+
+@pytest.mark.parametrize("kind", ALLOCATORS)
+@pytest.mark.parametrize("by", [0, 1, 4, 6, 13])
+def test_a_turned_allocator_hands_out_the_same_ids_in_another_order(kind: str, by: int) -> None:
+    usual, turned = ALLOCATORS[kind](6), ALLOCATORS[kind](6)
+    turned.turn(by)
+    plain, other = usual.allocate(6, 1), turned.allocate(6, 1)
+    assert plain is not None and other is not None
+    assert other.tolist() == [*plain[by % 6 :].tolist(), *plain[: by % 6].tolist()]
+    assert (turned.available, turned.live) == (0, 6)

@@ -105,3 +105,11 @@ def test_what_cannot_be_made_is_refused(capacity: int, requests: int, sessions: 
         UsageError, match=f"at least 6 pages of 8 tokens.*got {capacity} tokens, {requests} and {sessions}"
     ):
         session_jobs(8, capacity, requests=requests, sessions=sessions, seed=1)
+
+
+@pytest.mark.parametrize("page", [4, 8, 64])
+def test_half_of_the_prompts_end_with_a_page_or_one_token_beside_its_end(page: int) -> None:
+    jobs = session_jobs(page, page * 40, requests=600, sessions=9, seed=3)
+    beside = [job for job in jobs if min(job.prompt_tokens % page, -job.prompt_tokens % page) <= 1]
+    assert 0.4 * len(jobs) < len(beside) and {job.prompt_tokens % page for job in beside} == {0, 1, page - 1}
+    assert len({job.prompt_tokens % page for job in jobs}) > 0.9 * page, "and the others end anywhere"

@@ -359,6 +359,18 @@ def test_synthetic_lengths_lie_round_every_boundary() -> None:
     assert {0, 1, 2} <= set(crossed)
 
 
+@pytest.mark.parametrize("page", [4, 8, 64])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_small_workload_has_prompts_at_every_edge_of_a_page(page: int, seed: int) -> None:
+    """Lengths by chance alone left most edges out of the eight requests of a schedule."""
+    jobs = synthetic_jobs(page, 9 * page, requests=12 * 2, seed=seed, chunk_tokens=page + 1)
+    prompts = {job.prompt_tokens for job in jobs}
+    assert {1, page - 1, page, page + 1, 2 * page - 1, 2 * page, 2 * page + 1, 2 * page + 2} <= prompts
+    few = synthetic_jobs(page, 9 * page, requests=8, seed=seed, chunk_tokens=page + 1)
+    edges = {1, *(n * unit + near for unit in (page, page + 1) for n in (1, 2) for near in (-1, 0, 1))}
+    assert sum(job.prompt_tokens in edges for job in few) >= 4
+
+
 def test_synthetic_prefixes_are_shared_at_aligned_and_unaligned_lengths() -> None:
     page = 8
     jobs = synthetic_jobs(page, 1024, requests=400, seed=0, chunk_tokens=32)

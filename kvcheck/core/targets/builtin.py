@@ -16,9 +16,13 @@ from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedOffload
 from kvcheck.core.targets.pair import PairEngine
 from kvcheck.core.targets.parts import FIXED, TargetParts
 from kvcheck.core.targets.prefixes import Prefixes
-from kvcheck.core.targets.target import Engine, Setup, SpaceCount, Standing
+from kvcheck.core.targets.target import Engine, Setup, SpaceCount, Standing, turn_ids
 from kvcheck.core.workload.events import Happened
 from kvcheck.core.workload.tier_events import Declared
+
+DEVICE_TURN = 2
+HOST_TURN = 7
+"""Other ids come first on the device than on the host."""
 
 
 class BuiltinTarget:
@@ -44,6 +48,7 @@ class BuiltinEngine:
         self.pool = parts.pool(
             setup.shape, setup.sizes, backend=backend, listener=self._observer, buffers=parts.buffers
         )
+        turn_ids(self.pool.allocators.values(), by=DEVICE_TURN)
         self._padding = PaddingCheck(self.pool, emit)
         decoder = setup.decoder(self.pool, (), {})
         self._observer.inspector = setup.inspector() if setup.inspector is not None else None
@@ -163,6 +168,7 @@ class BuiltinEngine:
                 listener=self._observer,
             )
             self._observer.host = self.host
+            turn_ids(self.host.allocators.values(), by=HOST_TURN)
             config = CacheConfig(
                 write_policy=tier.write_policy, order=tier.order, ack_period=tier.ack_period, ring=tier.ring
             )

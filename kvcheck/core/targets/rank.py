@@ -25,8 +25,11 @@ from kvcheck.core.cache.transfer.wire import Wire
 from kvcheck.core.cache.transfer.writer import part_name
 from kvcheck.core.targets.observe import Observer, PaddingCheck, RoomObserver, WatchedDecoder, WatchedOffload
 from kvcheck.core.targets.parts import TargetParts
-from kvcheck.core.targets.target import FirstWords, PairSetup, Setup, SpaceCount
+from kvcheck.core.targets.target import FirstWords, PairSetup, Setup, SpaceCount, turn_ids
 from kvcheck.core.workload.events import Allocated, Emit, Event, Freed, Leased, ProcessActs
+
+TURNS = {"prefill": 5, "decode": 1}
+"""Other ids come first on each end, and on each of its ranks."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,6 +88,7 @@ def make_rank(
         align=pair.slot_align if end == "decode" else 8,
     )
     observer.metadata = {metadata.space: metadata}
+    turn_ids((*pool.allocators.values(), metadata.slots), by=TURNS[end] + number)
     layout = end_layout(pool, metadata, whole=whole, rank=number, ranks=ranks)
     return Rank(
         name=name,

@@ -6,7 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.storage import PageStore
+from kvcheck.core.cache.pools.allocator import IdAllocator
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.scheduler.decoder import Decoder
@@ -162,6 +163,15 @@ class Target(Protocol):
 
     def build(self, setup: Setup) -> Engine:
         """A fresh engine."""
+
+
+def turn_ids(allocators: Iterable[IdAllocator], *, by: int) -> None:
+    """Make pools that are built alike hand out different ids, so that an id of another pool is a wrong one.
+
+    by: of the pool. Each of its spaces is turned two further than the one before it.
+    """
+    for place, each in enumerate(allocators):
+        each.turn(by + 2 * place)
 
 
 def digest(holding: Holding) -> bytes:

@@ -17,7 +17,8 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
     """Jobs for a pool of `capacity_tokens` in pages of `page_size`, spread over `sessions` sessions.
 
     Sessions take turns, so each comes back after the others have pushed its prefix down a tier. One job in four belongs
-    to a random session. New text is a fraction of a page to two pages long. Half of the outputs are shorter than half a
+    to a random session. New text is a fraction of a page to two pages long; half of the prompts end with a page, or one
+    token before or behind its end. Half of the outputs are shorter than half a
     page, the others reach two pages, so running requests need more than the pool. Two jobs arrive in each round.
     """
     half = capacity_tokens // 2
@@ -35,6 +36,10 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
         kept = _kept(mix, sum(tokens for _, tokens in before), page_size)
         output = 1 + mix.below(max(1, page_size // 2) if mix.chance(1, 2) else 2 * page_size)
         new = 1 + mix.below(2 * page_size)
+        near = mix.below(6) - 1
+        if near <= 1:  # half of the prompts end at the end of a page, or one token beside it
+            to_edge = -kept % page_size + near + page_size * (new > page_size)
+            new = to_edge if to_edge > 0 else to_edge + page_size
         room = half - output
         kept = min(kept, max(0, room - 1) // page_size * page_size)
         new = max(1, min(new, room - kept))

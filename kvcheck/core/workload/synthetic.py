@@ -28,7 +28,9 @@ def synthetic_jobs(
 ) -> tuple[Job, ...]:
     """Jobs for a pool of `capacity_tokens`, in pages of `shape_page_size` and prefill chunks of `chunk_tokens`.
 
-    Prompt lengths are multiples of the page and of the chunk, one less or one more, up to a sixth of the pool, and 1.
+    Every second prompt has a length from a deck: 1, and one and two pages and chunks, each with one less and one more.
+    The deck is dealt out before any of its lengths comes again. The others are multiples of the page and of the
+    chunk, one less or one more, up to a sixth of the pool, and 1.
     Outputs end at or just after the end of a page, or some pages later. Each is `longer_pages` longer where half of the
     pool has room. A third of the jobs start with leading tokens of a recent job: whole pages, some tokens more than
     whole pages, or its whole prompt.
@@ -52,9 +54,14 @@ def synthetic_jobs(
         )
     mix = Rng(seed)
     jobs: list[Job] = []
+    deck: list[int] = []
     arrival = burst_tokens = burst_work = 0
     for request in range(1, requests + 1):
-        prompt = _prompt_length(mix, page=page, chunk=chunk_tokens, capacity=capacity_tokens)
+        if request % 2:
+            prompt = _prompt_length(mix, page=page, chunk=chunk_tokens, capacity=capacity_tokens)
+        else:
+            deck = deck or _edge_lengths(page=page, chunk=chunk_tokens, most=half - 2)
+            prompt = deck.pop(mix.below(len(deck)))
         output = _output_length(mix, prompt=prompt, page=page, pages=capacity_tokens // page) + longer_pages * page
         output = min(output, half - prompt)
         shared = _shared_run(mix, jobs, prompt=prompt, page=page)
@@ -137,6 +144,12 @@ def sample_trace_rows(*, requests: int, seed: int) -> tuple[TraceRow, ...]:
         if mix.chance(1, 3):
             timestamp += 1000 * (1 + mix.below(8))
     return tuple(rows)
+
+
+def _edge_lengths(*, page: int, chunk: int, most: int) -> list[int]:
+    """1, and one and two pages and chunks with one token less and one more: those up to `most`, each once."""
+    edges = {many * unit + near for unit in (page, chunk) for many in (1, 2) for near in (-1, 0, 1)}
+    return sorted(length for length in {1, *edges} if 1 <= length <= most)
 
 
 def _prompt_length(mix: Rng, *, page: int, chunk: int, capacity: int) -> int:

@@ -96,6 +96,10 @@ class IdAllocator:
         if self._pins[ids].any():
             raise FreeInFlight(f"{self.space}: freed {ids.tolist()} while pinned: {ids[self._pins[ids] > 0].tolist()}")
 
+    def turn(self, by: int) -> None:
+        """Hand out other ids first: `by` of the free ones go behind the others, as in a pool that has served before."""
+        self._free.rotate(-by)
+
     def owner_of(self, unit: int) -> int | None:
         """The request that owns the id; None for an id that is free or does not exist."""
         is_live = 0 <= unit < len(self._live) and self._live[unit]

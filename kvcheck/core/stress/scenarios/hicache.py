@@ -26,6 +26,7 @@ from kvcheck.core.stress.scenarios.serving import (
     CHUNKS,
     LoadingAborts,
     buffer_names,
+    grain_of,
     make_setup,
     serve,
     trace_load,
@@ -38,7 +39,7 @@ from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.sessions import session_jobs
 from kvcheck.core.workload.tier_events import Modelled
 
-SYNTHETIC_PAGES = 12
+SYNTHETIC_PAGES = 13
 SYNTHETIC_REQUESTS = 36
 SESSIONS = 9
 """A multiple of the priorities, so that a session keeps its own."""
@@ -53,7 +54,7 @@ HOST_RATIOS = {"2": 2.0, "1.25": 1.25}
 HOST_WINDOW_SHARES = {"all": 1, "a third": 3}
 """Host pages for each window page of the host: enough, and too few for the nodes, which keep only the window pages of
 their ends, so that the host gives windows up while it keeps the pages."""
-HOST_STATES = 6
+HOST_STATES = 7
 TRACE_HOST_STATES = 128
 NO_STORE = "none"
 REPLAY_EVERY = 4
@@ -90,9 +91,9 @@ class HiCacheScenario:
     def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None, variant: int) -> Load:
         """Sessions, or a trace scaled to the device pool."""
         if trace is None:
-            capacity = SYNTHETIC_PAGES * shape.page_size
+            capacity = SYNTHETIC_PAGES * grain_of(shape)
             jobs = session_jobs(
-                shape.page_size, capacity, requests=requests or SYNTHETIC_REQUESTS, sessions=SESSIONS, seed=seed
+                grain_of(shape), capacity, requests=requests or SYNTHETIC_REQUESTS, sessions=SESSIONS, seed=seed
             )
             rivals = rivals_of(jobs, shape.page_size, capacity, count=len(jobs) // RIVAL_SHARE, seed=seed)
             row = self.table.variant(variant)
@@ -160,7 +161,7 @@ class HybridScenario(HiCacheScenario):
 def host_tier(shape: ModelShape, load: Load, row: Variant, store: PageStore | None) -> HostTier:
     """The host tier of a schedule with these settings. A trace has sizes of its own."""
     ratio = TRACE_HOST_RATIO if load.from_trace else HOST_RATIOS[row["host ratio"]]
-    pages = int(pages_for(load.capacity_tokens, shape.page_size) * ratio)
+    pages = int(pages_for(load.capacity_tokens, shape.page_size) * ratio) | 1
     share = row.values.get("host window share", "all")
     windows = pages // (1 if load.from_trace else HOST_WINDOW_SHARES[share])
     return HostTier(

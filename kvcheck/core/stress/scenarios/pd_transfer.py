@@ -36,9 +36,12 @@ from kvcheck.core.targets.target import Engine, PairSetup, Target
 from kvcheck.core.workload.events import Emit, Faulted, Happened
 from kvcheck.core.workload.jobs import Job
 
-SYNTHETIC_PAGES = 8
+SYNTHETIC_PAGES = 9
 MAX_RUNNING = 4
 REQUESTS = 12
+MANY_RANKS = 5
+FEWER_REQUESTS = 8
+"""Requests where both ends have so many ranks together: each rank does all that one alone would do."""
 TRACE_RUNNING = 8
 RANKS = ("1x1", "2x2", "2x1", "1x2", "4x2", "2x4", "4x1", "1x4", "4x4")
 """Prefill and decode ranks."""
@@ -103,13 +106,15 @@ class PDTransfer:
         """Synthetic jobs, or a trace scaled to the decode pool."""
         if trace is not None:
             return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
+        row = self.table.variant(variant)
+        usual = REQUESTS if sum(parse_ranks(row["rank layout"])) < MANY_RANKS else FEWER_REQUESTS
         return synthetic_load(
             shape,
             pages=SYNTHETIC_PAGES,
-            requests=requests or REQUESTS,
+            requests=requests or usual,
             max_running=MAX_RUNNING,
             seed=seed,
-            chunk=self.table.variant(variant)["prefill chunk"],
+            chunk=row["prefill chunk"],
         )
 
     def run(
@@ -352,6 +357,7 @@ def room_of(request: int) -> int:
 
 
 def prefill_sizes(sizes: PoolSizes, jobs: tuple[Job, ...], shape: ModelShape) -> PoolSizes:
-    """Room for a few prompts; recurrent states and rows as the decode end has them."""
+    """Room for a few prompts, in another number of pages and rows than the decode end has."""
     longest = max(job.prompt_tokens for job in jobs)
-    return replace(sizes, pages=max(sizes.pages, 2 * (longest // shape.page_size + 1)))
+    pages = max(sizes.pages + 2, 2 * (longest // shape.page_size + 1)) | 1
+    return replace(sizes, pages=pages, requests=sizes.requests + 2, max_tokens=sizes.max_tokens + 2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.pools import FAMILIES
@@ -30,7 +31,7 @@ from kvcheck.core.stress.scenarios.variants import Settings, settings_of
 from kvcheck.core.targets.target import PairSetup, Target
 from kvcheck.core.workload.events import Emit
 
-SYNTHETIC_PAGES = 8
+SYNTHETIC_PAGES = 9
 REQUESTS = 8
 LONGER_PAGES = 1
 """Outputs are longer by this, so that requests run out of pages while they decode: few of them retract often, and each
@@ -57,16 +58,21 @@ class RetractResume:
         return settings_of({"prefill chunk": CHUNKS, "rest": RESTS, "headroom": HEADROOMS})
 
     def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None, variant: int) -> Load:
-        """Synthetic jobs, or a trace scaled to the pool."""
+        """Synthetic jobs, or a trace scaled to the pool.
+
+        Where layers see a window, outputs are longer by it, and the pool by two: so windows move on by all their pages
+        before requests are retracted, and after they were resumed.
+        """
         if trace is None:
+            window = pages_for(shape.window, shape.page_size) if shape.window_layers else 0
             return synthetic_load(
                 shape,
-                pages=SYNTHETIC_PAGES,
+                pages=SYNTHETIC_PAGES + 2 * window,
                 requests=requests or REQUESTS,
                 max_running=MAX_RUNNING,
                 seed=seed,
                 chunk=self.table.variant(variant)["prefill chunk"],
-                longer_pages=LONGER_PAGES,
+                longer_pages=LONGER_PAGES + window,
             )
         return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
 

@@ -51,12 +51,12 @@ CHUNKS: dict[str, Callable[[int], int]] = {
     "2 pages": lambda page: 2 * page,
     "1.5 pages": lambda page: page + max(1, page // 2),
     "1 page and a token": lambda page: page + 1,
-    "part of a page": lambda page: max(1, 2 * page // 3),
+    "half a page": lambda page: max(1, page // 2),
 }
 """Prefill tokens of a round and request, from the tokens of a page. All but the first end chunks inside of pages."""
 TRACE_CHUNK = "2 pages"
-LEAST_TOKENS = 32
-"""Tokens of a pool at the least, however small its pages are."""
+LEAST_GRAIN = 4
+"""Lengths are drawn as for pages of so many tokens at the least, and pools have room for those."""
 TRACE_PAGES = 24
 REFERENCE_RUNNING = 48
 HURRY = 8
@@ -171,10 +171,10 @@ def synthetic_load(
     shape: ModelShape, *, pages: int, requests: int, max_running: int, seed: int, chunk: str, longer_pages: int = 0
 ) -> Load:
     """Synthetic jobs for a pool of so many pages. chunk: row of CHUNKS. longer_pages: of every output, beyond need."""
-    capacity = pages * shape.page_size
+    capacity = pages * grain_of(shape)
     chunk_tokens = CHUNKS[chunk](shape.page_size)
     jobs = synthetic_jobs(
-        shape.page_size,
+        grain_of(shape),
         capacity,
         requests=requests,
         seed=seed,
@@ -183,6 +183,11 @@ def synthetic_load(
     )
     note = f"{len(jobs)} synthetic requests"
     return Load(jobs=jobs, capacity_tokens=capacity, max_running=max_running, chunk_tokens=chunk_tokens, note=note)
+
+
+def grain_of(shape: ModelShape) -> int:
+    """Tokens of a page, as far as lengths and sizes of pools go."""
+    return max(shape.page_size, LEAST_GRAIN)
 
 
 def buffer_names(shape: ModelShape) -> set[str]:
@@ -306,7 +311,7 @@ def make_setup(
 
     return Setup(
         shape=shape,
-        sizes=_sizes(shape, load, requests=load.max_running + 6, longest=longest, host=host),
+        sizes=_sizes(shape, load, requests=(load.max_running + 6) | 1, longest=longest, host=host),
         config=SchedulerConfig(
             max_running=max_running or load.max_running,
             max_prefilling=max(4, load.max_running // 2),
@@ -314,7 +319,7 @@ def make_setup(
             resume_delay=12,
             retract_steps=max(shape.page_size, 64),
         ),
-        metadata_slots=max(3, load.max_running // 4),
+        metadata_slots=max(3, load.max_running // 4) | 1,
         share_prefixes=share_prefixes,
         backend=backend,
         emit=emit,
@@ -326,12 +331,13 @@ def make_setup(
 
 
 def _sizes(shape: ModelShape, load: Load, *, requests: int, longest: int, host: HostTier | None) -> PoolSizes:
+    """Odd numbers, so that no table or buffer is a whole number of pages, chunks or ranks by chance."""
     pages = pages_for(load.capacity_tokens, shape.page_size)
     window = pages_for(shape.window + load.chunk_tokens, shape.page_size) + 2
     return PoolSizes(
         pages=pages,
         requests=requests,
-        max_tokens=longest + shape.page_size,
+        max_tokens=(longest + 1) | 1,
         window_pages=min(pages, requests * window) if shape.window_layers else 0,
         state_slots=requests + CACHED_STATES if host is not None and shape.state_layers else 0,
     )

@@ -1,0 +1,25 @@
+"""Schedules by what they try: the first of a cell that has the settings which a test is about.
+
+Invariants:
+- A test names settings, and never the number of a schedule that happens to have them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvcheck.core.stress.coverage import settings_tried_by
+from kvcheck.core.stress.schedule import Plan
+
+FARTHEST = 1000
+
+
+def with_settings(plan: Plan, *wanted: str, at: int = 0) -> Plan:
+    """The first schedule of the plan's cell, from its own on, that has these settings. at: so many such are passed."""
+    for number in range(plan.schedule, plan.schedule + FARTHEST):
+        found = replace(plan, schedule=number)
+        if {*wanted} <= {*settings_tried_by(found)}:
+            if not at:
+                return found
+            at -= 1
+    raise LookupError(f"no schedule of {plan.cell} has {', '.join(wanted)}")
