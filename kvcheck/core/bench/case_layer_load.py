@@ -56,7 +56,7 @@ def _arm(memory: FreshMemory, *, shape: ModelShape, way: str) -> Arm:
     controller = TransferController(pool, host, backend)
     root = PrefixTree(pool.page_size).root
     copies = tuple(
-        make_copy(name, np.arange(len(pages[name]), dtype=np.int64), pages[name], [b""] * len(pages[name]))
+        make_copy(name, np.arange(len(pages[name]), dtype=np.int64), pages[name], [b""] * len(pages[name]), owners=1)
         for name in spaces
     )
     backup = _transfer(0, "backup", copies, root)

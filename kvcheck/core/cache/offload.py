@@ -20,10 +20,13 @@ import torch
 from kvcheck.core.base.errors import DoubleFree, ForeignAccess, FreeInFlight, LayoutMismatch, LengthMismatch
 from kvcheck.core.base.paging import IndexArray, pages_for
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Place, Signal
-from kvcheck.core.cache.pools.allocator import Use
+from kvcheck.core.cache.pools.allocator import AllocationListener, Use
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, SpaceSpec
 from kvcheck.core.cache.pools.pool import Extent, Holding, KVPool
 from kvcheck.kernels.page_copy import gather_rows, scatter_rows
+
+VALUES = "host.offload"
+"""The space of offloaded values, in footprints and for listeners; ids are their numbers."""
 
 CHUNK_ROWS = 8192
 """Rows copied by one chunk; the order of the chunks of a copy is free."""
@@ -67,15 +70,16 @@ class _Kept:
 
 
 class Offload:
-    """Saves and restores requests of one pool on two copy lanes."""
+    """Saves and restores requests of one pool on two copy lanes. listener: is told of values by their numbers."""
 
-    def __init__(self, pool: KVPool, backend: Backend) -> None:
+    def __init__(self, pool: KVPool, backend: Backend, *, listener: AllocationListener | None = None) -> None:
         self.pool = pool
         self._backend = backend
         self._d2h = backend.lane("d2h")
         self._h2d = backend.lane("h2d")
         self._count = 0
         self._kept: dict[int, _Kept] = {}
+        self._listener = listener
 
     def save(self, holding: Holding) -> OffloadedKV:
         """Copy all rows of a request to pinned host memory, behind everything the forward lane has been given."""
@@ -83,6 +87,8 @@ class Offload:
         self._check_saved(holding, tokens)
         extent = self.pool.extent(holding, tokens)
         number = self._next_number()
+        if self._listener is not None:
+            self._listener.allocated(VALUES, np.array([number]), holding.request)
         behind = self._mark_forward()
         value = OffloadedKV(
             request=holding.request,
@@ -108,7 +114,7 @@ class Offload:
                 Operation("offload.save", chunks, holding.request),
                 lane=self._d2h,
                 reads=(self._footprint(extent, space, buffer),),
-                writes=(self._value_footprint(number, space, buffer.name),),
+                writes=(self._value_footprint(value, space, buffer.name),),
                 after=(behind,),
             )
             buffers.append(OffloadedBuffer(space=space, name=buffer.name, words=target, memory=memory))
@@ -135,7 +141,7 @@ class Offload:
             self._backend.submit(
                 Operation("offload.restore", chunks, holding.request),
                 lane=self._h2d,
-                reads=(self._value_footprint(offloaded.number, kept.space, kept.name),),
+                reads=(self._value_footprint(offloaded, kept.space, kept.name),),
                 writes=(self._footprint(extent, kept.space, buffer, whole=whole),),
                 after=(offloaded.saved, behind),
             )
@@ -160,6 +166,8 @@ class Offload:
             self.pool.allocators[space].drop(use)
         for kept in offloaded.buffers:
             self._backend.release(kept.memory)
+        if self._listener is not None:
+            self._listener.freed(VALUES, np.array([offloaded.number]))
 
     def _table(self) -> tuple[tuple[str, BufferSpec], ...]:
         """Every buffer of the pool, so index_k_with_scale too. (mutant: offload-skips-index-buffer)
@@ -282,10 +290,16 @@ class Offload:
         owners = np.full(len(units), extent.request, dtype=np.int64)
         return Footprint(space, (buffer.name,), (0, self._layers(space)), units, spans, owners)
 
-    def _value_footprint(self, number: int, space: str, buffer: str) -> Footprint:
+    def _value_footprint(self, value: OffloadedKV, space: str, buffer: str) -> Footprint:
         """The host memory of one buffer of a value."""
-        layers = (0, self._layers(space))
-        return Footprint("host.offload", (f"{space}.{buffer}",), layers, np.array([number]), place=Place.PINNED)
+        return Footprint(
+            VALUES,
+            (f"{space}.{buffer}",),
+            (0, self._layers(space)),
+            np.array([value.number]),
+            owners=np.array([value.request]),
+            place=Place.PINNED,
+        )
 
     def _mark_forward(self) -> Signal:
         behind = self._backend.signal()

@@ -63,7 +63,7 @@ class BuiltinEngine:
             SchedulerDeps(
                 backend=backend,
                 pool=self.pool,
-                offload=WatchedOffload(parts.offload(self.pool, backend), emit),
+                offload=WatchedOffload(parts.offload(self.pool, backend, listener=self._observer), emit),
                 cache=self.cache,
                 decoder=decoder,
             ),

@@ -160,7 +160,7 @@ def decode_end(
     deps = SchedulerDeps(
         backend=rank.backend,
         pool=rank.pool,
-        offload=WatchedOffload(parts.offload(rank.pool, rank.backend), rank.emit),
+        offload=WatchedOffload(parts.offload(rank.pool, rank.backend, listener=Observer(rank.emit)), rank.emit),
         cache=None,
         decoder=WatchedDecoder(decoder, rank.metadata, rank.emit),
     )

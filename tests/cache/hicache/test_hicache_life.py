@@ -229,23 +229,25 @@ def test_a_window_is_loaded_where_it_is_seen_and_only_there() -> None:
 
 
 def test_direct_copies_take_host_pages_in_order_and_leave_the_values_they_got() -> None:
-    copy = make_copy("full", np.array([5, 1, 3]), np.array([2, 9, 4]), (b"x", b"y", b"z"))
+    copy = make_copy("full", np.array([5, 1, 3]), np.array([2, 9, 4]), (b"x", b"y", b"z"), owners=np.array([7, 8, 9]))
     (moved,) = rig_of(method="direct").controller.move((copy,))
     assert (moved.host.tolist(), moved.device.tolist(), moved.chain) == ([1, 3, 5], [9, 4, 2], (b"y", b"z", b"x"))
+    assert (moved.owners.tolist(), copy.owners.tolist()) == ([8, 9, 7], [7, 8, 9])
     assert (copy.host.tolist(), copy.device.tolist(), copy.chain) == ([5, 1, 3], [2, 9, 4], (b"x", b"y", b"z"))
     assert rig_of(method="kernel").controller.move((copy,)) == (copy,)
 
 
 def test_merging_joins_legs_by_space_in_the_order_they_came() -> None:
     copies = [
-        make_copy(space, np.array(host), np.array(device), (b"x",) * len(host))
+        make_copy(space, np.array(host), np.array(device), (b"x",) * len(host), owners=host[0])
         for space, host, device in (("full", [1, 2], [3, 4]), ("state", [7], [8]), ("full", [5], [6]))
     ]
     full, state = merge(copies)
     assert (full.space, full.host.tolist(), full.device.tolist()) == ("full", [1, 2, 5], [3, 4, 6])
+    assert full.owners.tolist() == [1, 1, 5]
     assert (state.space, state.host.tolist(), state.device.tolist()) == ("state", [7], [8])
-    with pytest.raises(LengthMismatch, match="transfer of full: 1 host ids, 2 device ids and 1 hashes"):
-        SpaceCopy("full", full.host[:1], full.device[:2], full.chain[:1])
+    with pytest.raises(LengthMismatch, match="full: 1 host ids, 2 device ids, 1 hashes and 3 requests"):
+        SpaceCopy("full", full.host[:1], full.device[:2], full.chain[:1], full.owners)
 
 
 # Everything at once

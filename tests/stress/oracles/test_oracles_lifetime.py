@@ -38,6 +38,18 @@ def read(ordinal: int, ids: Ids, *, owner: int | None = None, space: str = "full
     return Submitted(ordinal, "offload.save", "offload", touching(ids, owner=owner, space=space), ())
 
 
+def backup(ordinal: int, device: int, host: int, *, owner: int) -> Submitted:
+    """A page goes to the host."""
+    source, target = touching((device,), owner=owner), touching((host,), owner=owner, space="host.full")
+    return Submitted(ordinal, "hicache.backup", "hicache.d2h", source, target)
+
+
+def load(ordinal: int, host: int, device: int, *, owner: int) -> Submitted:
+    """A page comes from the host."""
+    source, target = touching((host,), owner=owner, space="host.full"), touching((device,), owner=owner)
+    return Submitted(ordinal, "hicache.load", "hicache.h2d.0", source, target)
+
+
 def where(finding: Finding) -> tuple[str, int | None, int | None, str | None, int | None, int | None]:
     """Code, request, seen_request, buffer, layer, page."""
     return (finding.code, finding.request, finding.seen_request, finding.buffer, finding.layer, finding.page)
@@ -88,6 +100,38 @@ HOUSEKEEPING: tuple[Event, ...] = (
     Completed(1),
     Completed(2),
 )
+BACKUP: tuple[Event, ...] = (
+    Allocated("full", (3,), 1),
+    Allocated("host.full", (0,), 2),
+    backup(1, 3, 0, owner=2),
+    Completed(1),
+    Freed("full", (3,)),
+    Freed("host.full", (0,)),
+)
+LOAD: tuple[Event, ...] = (
+    Allocated("host.full", (0,), 1),
+    Allocated("full", (3,), 2),
+    load(1, 0, 3, owner=2),
+    Completed(1),
+    Freed("host.full", (0,)),
+    Freed("full", (3,)),
+)
+STATE_COPY: tuple[Event, ...] = (
+    Allocated("state", (1,), 1),
+    Allocated("state", (2,), 1),
+    Submitted(1, "hicache.copy_state", "forward", touching((1,), space="state"), touching((2,), space="state")),
+    Freed("state", (1,)),
+    Allocated("state", (1,), 2),
+    write(2, (1,), owner=2, space="state"),
+    Completed(1),
+    Completed(2),
+)
+TABLES_AND_SEALS: tuple[Event, ...] = (
+    Allocated("full", (1,), 1),
+    write(1, (7,), owner=None, space="table"),
+    write(2, (7,), owner=None, space="seals"),
+    Freed("full", (1,)),
+)
 HIGH_IDS: tuple[Event, ...] = (
     Allocated("full", (1,), 1),
     Allocated("full", (5000,), 2),
@@ -108,6 +152,17 @@ USED_AFTER_FREE: tuple[Event, ...] = (Allocated("full", (3,), 1), Freed("full", 
 READ_OF_NOTHING: tuple[Event, ...] = (read(1, (3,), owner=1),)
 DOUBLE_FREE: tuple[Event, ...] = (Allocated("full", (3, 4), 1), Freed("full", (3,)), Freed("full", (4, 3)))
 TWICE_HANDED_OUT: tuple[Event, ...] = (Allocated("full", (3,), 1), Allocated("full", (3,), 2))
+HOST_PAGE_FREED_BEFORE_ITS_BACKUP: tuple[Event, ...] = (*BACKUP[:3], Freed("host.full", (0,)))
+SOURCE_FREED_BEFORE_ITS_BACKUP: tuple[Event, ...] = (*BACKUP[:3], Freed("full", (3,)))
+HOST_PAGE_FREED_BEFORE_ITS_LOAD: tuple[Event, ...] = (*LOAD[:3], Freed("host.full", (0,)))
+LOAD_INTO_A_FREE_PAGE: tuple[Event, ...] = (LOAD[0], load(1, 0, 3, owner=2))
+BACKUP_INTO_ANOTHERS_HOST_PAGE: tuple[Event, ...] = (*BACKUP[:2], backup(1, 3, 0, owner=1))
+STATE_COPY_INTO_A_FREE_SLOT: tuple[Event, ...] = (STATE_COPY[0], *STATE_COPY[2:3])
+VALUE_DROPPED_BEFORE_ITS_RESTORE: tuple[Event, ...] = (
+    Allocated("host.offload", (4,), 1),
+    read(1, (4,), owner=1, space="host.offload"),
+    Freed("host.offload", (4,)),
+)
 FOREIGN_WRITE: tuple[Event, ...] = (
     Allocated("full", (3,), 1),
     Allocated("full", (4,), 2),
@@ -123,6 +178,10 @@ FOREIGN_WRITE: tuple[Event, ...] = (
         pytest.param(OTHERS_ARE_BUSY, id="other pages and other spaces are busy"),
         pytest.param(READ_AND_WRITTEN_BY_ONE, id="read and written by one operation"),
         pytest.param(HOUSEKEEPING, id="writes that name no request"),
+        pytest.param(BACKUP, id="a backup"),
+        pytest.param(LOAD, id="a load of a host page that another request left"),
+        pytest.param(STATE_COPY, id="a slot that is given away while the lane still copies it"),
+        pytest.param(TABLES_AND_SEALS, id="rows that nobody hands out"),
         pytest.param(HIGH_IDS, id="ids far apart"),
     ],
 )
@@ -152,6 +211,50 @@ def test_what_is_wrong_names_page_and_request(
     code, request, page = expected
     assert where(finding) == (code, request, None, None, None, page)
     assert (finding.oracle, finding.tier) == ("lifetime", "device")
+    assert finding.message == words
+
+
+@pytest.mark.parametrize(
+    ("events", "expected", "words"),
+    [
+        (
+            HOST_PAGE_FREED_BEFORE_ITS_BACKUP,
+            ("KV202", "host", 2, 0),
+            "host.full 0 was freed while hicache.backup of it was pending",
+        ),
+        (
+            SOURCE_FREED_BEFORE_ITS_BACKUP,
+            ("KV202", "device", 1, 3),
+            "full 3 was freed while hicache.backup of it was pending",
+        ),
+        (
+            HOST_PAGE_FREED_BEFORE_ITS_LOAD,
+            ("KV202", "host", 1, 0),
+            "host.full 0 was freed while hicache.load of it was pending",
+        ),
+        (LOAD_INTO_A_FREE_PAGE, ("KV202", "device", None, 3), "full 3 is free, yet hicache.load writes it"),
+        (
+            BACKUP_INTO_ANOTHERS_HOST_PAGE,
+            ("KV403", "host", 1, 0),
+            "host.full 0 belongs to request 2, yet hicache.backup writes it for request 1",
+        ),
+        (
+            STATE_COPY_INTO_A_FREE_SLOT,
+            ("KV202", "device", None, 2),
+            "state 2 is free, yet hicache.copy_state writes it",
+        ),
+        (
+            VALUE_DROPPED_BEFORE_ITS_RESTORE,
+            ("KV202", "host", 1, 4),
+            "host.offload 4 was freed while offload.save of it was pending",
+        ),
+    ],
+)
+def test_copies_between_tiers_hold_what_they_name(
+    events: tuple[Event, ...], expected: tuple[str, str, int | None, int], words: str
+) -> None:
+    (finding,) = judge(LifetimeOracle(), History.of(*events))
+    assert (finding.code, finding.tier, finding.request, finding.page) == expected
     assert finding.message == words
 
 
@@ -230,6 +333,30 @@ class HoldsReadersToTheOwner(LifetimeOracle):
         super()._submitted(Submitted(event.ordinal, event.name, event.lane, (), (*event.reads, *event.writes)))
 
 
+class PassesOverNoRequest(LifetimeOracle):
+    def _submitted(self, event: Submitted) -> None:
+        reads, writes = (
+            tuple(each for each in rows if each.owners is not None) for rows in (event.reads, event.writes)
+        )
+        super()._submitted(Submitted(event.ordinal, event.name, event.lane, reads, writes))
+
+
+class HoldsForNoRequest(LifetimeOracle):
+    def _submitted(self, event: Submitted) -> None:
+        def owned(each: Footprint) -> Footprint:
+            return replace(each, owners=np.ones(len(each.rows), dtype=np.int64))
+
+        reads = tuple(map(owned, (*event.reads, *event.writes)))
+        super()._submitted(Submitted(event.ordinal, event.name, event.lane, reads, ()))
+
+
+class KnowsEverySpace(LifetimeOracle):
+    def _submitted(self, event: Submitted) -> None:
+        for each in (*event.reads, *event.writes):
+            self._space(each.space).is_allocated = True
+        super()._submitted(event)
+
+
 class NeverFrees(LifetimeOracle):
     def _freed(self, event: Freed) -> None:
         return
@@ -245,6 +372,11 @@ class NeverFrees(LifetimeOracle):
         (MixesSpaces, OTHERS_ARE_BUSY),
         (TakesAllForOne, REUSE),
         (HoldsReadersToTheOwner, SHARED_PREFIX),
+        (PassesOverNoRequest, STATE_COPY_INTO_A_FREE_SLOT),
+        (HoldsForNoRequest, STATE_COPY),
+        (KnowsEverySpace, HOUSEKEEPING),
+        (KnowsEverySpace, TABLES_AND_SEALS),
+        (ForgetsReads, HOST_PAGE_FREED_BEFORE_ITS_LOAD),
         (NeverFrees, REUSE),
         (NeverFrees, DOUBLE_FREE),
     ],

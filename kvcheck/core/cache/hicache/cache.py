@@ -393,7 +393,11 @@ class HiCache:
         return int(slots[0])
 
     def _copy_state(self, source: int, target: int, request: int) -> None:
-        """Copy one state slot to another, in forward-lane order and behind the loads of this pass."""
+        """Copy one state slot to another, in forward-lane order and behind the loads of this pass.
+
+        Nobody acknowledges it, so its footprints name no request: a slot may be freed before the copy has run, and
+        whoever gets it next writes it behind the forward lane.
+        """
         owner = self._pool.sets["state"]
         layers = range(len(owner.spec.layers))
         names = tuple(buffer.name for buffer in owner.spec.buffers)

@@ -81,8 +81,8 @@ class TransferController:
                         self.host.backup_chunks(copy.space, buffers, host=copy.host, device=copy.device, words=words),
                     ),
                     lane=lane,
-                    reads=(Footprint(copy.space, tuple(buffers), (0, layers), copy.device),),
-                    writes=(self.host.footprint(copy.space, buffers, copy.host, layers=(0, layers)),),
+                    reads=(self._on_device(copy, buffers, (0, layers)),),
+                    writes=(self._on_host(copy, buffers, (0, layers)),),
                     after=behind,
                 )
                 used.append(lane)
@@ -154,7 +154,8 @@ class TransferController:
         for copy in copies:
             order = np.argsort(copy.host, kind="stable")
             chain = [copy.chain[at] for at in order]
-            moved.append(make_copy(copy.space, copy.host[order], copy.device[order], chain))
+            ids = copy.host[order], copy.device[order]
+            moved.append(make_copy(copy.space, *ids, chain, owners=copy.owners[order]))
         return tuple(moved)
 
     def _load_layer(
@@ -172,12 +173,20 @@ class TransferController:
                     ),
                 ),
                 lane=lane,
-                reads=(self.host.footprint(copy.space, buffers, copy.host, layers=(local, local + 1)),),
-                writes=(Footprint(copy.space, tuple(buffers), (local, local + 1), copy.device),),
+                reads=(self._on_host(copy, buffers, (local, local + 1)),),
+                writes=(self._on_device(copy, buffers, (local, local + 1)),),
                 after=behind,
             )
             used.append(lane)
         return used
+
+    def _on_device(self, copy: SpaceCopy, buffers: Sequence[str], layers: tuple[int, int]) -> Footprint:
+        """What a copy touches on the device."""
+        return Footprint(copy.space, tuple(buffers), layers, copy.device, owners=copy.owners)
+
+    def _on_host(self, copy: SpaceCopy, buffers: Sequence[str], layers: tuple[int, int]) -> Footprint:
+        """What a copy touches on the host."""
+        return self.host.footprint(copy.space, buffers, copy.host, layers=layers, owners=copy.owners)
 
     def _groups(self, space: str, lanes: tuple[Lane, ...]) -> list[tuple[list[str], Lane]]:
         """Buffers of a space by lane: token rows of the full space on the first, companions on the second."""

@@ -129,13 +129,25 @@ class HostPool:
             chunks += self._copies(target[layer : layer + 1], devices, source[layer : layer + 1], hosts)
         return tuple(chunks)
 
-    def footprint(self, space: str, buffers: Sequence[str], units: IndexArray, *, layers: tuple[int, int]) -> Footprint:
-        """What an operation on these host units touches. layers: half-open, local to the space."""
+    def footprint(
+        self,
+        space: str,
+        buffers: Sequence[str],
+        units: IndexArray,
+        *,
+        layers: tuple[int, int],
+        owners: IndexArray | int | None = None,
+    ) -> Footprint:
+        """What an operation on these host units touches. layers: half-open, local to the space.
+
+        owners: the request that each unit is touched for, or that all of them are.
+        """
         names = tuple(name for name, _ in self._views(space, buffers))
         self._check_layers(space, layers)
         ids = _owned(units, what=f"host.{space} footprint")
         _check_ids(ids, first=0, stop=self._count(space), what=f"host.{space} footprint", is_target=False)
-        return Footprint(f"host.{space}", names, layers, ids, place=Place.PINNED)
+        for_whom = np.full(len(ids), owners, dtype=np.int64) if isinstance(owners, int) else owners
+        return Footprint(f"host.{space}", names, layers, ids, owners=for_whom, place=Place.PINNED)
 
     def unit_words(self, space: str, buffer: str, unit: int) -> torch.Tensor:
         """A copy of one unit of one buffer, [L, r, W] int64."""

@@ -83,7 +83,8 @@ class Movement:
             if host is None and space == "full":
                 return False
             if host is not None:  # without room for a companion the host keeps the pages alone: a tombstone
-                copies.append(make_copy(space, host, device, node.device.hashes(node.chain, space)))
+                hashes = node.device.hashes(node.chain, space)
+                copies.append(make_copy(space, host, device, hashes, owners=request))
                 self._place_host(node, space, host)
         transfer = self._transfer("backup", request, node, tuple(copies))
         transfer.nodes.append(node)
@@ -130,7 +131,7 @@ class Movement:
             self._abandon(transfer)
             return False
         transfer.copies = tuple(
-            make_copy(gap.space, gap.host, ids, [gap.node.chain[at] for at in gap.places])
+            make_copy(gap.space, gap.host, ids, [gap.node.chain[at] for at in gap.places], owners=request)
             for gap, ids in zip(gaps, taken, strict=True)
         )
         for gap, copy in zip(gaps, transfer.copies, strict=True):

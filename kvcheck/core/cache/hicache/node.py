@@ -177,18 +177,22 @@ def owned(ids: IndexArray) -> IndexArray:
 
 @dataclass(frozen=True, slots=True)
 class SpaceCopy:
-    """The copies of one space. host, device: [n] page or slot ids, pairwise, frozen. chain: [n] hashes of them."""
+    """The copies of one space. host, device: [n] page or slot ids, pairwise, frozen. chain: [n] hashes of them.
+
+    owners: [n] requests that they are made for, and that the ids which are written were handed to.
+    """
 
     space: str
     host: IndexArray
     device: IndexArray
     chain: tuple[bytes, ...]
+    owners: IndexArray
 
     def __post_init__(self) -> None:
-        if not len(self.host) == len(self.device) == len(self.chain):
+        if not len(self.host) == len(self.device) == len(self.chain) == len(self.owners):
             raise LengthMismatch(
-                f"transfer of {self.space}: {len(self.host)} host ids, {len(self.device)} device ids and "
-                f"{len(self.chain)} hashes"
+                f"transfer of {self.space}: {len(self.host)} host ids, {len(self.device)} device ids, "
+                f"{len(self.chain)} hashes and {len(self.owners)} requests"
             )
 
 
@@ -211,9 +215,12 @@ class Transfer:
     producer: int | None = None
 
 
-def make_copy(space: str, host: IndexArray, device: IndexArray, chain: Sequence[bytes]) -> SpaceCopy:
-    """A copy that owns its index values."""
-    return SpaceCopy(space, owned(host), owned(device), tuple(chain))
+def make_copy(
+    space: str, host: IndexArray, device: IndexArray, chain: Sequence[bytes], *, owners: IndexArray | int
+) -> SpaceCopy:
+    """A copy that owns its index values. owners: of each unit, or of all of them."""
+    each = np.full(len(host), owners) if isinstance(owners, int) else owners
+    return SpaceCopy(space, owned(host), owned(device), tuple(chain), owned(each))
 
 
 def merge(copies: Sequence[SpaceCopy]) -> tuple[SpaceCopy, ...]:
@@ -225,6 +232,7 @@ def merge(copies: Sequence[SpaceCopy]) -> tuple[SpaceCopy, ...]:
             np.concatenate([copy.host for copy in copies if copy.space == space]),
             np.concatenate([copy.device for copy in copies if copy.space == space]),
             [each for copy in copies if copy.space == space for each in copy.chain],
+            owners=np.concatenate([copy.owners for copy in copies if copy.space == space]),
         )
         for space in spaces
     )

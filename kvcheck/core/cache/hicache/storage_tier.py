@@ -136,7 +136,7 @@ class StorageTier:
             for unit, each in zip(units.tolist(), node.host.hashes(node.chain, space), strict=True):
                 stored.append(self._stored_unit(space, unit, each))
             names = self._names(space)
-            reads.append(self._host.footprint(space, names, units, layers=(0, self._layers(space))))
+            reads.append(self._host.footprint(space, names, units, layers=(0, self._layers(space)), owners=request))
         node.stored = True
         self._tree.lock_host(node)
         chunks = tuple(partial(self._put, each) for each in stored)
@@ -188,7 +188,7 @@ class StorageTier:
         )
         chunks = [partial(self._get, prefetch, page, each) for page, each in wanted]
         writes = [
-            self._host.footprint(space, self._names(space), ids, layers=(0, self._layers(space)))
+            self._host.footprint(space, self._names(space), ids, layers=(0, self._layers(space)), owners=request)
             for space, (ids, _) in units.items()
         ]
         prefetch.done = self._backend.submit(
@@ -325,7 +325,8 @@ class StorageTier:
                 self._host.allocators[space].free(ids[~is_kept])
             if is_kept.any():
                 places = pages[is_kept].tolist()
-                copies.append(make_copy(space, ids[is_kept], ids[is_kept], [chain[page] for page in places]))
+                hashes, kept_ids = [chain[page] for page in places], ids[is_kept]
+                copies.append(make_copy(space, kept_ids, kept_ids, hashes, owners=prefetch.request))
         if node is not None:
             node.stored = True
             self._residency.gained(node, "host", tuple(self._policy))

@@ -1,9 +1,13 @@
 """The lifetime oracle: it tracks the owner and the pending operations of every page and slot.
 
 Invariants:
-- An id is freed only when no submitted operation that names it is pending.
-- An operation that works for requests names live ids only, and writes only ids of the request it writes for.
-- Operations for no request (table entries, a first clear) are ordered by their stream; the ordering oracle judges them.
+- An operation names ids that are allocated when it is submitted, whatever it is for.
+- An operation that works for requests (a pass, a backup, a load, a put, a get) writes only ids of the request it writes
+  for, and its ids are freed only when it has completed.
+- An operation for no request (a state copy, a clear) may be pending when its ids are freed: it works in the order of a
+  lane, and whoever gets the ids next comes behind it there. The ordering oracle judges whether that is so.
+- A space has lifetimes from its first allocation on. So the first clear of a pool is exempt, and so are tables and
+  seals, whose rows no allocator hands out.
 """
 
 from __future__ import annotations
@@ -16,16 +20,17 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, tier_of
 from kvcheck.core.workload.events import Allocated, Completed, Freed, Submitted
 
 _NOBODY = 0
 
 
 class _Space:
-    """Owner (0: free) and pending operations of the ids of one space."""
+    """Owner (0: free) and pending operations of the ids of one space. is_allocated: some id was handed out once."""
 
     def __init__(self) -> None:
+        self.is_allocated = False
         self.owner: IndexArray = np.zeros(64, dtype=np.int64)
         self.pending: IndexArray = np.zeros(64, dtype=np.int64)
 
@@ -72,6 +77,7 @@ class LifetimeOracle:
                 "KV402", event.space, taken, event.owner, f"was handed out while request {space.owner[taken]} holds it"
             )
         space.owner[ids] = event.owner
+        space.is_allocated = True
 
     def _freed(self, event: Freed) -> None:
         space = self._space(event.space)
@@ -101,9 +107,9 @@ class LifetimeOracle:
     ) -> None:
         for footprint in footprints:
             ids = footprint.rows
-            if footprint.owners is None or not len(ids):
-                continue
             space = self._space(footprint.space)
+            if not len(ids) or (footprint.owners is None and not space.is_allocated):
+                continue
             space.reach(int(ids.max()))
             self.judged += len(ids)
             owners = space.owner[ids]
@@ -111,6 +117,8 @@ class LifetimeOracle:
             if not owners.all():
                 unit = int(ids[owners == _NOBODY][0])
                 self._add("KV202", footprint.space, unit, None, f"is free, yet {event.name} {verb} it")
+            if footprint.owners is None:
+                continue
             if writing and (wrong := (owners != footprint.owners) & (owners > 0)).any():
                 unit, writer = int(ids[wrong][0]), int(footprint.owners[wrong][0])
                 text = f"belongs to request {int(owners[wrong][0])}, yet {event.name} writes it for request {writer}"
@@ -135,7 +143,7 @@ class LifetimeOracle:
                 Finding(
                     code=code,
                     oracle=self.name,
-                    tier="device",
+                    tier=tier_of(space),
                     page=unit,
                     request=request,
                     message=f"{space} {unit} {story}",

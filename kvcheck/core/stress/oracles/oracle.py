@@ -31,6 +31,12 @@ class Oracle(Protocol):
         """Judge what only the end of the history can show."""
 
 
+def tier_of(space: str) -> str:
+    """The tier that a space's memory is on, of any rank."""
+    kind = space.rpartition(":")[2]
+    return next((tier for tier in ("host", "storage") if kind == tier or kind.startswith(f"{tier}.")), "device")
+
+
 def judge(oracle: Oracle, history: History) -> tuple[Finding, ...]:
     """The findings of an oracle over a stored history."""
     table: dict[type, list[Handler]] = {}

@@ -19,15 +19,8 @@ from kvcheck.core.cache.backend.backend import Footprint, Place
 from kvcheck.core.stress.access_log import AccessLog, Overlap
 from kvcheck.core.stress.clocks import Clock, Clocks, at
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.workload.events import (
-    LaneWaited,
-    ProcessActs,
-    ProcessDrained,
-    ProcessJoined,
-    Recorded,
-    Submitted,
-)
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, tier_of
+from kvcheck.core.workload.events import LaneWaited, ProcessActs, ProcessDrained, ProcessJoined, Recorded, Submitted
 
 _WORDS = (
     ("state", ("slot", "row")),
@@ -181,7 +174,7 @@ class OrderingOracle:
         touching = other.writes if doing == "writes" else other.reads
         same = (each for each in touching if each.space == footprint.space and buffer in each.buffers)
         theirs = _request(other, same, overlap.unit)
-        tier = _tier(footprint.space)
+        tier = tier_of(footprint.space)
         self.findings.append(
             Finding(
                 code=code,
@@ -226,8 +219,3 @@ def _place(space: str, buffer: str, overlap: Overlap) -> str:
     row = "" if overlap.token is None else f", {token} {overlap.token}"
     more = "" if overlap.count == 1 else f" and {overlap.count - 1} more cells"
     return f"{space}.{buffer}, layer {overlap.layer}, {unit} {overlap.unit}{row}{more}"
-
-
-def _tier(space: str) -> str:
-    kind = space.rpartition(":")[2]
-    return next((tier for tier in ("host", "storage") if kind == tier or kind.startswith(f"{tier}.")), "device")
