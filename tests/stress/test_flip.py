@@ -34,11 +34,11 @@ from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
 RACES = [name for name, row in MUTANTS.items() if row.scenario.startswith("hicache") and row.killed_by == "ordering"]
 SEEN_AT_ONCE = {"write-back-without-pin"}
 """Wrong bytes already in the eager run: a backup is seen to finish when its pages have long been reused."""
-DECIDE_OTHERWISE = {"ring-rearmed-early", "ack-by-kv-alone"}
+DECIDE_OTHERWISE = {"ring-rearmed-early", "ack-by-kv-alone", "put-without-pin"}
 """Bugs in what the host decides, not in what a lane waits for: the fixed build is another run before the pair comes."""
 REQUESTS = 24
 """Fewer than a command runs; every race but those seen at once still has a pair that serves wrong bytes."""
-SEEDS = {"ring-rearmed-early": 5, "load-without-pin": 3}
+SEEDS = {"ring-rearmed-early": 5, "load-without-pin": 3, "put-without-pin": 3}
 """Seeds of workloads that show a race which those of the first seed do not show."""
 NAMES = st.from_regex(r"[^~]{1,80}", fullmatch=True)
 

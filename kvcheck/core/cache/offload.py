@@ -153,7 +153,10 @@ class Offload:
         return done
 
     def discard(self, offloaded: OffloadedKV) -> None:
-        """Give the host memory of a value back. Raises FreeInFlight while a copy from or to it is not known done."""
+        """Give the host memory of a value back. Raises FreeInFlight while a copy from or to it is not known done.
+
+        (mutant: value-dropped-before-restored)
+        """
         if offloaded.number not in self._kept:
             raise DoubleFree(f"value {offloaded.number} of request {offloaded.request} is not kept here (any more)")
         kept_value = self._kept[offloaded.number]
@@ -280,7 +283,10 @@ class Offload:
         return len(self.pool.sets[space].spec.layers)
 
     def _footprint(self, extent: Extent, space: str, buffer: BufferSpec, *, whole: bool = False) -> Footprint:
-        """The request's units in the pool, the last page only as far as it has tokens, unless `whole`."""
+        """The request's units in the pool, the last page only as far as it has tokens, unless `whole`.
+
+        (mutant: offload-declares-one-page-less)
+        """
         units, tokens = extent.units[space], extent.tokens
         spans = None
         if not whole and buffer.rows is not Granularity.SLOT and len(units):

@@ -124,7 +124,7 @@ class StorageTier:
     # Down
 
     def store(self, node: Node, request: int) -> None:
-        """Queue what the host holds of a node for the store, once."""
+        """Queue what the host holds of a node for the store, once. Its pages are pinned. (mutant: put-without-pin)"""
         if node.stored or not node.host.is_live:
             return
         stored: list[StoredUnit] = []

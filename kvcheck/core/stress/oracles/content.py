@@ -17,16 +17,7 @@ from kvcheck.core.base.deviation import Deviation, Elsewhere, Expectation, Owner
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.workload.events import (
-    Expected,
-    Forward,
-    Leased,
-    Padding,
-    ProcessActs,
-    Saw,
-    SitesKnown,
-    Verified,
-)
+from kvcheck.core.workload.events import Expected, Forward, Leased, Padding, ProcessActs, Saw, SitesKnown, Verified
 from kvcheck.core.workload.mismatch import Mismatch
 
 POSITIONS = 4096

@@ -139,6 +139,19 @@ class NoBackupPin(Movement):
             super()._unpin(transfer)
 
 
+class NoPutPin(StorageTier):
+    """The pages of a put are not pinned."""
+
+    def store(self, node: Node, request: int) -> None:
+        """The root is pinned in the node's place, and nobody evicts it."""
+        begun = len(self._writes)
+        super().store(node, request)
+        for write in self._writes[begun:]:
+            self._tree.unlock_host(node)
+            write.node = self._tree.root
+            self._tree.lock_host(write.node)
+
+
 class KeptLock(Movement):
     """A load that does not fit returns without undoing its locks."""
 
@@ -319,6 +332,15 @@ HICACHE = (
         replace(FIXED, movement=NoBackupPin),
         "Device pages are evicted and reused while their backup still reads them.",
         _REUSED,
+        shape="llama-3-tiny",
+        code="KV202",
+    ),
+    _mutant(
+        "put-without-pin",
+        replace(FIXED, storage=NoPutPin),
+        "Host pages are evicted and overwritten while a put into the page store still reads them.",
+        "The store keeps another prefix's bytes under this prefix's key, for every engine that fetches them.",
+        bug="d",
         shape="llama-3-tiny",
         code="KV202",
     ),

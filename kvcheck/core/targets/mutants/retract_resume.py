@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.backend.backend import Footprint, Signal
 from kvcheck.core.cache.offload import Offload, OffloadedBuffer, OffloadedKV
 from kvcheck.core.cache.pools.buffers import BufferSet, BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import Extent, Holding
@@ -91,6 +91,32 @@ class AliasingOffload(Offload):
     def discard(self, offloaded: OffloadedKV) -> None:
         """Views own no memory."""
         if offloaded.buffers and offloaded.buffers[0].memory:
+            super().discard(offloaded)
+
+
+class DeclaresLess(Offload):
+    """The footprint of a copy is made from one page less than its index list."""
+
+    def _footprint(self, extent: Extent, space: str, buffer: BufferSpec, *, whole: bool = False) -> Footprint:
+        named = super()._footprint(extent, space, buffer, whole=whole)
+        spans = None if named.spans is None else named.spans[:-1]
+        owners = None if named.owners is None else named.owners[:-1]
+        return replace(named, rows=named.rows[:-1], spans=spans, owners=owners)
+
+
+class DropsBeforeRestored(Offload):
+    """A value is dropped when its restore has been queued."""
+
+    def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
+        """Nothing is kept for copies that are pending."""
+        done = super().restore(offloaded, holding)
+        self._kept[offloaded.number].copies.clear()
+        super().discard(offloaded)
+        return done
+
+    def discard(self, offloaded: OffloadedKV) -> None:
+        """It may be gone already."""
+        if offloaded.number in self._kept:
             super().discard(offloaded)
 
 
@@ -210,5 +236,29 @@ RETRACT_RESUME: tuple[Mutant, ...] = (
         shows="The offloaded value refers to the pool's memory instead of holding the bytes.",
         matters="The value is right only until the pages are reused, and retraction frees them for that.",
         example="A copy to the device that the tensor already lies on returns the same storage.",
+    ),
+    Mutant(
+        name="offload-declares-one-page-less",
+        bug="a",
+        parts=replace(FIXED, offload=DeclaresLess),
+        scenario="retract-resume",
+        shape="llama-3-tiny",
+        killed_by="audit",
+        code="KV306",
+        shows="A copy touches one page more than its footprint names.",
+        matters="Nothing judges the order of that page, so a missing wait on it is never found.",
+        example="A footprint that is computed from another length than the index list of the copy.",
+    ),
+    Mutant(
+        name="value-dropped-before-restored",
+        bug="a",
+        parts=replace(FIXED, offload=DropsBeforeRestored),
+        scenario="retract-resume",
+        shape="llama-3-tiny",
+        killed_by="lifetime",
+        code="KV202",
+        shows="The host memory of an offloaded value is given back while its restore still reads it.",
+        matters="Pinned memory goes back to a cache of blocks; the next copy to the host overwrites what is read.",
+        example="A value whose last reference ends when the restore has been queued on another stream.",
     ),
 )
