@@ -7,86 +7,28 @@ Invariants:
 from __future__ import annotations
 
 import pytest
+from rigs.cache_histories import Events, backs_up, chain, computes, evicts, finds, gains, later, loses, rules
 
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.caching import SOON, CachingOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
-from kvcheck.core.workload.events import Allocated, Counted, Event, Finished, Forward, Freed
+from kvcheck.core.workload.events import Aborted, Counted, Finished, Forward
 from kvcheck.core.workload.tier_events import (
     Asked,
     Chosen,
     Computed,
     Declared,
     Locked,
-    LookedUp,
     Modelled,
     Refused,
     Stored,
-    TierChanged,
     Transferred,
 )
-
-Events = tuple[Event, ...]
-
-
-def chain(text: str) -> tuple[bytes, ...]:
-    """A hash for each letter, which says what lies before it."""
-    return tuple(text[: at + 1].encode() for at in range(len(text)))
-
-
-def rules(
-    order: str = "lru", *, uses: int | None = 1, device: int = 9, host: int = 0, state: int = 0, rows: int = 0
-) -> Declared:
-    """A cache of so many pages on each tier; without host pages it has no host tier."""
-    units = [("full", device), *([("state", state), ("rows", rows)] if state else [])]
-    units += [("host.full", host), ("host.window", host), ("host.state", host)] if host else []
-    return Declared(uses, (("device", order), ("host", order)), tuple(units))
-
-
-def gains(tier: str, text: str, *, start: int = 0, space: str = "full") -> Events:
-    """The pages from `start` on, each under an id of its own; they are allocated as well."""
-    added = chain(text)[start:]
-    ids = tuple(hash_id(each) for each in added)
-    name = space if tier == "device" else f"host.{space}"
-    return (Allocated(name, ids, 1), TierChanged(tier, space, added, ids, True))
-
-
-def loses(tier: str, text: str, *, start: int = 0, space: str = "full") -> Events:
-    added = chain(text)[start:]
-    ids = tuple(hash_id(each) for each in added)
-    return (TierChanged(tier, space, added, ids, False), Freed(space if tier == "device" else f"host.{space}", ids))
-
-
-def hash_id(each: bytes) -> int:
-    return int.from_bytes(each[-3:], "big") % 10007
-
-
-def computes(text: str, *, start: int = 0, request: int = 7, priority: int = 0) -> Events:
-    """A request offers a prefix, of which the pages from `start` on are new on the device."""
-    return (Computed(request, chain(text), priority), *gains("device", text, start=start))
-
-
-def backs_up(text: str, *, start: int = 0) -> Events:
-    return (*gains("host", text, start=start), Transferred("backup", 7, len(text) - start, True, chain(text)[start:]))
-
-
-def finds(text: str, pages: int, *, request: int = 7, priority: int = 0, device_only: bool = False) -> LookedUp:
-    return LookedUp(request, chain(text), pages, pages, device_only, priority)
-
-
-def evicts(tier: str, text: str, *, start: int = 0, space: str = "full", passed: tuple[bytes, ...] = ()) -> Events:
-    """A choice, and what follows from it."""
-    return (Chosen(tier, space, chain(text)[start:], passed), *loses(tier, text, start=start, space=space))
-
-
-def later(uses: int) -> Events:
-    """So many uses of the cache by prompts that it knows nothing of."""
-    return tuple(finds("?", 0, request=99) for _ in range(uses))
-
 
 STATES = Modelled(page_size=2, window=0, has_state=True)
 WINDOW = Modelled(page_size=2, window=4, has_state=False)
 PAGES = Modelled(page_size=2, window=0, has_state=False)
+FETCHING: Events = (rules(host=9), Stored("full", chain("ab"), True), Asked(7, chain("abc"), True))
 A_THEN_B = (*computes("a"), *computes("b"))
 
 GOOD: dict[str, Events] = {
@@ -219,6 +161,20 @@ GOOD: dict[str, Events] = {
         Transferred("prefetch", 7, 2, True, chain("ab")),
         finds("abc", 2),
     ),
+    "of what is fetched, a page does not come": (
+        *FETCHING,
+        Stored("full", (b"ab",), False),
+        *gains("host", "a"),
+        Transferred("prefetch", 7, 1, True, chain("a")),
+    ),
+    "a page that did not come is stored again meanwhile": (
+        *FETCHING,
+        Stored("full", (b"a",), False),
+        Stored("full", (b"a",), True),
+        Transferred("prefetch", 7, 0, True, ()),
+    ),
+    "what is fetched is computed meanwhile": (*FETCHING, *computes("a"), Transferred("prefetch", 7, 0, True, ())),
+    "nobody wants it any more": (*FETCHING, Aborted(7), Transferred("prefetch", 7, 0, True, ())),
     "another request fetches it already": (
         rules(host=9),
         Stored("full", chain("ab"), True),
@@ -399,6 +355,16 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
         ),
         "KV704",
         ("pages 1 to 2",),
+    ),
+    "what is fetched whole is thrown away": (
+        (*FETCHING, Transferred("prefetch", 7, 0, True, ())),
+        "KV703",
+        ("2 pages that the tiers lacked came whole from the store; 0 were kept",),
+    ),
+    "half of what is fetched whole is thrown away": (
+        (*FETCHING, *gains("host", "a"), Transferred("prefetch", 7, 1, True, chain("a"))),
+        "KV703",
+        ("1 were kept",),
     ),
     "a backup that is due does not start": (
         (rules(host=9), *computes("a"), *later(SOON + 1)),

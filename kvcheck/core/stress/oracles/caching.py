@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import RANKS, ROOT, USES, CacheModel, Page
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.stress.oracles.residency import SPACES
-from kvcheck.core.workload.events import Allocated, Counted, Finished, Forward, Freed
+from kvcheck.core.workload.events import Aborted, Allocated, Counted, Finished, Forward, Freed
 from kvcheck.core.workload.tier_events import (
     Asked,
     Chosen,
@@ -41,6 +42,17 @@ SOON = 24
 """Uses of the cache within which a backup that is due has to be started."""
 
 
+@dataclass(slots=True)
+class Fetch:
+    """Pages [start, stop) of a prompt that the store holds whole, on their way. failed: of them, what did not come."""
+
+    chain: tuple[bytes, ...]
+    start: int
+    stop: int
+    is_wanted: bool = True
+    failed: set[bytes] = field(default_factory=set)
+
+
 class CachingOracle:
     """Evictions in the declared order, no copy left out, and nothing lost that was cached."""
 
@@ -56,7 +68,7 @@ class CachingOracle:
         self._refused: set[bytes] = set()
         self._due: deque[tuple[int, list[tuple[bytes, Page]]]] = deque()
         self._stored: dict[str, set[bytes]] = {space: set() for space in SPACES}
-        self._fetching: dict[int, frozenset[bytes]] = {}
+        self._fetching: dict[int, Fetch] = {}
         self._gave_up_fetch = 0
         self._served: dict[int, int] = {}
         self._committed: dict[int, int] = {}
@@ -79,6 +91,7 @@ class CachingOracle:
             (Refused, self._is_refused),
             (Transferred, self._transferred),
             (Stored, self._is_stored),
+            (Aborted, self._aborted),
             (Finished, self._finished),
             (Counted, self._counted),
         )
@@ -334,6 +347,12 @@ class CachingOracle:
             self._stored[event.space].update(event.chain)
         else:
             self._stored[event.space].difference_update(event.chain)
+            for fetch in self._fetching.values():
+                fetch.failed.update(event.chain)
+
+    def _aborted(self, event: Aborted) -> None:
+        if event.request in self._fetching:
+            self._fetching[event.request].is_wanted = False
 
     def _asked(self, event: Asked) -> None:
         """Pages that both tiers lack and the store holds are fetched, unless they are on their way or there is no
@@ -345,9 +364,10 @@ class CachingOracle:
         gave_up, self._gave_up_fetch = self._gave_up_fetch == event.request, 0
         start, stop = self._cache.fetchable(event.chain, self._stored)
         if event.is_fetching:
-            self._fetching[event.request] = frozenset(event.chain[start:])
+            self._fetching[event.request] = Fetch(event.chain, start, stop)
             return
-        on_their_way = any(not fetch.isdisjoint(event.chain[start:]) for fetch in self._fetching.values())
+        lacking = frozenset(event.chain[start:])
+        on_their_way = any(not lacking.isdisjoint(each.chain[each.start :]) for each in self._fetching.values())
         if stop > start and not gave_up and not on_their_way:
             self._add(
                 "KV704",
@@ -359,8 +379,28 @@ class CachingOracle:
 
     def _transferred(self, event: Transferred) -> None:
         self._cache.arrived(event)
-        if event.kind == "prefetch":
-            self._fetching.pop(event.request, None)
+        fetch = self._fetching.pop(event.request, None) if event.kind == "prefetch" else None
+        if fetch is not None and fetch.is_wanted:
+            self._judge_fetch(event, fetch)
+
+    def _judge_fetch(self, event: Transferred, fetch: Fetch) -> None:
+        """What came whole is kept, unless the tiers have changed around it. A prefix with companions may end sooner."""
+        cache = self._cache
+        before, behind = fetch.chain[: fetch.start], fetch.chain[fetch.start : fetch.stop]
+        is_open = bool(event.chain) or not any(each in cache.pages for each in behind)
+        is_open = is_open and cache.is_whole_on_host(before[-1] if before else ROOT)
+        whole = next((at for at, each in enumerate(behind) if each in fetch.failed), len(behind))
+        if cache.model.has_state or cache.model.window or not is_open:
+            return
+        self.judged += 1
+        if len(event.chain) < whole:
+            self._add(
+                "KV703",
+                f"of the prompt of request {event.request}, {whole} pages that the tiers lacked came whole from the "
+                f"store; {len(event.chain)} were kept",
+                request=event.request,
+                tier="storage",
+            )
 
     # Words
 
