@@ -45,7 +45,7 @@ from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import Handler, History, OperationEvents
 from kvcheck.core.stress.named_memory import naming
 from kvcheck.core.stress.oracles import ORACLES
-from kvcheck.core.stress.oracles.oracle import Oracle
+from kvcheck.core.stress.oracles.oracle import Noting, Oracle
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import PDTransfer
 from kvcheck.core.stress.scenarios.scenario import Load, Scenario
@@ -215,7 +215,7 @@ class ScheduleRunner:
             judged=judged,
             divergence=None if recorder is None else recorder.divergence(),
             delays=delays,
-            note=load.note if plan.trace is not None else None,
+            note=_note(plan, load, oracles),
         )
 
     def gap(self, plan: Plan, total: Evidence) -> str | None:
@@ -278,6 +278,14 @@ def _finish(oracles: list[Oracle]) -> tuple[str, ...]:
         except Exception as error:  # a broken oracle must not look like a pass
             broken.append(f"{oracle.name}: {type(error).__name__}: {error}")
     return tuple(broken)
+
+
+def _note(plan: Plan, load: Load, oracles: list[Oracle]) -> str | None:
+    """How a trace was scaled, and what oracles have to say beside their findings."""
+    notes = [load.note] if plan.trace is not None else []
+    said = [oracle.note for oracle in oracles if isinstance(oracle, Noting)]
+    notes += [f"{plan.cell}, schedule {plan.schedule}: {each}" for each in said if each is not None]
+    return "; ".join(notes) or None
 
 
 def _code_of(error: Exception | SystemExit) -> str:

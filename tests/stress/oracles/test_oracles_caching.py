@@ -12,6 +12,7 @@ from rigs.cache_histories import Events, backs_up, chain, computes, evicts, find
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.caching import SOON, CachingOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
+from kvcheck.core.stress.oracles.plain_cache import PlainCache
 from kvcheck.core.workload.events import Aborted, Counted, Finished, Forward
 from kvcheck.core.workload.tier_events import (
     Asked,
@@ -453,3 +454,39 @@ def test_findings_have_an_end() -> None:
     refusal = Refused("backup", 7, "full", chain("a"))
     assert len(judge(oracle, History.of(rules(host=2), *[refusal] * 50))) == MAX_FINDINGS
     assert oracle.judged == 50
+
+
+def test_a_run_that_serves_far_less_than_a_plain_cache_is_warned_of_and_breaks_no_rule() -> None:
+    history = (rules(device=2), *computes("a"), *[finds("a", 0, request=each) for each in range(4)])
+    oracle = CachingOracle()
+    assert judge(oracle, History.of(*history)) == ()
+    assert oracle.note is not None and "served 0 pages" in oracle.note and "serves 4" in oracle.note
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        (rules(), *computes("a"), *[finds("a", min(each, 1), request=each) for each in range(4)]),
+        (rules(uses=2), *computes("a"), finds("a", 0)),
+        (STATES, rules(), *computes("a"), finds("a", 0)),
+        (WINDOW, rules(), *computes("a"), finds("a", 0)),
+        (rules(device=1), *computes("ab"), finds("b", 0), finds("ab", 1, device_only=True)),
+        (*computes("a"), finds("a", 0)),
+    ],
+    ids=("three of four", "a later use", "states", "window", "cut back once", "not declared"),
+)
+def test_a_difference_that_is_small_or_has_a_reason_is_not_warned_of(history: Events) -> None:
+    oracle = CachingOracle()
+    judge(oracle, History.of(*history))
+    assert oracle.note is None
+
+
+def test_a_plain_cache_gives_up_the_least_recently_used_page_and_of_one_prefix_the_end() -> None:
+    cache = PlainCache(3)
+    cache.keep(chain("ab"))
+    cache.keep(chain("c"))
+    assert cache.look_up(chain("abx")) == 2
+    cache.keep(chain("d"))
+    assert (cache.look_up(chain("c")), cache.look_up(chain("ab"))) == (0, 2)
+    cache.keep(chain("efgh"))
+    assert (cache.look_up(chain("ab")), cache.look_up(chain("efgh"))) == (0, 3)

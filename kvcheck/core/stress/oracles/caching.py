@@ -21,6 +21,7 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import RANKS, ROOT, USES, CacheModel, Page
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.stress.oracles.plain_cache import PlainCache
 from kvcheck.core.stress.oracles.residency import SPACES
 from kvcheck.core.workload.events import Aborted, Allocated, Counted, Finished, Forward, Freed
 from kvcheck.core.workload.tier_events import (
@@ -38,6 +39,8 @@ from kvcheck.core.workload.tier_events import (
     Transferred,
 )
 
+FEW = 0.75
+"""A run that serves less than this share of what a plain cache serves is warned of."""
 SOON = 24
 """Uses of the cache within which a backup that is due has to be started."""
 
@@ -72,6 +75,8 @@ class CachingOracle:
         self._gave_up_fetch = 0
         self._served: dict[int, int] = {}
         self._committed: dict[int, int] = {}
+        self._plain = PlainCache(0)
+        self._hits: dict[int, tuple[int, int]] = {}
         self._offered: dict[int, int] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
@@ -99,6 +104,21 @@ class CachingOracle:
     def finish(self) -> None:
         """Nothing is left to judge: what is due at the end may still be waiting for its round."""
 
+    @property
+    def note(self) -> str | None:
+        """A warning where the run has served far less than a plain cache; no rule is broken by that alone.
+
+        Prefixes with companions, and those that are backed up at a later use, are kept less often by design.
+        """
+        served, plain = (sum(each) for each in zip(*self._hits.values(), strict=True)) if self._hits else (0, 0)
+        model, uses = self._cache.model, self._declared.uses if self._declared is not None else None
+        if model.has_state or model.window or uses not in (1, None) or served >= plain * FEW:
+            return None
+        return (
+            f"the prefix cache served {served} pages of prompts; a cache of its size that gives up the least recently "
+            f"used page and never locks serves {plain}"
+        )
+
     # The rules, and how much is allocated
 
     def _modelled(self, event: Modelled) -> None:
@@ -107,6 +127,9 @@ class CachingOracle:
     def _is_declared(self, event: Declared) -> None:
         self._declared = event
         self._cache.declare(event)
+        self._plain = PlainCache(
+            max((units for name, units in event.units if name in ("full", "host.full")), default=0)
+        )
 
     def _allocated(self, event: Allocated) -> None:
         self._cache.taken[event.space] += len(event.ids)
@@ -131,6 +154,8 @@ class CachingOracle:
         self._cache.look_up(event)
         self._served[event.request] = event.pages * self._cache.model.page_size
         self._offered[event.request] = event.pages
+        plain = self._hits[event.request][1] if event.device_only and event.request in self._hits else None
+        self._hits[event.request] = event.pages, self._plain.look_up(event.chain) if plain is None else plain
         self._note_due(event.chain[: event.pages])
 
     def _judge_load(self, event: LookedUp) -> None:
@@ -174,6 +199,7 @@ class CachingOracle:
             return
         self._used()
         self._cache.compute(event)
+        self._plain.keep(event.chain)
         self._offered[event.request] = len(event.chain)
 
     def _used(self) -> None:

@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler, History
@@ -35,6 +35,15 @@ def tier_of(space: str) -> str:
     """The tier that a space's memory is on, of any rank."""
     kind = space.rpartition(":")[2]
     return next((tier for tier in ("host", "storage") if kind == tier or kind.startswith(f"{tier}.")), "device")
+
+
+@runtime_checkable
+class Noting(Protocol):
+    """An oracle that has something to say of a schedule that breaks no rule."""
+
+    @property
+    def note(self) -> str | None:
+        """A warning for the record, or None."""
 
 
 def judge(oracle: Oracle, history: History) -> tuple[Finding, ...]:
