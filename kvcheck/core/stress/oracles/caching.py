@@ -70,6 +70,8 @@ class CachingOracle:
         self._chosen: dict[tuple[str, str], tuple[bytes, ...]] = {}
         self._refused: set[bytes] = set()
         self._due: deque[tuple[int, list[tuple[bytes, Page]]]] = deque()
+        self._due_long = 0
+        self._backups_seen = False
         self._stored: dict[str, set[bytes]] = {space: set() for space in SPACES}
         self._fetching: dict[int, Fetch] = {}
         self._gave_up_fetch = 0
@@ -102,7 +104,14 @@ class CachingOracle:
         )
 
     def finish(self) -> None:
-        """Nothing is left to judge: what is due at the end may still be waiting for its round."""
+        """A run in which backups were due long ago and none was ever started or refused. Pages may have left before."""
+        if self._due_long and not self._backups_seen:
+            self._add(
+                "KV704",
+                f"backups of {self._due_long} pages were due {SOON} uses of the cache ago or longer; in the whole run "
+                "none was started or refused",
+                tier="host",
+            )
 
     @property
     def note(self) -> str | None:
@@ -231,6 +240,7 @@ class CachingOracle:
             return
         if not event.added and event.chain:
             self._judge_loss(event)
+        self._backups_seen |= event.added and event.tier == "host"
         self._note_due(self._cache.change(event))
 
     def _judge_loss(self, event: TierChanged) -> None:
@@ -328,6 +338,7 @@ class CachingOracle:
 
     def _judge_backups(self, since: int, due: list[tuple[bytes, Page]]) -> None:
         self.judged += 1
+        self._due_long += len(due)
         for each, page in due:
             is_open = (
                 self._cache.pages.get(each) is page
@@ -343,6 +354,7 @@ class CachingOracle:
                     "due; the prefix before it is, and no backup of it was refused",
                     tier="device",
                 )
+                self._backups_seen = True  # that they are missing is said
                 return
 
     def _is_refused(self, event: Refused) -> None:
@@ -352,6 +364,7 @@ class CachingOracle:
         if event.kind == "prefetch":
             self._gave_up_fetch = event.request
         elif event.space == "full":
+            self._backups_seen = True
             self._refused.update(event.chain)
             for each in event.chain:
                 if (page := self._cache.pages.get(each)) is not None:
