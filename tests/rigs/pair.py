@@ -33,16 +33,28 @@ SENDER_PATIENCE = 30
 
 @dataclass(slots=True)
 class Inbox:
-    """What an onlooker was told: rooms as (rank, room, generation, old, new, reason), and bytes that fit their seal."""
+    """What an onlooker was told.
+
+    rooms: (rank, room, generation, old, new, reason). sizes: bytes that fit their seal. late: rooms whose seal never
+    fitted.
+    """
 
     rooms: list[tuple[str, int, int, int, int, str]] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
 
     def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
         self.rooms.append((rank, room, generation, old, new, reason))
 
     def sealed(self, *, rank: str, request: int, size: int) -> None:
         self.sizes.append(size)
+
+    def marked(self, *, rank: str, word: int) -> None:
+        self.marks.append(word)
+
+    def unsealed(self, *, rank: str, room: InboundRoom) -> None:
+        self.late.append(room.ticket.room)
 
 
 class Rig:

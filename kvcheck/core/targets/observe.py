@@ -7,6 +7,8 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from kvcheck.core.base.paging import IndexArray
@@ -18,6 +20,7 @@ from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.scheduler.decoder import Decoder
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField, MetadataRow
+from kvcheck.core.cache.transfer.receiver import InboundRoom
 from kvcheck.core.targets.prefixes import Prefixes
 from kvcheck.core.targets.target import TierInspector, digest
 from kvcheck.core.workload.events import (
@@ -32,6 +35,7 @@ from kvcheck.core.workload.events import (
     Padding,
     Restored,
     RoomChanged,
+    RoomMarked,
     Saved,
     Verified,
 )
@@ -133,16 +137,24 @@ class Observer:
 
 
 class RoomObserver:
-    """A RoomListener that makes events of the changes of rooms."""
+    """A RoomListener that makes events of the changes of rooms. look: inspects a room whose seal never fitted."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
+        self.look: Callable[[InboundRoom], None] | None = None
 
     def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
         self._emit(RoomChanged(rank, room, request, generation, old, new, reason))
 
     def sealed(self, *, rank: str, request: int, size: int) -> None:
         self._emit(Verified("sealed", size // 8, request))
+
+    def marked(self, *, rank: str, word: int) -> None:
+        self._emit(RoomMarked(rank, word))
+
+    def unsealed(self, *, rank: str, room: InboundRoom) -> None:
+        if self.look is not None:
+            self.look(room)
 
 
 class PaddingCheck:

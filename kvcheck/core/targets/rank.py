@@ -143,6 +143,7 @@ def decode_end(
     """The scheduler of a decode rank. peers: all prefill ranks. clock: what the setup's patience counts."""
     setup.emit(ProcessActs(rank.name))
     pair = pair_of(setup)
+    rooms = RoomObserver(rank.emit)
     receiver = parts.receiver(
         rank.pool,
         rank.metadata,
@@ -153,10 +154,13 @@ def decode_end(
         clock=clock,
         patience=pair.patience,
         sealer=parts.sealer,
-        listener=RoomObserver(rank.emit),
+        listener=rooms,
         attempts=pair.attempts,
     )
     decoder = setup.decoder(rank.pool, rank.metadata.fields, rank.first_words)
+    if setup.room_inspector is not None:
+        inspector = setup.room_inspector()
+        rooms.look = lambda room: inspector.inspect(room, rank.pool, rank.metadata, rank.layout, peers)
     deps = SchedulerDeps(
         backend=rank.backend,
         pool=rank.pool,

@@ -6,7 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,8 +19,10 @@ from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.scheduler.decoder import Decoder
 from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepReport
+from kvcheck.core.cache.transfer.layout import EndLayout
 from kvcheck.core.cache.transfer.loopback_wire import Copies, Fault, Tamper, no_fault, once, unchanged
-from kvcheck.core.cache.transfer.metadata import MetadataField
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField
+from kvcheck.core.cache.transfer.receiver import InboundRoom
 from kvcheck.core.workload.events import Emit
 
 
@@ -32,6 +34,20 @@ class SpaceCount:
     free: int
     cached: int
     total: int
+
+
+class RoomInspector(Protocol):
+    """Compares the memory of a room whose seal never fitted with what its sources had to write."""
+
+    def inspect(
+        self,
+        room: InboundRoom,
+        pool: KVPool,
+        metadata: MetadataBuffers,
+        layout: EndLayout,
+        peers: Sequence[EndLayout],
+    ) -> None:
+        """Report it. peers: all source ranks."""
 
 
 class TierInspector(Protocol):
@@ -138,8 +154,9 @@ class Engine(Protocol):
 class Setup:
     """What an engine is built from. decoder: makes the model for the pool and metadata fields of the engine.
 
-    host: None for the device tier alone. inspector: asked for after the decoder was made. pair: a prefill and a decode
-    end with pools of their own, and metadata_slots at each; None: one engine does both, and needs no slots.
+    host: None for the device tier alone. inspector, room_inspector: asked for after the decoder was made. pair: a
+    prefill and a decode end with pools of their own, and metadata_slots at each; None: one engine does both, and needs
+    no slots.
     """
 
     shape: ModelShape
@@ -153,6 +170,7 @@ class Setup:
     pair: PairSetup | None = None
     host: HostTier | None = None
     inspector: Callable[[], TierInspector] | None = None
+    room_inspector: Callable[[], RoomInspector] | None = None
 
 
 class Target(Protocol):

@@ -145,13 +145,9 @@ class ContentDecoder:
 
     def join(self, request_id: int, row: MetadataRow) -> None:
         """Compare the request's whole packed row with what its prefill produced."""
-        job = self._jobs[request_id]
-        self._learn(request_id)  # a decode end has not computed the prompt, so it takes the expected first token
-        first = self._first.get(request_id, self._token(request_id, job.prompt_tokens, 0))
-        expected = handover.expected_row(job, first, self._fields)
         self._handed_over.pop(request_id, None)
-        self._emit(Verified("metadata", expected.numel() // 8))
-        for found in handover.mismatches(job, expected, row, self._fields):
+        self._emit(Verified("metadata", self.expected_row(request_id).numel() // 8))
+        for found in self.metadata_mismatches(request_id, row):
             self._emit(Saw(found))
 
     def _token(self, request: int, stop: int, delta: int) -> int:
@@ -162,6 +158,22 @@ class ContentDecoder:
         """Codes of every position of a request, padded to whole pages, in host memory."""
         self._learn(request)
         return self._codes[request]
+
+    def author_of(self, request: int, position: int) -> int:
+        """The request that computed what a request reads at this position."""
+        self._learn(request)
+        return int(self._authors[request][position])
+
+    def expected_row(self, request: int) -> torch.Tensor:
+        """The packed metadata row that a request's prefill hands over, [row_bytes] uint8."""
+        job = self._jobs[request]
+        self._learn(request)  # a decode end has not computed the prompt, so it takes the expected first token
+        first = self._first.get(request, self._token(request, job.prompt_tokens, 0))
+        return handover.expected_row(job, first, self._fields)
+
+    def metadata_mismatches(self, request: int, row: MetadataRow) -> list[Mismatch]:
+        """The fields of a row that are not what the request's prefill hands over."""
+        return list(handover.mismatches(self._jobs[request], self.expected_row(request), row, self._fields))
 
     # One layer
 
@@ -233,7 +245,7 @@ class ContentDecoder:
             return
         for piece in buffer.pieces:
             view = self._tokens_of(words[:, self._span(piece)], piece)
-            site = self._site(space, buffer, layer, piece.name)
+            site = self.site(space, buffer, layer, piece.name)
             rows = rows_torch(plan.write.codes, self._mask(site, view.shape[-1]), view.dtype)
             view[locs // self._pool.page_size, locs % self._pool.page_size] = rows
 
@@ -243,7 +255,7 @@ class ContentDecoder:
         size = self._pool.page_size
         if space == "state":
             slots = self._state_slots(plan)
-            site = self._site(space, buffer, layer)
+            site = self.site(space, buffer, layer)
             rows = words[local].index_select(0, slots)
             bad = differing(rows, plan.state_read, self._mask(site, rows.shape[-1]))
             if any(chunk.start == 0 for chunk in plan.chunks):  # a slot is empty when a request first reads it
@@ -253,7 +265,7 @@ class ContentDecoder:
         elif buffer.rows is Granularity.TOKEN:
             wanted = plan.window if space == "window" and plan.window is not None else plan.read
             locs = self._locs(space, wanted)
-            site = self._site(space, buffer, layer)
+            site = self.site(space, buffer, layer)
             rows = words[local].index_select(0, locs)
             bad = differing(rows, wanted.codes, self._mask(site, rows.shape[-1]))
             self._observe(plan, site, bad, rows, locs, True, wanted.chunk, wanted.positions)
@@ -262,7 +274,7 @@ class ContentDecoder:
             pages = table.index_select(0, plan.page_places) // size
             starts = plan.page_number * size
             for each in (each for each in buffer.pieces if piece in ("", each.name)):
-                site = self._site(space, buffer, layer, each.name)
+                site = self.site(space, buffer, layer, each.name)
                 view = self._tokens_of(words[local][:, self._span(each)].index_select(0, pages), each)
                 bad = differing(view, plan.page_codes, self._mask(site, view.shape[-1])) & plan.page_valid
                 self._observe(plan, site, bad, view, pages, False, plan.page_chunk, starts, tokens=size)
@@ -317,9 +329,10 @@ class ContentDecoder:
         return block.view(len(block), self._pool.page_size, -1)
 
     def _rule(self, codes: torch.Tensor, space: str, buffer: BufferSpec, layer: int, words: int) -> torch.Tensor:
-        return rows_torch(codes, self._mask(self._site(space, buffer, layer), words), torch.int64)
+        return rows_torch(codes, self._mask(self.site(space, buffer, layer), words), torch.int64)
 
-    def _site(self, space: str, buffer: BufferSpec, layer: int, piece: str = "") -> content.Site:
+    def site(self, space: str, buffer: BufferSpec, layer: int, piece: str = "") -> content.Site:
+        """Where this rank's rows of a buffer lie. layer: global id."""
         return content.Site(space, buffer.name, piece, layer, self._first_words.get((space, buffer.name), 0))
 
     def _mask(self, site: content.Site, words: int) -> torch.Tensor:

@@ -262,6 +262,29 @@ class RoomChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomMarked:
+    """A rank filled the memory of a room with this word. It means that nobody has written there yet."""
+
+    rank: str
+    word: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unsealed:
+    """A rank gave a room up though all its sources had reported it. sources: those whose seal does not fit.
+
+    words: how many of their words were compared. rows: the first row that differs of each buffer, layer and source, by
+    the name of the source.
+    """
+
+    rank: str
+    request: int
+    sources: tuple[str, ...]
+    words: int
+    rows: tuple[tuple[str, Mismatch], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """A request's transfer ended in a failure that both ends know of."""
 
@@ -339,7 +362,7 @@ class Broke:
     message: str
 
 
-RoomEvent = Decided | RoomChanged | Failed | Retried | Faulted | Overdue
+RoomEvent = Decided | RoomChanged | RoomMarked | Unsealed | Failed | Retried | Faulted | Overdue
 Event = (
     Submitted
     | Completed

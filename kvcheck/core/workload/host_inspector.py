@@ -108,7 +108,7 @@ class HostInspector:
     ) -> Iterator[_Row]:
         """The first deviating row of each piece and layer of a page or slot: [L, r, W] words."""
         for local, layer in enumerate(spec.layers):
-            for name, rows in self._pieces(buffer, words[local]):
+            for name, rows in token_rows(buffer, words[local], self._size):
                 bad = differing(rows, codes, content.mask(Site(spec.name, buffer.name, name, layer), rows.shape[-1]))
                 if bool(bad.any()):
                     first = int(torch.nonzero(bad)[0])
@@ -122,15 +122,20 @@ class HostInspector:
                         count=int(bad.sum()),
                     )
 
-    def _pieces(self, buffer: BufferSpec, words: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        """Token-addressed rows [P, W] of a page: the buffer's own, or those of each piece of a packed page."""
-        if buffer.rows is not Granularity.PAGE:
-            return [("", words)]
-        return [(piece.name, self._piece(words, piece)) for piece in buffer.pieces]
 
-    def _piece(self, words: torch.Tensor, piece: Piece) -> torch.Tensor:
-        first, last = piece.offset // 8, (piece.offset + self._size * piece.size_bytes) // 8
-        block = words[0, first:last].contiguous()
-        if piece.size_bytes % 8:
-            block = block.view(torch.int32)
-        return block.view(self._size, -1)
+def token_rows(buffer: BufferSpec, words: torch.Tensor, size: int) -> list[tuple[str, torch.Tensor]]:
+    """Token-addressed rows [P, W] of a page of `size` tokens: the buffer's own, or each piece's of a packed page.
+
+    words: of the page in one layer, [r, W] int64.
+    """
+    if buffer.rows is not Granularity.PAGE:
+        return [("", words)]
+    return [(piece.name, _of_piece(words, piece, size)) for piece in buffer.pieces]
+
+
+def _of_piece(words: torch.Tensor, piece: Piece, size: int) -> torch.Tensor:
+    first, last = piece.offset // 8, (piece.offset + size * piece.size_bytes) // 8
+    block = words[0, first:last].contiguous()
+    if piece.size_bytes % 8:
+        block = block.view(torch.int32)
+    return block.view(size, -1)

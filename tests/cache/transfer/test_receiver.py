@@ -64,6 +64,15 @@ def test_the_bytes_that_fit_the_seal_are_all_of_them() -> None:
     assert rig.told.sizes == [full + window + row]
 
 
+def test_a_room_that_no_source_has_reported_is_late_and_not_unsealed() -> None:
+    rig = Rig()
+    got = rig.expect(ROOM, 9)
+    (mark,) = rig.told.marks
+    assert int(rig.decode.pool.sets["full"].write_view("k")[0, int(got.holding.pages[0]) * 4, 0]) == mark
+    rig.poll(PATIENCE)
+    assert rig.rooms[ROOM].status == FAILED and rig.told.late == []
+
+
 @pytest.mark.parametrize("tokens", range(9, 26))
 def test_windows_that_start_on_different_pages_are_paired_by_page(tokens: int) -> None:
     """The source has kept more of the window than the target, or less."""
@@ -140,6 +149,7 @@ def test_one_wrong_byte_anywhere_is_no_success_and_fails_at_the_deadline(name: s
         rig.poll()
         assert rig.rooms[ROOM].status == FAILED
         assert f"nothing complete from prefill-0 in {PATIENCE} rounds or seconds" in rig.rooms[ROOM].reason
+        assert rig.told.late == [ROOM], "the source had reported it"
         assert sent_to(rig) == [Abort(room=ROOM, attempt=0, generation=1, reason=rig.rooms[ROOM].reason)]
 
 

@@ -17,7 +17,17 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.content import ContentOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
-from kvcheck.core.workload.events import Event, Expected, Forward, Leased, Padding, Saw, SitesKnown, Verified
+from kvcheck.core.workload.events import (
+    Event,
+    Expected,
+    Forward,
+    Leased,
+    Padding,
+    RoomMarked,
+    Saw,
+    SitesKnown,
+    Verified,
+)
 from kvcheck.core.workload.mismatch import Mismatch
 
 LATENT = Site("full", "latent", "", 3)
@@ -159,6 +169,26 @@ def test_words_of_another_place_are_named_by_it_where_the_history_has_the_places
     assert story in finding.message
     (alone,) = judge(ContentOracle(), History.of(*RUN, event))
     assert (alone.code, alone.seen_request) == ("KV105", None), "a stored history without places is judged as before"
+
+
+MARK = content.word(Tag(77, 1, 3), LATENT, 9)
+"""A word by which a receiver says that nobody has written: any word at all."""
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        (saw(LATENT, *([MARK] * 4)), "KV104"),
+        (saw(SCALE, half(MARK), half(MARK >> 32), is_half=True), "KV104"),
+        (saw(LATENT, *row(2, 70, LATENT)[:2], MARK, MARK), "KV103"),
+        (saw(TOPK, *([MARK] * 4), position=0), "KV104"),
+    ],
+)
+def test_what_a_room_was_marked_with_was_never_written(event: Saw, code: str) -> None:
+    (finding,) = judge(ContentOracle(), History.of(*RUN, RoomMarked("decode-0", MARK), event))
+    assert finding.code == code
+    (unmarked,) = judge(ContentOracle(), History.of(*RUN, event))
+    assert unmarked.code == "KV105"
 
 
 def test_a_position_is_known_once_it_was_computed() -> None:

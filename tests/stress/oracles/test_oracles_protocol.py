@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvcheck.core.base import content
+from kvcheck.core.base.content import RowSites, Site, Tag
 from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
@@ -24,8 +26,12 @@ from kvcheck.core.workload.events import (
     Overdue,
     Retried,
     RoomChanged,
+    RoomMarked,
+    SitesKnown,
     Submitted,
+    Unsealed,
 )
+from kvcheck.core.workload.mismatch import Mismatch
 
 FAILED, TRANSFERRING, SUCCESS = 0, 3, 4
 LAST_ROOM = (1 << 64) - 1
@@ -256,3 +262,77 @@ def test_nothing_is_judged_in_a_history_without_transfers() -> None:
     oracle = ProtocolOracle()
     assert judge(oracle, History.of(landing(1, "kv"), Completed(1), Aborted(1))) == ()
     assert oracle.judged == 0, "an oracle that saw nothing must not look as if it had"
+
+
+# A seal that never fitted
+
+LATE = Failed(7, "room 0: nothing complete from prefill-0 in 200 rounds or seconds")
+SITES = SitesKnown((RowSites(space="full", buffer="k", piece="", layers=(0, 1), words=4, heads=2),))
+MARK = 0x1234
+
+
+def unsealed(*words: int, rank: str = "decode-0", more: int = 0) -> Unsealed:
+    """Rank decode-0 compared request 7's room: the first row of k, layer 1, page 7, differs."""
+    found = Mismatch(
+        request=7,
+        space="full",
+        buffer="k",
+        piece="",
+        layer=1,
+        page=7,
+        row=0,
+        position=4,
+        author=7,
+        words=words,
+        half=False,
+        count=2,
+    )
+    return Unsealed(rank, 7, ("prefill-0",), 640, tuple(("prefill-0", found) for _ in range(1 + more)))
+
+
+def written(request: int, position: int, layer: int, *places: int) -> list[int]:
+    return [content.word(Tag(request, 0, position), Site("full", "k", "", layer), at) for at in places]
+
+
+@pytest.mark.parametrize(
+    ("event", "story"),
+    [
+        (unsealed(*written(3, 0, 1, 0, 1, 2, 3)), "holds request 3's bytes (its position 0)"),
+        (unsealed(MARK, MARK, MARK, MARK), "holds memory that was never written"),
+        (unsealed(*written(7, 4, 0, 0, 1, 2, 3)), "holds the words of layer 0 of request 7, position 4"),
+        (unsealed(*written(7, 4, 1, 2, 3)), "holds the words of head 1 of request 7, position 4"),
+        (unsealed(MARK, MARK, more=2), "holds memory that was never written, and 2 more places"),
+    ],
+)
+def test_a_room_that_is_too_late_says_what_its_memory_holds(event: Unsealed, story: str) -> None:
+    (finding,) = judge(ProtocolOracle(), History.of(SITES, RoomMarked("decode-0", MARK), event, LATE))
+    assert (finding.code, finding.buffer, finding.layer, finding.page, finding.row) == ("KV604", "k", 1, 7, 0)
+    place = "decode-0 had the reports of all sources, and k, layer 1, page 7, row 0 (and 1 more rows), which prefill-0"
+    assert place in finding.message and finding.message.endswith(story)
+
+
+def test_a_room_whose_words_are_right_says_so() -> None:
+    right = Unsealed("decode-0", 7, ("prefill-0", "prefill-1"), 640, ())
+    (finding,) = judge(ProtocolOracle(), History.of(right, LATE))
+    assert "all 640 words that it can compare are right: what prefill-0, prefill-1 sealed" in finding.message
+    assert (finding.code, finding.buffer, finding.page) == ("KV604", None, None)
+    (other,) = judge(ProtocolOracle(), History.of(right, unsealed(MARK, rank="decode-1"), LATE))
+    assert "decode-1 had the reports of all sources, and k, layer 1" in other.message, "the rank that saw more speaks"
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (unsealed(MARK),),
+        (REFUSED, unsealed(MARK), Failed(7, "refused kv")),
+        (Aborted(7), unsealed(MARK), LATE),
+        (unsealed(MARK), Finished(7, (1,))),
+    ],
+)
+def test_what_a_room_holds_accuses_nobody(events: tuple[Event, ...]) -> None:
+    assert judge(ProtocolOracle(), History.of(SITES, *events)) == ()
+
+
+def test_what_an_earlier_attempt_held_explains_no_later_one() -> None:
+    (finding,) = judge(ProtocolOracle(), History.of(REFUSED, unsealed(MARK), Failed(7, "refused kv"), Retried(7), LATE))
+    assert finding.message.endswith("200 rounds or seconds") and finding.buffer is None

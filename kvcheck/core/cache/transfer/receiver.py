@@ -72,6 +72,12 @@ class RoomListener(Protocol):
     def sealed(self, *, rank: str, request: int, size: int) -> None:
         """A room has arrived. So many bytes were read here and fit the seals of their sources."""
 
+    def marked(self, *, rank: str, word: int) -> None:
+        """The memory of a room is filled with this word until its sources write it."""
+
+    def unsealed(self, *, rank: str, room: InboundRoom) -> None:
+        """A room is too late though all sources have reported it. Its memory is still as they left it."""
+
 
 class Receiver:
     """One decode rank. clock: rounds, or seconds, since the start; patience: how many of them a room may take.
@@ -235,6 +241,8 @@ class Receiver:
                 self._look(receiving)
             if self._is_open(receiving) and self._clock() >= receiving.deadline:
                 late = sorted(receiving.waits) or sorted(self.sources.keys() - receiving.verified)
+                if not receiving.waits and self._listener is not None:
+                    self._listener.unsealed(rank=self._layout.name, room=receiving)
                 self.fail(
                     receiving,
                     f"room {room}: nothing complete from {', '.join(late)} in {self._patience} rounds or seconds",
@@ -365,6 +373,8 @@ class Receiver:
         prompt) would fit the seal before it was written, and a late write would overwrite later content.
         """
         word = as_signed(mix64_int(receiving.ticket.generation ^ MARK))
+        if self._listener is not None:
+            self._listener.marked(rank=self._layout.name, word=word)
         request, units = receiving.ticket.request, self._units(receiving)
         targets: list[tuple[torch.Tensor, torch.Tensor]] = []
         for buffer in self._layout.buffers:

@@ -11,42 +11,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvcheck.core.base import content
-from kvcheck.core.base.content import RowSites, Site, Tag
-from kvcheck.core.base.deviation import Deviation, Elsewhere, Expectation, Owners, classify, origin_of
+from kvcheck.core.base.content import Site
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
+from kvcheck.core.stress.oracles.known_words import KnownWords, place_of
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.workload.events import Expected, Forward, Leased, Padding, ProcessActs, Saw, SitesKnown, Verified
+from kvcheck.core.workload.events import Leased, Padding, ProcessActs, Saw, Verified
 from kvcheck.core.workload.mismatch import Mismatch
 
-POSITIONS = 4096
-"""Positions tried for a 32-bit word, and for words of other places; a longer request raises it to its own position."""
 
-
-class ContentOracle:
+class ContentOracle(KnownWords):
     """Every KV, state and metadata word a request reads was written for it, at that position, in that buffer."""
 
     name = "content"
 
     def __init__(self) -> None:
+        super().__init__()
         self.judged = 0
         self.findings: list[Finding] = []
-        self._requests = 1
-        self._positions = POSITIONS
-        self._rows: dict[tuple[str, str, str], RowSites] = {}
         self._process = ""
         self._seen: set[tuple[object, ...]] = set()
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         return (
-            (SitesKnown, self._sites_known),
-            (Forward, self._forward),
+            *self.known(),
             (Verified, self._verified),
             (Saw, self._saw),
             (Leased, self._leased),
             (Padding, self._padding),
-            (Expected, self._expected),
             (ProcessActs, self._process_acts),
         )
 
@@ -55,15 +47,6 @@ class ContentOracle:
 
     def _process_acts(self, event: ProcessActs) -> None:
         self._process = event.process
-
-    def _sites_known(self, event: SitesKnown) -> None:
-        self._rows |= {(row.space, row.buffer, row.piece): row for row in event.rows}
-
-    def _forward(self, event: Forward) -> None:
-        self._positions = max(self._positions, event.stop)
-
-    def _expected(self, event: Expected) -> None:
-        self._requests = max(self._requests, event.request)
 
     def _verified(self, event: Verified) -> None:
         self.judged += event.words
@@ -74,8 +57,7 @@ class ContentOracle:
         if len(self.findings) >= MAX_FINDINGS or key in self._seen:
             return
         self._seen.add(key)
-        self._requests = max(self._requests, found.request, found.author)
-        deviation = self._deviation(found)
+        deviation = self.deviation(found)
         rank = f"{self._process}: " if self._process else ""
         self.findings.append(
             Finding(
@@ -98,7 +80,7 @@ class ContentOracle:
             if len(self.findings) >= MAX_FINDINGS or ("lease", event.space, name) in self._seen:
                 return
             self._seen.add(("lease", event.space, name))
-            tag, whose = self._whose(
+            tag, whose = self.whose(
                 words[:1], Site("metadata", f"metadata.{name}", name, 0), "an earlier owner's bytes"
             )
             self.findings.append(
@@ -119,7 +101,7 @@ class ContentOracle:
         self.judged += 1
         if not event.words:
             return
-        tag, whose = self._whose(event.words, Site(event.space, event.buffer, event.piece, event.layer), "other bytes")
+        tag, whose = self.whose(event.words, Site(event.space, event.buffer, event.piece, event.layer), "other bytes")
         unit = "slot" if event.space == "state" else "page"
         self.findings.append(
             Finding(
@@ -136,54 +118,6 @@ class ContentOracle:
             )
         )
 
-    def _deviation(self, found: Mismatch) -> Deviation:
-        is_metadata = found.space == "metadata"
-        words: tuple[int | None, ...] = found.words
-        if is_metadata:  # a field is filled from the front; the words behind its last one are empty
-            used = max((at for at, word in enumerate(words, 1) if word), default=len(words))
-            words = words[:used]
-        poison = content.POISON_HALF if found.half else content.POISON_WORD
-        return classify(
-            words,
-            Site(found.space, found.buffer, found.piece, found.layer, found.first_word),
-            Expectation(
-                request=found.request,
-                author=found.author,
-                position=found.position,
-                is_state=found.space == "state",
-            ),
-            Owners(
-                requests=self._requests if found.half else self._most(),
-                unwritten=(poison, 0) if is_metadata else (poison,),
-                positions=max(POSITIONS, found.position + 1) if found.half else None,
-                elsewhere=self._elsewhere(found.position),
-            ),
-        )
-
-    def _whose(self, words: tuple[int, ...], site: Site, nobody: str) -> tuple[Tag | None, str]:
-        """The tag of the first word that carries one, and what the words are; `nobody` where none does.
-
-        Words that carry none here are tried at the other places of the run.
-        """
-        tags = (content.decode(word, site, at, requests=self._most()) for at, word in enumerate(words))
-        if (tag := next((tag for tag in tags if tag is not None), None)) is not None:
-            where = "" if site.space == "metadata" else f" (its position {tag.position})"
-            return tag, f"request {tag.request}'s bytes{where}"
-        elsewhere = self._elsewhere(0)
-        origin = None if elsewhere is None else origin_of(dict(enumerate(words)), elsewhere)
-        return (None, nobody) if origin is None else (origin.tag, f"words of {origin.story(site)}")
-
-    def _elsewhere(self, position: int) -> Elsewhere | None:
-        """The other places of the run; None where the history names none."""
-        if not self._rows:
-            return None
-        positions = max(self._positions, position + 1)
-        return Elsewhere(rows=(*self._rows.values(),), requests=self._requests, positions=positions)
-
-    def _most(self) -> int:
-        """The highest request that a 64-bit word is decoded to; its tag cannot be mistaken."""
-        return max(self._requests, 1 << 20)
-
 
 def _seen(found: Mismatch, story: str) -> str:
     if found.tier == "device":
@@ -194,12 +128,7 @@ def _seen(found: Mismatch, story: str) -> str:
 
 
 def _where(found: Mismatch) -> str:
-    if found.space == "metadata":
-        return f"its {found.buffer}"
-    unit = "slot" if found.space == "state" else "page"
-    more = f" (and {found.count - 1} more rows)" if found.count > 1 else ""
-    piece = f".{found.piece}" if found.piece else ""
-    return f"{found.buffer}{piece}, layer {found.layer}, {unit} {found.page}, row {found.row}{more}"
+    return f"its {found.buffer}" if found.space == "metadata" else place_of(found)
 
 
 def _wanted(found: Mismatch) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
+from kvcheck.core.stress.oracles.known_words import KnownWords, place_of
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.workload.events import (
     Aborted,
@@ -26,19 +27,22 @@ from kvcheck.core.workload.events import (
     Retried,
     RoomChanged,
     Submitted,
+    Unsealed,
 )
+from kvcheck.core.workload.mismatch import Mismatch
 
 _NAMES = {0: "Failed", 3: "Transferring", 4: "Success"}
 FAILED, SUCCESS = 0, 4
 LEGS = {"wire.kv": "kv", "wire.state": "state", "wire.aux": "aux", "wire.seal": "seal"}
 
 
-class ProtocolOracle:
+class ProtocolOracle(KnownWords):
     """Success follows the bytes, terminal states stay, and ranks agree."""
 
     name = "protocol"
 
     def __init__(self) -> None:
+        super().__init__()
         self.judged = 0
         self.findings: list[Finding] = []
         self._final: dict[tuple[str, int, int], int] = {}
@@ -46,9 +50,11 @@ class ProtocolOracle:
         self._faulted: dict[int, Faulted] = {}
         self._aborted: set[int] = set()
         self._overdue: dict[int, Overdue] = {}
+        self._unsealed: dict[int, list[Unsealed]] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         return (
+            *self.known(),
             (RoomChanged, self._changed),
             (Submitted, self._submitted),
             (Completed, self._completed),
@@ -56,6 +62,7 @@ class ProtocolOracle:
             (Faulted, self._fault),
             (Overdue, self._late),
             (Aborted, self._abort),
+            (Unsealed, self._seal_never_fitted),
             (Failed, self._failed),
             (Retried, self._retried),
             (Finished, self._finished),
@@ -121,6 +128,11 @@ class ProtocolOracle:
         self._faulted.pop(event.request, None)
         self._overdue.pop(event.request, None)
         self._aborted.discard(event.request)
+        self._unsealed.pop(event.request, None)
+
+    def _seal_never_fitted(self, event: Unsealed) -> None:
+        """Kept for the failure that follows; no finding by itself."""
+        self._unsealed.setdefault(event.request, []).append(event)
 
     def _failed(self, event: Failed) -> None:
         self.judged += 1
@@ -129,11 +141,29 @@ class ProtocolOracle:
         if event.request in self._aborted or (late is not None and any(name in event.reason for name in late.names)):
             return
         if fault is None:
-            text = f"request {event.request} failed, and it had no fault: {event.reason}"
-            self._add("KV604", event.request, text)
+            self._failed_for_nothing(event)
         elif unsaid := [name for name in fault.names if name not in event.reason]:
             text = f"request {event.request} failed because {fault.why}, and its reason does not say"
             self._add("KV603", event.request, f"{text} {' and '.join(map(repr, unsaid))}: {event.reason}")
+
+    def _failed_for_nothing(self, event: Failed) -> None:
+        text = f"request {event.request} failed, and it had no fault: {event.reason}"
+        told = sorted(self._unsealed.get(event.request, ()), key=lambda each: not each.rows)
+        if not told:
+            self._add("KV604", event.request, text)
+            return
+        text += f"; {told[0].rank} had the reports of all sources, and "
+        if not told[0].rows:
+            text += (
+                f"all {told[0].words:,} words that it can compare are right: what {', '.join(told[0].sources)} sealed "
+                "is not what it wrote, or the seal itself is missing"
+            )
+            self._add("KV604", event.request, text)
+            return
+        source, found = told[0].rows[0]
+        more = f", and {len(told[0].rows) - 1} more places" if len(told[0].rows) > 1 else ""
+        text += f"{place_of(found)}, which {source} had to write, holds {self.deviation(found).story}{more}"
+        self._add("KV604", event.request, text, found=found)
 
     def _finished(self, event: Finished) -> None:
         self.judged += 1
@@ -144,11 +174,31 @@ class ProtocolOracle:
                 f"request {event.request} finished though {fault.why}; it has to fail",
             )
 
-    def _add(self, code: str, request: int | None, message: str, *, buffer: str | None = None) -> None:
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(
-                Finding(code=code, oracle=self.name, tier="device", buffer=buffer, request=request, message=message)
+    def _add(
+        self,
+        code: str,
+        request: int | None,
+        message: str,
+        *,
+        buffer: str | None = None,
+        found: Mismatch | None = None,
+    ) -> None:
+        if len(self.findings) >= MAX_FINDINGS:
+            return
+        has_page = found is not None and found.space != "metadata"
+        self.findings.append(
+            Finding(
+                code=code,
+                oracle=self.name,
+                tier="device",
+                buffer=buffer if found is None else found.buffer,
+                layer=found.layer if found is not None and has_page else None,
+                page=found.page if found is not None and has_page else None,
+                row=found.row if found is not None and has_page else None,
+                request=request,
+                message=message,
             )
+        )
 
 
 def code_of_unnoticed(fault: Faulted) -> str:

@@ -43,6 +43,7 @@ from kvcheck.core.workload.events import (
 from kvcheck.core.workload.host_inspector import HostInspector
 from kvcheck.core.workload.jobs import Job
 from kvcheck.core.workload.readers import Readers
+from kvcheck.core.workload.room_inspector import RoomInspector
 from kvcheck.core.workload.sites import row_sites
 from kvcheck.core.workload.synthetic import synthetic_jobs, trace_file
 from kvcheck.core.workload.traces import read_trace, scale_trace
@@ -327,6 +328,7 @@ def make_setup(
         pair=pair,
         host=host,
         inspector=inspector if host is not None else None,
+        room_inspector=lambda: RoomInspector(made[-1], emit),
     )
 
 
