@@ -47,6 +47,7 @@ KINDS: dict[str, tuple[list[int], Site, Expectation, tuple[str, int | None]]] = 
     "foreign state": (row(4, 69, STATE), STATE, VERSION, ("KV102", 4)),
     "own row of another position": (row(2, 69), SITE, OWN, ("KV301", 2)),
     "shared row of another position": (row(1, 6), SITE, SHARED, ("KV301", 1)),
+    "the reader's own row where a prefix belongs": (row(2, 7), SITE, SHARED, ("KV301", 2)),
     "stale state": (row(2, 66, STATE), STATE, VERSION, ("KV101", 2)),
     "later state": (row(2, 70, STATE), STATE, VERSION, ("KV301", 2)),
     "own state where none is computed": (row(2, 0, STATE), STATE, EMPTY, ("KV101", 2)),
@@ -73,6 +74,11 @@ def test_kind_of_row_has_one_code_in_every_medium(kind: str, medium: str) -> Non
     assert (found.code, found.owner) == verdict, found.story
 
 
+def test_bytes_of_the_reader_where_a_prefix_belongs_are_called_its_own() -> None:
+    assert classify(row(2, 7), SITE, SHARED, POISONED).story == "its own bytes of position 7"
+    assert classify(row(1, 6), SITE, SHARED, POISONED).story == "the bytes of position 6"
+
+
 @pytest.mark.parametrize(
     ("owners", "fill", "code"),
     [
@@ -95,7 +101,7 @@ def test_unwritten_memory_is_what_the_caller_says_it_is(owners: Owners, fill: in
 def test_row_that_was_written_in_part_is_torn(owners: Owners) -> None:
     (fill,) = owners.unwritten
     assert classify([*OURS[:2], fill, fill], SITE, OWN, owners) == Deviation(
-        "KV103", 2, "a torn row with words of requests [2]"
+        "KV103", 2, "a torn row with words of request 2 (position 70) and 2 words of nobody"
     )
     assert classify([*THEIRS[:2], fill, fill], SITE, OWN, owners).owner == 5
 

@@ -132,13 +132,24 @@ def classify(words: Sequence[int | None], site: Site, expected: Expectation, own
     if odd or len(set(known)) > 1:
         found = sorted({tag.request for tag in known})
         foreign = [owner for owner in found if owner not in own]
-        return Deviation("KV103", foreign[0] if foreign else found[0], f"a torn row with words of requests {found}")
+        return Deviation("KV103", foreign[0] if foreign else found[0], _torn(known, len(odd)))
     tag = known[0]
     if tag.request not in own:
         return Deviation("KV102", tag.request, f"request {tag.request}'s bytes (its position {tag.position})")
     if expected.is_state and (tag.position < expected.position or expected.position < 0):
         return Deviation("KV101", tag.request, f"its own state as of token {tag.position}")
-    return Deviation("KV301", tag.request, f"the bytes of position {tag.position}")
+    whose = "its own" if tag.request != expected.author else "the"  # the reader's, where a shared prefix belongs
+    return Deviation("KV301", tag.request, f"{whose} bytes of position {tag.position}")
+
+
+def _torn(known: Sequence[Tag], odd: int) -> str:
+    """A row with words of several writes. odd: how many words besides carry no tag."""
+    parts = []
+    for request in sorted({tag.request for tag in known}):
+        positions = sorted({tag.position for tag in known if tag.request == request})
+        parts.append(f"request {request} (position {' and '.join(map(str, positions))})")
+    more = f" and {odd} words of nobody" if odd else ""
+    return f"a torn row with words of {' and '.join(parts)}{more}"
 
 
 def origin_of(words: Mapping[int, int], elsewhere: Elsewhere, *, halves_of: Sequence[int] = ()) -> Origin | None:

@@ -129,7 +129,7 @@ def test_requests_continue_independently_and_may_start_behind_a_shared_prefix() 
     ("events", "words"),
     [
         pytest.param(
-            RESUMED_ONE_BEHIND, "computes position 64, expected 65: its committed length is -1 off", id="behind"
+            RESUMED_ONE_BEHIND, "computes position 64, expected 65: its committed length is off by -1", id="behind"
         ),
         pytest.param((Forward(1, 0, 64), Forward(1, 66, 67)), "computes position 66, expected 64", id="gap"),
         pytest.param(SAVED_ONE_AHEAD, "saved with 65 tokens, expected the 64 committed ones", id="uncommitted"),
@@ -156,7 +156,8 @@ def test_padding_in_an_operation_is_kv301(space: str) -> None:
     event = Submitted(1, "decode.write", "forward", (), moving(space=space, ids=[4, 0], owners=[1, 2]))
     (finding,) = judge(ContractOracle(), History.of(event))
     assert where(finding) == ("KV301", 2, None, "latent", None, None)
-    assert f"decode.write names {space} 0, which is padding" in finding.message
+    unit = {"full": "full page 0", "window": "window page 0", "state": "state slot 0", "rows": "row 0"}[space]
+    assert finding.message == f"decode.write names {unit}, which is padding"
 
 
 def test_reading_padding_is_found_where_no_request_is_named() -> None:
@@ -186,8 +187,13 @@ def test_free_and_cached_pages_add_up() -> None:
 )
 def test_ids_that_do_not_add_up_are_kv401(free: int, words: str) -> None:
     (finding,) = judge(AccountingOracle(), History.of(Counted("full", free, 40, 64)))
-    assert where(finding) == ("KV401", None, None, None, None, None)
+    assert where(finding) == ("KV401", None, None, "full", None, None)
     assert words in finding.message
+
+
+def test_locks_that_are_left_are_kv401() -> None:
+    (finding,) = judge(AccountingOracle(), History.of(Counted("locks on cached prefixes", 0, 0, 3)))
+    assert finding.message == "3 locks on cached prefixes are left after all requests have finished; expected none"
 
 
 def test_memory_held_after_close_is_kv401_and_names_buffer_and_tier() -> None:
@@ -267,7 +273,7 @@ def test_everything_finished_is_right() -> None:
 def test_requests_that_never_finish_are_kv901() -> None:
     (finding,) = judge(LivenessOracle(), History.of(*(Expected(i, ()) for i in (1, 2, 3)), Finished(1, ())))
     assert where(finding) == ("KV901", 2, None, None, None, None)
-    assert finding.message == "2 requests never finished, the first of them request 2"
+    assert finding.message == "2 requests never ended, the first of them request 2"
 
 
 @pytest.mark.parametrize("code", ["KV901", "KV902", "KV402"])

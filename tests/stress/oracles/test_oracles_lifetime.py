@@ -194,13 +194,13 @@ def test_what_is_fine_stays_green_and_is_judged(events: tuple[Event, ...]) -> No
 @pytest.mark.parametrize(
     ("events", "expected", "words"),
     [
-        (FREED_IN_FLIGHT, ("KV202", 1, 4), "full 4 was freed while offload.save of it was pending"),
-        (FREED_BEFORE_THE_SECOND_READER, ("KV202", 1, 3), "full 3 was freed while offload.save of it was pending"),
-        (USED_AFTER_FREE, ("KV202", None, 3), "full 3 is free, yet decode.write writes it"),
-        (READ_OF_NOTHING, ("KV202", None, 3), "full 3 is free, yet offload.save reads it"),
-        (DOUBLE_FREE, ("KV402", None, 3), "full 3 was freed though it is not allocated"),
-        (TWICE_HANDED_OUT, ("KV402", 2, 3), "full 3 was handed out while request 1 holds it"),
-        (FOREIGN_WRITE, ("KV403", 2, 3), "full 3 belongs to request 1, yet decode.write writes it for request 2"),
+        (FREED_IN_FLIGHT, ("KV202", 1, 4), "full page 4 was freed while offload.save of it was pending"),
+        (FREED_BEFORE_THE_SECOND_READER, ("KV202", 1, 3), "full page 3 was freed while offload.save of it was pending"),
+        (USED_AFTER_FREE, ("KV202", None, 3), "full page 3 is free, yet decode.write writes it"),
+        (READ_OF_NOTHING, ("KV202", None, 3), "full page 3 is free, yet offload.save reads it"),
+        (DOUBLE_FREE, ("KV402", None, 3), "full page 3 was freed though it is not allocated"),
+        (TWICE_HANDED_OUT, ("KV402", 2, 3), "full page 3 was handed out while request 1 holds it"),
+        (FOREIGN_WRITE, ("KV403", 2, 3), "full page 3 belongs to request 1, yet decode.write writes it for request 2"),
     ],
     ids=["in flight", "second reader", "used after free", "never allocated", "double free", "handed twice", "foreign"],
 )

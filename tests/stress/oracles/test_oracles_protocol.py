@@ -129,7 +129,7 @@ BAD: dict[str, tuple[tuple[str, int | None, str | None, tuple[str, ...]], tuple[
         (room(TRANSFERRING, FAILED), room(FAILED, TRANSFERRING)),
     ),
     "success twice": (
-        ("KV602", 7, None, ("from Success to Success",)),
+        ("KV602", 7, None, ("became Success a second time",)),
         (room(TRANSFERRING, SUCCESS), room(SUCCESS, SUCCESS)),
     ),
     "the largest room": (

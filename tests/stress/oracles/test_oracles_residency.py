@@ -201,7 +201,7 @@ def test_a_bad_history_has_this_one_finding(name: str) -> None:
 def test_a_message_says_which_page_it_was_and_what_was_expected() -> None:
     history = History.of(gains("host", "ab", (11, 12)), loses("host", "ab", (11, 13)), finds("ab", 2, 0))
     first, second = judge(ResidencyOracle(), history)
-    assert first.message == "host full 13 is given back for a cached page that came under id 12"
+    assert first.message == "host full page 13 is given back for a cached prefix that came under id 12"
     assert second.message == ("request 7 was served 2 pages by the prefix cache; what was added to the tiers serves 0")
 
 

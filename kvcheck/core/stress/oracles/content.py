@@ -123,7 +123,7 @@ def _seen(found: Mismatch, story: str) -> str:
     if found.tier == "device":
         return f"request {found.request} read {_where(found)} and saw {story}"
     moved = "a backup" if found.tier == "host" else "a fetch from the store"
-    whose = f"request {found.request}'s" if found.request else "an unknown"
+    whose = f"request {found.request}'s" if found.request else "a"
     return f"{moved} of {whose} page left {_where(found)} on the host with {story}"
 
 
@@ -134,6 +134,8 @@ def _where(found: Mismatch) -> str:
 def _wanted(found: Mismatch) -> str:
     if found.space == "metadata":
         return "expected what its own prefill handed over"
+    if not found.request:
+        return "expected words of a request that has computed this prefix, and none has"
     if found.position < 0:
         return "expected an empty state: the request has computed nothing yet"
     whose = "its own" if found.author == found.request else f"the shared prefix's (written by request {found.author})"

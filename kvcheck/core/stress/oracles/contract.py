@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, unit_text
 from kvcheck.core.workload.events import Forward, ProcessActs, Restored, Retried, Saved, Submitted
 
 _PADDED = ("full", "window", "state", "rows")
@@ -67,7 +67,7 @@ class ContractOracle:
                 event.request,
                 None,
                 f"request {event.request} computes position {event.start}, expected {reached}: "
-                f"its committed length is {event.start - reached:+d} off",
+                f"its committed length is off by {event.start - reached:+d}",
             )
         self._reached[key] = event.stop
 
@@ -112,7 +112,8 @@ class ContractOracle:
                 self.judged += 1
                 if int(footprint.rows.min()) < 1:
                     request = None if footprint.owners is None else int(footprint.owners[footprint.rows.argmin()])
-                    text = f"{event.name} names {footprint.space} {int(footprint.rows.min())}, which is padding"
+                    unit = unit_text(footprint.space, int(footprint.rows.min()))
+                    text = f"{event.name} names {unit}, which is padding"
                     self._add("KV301", request, footprint.buffers[0], text)
 
     def _add(self, code: str, request: int | None, buffer: str | None, message: str) -> None:

@@ -20,7 +20,7 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, tier_of
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, tier_of, unit_text
 from kvcheck.core.workload.events import Allocated, Completed, Freed, Submitted
 
 _NOBODY = 0
@@ -146,7 +146,7 @@ class LifetimeOracle:
                     tier=tier_of(space),
                     page=unit,
                     request=request,
-                    message=f"{space} {unit} {story}",
+                    message=f"{unit_text(space, unit)} {story}",
                 )
             )
 

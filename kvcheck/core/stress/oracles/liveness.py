@@ -37,15 +37,11 @@ class LivenessOracle:
     def finish(self) -> None:
         """Requests that never finished, unless an error explains them."""
         if self._open and not self._broke:
-            first = min(self._open)
-            self.findings.append(
-                Finding(
-                    code="KV901",
-                    oracle=self.name,
-                    request=first,
-                    message=f"{len(self._open)} requests never finished, the first of them request {first}",
-                )
-            )
+            first, count = min(self._open), len(self._open)
+            text = f"request {first} never ended"
+            if count > 1:
+                text = f"{count} requests never ended, the first of them request {first}"
+            self.findings.append(Finding(code="KV901", oracle=self.name, request=first, message=text))
 
     def _expected(self, event: Expected | Retried) -> None:
         self._open.add(event.request)

@@ -17,6 +17,17 @@ MAX_FINDINGS = 20
 """An oracle reports at most so many findings for one schedule."""
 
 
+UNITS = {"state": "slot", "metadata": "slot", "seals": "slot", "rows": "row"}
+"""What the ids of a space number; those of other spaces number pages."""
+
+
+def unit_text(space: str, unit: int) -> str:
+    """ "decode-0:full page 5", "metadata-prefill slot 2"."""
+    kind = space.rpartition(":")[2].removeprefix("host.")
+    word = next((word for name, word in UNITS.items() if kind.startswith(name)), "page")
+    return f"{space.removesuffix('rows')}{word} {unit}" if word == "row" else f"{space} {word} {unit}"
+
+
 class Oracle(Protocol):
     """One check."""
 

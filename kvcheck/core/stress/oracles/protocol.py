@@ -86,10 +86,11 @@ class ProtocolOracle(KnownWords):
         key = (event.rank, event.room, event.generation)
         if key in self._final:
             was, new = _NAMES[self._final[key]], _NAMES.get(event.new, str(event.new))
+            went = f"became {was} a second time" if was == new else f"went from {was} to {new}"
             self._add(
                 "KV602",
                 event.request,
-                f"{event.rank}: request {event.request} (room {event.room}) went from {was} to {new}; {was} is final",
+                f"{event.rank}: request {event.request} (room {event.room}) {went}; {was} is final",
             )
         elif event.new in (FAILED, SUCCESS):
             self._final[key] = event.new

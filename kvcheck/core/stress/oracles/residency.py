@@ -15,7 +15,7 @@ from collections.abc import Container, Iterable
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, unit_text
 from kvcheck.core.workload.tier_events import LookedUp, Modelled, TierChanged, Transferred
 
 SPACES = ("full", "window", "state")
@@ -58,8 +58,8 @@ class ResidencyOracle:
                 held[each], by_id[unit] = unit, each
                 continue
             if held.get(each) != unit:
-                was = f"{held[each]}" if each in held else "none"
-                self._add(event, "KV303", unit, f"is given back for a cached page that came under id {was}")
+                was = f"came under id {held[each]}" if each in held else "is not there"
+                self._add(event, "KV303", unit, f"is given back for a cached prefix that {was}")
             by_id.pop(held.pop(each, unit), None)
 
     def _looked_up(self, event: LookedUp) -> None:
@@ -115,7 +115,7 @@ class ResidencyOracle:
                     oracle=self.name,
                     tier=event.tier,
                     page=unit,
-                    message=f"{event.tier} {event.space} {unit} {story}",
+                    message=f"{event.tier} {unit_text(event.space, unit)} {story}",
                 )
             )
 
