@@ -44,11 +44,18 @@ SHOWN_BY: dict[str, tuple[int, int | None]] = {
     "slot-freed-before-drain": (2, 6),
     "pages-freed-before-drain": (2, 6),
     "rank-decides-alone": (SEED, 3),
+    **dict.fromkeys(("aborted-fetch-forgotten", "split-forgets-load", "fetch-replaces-computed"), (SEED, None)),
 }
 """Seed and requests of the workload that shows a mutant which those do not show, or show late; None: as a command."""
 MOST_CAUSES = {"ack-by-kv-alone": 2}
 """Causes of a mutant's schedule, where not one: copies that are acknowledged early are backups and loads."""
-LATER = {"abort-said-once": 15, "seal-without-state": 3, "trim-changes-request": 1, "prefetch-skipped": 1}
+LATER = {
+    "split-forgets-load": 15,
+    "abort-said-once": 15,
+    "seal-without-state": 3,
+    "trim-changes-request": 1,
+    "prefetch-skipped": 1,
+}
 """The first schedule that shows a mutant, where those before it take long and do not."""
 
 

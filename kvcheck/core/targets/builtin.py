@@ -12,6 +12,7 @@ from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.storage import Namespace
 from kvcheck.core.cache.scheduler.parts import SchedulerDeps
 from kvcheck.core.cache.scheduler.request import Request, StepReport
+from kvcheck.core.targets.neighbours import Neighbours
 from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedOffload
 from kvcheck.core.targets.pair import PairEngine
 from kvcheck.core.targets.parts import FIXED, TargetParts
@@ -53,6 +54,7 @@ class BuiltinEngine:
         decoder = setup.decoder(self.pool, (), {})
         self._observer.inspector = setup.inspector() if setup.inspector is not None else None
         self.host: HostPool | None = None
+        self._neighbours: Neighbours | None = None
         self.cache = self._make_cache(parts, setup)
         self._emit = emit
         self._prefixes: Prefixes | None = None
@@ -75,6 +77,9 @@ class BuiltinEngine:
         return self.scheduler.is_idle
 
     def submit(self, request: Request) -> None:
+        """Queue a request whose prompt a neighbour has served before, where there are neighbours."""
+        if self._neighbours is not None and self.cache is not None:
+            self._neighbours.serve(self.cache.tree.chain(request.prompt), request.request_id)
         self.scheduler.submit(request)
 
     def abort(self, request_id: int) -> bool:
@@ -192,9 +197,12 @@ class BuiltinEngine:
                 dtype=str(setup.shape.kv_dtype),
                 layout="units",  # what HostPool.pack makes does not depend on the host's layout
                 page_size=setup.shape.page_size,
-                rank=0,
-                ranks=1,
+                rank=tier.rank,
+                ranks=tier.ranks,
             )
+            if tier.has_neighbours:
+                sizes = {spec.name: self.host.unit_bytes(spec.name) for spec in self.pool.specs}
+                self._neighbours = Neighbours(tier.store, namespace, parts.storage.key_of, sizes)
             cache.connect(
                 parts.storage(
                     residency,

@@ -65,7 +65,8 @@ class HostTier:
     """The host tier of an engine. units: usable host pages or slots of each space.
 
     layout, method: rows of HOST_LAYOUTS and COPY_METHODS. write_policy, order, ack_period, ring: see CacheConfig.
-    store: what the storage tier keeps pages in; None: there is none.
+    store: what the storage tier keeps pages in; None: there is none. rank, ranks: of this engine among those of its
+    model that share the store. has_neighbours: engines of other models and ranks keep pages of the same prompts there.
     """
 
     units: Mapping[str, int]
@@ -76,6 +77,9 @@ class HostTier:
     ack_period: int = 1
     ring: int = 3
     store: PageStore | None = None
+    rank: int = 0
+    ranks: int = 1
+    has_neighbours: bool = False
 
 
 FirstWords = Mapping[tuple[str, str], int]

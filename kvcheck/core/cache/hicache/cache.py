@@ -120,6 +120,11 @@ class HiCache:
         """True while every entry of the load ring is in flight, so that no load can start."""
         return self.controller is not None and not self.controller.can_load
 
+    def must_defer(self, tokens: Tokens) -> bool:
+        """True while no load can start and pages of the prompt lie on the host alone. Companions that have to be loaded
+        without their pages wait in the queue of loads instead."""
+        return self.is_deferring and self.tree.known(tokens).servable > self.tree.device_match(tokens)[1]
+
     def admit(self, tokens: Tokens, holding: Holding, *, priority: int = 0) -> Lease:
         """Serve the longest cached prefix to an empty holding, loading back what only the host holds of it."""
         match = self.tree.match(tokens, priority=priority)

@@ -179,7 +179,7 @@ class PrefixTree:
     def insert_host(self, tokens: Tokens, start: int, host: Tier) -> Node | None:
         """Cache pages [start, ...) of a sequence on the host; None where the path before or after has changed."""
         keys = self.keys(tokens)
-        path = self._walk(keys)
+        path = self._path_now(keys, start)
         known = sum(len(node.keys) for node in path)
         parent = path[-1] if path else self.root
         if known != start or host.full is None or not (parent.host.is_live or parent is self.root):
@@ -192,6 +192,10 @@ class PrefixTree:
         leaf.last_used = self._clock
         parent.children[keys[start]] = leaf
         return leaf
+
+    def _path_now(self, keys: list[bytes], start: int) -> list[Node]:
+        """What is cached now of a prompt that had `start` pages before. (mutant: fetch-replaces-computed)"""
+        return self._walk(keys)
 
     def lock(self, node: Node) -> None:
         """Keep a node and its ancestors on the device."""
@@ -291,7 +295,8 @@ class PrefixTree:
             window[start:stop] = node.device.window.held
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut a node after `at` pages; returns the new upper half. The state stays at the end."""
+        """Cut a node after `at` pages; returns the new upper half. The state stays at the end. (mutant:
+        split-forgets-load)"""
         assert node.parent is not None
         upper = self._node(node.keys[:at], node.chain[:at], node.parent)
         for name in ("locks", "host_locks", "hits", "priority", "last_used", "loading", "backing", "stored"):

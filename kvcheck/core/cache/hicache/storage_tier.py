@@ -201,7 +201,7 @@ class StorageTier:
         return any(each.request == request and each.is_wanted for each in self._prefetches)
 
     def forget(self, request: int) -> None:
-        """The request was aborted: free the pages that arrive for it."""
+        """The request was aborted: free the pages that arrive for it. (mutant: aborted-fetch-forgotten)"""
         for each in self._prefetches:
             each.is_wanted = each.is_wanted and each.request != request
 
@@ -228,7 +228,8 @@ class StorageTier:
 
     @staticmethod
     def key_of(namespace: Namespace, space: str, chain: bytes) -> str:
-        """The key under which an owner keeps a page. Whoever shares a store makes keys by this."""
+        """The key under which an owner keeps a page. Whoever shares a store makes keys by this. (mutants:
+        key-forgets-dtype, key-forgets-rank)"""
         return namespace.key(space, chain)
 
     def _stored_unit(self, space: str, unit: int, chain: bytes) -> StoredUnit:

@@ -115,15 +115,19 @@ class Scheduler:
         return "loading" if is_loading and not active.output else "prefilling"
 
     def _abort(self, active: RunningRequest) -> None:
-        for queue in (self._prefilling, self._ready, self._running, self._retracted):
-            if active in queue:
-                queue.remove(active)
+        self._unqueue(active)
         if active.lease is not None and self.parts.cache is not None:
             self.parts.cache.release(active.lease)
         if active.offloaded is not None:
             self.parts.offload.discard(active.offloaded)
         else:
             self._pool.close(active.holding)
+
+    def _unqueue(self, active: RunningRequest) -> None:
+        """The request goes no further. (mutant: abort-leaves-ready)"""
+        for queue in (self._prefilling, self._ready, self._running, self._retracted):
+            if active in queue:
+                queue.remove(active)
 
     def close(self) -> None:
         """Free the prefix tree's pages and all memory. Call when idle."""
@@ -140,8 +144,8 @@ class Scheduler:
         for request in list(self._waiting):
             if self._resume_is_due() or len(self._prefilling) >= self.config.max_prefilling:
                 break
-            if cache is not None and cache.is_deferring:
-                break  # its load could not start
+            if cache is not None and cache.must_defer(request.prompt[:-1]):
+                continue  # its load could not start; those that need none go on
             if self._awaits_store(request):
                 if self._fetching() >= self.config.max_prefilling:
                     break

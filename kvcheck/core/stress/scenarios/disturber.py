@@ -22,10 +22,19 @@ from kvcheck.core.workload.events import Aborted, Emit, Event, Happened
 
 PACE = 3
 """Rounds between two disturbances, so that an engine settles in between now and then."""
+PASSING = frozenset(
+    {
+        *("fetching", "loading", "ready", "restoring", "handing over", "transferring"),
+        *("being backed up", "being loaded", "being stored", "being written", "being read"),
+    }
+)
+"""States that soon end. What has not happened in one of them yet is done in any round."""
 ABORTED_SHARE = 4
 CALM_EVERY, CALM = 5, 2
 """One schedule of five is left alone: what only a long quiet run shows needs one, too. Scenarios change their settings
 with other periods, so none of their values is always left alone."""
+ABORTS_EACH = 2
+"""So many aborts at most in one state, so that some are left for states that come late."""
 CAUSED = ("abort", "preempt", "time out", "copy", "evict", "pressure", "remove", "overwrite")
 """What it makes happen. Other rows happen by the workload."""
 RELEASED = ("match", "split")
@@ -92,6 +101,7 @@ class Disturber:
     ) -> None:
         self._held = list(rivals)
         self._left = {"abort": requests // ABORTED_SHARE, "time out": 1}
+        self._each = {"abort": ABORTS_EACH if self._held else 1, "time out": 1}
         mine = [each for each in legal if each.happening in CAUSED or (self._held and each.happening in RELEASED)]
         turn = start * STEP % len(mine)
         mine = sorted(mine[turn:] + mine[:turn], key=lambda each: each.key not in focus)
@@ -124,9 +134,9 @@ class Disturber:
     def __call__(self, engine: Engine) -> int | None:
         """Do at most one thing. Returns the rival to send now, if that is it."""
         self._round += 1
-        by_state = self._met(engine)
-        open_ones = [each for each in self._wanted if self._reached[each] < MOST]
-        for situation in sorted(open_ones, key=lambda each: self._reached[each]):
+        wanted = self._open()
+        by_state = self._met(engine) if wanted else {}
+        for situation in wanted:
             found = by_state.get((situation.subject, situation.state), [])
             if situation.happening in RELEASED:
                 if (sent := self._release(situation, found, by_state)) is not None:
@@ -137,20 +147,36 @@ class Disturber:
                 return None
         return None
 
+    def _open(self) -> list[Situation]:
+        """What it may aim at in this round, the least reached first."""
+        is_due = self._round % PACE == 0
+        found = [
+            each
+            for each in self._wanted
+            if self._reached[each] < self._most(each)
+            and (is_due or each.state in BRIEF or (each.state in PASSING and not self._reached[each]))
+        ]
+        return sorted(found, key=lambda each: self._reached[each])
+
+    def _most(self, situation: Situation) -> int:
+        """So often a schedule aims at a situation. Rivals are few, so most are left for states that pass."""
+        if situation.happening in RELEASED and situation.state not in PASSING:
+            return 1
+        return self._each.get(situation.happening, MOST)
+
     def _met(self, engine: Engine) -> dict[tuple[str, str], list[Standing]]:
-        """Subjects by their state, of those that something may be done to in this round."""
+        """Subjects by their state, but for those that nothing may be done to."""
         by_state: dict[tuple[str, str], list[Standing]] = {}
         for standing in engine.standings():
-            if standing.subject in OF_REQUESTS and isinstance(standing.name, int) and self._spared(standing.name):
-                continue
-            if standing.state in BRIEF or not self._round % PACE:
+            is_request = standing.subject in OF_REQUESTS and isinstance(standing.name, int)
+            if not (is_request and self._spared(int(standing.name))):
                 by_state.setdefault((standing.subject, standing.state), []).append(standing)
         return by_state
 
     def _try(self, engine: Engine, situation: Situation, standing: Standing) -> bool:
         what = situation.happening
         kept = 0 if situation.key in self._focus else self._kept[what]
-        if what in self._left and (self._reached[situation] or self._left[what] <= kept):
+        if what in self._left and self._left[what] <= kept:
             return False
         if not engine.make_happen(what, standing):
             return False

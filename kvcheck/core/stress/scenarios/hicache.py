@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Evidence
@@ -47,6 +48,8 @@ MAX_RUNNING = 6
 TRACE_RUNNING = 8
 BATCHES = {"whole": MAX_RUNNING, "2": 2}
 """Requests that decode together. With a small batch, requests that are computed wait to decode."""
+STORE_RANKS = ("0", "1")
+"""The rank that the engine is, of those that share a store."""
 RIVAL_SHARE = 3
 """One rival for so many requests."""
 HOST_RATIOS = {"2": 2.0, "1.25": 1.25}
@@ -83,6 +86,7 @@ class HiCacheScenario:
             "store": (NO_STORE, "memory", "files"),
             "prefill chunk": CHUNKS,
             "batch": BATCHES,
+            "store rank": STORE_RANKS,
             "ack period": ("5", "3", "1", "2"),
             "ring": ("1", "2", "3"),
             "host ratio": HOST_RATIOS,
@@ -123,7 +127,13 @@ class HiCacheScenario:
         row = self.table.variant(variant)
         wanted = "memory" if load.from_trace else row["store"]
         with faulty_store(None if wanted == NO_STORE else wanted) as store:
-            tier = host_tier(shape, load, row, store)
+            # One of the ranks that share a store, beside engines of other models, dtypes and layouts.
+            tier = replace(
+                host_tier(shape, load, row, store),
+                rank=int(row["store rank"]),
+                ranks=len(STORE_RANKS),
+                has_neighbours=not load.from_trace,
+            )
             acts = disturber(self.name, load, emit, variant, shape=shape.name)
             told = emit if acts is None else acts.noting(emit)
             batch = None if load.from_trace else BATCHES[row["batch"]]
