@@ -126,6 +126,24 @@ def test_what_arrives_for_an_aborted_request_is_given_back() -> None:
     rig.close()
 
 
+def test_a_request_that_is_sent_again_asks_the_store_again() -> None:
+    rig, _, _ = stored("llama-3-tiny")
+    assert not rig.cache.fetch(rig.tokens(TEXT), REQUEST)
+    rig.cache.forget(REQUEST)
+    rig.cache.settle()
+    assert not rig.cache.fetch(rig.tokens(TEXT), REQUEST)
+    rig.cache.settle()
+    assert rig.cache.fetch(rig.tokens(TEXT), REQUEST)
+    rig.requests = REQUEST - 1
+    lease = rig.admit(TEXT)
+    assert lease.holding.request == REQUEST and lease.holding.shared == len(TEXT)
+    assert not rig.cache._fetched, "nothing is kept of requests that are under way"
+    rig.cache.release(lease)
+    rig.pool.close(lease.holding)
+    rig.cache.settle()
+    rig.close()
+
+
 @pytest.mark.parametrize("moment", ["asked", "read"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_store_that_does_not_answer_has_nothing(name: str, moment: str) -> None:

@@ -127,6 +127,7 @@ class HiCache:
 
     def admit(self, tokens: Tokens, holding: Holding, *, priority: int = 0) -> Lease:
         """Serve the longest cached prefix to an empty holding, loading back what only the host holds of it."""
+        self._fetched.discard(holding.request)
         match = self.tree.match(tokens, priority=priority)
         self._tell_lookup(tokens, match, holding.request, device_only=False, priority=priority)
         self.tree.lock(match.node)
@@ -161,7 +162,8 @@ class HiCache:
         return self.storage is not None and self.storage.is_fetching(request)
 
     def forget(self, request: int) -> None:
-        """The request was aborted before it was admitted."""
+        """The request was aborted before it was admitted. Sent again, it asks the store once more."""
+        self._fetched.discard(request)
         if self.storage is not None:
             self.storage.forget(request)
 
