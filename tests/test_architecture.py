@@ -96,6 +96,10 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.stress": ((*JUDGED, "core.probes"), "runs targets under workloads; knows no benchmark"),
     "core.live": (CONTENT, "a server is reached from outside: nothing of the cache, of a target or of a probe"),
     "core.report": ((), "a record is all it needs, so that any stored run can be shown again"),
+    "core.stress.mutation.table": (
+        ("core.stress.mutation", "core.report"),
+        "a campaign's tables are written as all others",
+    ),
     "core.bench": (JUDGED, "times targets under workloads; knows no schedule search"),
     "core.bench.case_recorder": ((*JUDGED, "core.bench", "core.stress.history"), "the recorder is what it times"),
     "core.bench.fresh_rounds": (("core.bench", "core.report.gate"), "measures rows that the gate asks for"),
@@ -123,6 +127,7 @@ MAY_CATCH_ALL = {
     "core.probes.frame.guard": "whatever an engine raises is its finding, or what cannot be driven",
     "core.stress.runner": "a crash of an oracle is UNKNOWN and a crash of the target is a finding",
     "commands.report": "a writer that breaks changes no verdict",
+    "core.stress.mutation.server": "an edited module may raise anything, and its process must not go on",
     **dict.fromkeys(("commands.main", "commands.worker"), "the last place where a crash of our own becomes exit 70"),
 }
 ADAPTERS = {  # optional or slow library: the only modules that import it

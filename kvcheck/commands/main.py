@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stress": ("kvcheck.commands.stress:stress", "Run schedules over a KV cache; check every word it serves."),
     "replay": ("kvcheck.commands.replay:replay", "Run a printed schedule again, or the findings of a run."),
     "selftest": ("kvcheck.commands.selftest:selftest", "Check that kvcheck finds every mutant (a bug put back)."),
+    "mutate": ("kvcheck.commands.mutate:mutate", "Edit the cache in many small ways; say which edits a run kills."),
     "bench": ("kvcheck.commands.bench:bench", "Measure what copies, waits, checks and seals cost here."),
     "gate": ("kvcheck.commands.gate:gate", "Decide from stored runs whether a change may be merged."),
     "report": ("kvcheck.commands.report:report", "Write HTML, CSV, JSON or Markdown reports of stored runs."),
@@ -58,6 +59,8 @@ EXAMPLES: dict[str, str] = {
     "kvcheck replay retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3",
     "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token | "
     "kvcheck selftest --aa 200 | kvcheck selftest --aa 100 --planted 20",
+    "mutate": "Examples: kvcheck mutate --sample 200 | kvcheck mutate hicache offload.py --cpu 4 | "
+    "kvcheck mutate --again build/mutation --survivors --cpu 100 --out build/survivors",
     "bench": "Examples: kvcheck bench | kvcheck bench metadata-read --shape glm-5.1 --seed 1 | "
     "kvcheck bench offload-restore --max-time 60 -o html=prices.html",
     "gate": "Examples: kvcheck gate 20260102-030405-0c4e91d7 --budget reports/baselines/cpu.toml | "

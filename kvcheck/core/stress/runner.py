@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -122,9 +122,13 @@ class Runner(Protocol):
 
 
 class Workloads:
-    """Workloads with their reference outputs, which depend on the plan alone. Keeps the last KEPT_WORKLOADS."""
+    """Workloads with their reference outputs, which depend on the plan alone. Keeps the last KEPT_WORKLOADS.
 
-    def __init__(self) -> None:
+    known: reference outputs that an earlier run has worked out; None for a plan means that they are worked out here.
+    """
+
+    def __init__(self, known: Callable[[Plan], Mapping[int, tuple[int, ...]] | None] = lambda plan: None) -> None:
+        self._known = known
         self._kept: dict[object, tuple[Load, Mapping[int, tuple[int, ...]]]] = {}
 
     def of(self, plan: Plan) -> tuple[Load, Mapping[int, tuple[int, ...]]]:
@@ -135,7 +139,8 @@ class Workloads:
         if key not in self._kept:
             scenario, shape = scenario_of(plan), shape_named(plan.shape)
             load = scenario.load(shape, seed=seed, requests=plan.requests, trace=plan.trace, variant=plan.variant)
-            self._kept[key] = load, MappingProxyType(dict(reference_outputs(shape, load)))
+            known = self._known(plan)
+            self._kept[key] = load, MappingProxyType(dict(reference_outputs(shape, load) if known is None else known))
             if len(self._kept) > KEPT_WORKLOADS:
                 del self._kept[next(iter(self._kept))]
         return self._kept[key]

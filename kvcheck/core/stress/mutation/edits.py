@@ -1,0 +1,215 @@
+"""Edit: one change of one module's text, made by one operator, with an id that does not depend on line numbers.
+
+Invariants:
+- Every edit gives a text that compiles and whose syntax tree differs from the original's.
+- The same text gives the same edits in the same order. Two edits of a module have different ids.
+- An id depends on file, function, operator, old and new text alone, and counts equal ones in their order.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import kvcheck
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.stress.mutation.operators import OPERATORS
+from kvcheck.core.stress.mutation.source import Place, Source
+
+CACHE = "core/cache"
+"""What is edited, below the package's folder."""
+INSTRUMENT = ("simulated", "eager", "cuda", "cuda_holds", "delays", "graphs")
+"""Modules of cache/backend that run the product's operations for a test, and are no product."""
+PROCESSES = ("transfer/mooncake/", "transfer/sockets/", "scheduler/process_group.py", "hicache/mooncake_store.py")
+"""What runs in ranks as processes, or with Mooncake's libraries, alone. No simulated schedule reaches it."""
+GROUPS = ("product", "processes", "instrument")
+ID_CHARS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """One change. file: path below the package's folder. line: where it begins.
+
+    start, end: what of the file's bytes is replaced. old, new: the text there. first, last: lines of which one has to
+    run before the change can matter; 0 and 0: it runs when the module is imported.
+    """
+
+    id: str
+    file: str
+    line: int
+    function: str
+    operator: str
+    start: int
+    end: int
+    old: str
+    new: str
+    first: int
+    last: int
+
+    @property
+    def group(self) -> str:
+        """Its row of GROUPS."""
+        return group_of(self.file)
+
+    @property
+    def place(self) -> str:
+        """File and line, for people."""
+        return f"{self.file}:{self.line}"
+
+    def applied(self, text: str) -> str:
+        """The file's text with the change. Raises UsageError if the text is not the one it was made for."""
+        raw = text.encode()
+        if raw[self.start : self.end].decode(errors="replace") != self.old:
+            raise UsageError(f"{self.place}: expected {self.old!r} there; the file has changed since edit {self.id}")
+        return (raw[: self.start] + self.new.encode() + raw[self.end :]).decode()
+
+
+def group_of(file: str) -> str:
+    """The row of GROUPS that a file belongs to: instrument is what runs operations and is not what is under test."""
+    path = Path(file)
+    if path.parent.name == "backend" and path.stem in INSTRUMENT:
+        return "instrument"
+    return "processes" if file.startswith(tuple(f"{CACHE}/{part}" for part in PROCESSES)) else "product"
+
+
+def module_of(file: str) -> str:
+    """The dotted name of a file below the package's folder."""
+    parts = Path(file).with_suffix("").parts
+    return ".".join(("kvcheck", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+def package_folder() -> Path:
+    """The folder of the kvcheck that runs. Raises UsageError if its source cannot be read there."""
+    folder = Path(kvcheck.__file__ or "").parent
+    if not (folder / CACHE / "__init__.py").is_file():
+        raise UsageError(
+            f"kvcheck mutate edits kvcheck's own source, and {folder} holds none that can be read; "
+            "run it in a checkout or an installed source tree"
+        )
+    return folder
+
+
+def read_sources(folder: Path, below: str = CACHE) -> dict[str, str]:
+    """Text by file, of all modules below a folder of the package."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted((folder / below).rglob("*.py"))
+    }
+
+
+def chosen_files(sources: Sequence[str], named: Sequence[str]) -> list[str]:
+    """The files that the names mean: files or folders, below kvcheck/core/cache, kvcheck/ or the checkout.
+
+    None named: all. Raises UsageError for a name that means none.
+    """
+    if not named:
+        return [*sources]
+    chosen: dict[str, None] = {}
+    for name in named:
+        plain = name.strip("/").removeprefix("kvcheck/").removeprefix(f"{CACHE}/")
+        wanted = f"{CACHE}/{plain}" if plain != CACHE else CACHE
+        found = [file for file in sources if file == wanted or file.startswith(f"{wanted}/")]
+        if not found:
+            raise UsageError(f"{name}: expected a file or folder below kvcheck/{CACHE}, such as hicache or offload.py")
+        chosen |= dict.fromkeys(found)
+    return [file for file in sources if file in chosen]
+
+
+def edits_of(file: str, text: str, names: frozenset[str]) -> list[Edit]:
+    """All edits of one module. names: identifiers of the whole package, so that a swapped name exists."""
+    source = Source(file, text)
+    return [*_identified(source, _changes(source, names | source.identifiers))]
+
+
+def identifiers_of(sources: Sequence[str]) -> frozenset[str]:
+    """Every identifier of all modules."""
+    return frozenset().union(*(Source("", text).identifiers for text in sources))
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    operator: str
+    place: Place
+    start: int
+    end: int
+    new: str
+
+
+def _changes(source: Source, names: frozenset[str]) -> Iterator[_Change]:
+    seen: set[tuple[int, int, str]] = set()
+    for node, place in source.nodes.items():
+        for operator, row in OPERATORS.items():
+            if not place.in_function and not row.of_tables:
+                continue
+            for start, end, new in row.make(source, node, names):
+                key = (start, end, new)
+                if key not in seen and new != source.between(start, end) and _compiles(source, node, start, end, new):
+                    seen.add(key)
+                    yield _Change(operator, place, start, end, new)
+
+
+def _identified(source: Source, changes: Iterator[_Change]) -> Iterator[Edit]:
+    count: Counter[tuple[str, ...]] = Counter()
+    for change in sorted(changes, key=lambda each: (each.start, each.end, each.operator, each.new)):
+        old = source.between(change.start, change.end)
+        key = (source.file, change.place.function, change.operator, old, change.new)
+        count[key] += 1
+        text = "\0".join((*key, str(count[key])))
+        line = source.text.encode()[: change.start].count(b"\n") + 1
+        first, last = _lines(change.place, line)
+        yield Edit(
+            id=hashlib.sha256(text.encode()).hexdigest()[:ID_CHARS],
+            file=source.file,
+            line=line,
+            function=change.place.function,
+            operator=change.operator,
+            start=change.start,
+            end=change.end,
+            old=old,
+            new=change.new,
+            first=first,
+            last=last,
+        )
+
+
+def _lines(place: Place, line: int) -> tuple[int, int]:
+    """The lines of which one has to run: of a simple statement all, of a compound one those before its block."""
+    at = place.statement
+    if at is None or not place.in_function:
+        return 0, 0
+    body = getattr(at, "body", None)
+    if isinstance(body, list) and body:
+        return at.lineno, max(at.lineno, line, body[0].lineno - 1)
+    return at.lineno, at.end_lineno or at.lineno
+
+
+def _compiles(source: Source, node: ast.AST, start: int, end: int, new: str) -> bool:
+    """Whether the changed text compiles. The outermost function or statement around the change is enough to tell."""
+    outer = node
+    while not isinstance(source.parents[outer], ast.Module | ast.ClassDef):
+        outer = source.parents[outer]
+    first, last = source.span(outer)
+    first -= getattr(outer, "col_offset", 0)
+    text = source.between(first, start) + new + source.between(end, max(last, end))
+    try:
+        compile(textwrap.dedent(text), source.file, "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+def diff_of(edit: Edit, text: str) -> str:
+    """The change as lines of a diff without its head."""
+    return diff_of_texts(text, edit.applied(text))
+
+
+def diff_of_texts(before: str, after: str) -> str:
+    """What differs, as lines of a diff without its head."""
+    lines = [*difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)][2:]
+    return "\n".join(line for line in lines if not line.startswith("@@"))

@@ -1,0 +1,39 @@
+"""Equivalent edits: a list of ids, each with the argument why no run can tell the edit from the original.
+
+Invariants:
+- Every id is an edit of its file as it is today. One that is not is an error: its argument speaks of other code.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.stress.mutation.edits import Edit
+
+LIST = Path(__file__).parent / "equivalent.toml"
+
+
+def read_equivalent(path: Path = LIST) -> dict[str, dict[str, str]]:
+    """File -> id -> argument. Raises UsageError."""
+    try:
+        value = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {error}; expected a TOML file with a table for each file") from error
+    for file, rows in value.items():
+        if not isinstance(rows, dict) or not all(isinstance(text, str) and text.strip() for text in rows.values()):
+            raise UsageError(f"{path}, {file}: expected a table of ids, each with an argument")
+    return value
+
+
+def reasons_for(edits: Mapping[str, Sequence[Edit]], path: Path = LIST) -> dict[str, str]:
+    """Id -> argument, of the listed edits of these files. edits: by file. Raises UsageError for ids that are none."""
+    reasons: dict[str, str] = {}
+    for file, rows in read_equivalent(path).items():
+        if file in edits:
+            reasons |= rows
+            if gone := sorted(set(rows) - {edit.id for edit in edits[file]}):
+                raise UsageError(f"{path}: expected ids of edits of {file}, got {', '.join(gone)}; remove their rows")
+    return reasons

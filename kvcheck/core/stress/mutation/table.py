@@ -1,0 +1,165 @@
+"""Tables of a campaign as CSV and Markdown: shares by file and operator, kills by oracle, and what was not killed.
+
+Invariants:
+- A share is of the edits that ran and are not equivalent: killed, survived, hang, crash and unclear.
+- Text from source cannot become markup, a link or a formula.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+from kvcheck.core.report.gate.to_md import escaped, table_line
+from kvcheck.core.report.printable import printable
+from kvcheck.core.report.store import write_text
+from kvcheck.core.report.to_csv import csv_text
+from kvcheck.core.stress.mutation.edits import group_of
+from kvcheck.core.stress.mutation.results import JUDGED, OUTCOMES, Campaign, Result
+
+CSV_FILE = "edits.csv"
+PAGE_FILE = "edits.md"
+COLUMNS = (
+    *("id", "group", "file", "line", "function", "operator", "outcome", "oracle", "code", "kinds", "cells"),
+    *("schedules", "cpu_s", "total_cpu_s", "plan", "message", "reason", "note", "diff", "expect", "link", "what"),
+)
+COUNTED = ("edits", *OUTCOMES, "share")
+
+
+def share_of(results: Sequence[Result]) -> float | None:
+    """The killed share of those that were judged; None if none was."""
+    judged = sum(each.outcome in JUDGED for each in results)
+    return sum(each.is_kill for each in results) / judged if judged else None
+
+
+def write_tables(folder: Path, campaign: Campaign, results: Sequence[Result]) -> None:
+    """Both tables, into the folder."""
+    ordered = sorted(results, key=lambda each: (each.file, each.line_number, each.operator, each.id))
+    write_text(folder / CSV_FILE, csv_text(COLUMNS, [_csv_row(each) for each in ordered]))
+    write_text(folder / PAGE_FILE, page(campaign, ordered))
+
+
+def page(campaign: Campaign, results: Sequence[Result]) -> str:
+    """The Markdown page."""
+    lines = ["# Generated edits of the cache, judged by the default run", "", *_head(campaign, results)]
+    for group in dict.fromkeys(group_of(each.file) for each in results):
+        rows = [each for each in results if group_of(each.file) == group]
+        lines += ["", f"## By file: {group}", "", *_counts("file", rows, lambda each: each.file)]
+        lines += ["", f"## By operator: {group}", "", *_counts("operator", rows, lambda each: each.operator)]
+    lines += ["", "## Kills by oracle", "", *_kills(results)]
+    for outcome, title in (
+        ("survived", "Survivors"),
+        ("unclear", "Findings that the code as it is has too"),
+        ("hang", "Hangs"),
+        ("crash", "Crashes"),
+    ):
+        rows = [each for each in results if each.outcome == outcome]
+        if rows:
+            lines += ["", f"## {title}", ""]
+            for each in rows:
+                lines += _told(each)
+    lines += _places("Unreached", "Each is a situation that no surveyed schedule leads to.", results, "unreached")
+    lines += _places("Equivalent", "No run can tell these from the original.", results, "equivalent")
+    return "\n".join(lines) + "\n"
+
+
+def summary_lines(results: Sequence[Result]) -> list[str]:
+    """The table by operator as text for a terminal, and the totals."""
+    names = [*dict.fromkeys(each.operator for each in results)]
+    wide = max([len(name) for name in names] + [8])
+    lines = [f" {'operator':<{wide}}  " + "  ".join(f"{name:>10}" for name in COUNTED)]
+    for name in sorted(names):
+        row = _row([each for each in results if each.operator == name])
+        lines.append(f" {name:<{wide}}  " + "  ".join(f"{value:>10}" for value in row))
+    lines.append(f" {'all':<{wide}}  " + "  ".join(f"{value:>10}" for value in _row(results)))
+    return lines
+
+
+def _head(campaign: Campaign, results: Sequence[Result]) -> list[str]:
+    ran = [each for each in results if each.schedules]
+    spent = [each.total_cpu_s for each in ran]
+    killed = [each.cpu_s for each in ran if each.is_kill]
+    lines = [
+        f"Code {escaped(campaign.code)}, seed {campaign.seed}, at most {campaign.schedules} schedules a cell and "
+        f"{campaign.cpu_s:g} CPU seconds of schedules an edit.",
+        "",
+        table_line(("", *COUNTED)),
+        "|" + " --- |" * (1 + len(COUNTED)),
+        table_line(("all", *_row(results))),
+        "",
+    ]
+    if spent:
+        lines.append(
+            f"CPU seconds an edit that ran: median {median(spent):.1f}, in total {sum(spent):,.0f}. "
+            + (f"Of schedules until a kill: median {median(killed):.2f}." if killed else "")
+        )
+    return lines
+
+
+def _counts(name: str, results: Sequence[Result], key: Callable[[Result], str]) -> list[str]:
+    lines = [table_line((name, *COUNTED)), "|" + " --- |" * (1 + len(COUNTED))]
+    for value in sorted({key(each) for each in results}):
+        lines.append(table_line((value, *_row([each for each in results if key(each) == value]))))
+    return lines
+
+
+def _row(results: Sequence[Result]) -> list[str]:
+    count = Counter(each.outcome for each in results)
+    share = share_of(results)
+    return [
+        str(len(results)),
+        *(str(count[name]) for name in OUTCOMES),
+        "" if share is None else f"{100 * share:.1f} %",
+    ]
+
+
+def _kills(results: Sequence[Result]) -> list[str]:
+    count = Counter((each.oracle, each.code) for each in results if each.is_kill)
+    lines = [table_line(("oracle", "code", "kills")), "| --- | --- | --- |"]
+    ordered = sorted(count.items(), key=lambda row: (-row[1], row[0]))
+    return lines + [table_line((oracle, code, str(number))) for (oracle, code), number in ordered]
+
+
+def _told(result: Result) -> list[str]:
+    """One edit with its change and what was tried."""
+    tried = ", ".join(f"{cell} {number}" for cell, number in result.cells.items())
+    lines = [
+        f"- {escaped(f'{result.id}  {result.file}:{result.line_number}  {result.function}  {result.operator}')}",
+        "",
+        *(f"      {printable(line)}" for line in result.diff.splitlines()),
+        "",
+    ]
+    why = [text for text in (result.message, result.note, result.line) if text]
+    lines += [f"  {escaped(text)}" for text in why]
+    return [*lines, f"  {escaped(f'{result.schedules} schedules, {result.cpu_s:.1f} CPU s: {tried}')}", ""]
+
+
+def _places(title: str, about: str, results: Sequence[Result], outcome: str) -> list[str]:
+    """The edits of an outcome, one line for all of one place."""
+    places: dict[str, list[Result]] = {}
+    for each in results:
+        if each.outcome == outcome:
+            places.setdefault(f"{each.file}:{each.line_number}", []).append(each)
+    lines = ["", f"## {title}", "", about, ""] if places else []
+    for place, edits in places.items():
+        kinds = ", ".join(dict.fromkeys(each.operator for each in edits))
+        reasons = "".join(f": {reason}" for reason in dict.fromkeys(each.reason for each in edits) if reason)
+        lines.append(f"- {escaped(f'{place}  {edits[0].function}  ({kinds}){reasons}')}")
+    return lines
+
+
+def _csv_row(result: Result) -> list[object]:
+    values: dict[str, object] = {
+        **{name: getattr(result, name) for name in ("id", "file", "function", "operator", "outcome", "oracle", "code")},
+        **{name: getattr(result, name) for name in ("schedules", "cpu_s", "total_cpu_s", "message", "reason", "note")},
+        **{name: getattr(result, name) for name in ("diff", "link", "what")},
+        "group": group_of(result.file),
+        "line": result.line_number,
+        "kinds": "; ".join(result.kinds),
+        "cells": "; ".join(f"{cell} {number}" for cell, number in result.cells.items()),
+        "plan": result.line,
+        "expect": " ".join(result.expect),
+    }
+    return [values[name] if values[name] != "" else None for name in COLUMNS]

@@ -1,0 +1,154 @@
+"""`kvcheck mutate`: what it refuses, what it keeps and prints, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvcheck.commands.main import run
+from kvcheck.core.stress.mutation.edits import edits_of, identifiers_of, package_folder, read_sources
+from kvcheck.core.stress.mutation.results import read_results
+
+CELL = ["--scenario", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "2", "--jobs", "1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["hicach"], "hicach: expected a file or folder below kvcheck/core/cache"),
+        (["--operator", "drop"], "--operator: expected one of delete-call"),
+        (["--group", "tests"], "--group: expected one of product"),
+        (["--sample", "0"], "--sample: expected at least 1"),
+        (["--cpu", "0"], "--cpu: expected at least 1"),
+        (["--survivors"], "expected --again beside it"),
+        (["--edits", "bugs.json", "--sample", "3"], "--edits judges the edits of its file"),
+        (["--again", "nowhere"], "cannot read nowhere"),
+        (["--fail-under", "101"], "--fail-under: expected a percentage"),
+        (["pools/nsa.py", "--operator", "turn-loop"], "no edit is left to judge"),
+        (["pools/nsa.py", "--scenario", "retract"], "unknown scenario 'retract'"),
+    ],
+)
+def test_bad_usage_exits_2_before_anything_runs(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["mutate", *arguments, "--out", "results"]) == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "results" / "results.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ("{}", "expected a JSON list"),
+        ('[{"name": "a"}]', "a: expected edits, expect"),
+        ('[{"name": "a", "expect": ["KV999"], "edits": [{}]}]', "expected codes of kvcheck list codes"),
+        ('[{"name": "a", "edits": [{"file": "commands/main.py", "old": "a", "new": "b"}]}]', "below kvcheck/core"),
+        (
+            '[{"name": "a", "edits": [{"file": "../core/cache/offload.py", "old": "a", "new": "b"}]}]',
+            "below kvcheck/core",
+        ),
+        (
+            '[{"name": "a", "edits": [{"file": "core/cache/offload.py", "old": "self", "new": ""}]}]',
+            "once in core/cache",
+        ),
+        ('[{"name": "a", "edits": [{"file": "core/cache/offload.py", "old": "import torch", "new": "("}]}]', "compile"),
+    ],
+)
+def test_a_list_by_hand_that_cannot_be_put_in_exits_2(
+    rows: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bugs.json"
+    path.write_text(rows)
+    assert run(["mutate", "--edits", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_package_without_source_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvcheck.__file__", str(tmp_path / "__init__.pyc"))
+    assert run(["mutate", "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "run it in a checkout or an installed source tree" in line
+
+
+def test_samples_are_the_same_each_time_and_spread() -> None:
+    from kvcheck.core.stress.mutation.campaign import sampled
+
+    sources = read_sources(package_folder())
+    files = ["core/cache/offload.py", "core/cache/hicache/controller.py"]
+    names = identifiers_of([sources[file] for file in files])
+    edits = [edit for file in files for edit in edits_of(file, sources[file], names)]
+    few, more = sampled(edits, 40, 1), sampled(edits, 80, 1)
+    assert few == sampled(edits[::-1], 40, 1)[::-1]
+    assert {edit.id for edit in few} <= {edit.id for edit in more}, "a larger sample holds the smaller one"
+    assert sampled(edits, 40, 2) != few and sampled(edits, None, 1) == edits
+    assert {edit.file for edit in few} == set(files) and len({edit.operator for edit in few}) >= 10
+
+
+@pytest.mark.processes
+@pytest.mark.schedules
+def test_a_campaign_is_kept_goes_on_and_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, again = tmp_path / "out", tmp_path / "again"
+    typed = ["mutate", "offload.py", "--operator", "turn-comparison", "--sample", "4", "--cpu", "2", *CELL]
+    assert run([*typed, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "4 edits, 0 judged before" in printed and " surveyed    retract-resume/llama-3-tiny" in printed
+    campaign, results = read_results(out)
+    assert len(results) == 4 and campaign.cells == "retract-resume llama-3-tiny"
+    killed = [each for each in results.values() if each.is_kill]
+    assert killed and all(each.line.startswith("retract-resume:") for each in killed)
+    assert "## Kills by oracle" in (out / "edits.md").read_text()
+
+    kept = (out / "results.jsonl").read_text().splitlines(keepends=True)
+    (out / "results.jsonl").write_text("".join(kept[:-1]))
+    assert run([*typed, "--out", str(out)]) == 0
+    assert "4 edits, 3 judged before" in capsys.readouterr().out
+    assert {name: each.outcome for name, each in read_results(out)[1].items()} == {
+        name: each.outcome for name, each in results.items()
+    }
+
+    judged = ["mutate", "--again", str(out), *CELL, "--cpu", "2", "--fail-under", "100", "--out", str(again)]
+    assert run(judged) == (0 if len(killed) == 4 else 1)
+    repeated = read_results(again)[1]
+    assert {name: each.outcome for name, each in repeated.items()} == {n: each.outcome for n, each in results.items()}
+    assert all(repeated[each.id].schedules == 1 for each in killed), "the plan that killed it comes first"
+    assert run(["mutate", "--again", str(out), "--out", str(out)]) == 2
+
+
+@pytest.mark.processes
+@pytest.mark.schedules
+def test_a_bug_by_hand_is_found_with_the_code_that_was_expected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, old = "core/cache/offload.py", "after=(behind,),"
+    assert (package_folder() / file).read_text().count(old) == 1
+    edit = {"file": f"kvcheck/{file}", "old": old, "new": ""}
+    raises = {"file": file, "old": old, "new": "after=(undefined,),"}
+    bugs = [
+        {
+            "name": "save-early",
+            "link": "https://example.org",
+            "what": "w",
+            "expect": ["KV201", "KV902"],
+            "edits": [raises],
+        },
+        {"name": "other-code", "link": "", "what": "", "expect": ["KV102"], "edits": [raises]},
+        {"name": "any", "link": "", "what": "", "expect": [], "edits": [edit]},
+    ]
+    path = tmp_path / "bugs.json"
+    path.write_text(json.dumps(bugs))
+    assert run(["mutate", "--edits", str(path), "--cpu", "2", *CELL, "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    results = read_results(tmp_path / "out")[1]
+    assert results["save-early"].is_expected and results["save-early"].link == "https://example.org"
+    assert not results["other-code"].is_expected and results["other-code"].is_kill
+    assert printed.count("(not as expected)") == 1
+    assert results["any"].schedules and results["any"].reaching == 1
