@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcheck.core.base.deadline import TimeUp, time_limit
+from kvcheck.core.base.deadline import Stuck, TimeUp, progress_watch, time_limit
 from kvcheck.core.base.errors import InternalError
 
 
@@ -130,3 +130,60 @@ def spend(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.01)
+
+
+def burn(cpu_s: float, *, progress: list[int] | None = None) -> None:
+    """Use CPU time; with `progress`, make some all the while."""
+    until = time.process_time() + cpu_s
+    while time.process_time() < until:
+        if progress is not None:
+            progress[0] += 1
+        try:
+            sum(range(1000))
+        except Exception:  # what a target does
+            continue
+
+
+def test_work_without_progress_is_stuck_by_its_cpu_time() -> None:
+    before = time.process_time()
+    with pytest.raises(Stuck), progress_watch(0.1, lambda: 0):
+        burn(30.0)
+    assert 0.08 < time.process_time() - before < 5
+
+
+def test_work_that_makes_progress_or_waits_is_not_stuck() -> None:
+    made = [0]
+    with progress_watch(0.05, lambda: made[0]):
+        burn(0.4, progress=made)
+        time.sleep(0.2)
+    assert made[0] and signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+def test_work_that_stops_making_progress_is_stuck_later() -> None:
+    made = [0]
+    with pytest.raises(Stuck), progress_watch(0.1, lambda: made[0]):
+        burn(0.25, progress=made)
+        burn(30.0)
+
+
+def test_a_watch_stands_within_a_limit_and_is_gone_with_its_block() -> None:
+    with pytest.raises(TimeUp), time_limit(time.monotonic() + 0.2), progress_watch(60.0, lambda: 0):
+        burn(30.0)
+    assert signal.getsignal(signal.SIGPROF) == signal.SIG_DFL
+    with pytest.raises(InternalError), progress_watch(60.0, lambda: 0), progress_watch(60.0, lambda: 0):
+        pass
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+def test_outside_the_main_thread_there_is_no_watch() -> None:
+    ended = []
+
+    def work() -> None:
+        with progress_watch(0.01, lambda: 0):
+            burn(0.1)
+        ended.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert ended

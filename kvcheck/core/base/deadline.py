@@ -1,8 +1,8 @@
-"""Deadline: a limit of wall time that also interrupts a long single step.
+"""Deadline: a limit of wall time that also interrupts a long single step, and a watch for work that makes no progress.
 
 Invariants:
-- TimeUp passes through `except Exception`, so that no target or oracle can catch it by accident.
-- It is raised in the main thread inside `time_limit`, and only where it cannot be lost.
+- TimeUp and Stuck pass through `except Exception`, so that no target or oracle can catch one by accident.
+- They are raised in the main thread inside their blocks, and only where they cannot be lost.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -26,6 +26,10 @@ LOOK_AGAIN_S = 0.02
 
 class TimeUp(BaseException):
     """The time of a `time_limit` is over."""
+
+
+class Stuck(BaseException):
+    """Work inside a `progress_watch` used much processor time and made no progress."""
 
 
 @contextmanager
@@ -62,6 +66,43 @@ def time_limit(until: float | None) -> Iterator[None]:
         is_inside = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def progress_watch(most_cpu_s: float, progress: Callable[[], int]) -> Iterator[None]:
+    """Raise Stuck inside the block once this process has used so many CPU seconds, and at most twice as many, while
+    `progress` stayed the same.
+
+    It counts CPU time, so a busy machine does not matter. It may stand inside a time limit. Outside the main thread,
+    where no signal arrives, there is no watch.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    is_inside = True
+    seen = progress()
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        if not is_inside:
+            return
+        if would_be_lost(frame):
+            signal.setitimer(signal.ITIMER_PROF, LOOK_AGAIN_S)
+            return
+        if progress() == seen:
+            raise Stuck
+        seen = progress()
+        signal.setitimer(signal.ITIMER_PROF, most_cpu_s)
+
+    before = signal.signal(signal.SIGPROF, ring)
+    if signal.setitimer(signal.ITIMER_PROF, most_cpu_s)[0]:
+        raise InternalError("work was watched within watched work")
+    try:
+        yield
+    finally:
+        is_inside = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def would_be_lost(frame: FrameType | None) -> bool:

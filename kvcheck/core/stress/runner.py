@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -18,6 +19,7 @@ from typing import Protocol
 import torch
 
 from kvcheck.core.base.causes import in_causal_order
+from kvcheck.core.base.deadline import Stuck, progress_watch
 from kvcheck.core.base.errors import (
     DoubleFree,
     ForeignAccess,
@@ -53,13 +55,17 @@ from kvcheck.core.stress.scenarios.serving import reference_outputs
 from kvcheck.core.stress.schedule import PROCESS_RANKS, Kind, Plan, parse_ranks, workload_seed
 from kvcheck.core.stress.strategies import Recorder, encode_choices, make_strategy
 from kvcheck.core.targets.target import Target
-from kvcheck.core.workload.events import Broke, Expected
+from kvcheck.core.workload.events import Broke, Expected, Forward, Verified
 from kvcheck.core.workload.shapes import shape as shape_named
 
 KEPT_WORKLOADS = 32
 """A mutant and the fixed build run as many schedules in turn, each with its own workload."""
 MAX_LINE_CHOICES = 3000
 """Characters of recorded choices that a schedule line may carry; longer runs replay from their seed."""
+
+STUCK_CPU_S = 60.0
+"""CPU seconds without a computed position or a read word after which a schedule counts as an endless loop. The longest
+schedules of full shapes do both many times a second."""
 
 _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (DoubleFree, "KV402"),
@@ -152,13 +158,22 @@ class ScheduleRunner:
     audit: compare on a CPU backend what every operation touches with the footprints it declares; slow. Without it,
     some operations of the schedules that `is_audited` names.
     workloads: may be shared with runners of other targets, which then run the same workload; its own by default.
+    stuck_cpu_s: after so many CPU seconds without progress, a schedule ends as a hang.
     """
 
     cpu_s = 0.0
 
-    def __init__(self, target: Target, *, audit: bool = False, workloads: Workloads | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        audit: bool = False,
+        workloads: Workloads | None = None,
+        stuck_cpu_s: float = STUCK_CPU_S,
+    ) -> None:
         self._target = target
         self._audit = audit
+        self._stuck_cpu_s = stuck_cpu_s
         self.workloads = workloads or Workloads()
         torch.set_num_threads(1)
 
@@ -184,24 +199,7 @@ class ScheduleRunner:
         audit = None
         if self._audit or is_audited(plan):
             audit = AuditBackend(backend, naming(shape), every=1 if self._audit else AUDITED_EVERY)
-        evictions = 0
-        try:
-            evictions = scenario.run(
-                self._target,
-                shape,
-                load,
-                backend=audit or backend,
-                emit=history.emit,
-                variant=plan.variant,
-            )
-        except InternalError:
-            raise
-        except (UsageError, MemoryError):
-            raise
-        except (Exception, SystemExit) as error:  # the target's own error is what we are here to find
-            if trouble := machine_trouble(error):
-                raise UnknownVerdict(trouble) from error
-            history.emit(Broke(_code_of(error), type(error).__name__, str(error)))
+        evictions = self._driven(plan, scenario, load, audit or backend, history)
         delays = _settled(backend, history)
         broken = _finish(oracles)
         final = _exact(plan, recorder)
@@ -223,11 +221,53 @@ class ScheduleRunner:
             note=_note(plan, load, oracles),
         )
 
+    def _driven(self, plan: Plan, scenario: Scenario, load: Load, backend: Backend, history: History) -> int:
+        """Drive the target to its end, or to what it raises; returns device evictions.
+
+        On the simulated backend, a loop that computes and reads nothing ends as a hang. Others wait for a device.
+        """
+        moves = _Moves()
+        history.listen(moves.handlers())
+        watch = progress_watch(self._stuck_cpu_s, lambda: moves.count) if plan.backend == "simulated" else nullcontext()
+        try:
+            with watch:
+                return scenario.run(
+                    self._target,
+                    shape_named(plan.shape),
+                    load,
+                    backend=backend,
+                    emit=history.emit,
+                    variant=plan.variant,
+                )
+        except (InternalError, UsageError, MemoryError):
+            raise
+        except Stuck:
+            why = f"an endless loop: no position was computed and no word was read in {self._stuck_cpu_s:g} CPU seconds"
+            history.emit(Broke("KV901", "Hang", why))
+        except (Exception, SystemExit) as error:  # the target's own error is what we are here to find
+            if trouble := machine_trouble(error):
+                raise UnknownVerdict(trouble) from error
+            history.emit(Broke(_code_of(error), type(error).__name__, str(error)))
+        return 0
+
     def gap(self, plan: Plan, total: Evidence) -> str | None:
         return evidence_gap(plan, total)
 
     def closing(self) -> str | None:
         return None
+
+
+class _Moves:
+    """Counts what a schedule that goes on does again and again: it computes positions, and reads words."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        return ((Forward, self._count), (Verified, self._count))
+
+    def _count(self, event: object) -> None:
+        self.count += 1
 
 
 def scenario_of(plan: Plan) -> Scenario:

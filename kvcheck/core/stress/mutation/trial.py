@@ -24,7 +24,7 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.mutation.edits import CACHE
 from kvcheck.core.stress.mutation.reach import LineTrace
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner, Workloads
-from kvcheck.core.stress.schedule import SCHEDULES_PER_WORKLOAD, Plan, parse_line, workload_seed
+from kvcheck.core.stress.schedule import Plan, parse_line, workload_seed
 from kvcheck.core.targets import TARGETS
 
 Say = Callable[[dict[str, object]], None]
@@ -42,7 +42,7 @@ def survey(folder: Path, order: Mapping[str, object], say: Say) -> None:
     traced, wanted = int(str(order["traced"])), int(str(order["schedules"]))
     workloads = Workloads()
     references = {}
-    for number in range(0, wanted, SCHEDULES_PER_WORKLOAD):
+    for number in range(wanted):
         plan = dataclasses.replace(first, schedule=number)
         references[str(workload_seed(plan))] = {str(key): [*value] for key, value in workloads.of(plan)[1].items()}
     runner = ScheduleRunner(TARGETS.load(first.target)(), workloads=Workloads(lambda plan: _tokens(references, plan)))

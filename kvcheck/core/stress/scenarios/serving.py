@@ -64,6 +64,9 @@ HURRY = 8
 """Jobs arrive this much faster than their workload says, so that requests queue and the pool stays full."""
 IDLE_ROUNDS = 2000
 """Rounds in which no request finishes before a run counts as hung."""
+ROUNDS_A_TOKEN = 16
+"""A request takes a round for each token, and more where it is retracted. Rounds for so many times the tokens of the
+longest one, in which no request ends, count as hung too: requests are then admitted and retracted for ever."""
 CACHED_STATES = 3
 """State slots beyond those of requests: what cached prefixes can hold on the device."""
 ABORT_EVERY = 4
@@ -255,7 +258,8 @@ def drive(
 ) -> int:
     """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
     feed = Feed(jobs, hurry=hurry, held=disturber.held if disturber is not None else ())
-    idle = retracted = 0
+    most_rounds = IDLE_ROUNDS + ROUNDS_A_TOKEN * max((job.total_tokens for job in jobs), default=0)
+    idle = endless = retracted = 0
     while feed.is_open or not engine.is_idle or (retries is not None and retries.is_open):
         for request in feed.due(is_idle=engine.is_idle):
             engine.submit(request)
@@ -280,6 +284,9 @@ def drive(
         idle = 0 if report.finished or report.admitted or report.failed else idle + 1
         if idle > IDLE_ROUNDS:
             raise Hang(f"no request was admitted or finished in {IDLE_ROUNDS} rounds")
+        endless = 0 if report.finished or report.failed else endless + 1
+        if endless > most_rounds:
+            raise Hang(f"no request finished or failed in {most_rounds} rounds, though some were admitted")
     return retracted
 
 

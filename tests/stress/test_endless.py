@@ -1,0 +1,103 @@
+"""Schedules that do not end: a loop that nothing interrupts, and rounds that admit and retract for ever, are hangs."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from kvcheck.core.base.errors import Hang
+from kvcheck.core.cache.scheduler.request import Request, StepReport
+from kvcheck.core.cache.scheduler.scheduler import Scheduler
+from kvcheck.core.stress.runner import ScheduleRunner
+from kvcheck.core.stress.scenarios.serving import IDLE_ROUNDS, drive
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.parts import FIXED
+from kvcheck.core.targets.target import SpaceCount
+from kvcheck.core.workload.jobs import Job
+
+PLAN = Plan(scenario="hicache", shape="llama-3-tiny", seed=1)
+
+
+class LoopingScheduler(Scheduler):
+    """Looks for room for ever in its third round, and catches what it can meanwhile."""
+
+    def step(self) -> StepReport:
+        """As ever, twice."""
+        while self._round >= 2:
+            try:
+                sum(range(100))
+            except Exception:  # what a target does
+                continue
+        return super().step()
+
+
+@pytest.mark.schedules
+def test_a_loop_without_progress_is_a_hang_with_its_line() -> None:
+    target = BuiltinTarget(replace(FIXED, scheduler=LoopingScheduler))
+    one, other = (ScheduleRunner(target, stuck_cpu_s=limit).run(PLAN) for limit in (0.2, 0.3))
+    (finding, *_) = [each for each in one.findings if each.code == "KV901"]
+    assert "endless loop" in finding.message and "hicache:shape=llama-3-tiny" in finding.replay
+    assert [each.code for each in one.findings] == [each.code for each in other.findings]
+    assert one.evidence == other.evidence, "whenever it is interrupted, the same has happened"
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+@pytest.mark.schedules
+def test_a_schedule_that_goes_on_is_never_interrupted() -> None:
+    runner = ScheduleRunner(BuiltinTarget(), stuck_cpu_s=0.02)
+    runner.workloads.of(PLAN)  # the reference run is not watched
+    usual = ScheduleRunner(BuiltinTarget()).run(PLAN)
+    watched = runner.run(PLAN)
+    assert watched.findings == usual.findings == () and watched.digest == usual.digest
+
+
+class RestlessEngine:
+    """Admits a request in every round and never ends one."""
+
+    is_idle = False
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def submit(self, request: Request) -> None:
+        """Taken."""
+
+    def abort(self, request_id: int) -> bool:
+        """Never."""
+        return False
+
+    def step(self) -> StepReport:
+        """One more admission."""
+        self.rounds += 1
+        return StepReport(admitted=[0], retracted=[0])
+
+    def counts(self) -> tuple[SpaceCount, ...]:
+        """None."""
+        return ()
+
+    def evictions(self) -> int:
+        """None."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_rounds_that_admit_and_retract_for_ever_are_a_hang() -> None:
+    engine = RestlessEngine()
+    job = Job(
+        request=1,
+        arrival=0,
+        prompt_tokens=30,
+        output_tokens=10,
+        blocks=((1, 30),),
+        wants_logprobs=False,
+        speculative=False,
+        wants_hidden=False,
+    )
+    with pytest.raises(Hang, match="no request finished or failed in"):
+        drive(engine, (job,), lambda event: None, hurry=1)
+    assert IDLE_ROUNDS < engine.rounds < IDLE_ROUNDS + 1000
