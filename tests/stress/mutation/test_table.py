@@ -32,6 +32,7 @@ ROWS = [
         "k2", "killed", oracle="content", code="KV102", schedules=1, cpu_s=0.1, total_cpu_s=0.5, operator="turn-loop"
     ),
     result("s1", "survived", schedules=24, cpu_s=4.0, total_cpu_s=4.4, cells={"hicache/llama-3-tiny": 24}),
+    result("n1", "unknown", schedules=6, total_cpu_s=0.9, message="nothing was loaded"),
     result("u1", "unreached", line_number=9, function="Offload.drop"),
     result("e1", "equivalent", reason="the list is sorted already"),
     result("i1", "invalid"),
@@ -40,20 +41,20 @@ ROWS = [
 
 
 def test_the_share_is_of_what_ran() -> None:
-    assert share_of(ROWS) == 2 / 4
+    assert share_of(ROWS) == 2 / 5
     assert share_of([row for row in ROWS if row.outcome in ("unreached", "equivalent", "invalid")]) is None
 
 
 def test_the_page_counts_and_tells() -> None:
     text = page(CAMPAIGN, ROWS)
     for wanted in (
-        "| all | 7 | 2 | 1 | 1 | 0 | 1 | 1 | 1 | 0 | 50.0 % |",
+        "| all | 8 | 2 | 1 | 1 | 1 | 0 | 1 | 1 | 1 | 0 | 40.0 % |",
         "## By file: product",
         "## By file: instrument",
-        "| core&#47;cache&#47;offload.py | 6 | 2 | 1 | 0 | 0 | 1 | 1 | 1 | 0 | 66.7 % |".replace("&#47;", "/"),
+        "| core/cache/offload.py | 7 | 2 | 1 | 1 | 0 | 0 | 1 | 1 | 1 | 0 | 50.0 % |",
         "| content | KV102 | 2 |",
         "      -    a\n      +    b\n",
-        "median 0.9, in total 6",
+        "median 0.9, in total 7",
         "## Hangs",
     ):
         assert wanted in text, wanted
@@ -65,7 +66,7 @@ def test_the_page_counts_and_tells() -> None:
 def test_the_terminal_has_a_line_an_operator() -> None:
     lines = summary_lines(ROWS)
     assert [line.split()[0] for line in lines] == ["operator", "drop-not", "turn-loop", "all"]
-    assert lines[-1].split()[1:3] == ["7", "2"] and lines[-1].endswith("50.0 %")
+    assert lines[-1].split()[1:3] == ["8", "2"] and lines[-1].endswith("40.0 %")
 
 
 def test_text_of_source_stays_text(tmp_path: Path) -> None:

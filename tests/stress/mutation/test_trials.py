@@ -69,10 +69,10 @@ def body(statement: str) -> Mapping[str, str]:
 
 
 def test_each_edit_ends_as_it_must(pool: ServerPool, pristine: Pristine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcheck.core.stress.mutation.campaign.ENDLESS_LEAST_S", 1.0)
-    monkeypatch.setattr("kvcheck.core.stress.mutation.campaign.ENDLESS_TIMES", 2)
+    for name, value in (("ENDLESS_LEAST_S", 1.0), ("ENDLESS_TIMES", 1), ("STUCK_CPU_S", 0.5), ("SPARE_CPU_S", 1.0)):
+        monkeypatch.setattr(f"kvcheck.core.stress.mutation.campaign.{name}", value)
     assert [*pristine.survey(pool)] == [CELL]
-    judge = Judge(pool, pristine, schedules=SCHEDULES, cpu_s=20.0)
+    judge = Judge(pool, pristine, schedules=SCHEDULES, cpu_s=2.0)
     found = {
         each.id: each
         for each in judge.results(
@@ -80,6 +80,7 @@ def test_each_edit_ends_as_it_must(pool: ServerPool, pristine: Pristine, monkeyp
                 subject("as it is", texts(OFFLOAD)),
                 subject("raises", body("raise ValueError('no')")),
                 subject("loops", body("while True: pass")),
+                subject("loops in C", body("sum(range(10**15))")),
                 subject("dies", body("__import__('os')._exit(7)")),
                 subject("segfaults", body("__import__('os').kill(__import__('os').getpid(), 11)")),
                 subject("usage", body("from kvcheck.core.base.errors import UsageError; raise UsageError('no')")),
@@ -92,7 +93,8 @@ def test_each_edit_ends_as_it_must(pool: ServerPool, pristine: Pristine, monkeyp
     assert {name: each.outcome for name, each in found.items()} == {
         "as it is": "survived",
         "raises": "killed",
-        "loops": "hang",
+        "loops": "killed",
+        "loops in C": "hang",
         "dies": "crash",
         "segfaults": "crash",
         "usage": "crash",
@@ -101,6 +103,8 @@ def test_each_edit_ends_as_it_must(pool: ServerPool, pristine: Pristine, monkeyp
         "first schedule misses": "survived",
     }
     assert found["as it is"].cells == {CELL: SCHEDULES} and found["as it is"].cpu_s > 0
+    assert found["loops"].code == "KV901" and "endless loop" in found["loops"].message
+    assert "no signal handler" in found["loops in C"].message
     assert found["first schedule misses"].cells == {CELL: SCHEDULES - 1}
     raised = found["raises"]
     assert (raised.code, raised.line, raised.schedules) == ("KV902", pristine.plan(CELL, 0).line(), 1)

@@ -23,6 +23,9 @@ from kvcheck.core.stress.schedule import parse_line
 ENDLESS_TIMES = 50
 ENDLESS_LEAST_S = 20.0
 """A schedule counts as endless after so many times the CPU time that its cell needs, and no sooner than this."""
+STUCK_CPU_S = 8.0
+"""CPU seconds without progress that end a schedule as a hang. A default run waits for longer. A schedule of a tiny
+shape takes 3 seconds in all."""
 SPARE_CPU_S = 20.0
 """CPU seconds for the imports of a trial and for the last schedule, which may end after the budget."""
 
@@ -131,6 +134,7 @@ class Judge:
             "texts": {} if doubt is not None else subject.texts,
             "runs": runs,
             "cpu_s": self._cpu_s,
+            "stuck_cpu_s": STUCK_CPU_S,
             "most_cpu_s": self._cpu_s + max(most for _, most in runs) + SPARE_CPU_S,
             "references": str(self._pristine.folder),
         }

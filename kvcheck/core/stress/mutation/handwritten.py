@@ -1,6 +1,6 @@
 """Hand-written edits: a JSON list of bugs, each put in by exact texts, judged like generated edits.
 
-    [{"name", "link", "what", "expect": [codes], "edits": [{"file", "old", "new"}]}]
+    [{"name", "link", "engine", "what", "expect": [codes], "edits": [{"file", "old", "new"}]}]
 
 Invariants:
 - An old text occurs exactly once in its file, below kvcheck/core; the edited files compile.
@@ -22,7 +22,7 @@ from kvcheck.core.stress.mutation.reach import Reach
 from kvcheck.core.stress.mutation.results import Result
 from kvcheck.core.stress.mutation.source import Source
 
-KEYS = {"name", "link", "what", "expect", "edits"}
+KEYS = {"name", "link", "engine", "what", "expect", "edits"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from pathlib import Path
 from kvcheck.core.base.errors import UsageError
 
 RESULTS_FILE = "results.jsonl"
-OUTCOMES = ("killed", "survived", "hang", "crash", "unreached", "equivalent", "invalid", "unclear")
-JUDGED = ("killed", "survived", "hang", "crash", "unclear")
+OUTCOMES = ("killed", "unknown", "survived", "hang", "crash", "unreached", "equivalent", "invalid", "unclear")
+JUDGED = ("killed", "unknown", "survived", "hang", "crash", "unclear")
 """Outcomes of edits that ran and are not equivalent: what shares are shares of."""
 
 

@@ -1,7 +1,7 @@
 """Tables of a campaign as CSV and Markdown: shares by file and operator, kills by oracle, and what was not killed.
 
 Invariants:
-- A share is of the edits that ran and are not equivalent: killed, survived, hang, crash and unclear.
+- A share is of the edits that ran and are not equivalent: all but unreached, equivalent and invalid ones.
 - Text from source cannot become markup, a link or a formula.
 """
 
@@ -51,6 +51,7 @@ def page(campaign: Campaign, results: Sequence[Result]) -> str:
     lines += ["", "## Kills by oracle", "", *_kills(results)]
     for outcome, title in (
         ("survived", "Survivors"),
+        ("unknown", "Found by missing evidence alone"),
         ("unclear", "Findings that the code as it is has too"),
         ("hang", "Hangs"),
         ("crash", "Crashes"),

@@ -12,15 +12,16 @@ import dataclasses
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from kvcheck.core.base.deadline import LOOK_AGAIN_S, would_be_lost
 from kvcheck.core.base.errors import InternalError, KvcheckError, machine_trouble
-from kvcheck.core.base.record import Finding
+from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.stress.mutation.edits import CACHE
 from kvcheck.core.stress.mutation.reach import LineTrace
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner, Workloads
@@ -48,7 +49,7 @@ def survey(folder: Path, order: Mapping[str, object], say: Say) -> None:
     runner = ScheduleRunner(TARGETS.load(first.target)(), workloads=Workloads(lambda plan: _tokens(references, plan)))
     trace = LineTrace(folder, CACHE)
     lines: dict[str, dict[int, int]] = {}
-    costs, cpu_s = [], []
+    costs, cpu_s, evidence = [], [], []
     for number in range(traced):
         plan = dataclasses.replace(first, schedule=number)
         say({"at": plan.line()})
@@ -57,6 +58,7 @@ def survey(folder: Path, order: Mapping[str, object], say: Say) -> None:
             outcome = runner.run(plan)
         cpu_s.append(round(time.process_time() - before, 3))
         costs.append(outcome.evidence.events)
+        evidence.append(to_plain(outcome.evidence))
         if outcome.findings or outcome.unjudged:
             say({"clean": False, "line": plan.line(), **_told(outcome)})
             return
@@ -65,7 +67,7 @@ def survey(folder: Path, order: Mapping[str, object], say: Say) -> None:
             for line in numbers:
                 row[line] = row.get(line, 0) | 1 << number
     found = {"costs": costs, "cpu_s": cpu_s, "lines": {file: dict(sorted(row.items())) for file, row in lines.items()}}
-    say({"cell": first.cell, "line": first.line(), **found, "references": references})
+    say({"cell": first.cell, "line": first.line(), **found, "evidence": evidence, "references": references})
 
 
 def judge(order: Mapping[str, object], say: Say) -> None:
@@ -73,61 +75,117 @@ def judge(order: Mapping[str, object], say: Say) -> None:
 
     runs: plan lines with the CPU seconds after which each counts as endless.
     """
-    runs: list[tuple[str, float]] = order["runs"]  # type: ignore[assignment]
-    budget, began, ran = float(str(order["cpu_s"])), time.process_time(), 0
-    workloads = Workloads(lambda plan: _known(str(order["references"]), plan))
-    runners: dict[str, ScheduleRunner] = {}
-    cells: dict[str, int] = {}
-    broken = ""
+    say(_Trial(order, say).ended())
 
-    def end(outcome: str, **values: object) -> None:
-        spent = round(time.process_time() - began, 3)
-        say({"outcome": outcome, "schedules": ran, "cpu_s": spent, "cells": cells, "broken": broken, **values})
 
-    for text, most_s in runs:
-        if ran and time.process_time() - began >= budget:
-            break
+class _Trial:
+    """One edited build, while its schedules run."""
+
+    def __init__(self, order: Mapping[str, object], say: Say) -> None:
+        self._runs: list[tuple[str, float]] = order["runs"]  # type: ignore[assignment]
+        self._folder = str(order["references"])
+        self._cpu_s = float(str(order["cpu_s"]))
+        self._say = say
+        self._began = time.process_time()
+        workloads = Workloads(lambda plan: _known_outputs(self._folder, plan))
+        self._runner = ScheduleRunner(
+            TARGETS.load("builtin")(), workloads=workloads, stuck_cpu_s=float(str(order["stuck_cpu_s"]))
+        )
+        self._evidence: dict[str, dict[int, Evidence]] = {}
+        self._broken = ""
+
+    def ended(self) -> dict[str, object]:
+        """What came of it."""
+        for text, most_s in self._runs:
+            if self._evidence and time.process_time() - self._began >= self._cpu_s:
+                break
+            if (found := self._schedule(text, most_s)) is not None:
+                return self._told(**found)
+        return self._told(**self._unexercised())
+
+    def _told(self, outcome: str, **values: object) -> dict[str, object]:
+        ran = {cell: len(rows) for cell, rows in self._evidence.items()}
+        spent = round(time.process_time() - self._began, 3)
+        head = {"outcome": outcome, "schedules": sum(ran.values()), "cpu_s": spent, "cells": ran}
+        return {**head, "broken": self._broken, **values}
+
+    def _schedule(self, text: str, most_s: float) -> dict[str, Any] | None:
+        """Run one schedule. Returns what ends the trial, or None."""
         plan = parse_line(text)
-        say({"at": text})
-        if plan.target not in runners:
-            runners[plan.target] = ScheduleRunner(TARGETS.load(plan.target)(), workloads=workloads)
-        ran += 1
-        cells[plan.cell] = cells.get(plan.cell, 0) + 1
+        self._say({"at": text})
+        rows = self._evidence.setdefault(plan.cell, {})
+        rows[plan.schedule] = Evidence()
         try:
             with cpu_limit(most_s):
-                outcome = runners[plan.target].run(plan)
+                outcome = self._runner.run(plan)
         except Endless:
-            return end("hang", line=text, message=f"a schedule took more than {most_s:.0f} CPU seconds")
+            return {"outcome": "hang", "line": text, "message": f"a schedule took more than {most_s:.0f} CPU seconds"}
         except (KvcheckError, MemoryError) as error:
             trouble = machine_trouble(error) or f"{type(error).__name__}: {error}"
-            return end("crash", line=text, message=trouble)
+            return {"outcome": "crash", "line": text, "message": trouble}
         if any(finding.condition is None for finding in outcome.findings):
-            return end("killed", line=text, **_told(outcome))
-        broken = broken or next(iter(outcome.broken_oracles), "")
-    end("survived")
+            return {"outcome": "killed", "line": text, **_told(outcome)}
+        rows[plan.schedule] = outcome.evidence
+        self._broken = self._broken or next(iter(outcome.broken_oracles), "")
+        return None
+
+    def _unexercised(self) -> dict[str, Any]:
+        """survived; or unknown, where a cell lacks evidence that its first schedules have on the code as it is.
+
+        One such cell is decided: the first that ran. All of its traced schedules run for it.
+        """
+        for cell, rows in self._evidence.items():
+            known = _known_evidence(self._folder, cell)
+            usual = [*known.values()][: 1 + max(rows)]
+            if max(rows) >= len(known) or self._gap(cell, usual) is not None:
+                continue
+            if self._gap(cell, [rows.get(number, each) for number, each in [*known.items()][: 1 + max(rows)]]) is None:
+                continue
+            for text, most_s in self._runs:
+                plan = parse_line(text)
+                is_left = plan.cell == cell and plan.schedule in known and plan.schedule not in rows
+                if is_left and (found := self._schedule(text, most_s)) is not None:
+                    return found
+            gap = self._gap(cell, [rows.get(number, each) for number, each in known.items()])
+            if gap is not None:
+                return {"outcome": "unknown", "line": self._line(cell), "message": f"{cell}: {gap}"}
+            break
+        return {"outcome": "survived"}
+
+    def _gap(self, cell: str, rows: Sequence[Evidence]) -> str | None:
+        total = Evidence(schedules=0)
+        for each in rows:
+            total = total.plus(each)
+        return self._runner.gap(parse_line(self._line(cell)), total)
+
+    def _line(self, cell: str) -> str:
+        return next(text for text, _ in self._runs if parse_line(text).cell == cell)
 
 
 @contextmanager
 def cpu_limit(most_s: float) -> Iterator[None]:
-    """Raise Endless inside the block after so many CPU seconds of this process."""
+    """Raise Endless inside the block after so many CPU seconds of this process in user code.
+
+    The runner watches by another timer.
+    """
     is_inside = True
 
     def ring(number: int, frame: FrameType | None) -> None:
         if not is_inside:
             return
         if would_be_lost(frame):
-            signal.setitimer(signal.ITIMER_PROF, LOOK_AGAIN_S)
+            signal.setitimer(signal.ITIMER_VIRTUAL, LOOK_AGAIN_S)
             return
         raise Endless
 
-    before = signal.signal(signal.SIGPROF, ring)
-    signal.setitimer(signal.ITIMER_PROF, most_s)
+    before = signal.signal(signal.SIGVTALRM, ring)
+    signal.setitimer(signal.ITIMER_VIRTUAL, most_s)
     try:
         yield
     finally:
         is_inside = False
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _told(outcome: Outcome) -> dict[str, object]:
@@ -144,16 +202,23 @@ def _told(outcome: Outcome) -> dict[str, object]:
 
 
 @cache
-def _read_references(file: str) -> dict[str, dict[str, list[int]]]:
-    return dict(json.loads(Path(file).read_text(encoding="utf-8"))["references"])
+def _read(file: str) -> dict[str, Any]:
+    return dict(json.loads(Path(file).read_text(encoding="utf-8")))
 
 
-def _known(folder: str, plan: Plan) -> Mapping[int, tuple[int, ...]]:
+def _known_outputs(folder: str, plan: Plan) -> Mapping[int, tuple[int, ...]]:
     """Raises InternalError for a workload that was not surveyed: the edited code must not make its own reference."""
-    outputs = _tokens(_read_references(str(Path(folder) / file_of(plan.cell))), plan)
+    outputs = _tokens(_read(str(Path(folder) / file_of(plan.cell)))["references"], plan)
     if outputs is None:
         raise InternalError(f"{plan.line()}: expected a workload whose outputs were kept, got another")
     return outputs
+
+
+@cache
+def _known_evidence(folder: str, cell: str) -> Mapping[int, Evidence]:
+    """What each traced schedule of a cell exercises on the code as it is, by its number."""
+    rows = _read(str(Path(folder) / file_of(cell)))["evidence"]
+    return {number: value_from(Evidence, row, "evidence") for number, row in enumerate(rows)}
 
 
 def _tokens(references: Mapping[str, Mapping[str, list[int]]], plan: Plan) -> Mapping[int, tuple[int, ...]] | None:
