@@ -37,8 +37,9 @@ WAYS = ((PREFILL,), (DECODE,), (PREFILL, DECODE))
 """The ends that an abort goes to."""
 ON_THE_WAY = ("asked for", "prefilling", "handing over", "sealing", "transferring")
 """States of requests whose prompts were asked for and have not arrived."""
-GIVEN_UP = ("nothing complete from", "not asked for and taken by")
-"""How the reason of a room that ran out of patience begins, at either end; whom it waited for follows."""
+GIVEN_UP = ("nothing complete from", "not asked for and taken by", "stopped writing")
+"""What the reason of a room that ran out of patience contains, at either end; the last where the message that says why
+the prefill end gave it up was lost."""
 
 
 class RankScheduler(Protocol):

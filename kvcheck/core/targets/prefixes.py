@@ -22,7 +22,7 @@ from kvcheck.core.cache.hicache.storage import PageStore
 from kvcheck.core.cache.hicache.storage_tier import StoredUnit
 from kvcheck.core.targets.target import Standing
 from kvcheck.core.workload.events import Emit, Happened
-from kvcheck.core.workload.tier_events import Stored
+from kvcheck.core.workload.tier_events import Deleted
 
 PINNED = {
     "device": ("in use", "being backed up", "being loaded"),
@@ -95,17 +95,13 @@ class Prefixes:
         if happening == "remove":
             is_there = self._store.contains(key)
             self._store.remove(key)
-            self._tell_stored(key, is_whole=False)
+            if (unit := self._unit_of(key)) is not None:
+                self._emit(Deleted(unit.space, (unit.hash,)))
             return is_there
         if happening != "overwrite" or (payload := self._payload(key)) is None:
             return False
         self._store.put(key, payload)
-        self._tell_stored(key, is_whole=True)
         return True
-
-    def _tell_stored(self, key: str, *, is_whole: bool) -> None:
-        if (unit := self._unit_of(key)) is not None:
-            self._emit(Stored(unit.space, (unit.hash,), is_whole))
 
     def _payload(self, key: str) -> bytes | None:
         """What belongs under a key: the host has it until its write is over, and then the store has it."""

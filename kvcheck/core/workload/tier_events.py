@@ -111,6 +111,15 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Deleted:
+    """Somebody else has deleted these from the store. A write that is not acknowledged may have come before or after
+    that, so whether the store has them is not known any more."""
+
+    space: str
+    chain: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TierChanged:
     """A tier now holds, or no longer holds, pages or states of these hashes under these ids."""
 
@@ -143,4 +152,4 @@ class Evicted:
 
 
 UseEvent = Modelled | Declared | Asked | LookedUp | Computed
-TierEvent = Locked | TierChanged | Chosen | Flushed | Refused | Transferred | Evicted | Stored
+TierEvent = Locked | TierChanged | Chosen | Flushed | Refused | Transferred | Evicted | Stored | Deleted

@@ -29,6 +29,7 @@ from kvcheck.core.workload.tier_events import (
     Chosen,
     Computed,
     Declared,
+    Deleted,
     Flushed,
     Locked,
     LookedUp,
@@ -73,6 +74,7 @@ class CachingOracle:
         self._due_long = 0
         self._backups_seen = False
         self._stored: dict[str, set[bytes]] = {space: set() for space in SPACES}
+        self._doubtful: dict[str, set[bytes]] = {space: set() for space in SPACES}
         self._fetching: dict[int, Fetch] = {}
         self._gave_up_fetch = 0
         self._served: dict[int, int] = {}
@@ -98,6 +100,7 @@ class CachingOracle:
             (Refused, self._is_refused),
             (Transferred, self._transferred),
             (Stored, self._is_stored),
+            (Deleted, self._is_deleted),
             (Aborted, self._aborted),
             (Finished, self._finished),
             (Counted, self._counted),
@@ -381,9 +384,14 @@ class CachingOracle:
 
     # The store
 
+    def _is_deleted(self, event: Deleted) -> None:
+        """Nothing is expected of these any more."""
+        self._doubtful[event.space].update(event.chain)
+        self._stored[event.space].difference_update(event.chain)
+
     def _is_stored(self, event: Stored) -> None:
         if event.is_whole:
-            self._stored[event.space].update(event.chain)
+            self._stored[event.space].update(set(event.chain) - self._doubtful[event.space])
         else:
             self._stored[event.space].difference_update(event.chain)
             for fetch in self._fetching.values():
