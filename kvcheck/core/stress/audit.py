@@ -131,7 +131,7 @@ AUDIT_ROUND, AUDITED = 7, 2
 AUDIT = "audit of footprints"
 """What coverage calls it."""
 
-WATCHED_FIRST = 48
+WATCHED_FIRST = 24
 """Of each name: operations of one name come from one place in the code, and a mistake there shows soon."""
 
 AUDITED_EVERY = 8
