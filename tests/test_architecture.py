@@ -82,14 +82,9 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.stress.access_log": (("core.cache.backend.backend",), "footprints and numbers; it knows no event"),
     "core.stress.oracles": (
         (
-            *(
-                "core.workload.events",
-                "core.workload.tier_events",
-                "core.stress.history",
-                "core.stress.clocks",
-                "core.stress.access_log",
-            ),
-            *("core.base.content", "core.base.deviation", "core.workload.mismatch", "core.cache.backend.backend"),
+            *("core.workload.events", "core.workload.tier_events", "core.workload.mismatch", "core.stress.history"),
+            *("core.stress.clocks", "core.stress.access_log", "core.base.content", "core.base.deviation"),
+            "core.cache.backend.backend",
         ),
         "judge a history alone, from any target",
     ),

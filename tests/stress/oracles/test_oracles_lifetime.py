@@ -220,33 +220,33 @@ def test_what_is_wrong_names_page_and_request(
         (
             HOST_PAGE_FREED_BEFORE_ITS_BACKUP,
             ("KV202", "host", 2, 0),
-            "host.full 0 was freed while hicache.backup of it was pending",
+            "host.full page 0 was freed while hicache.backup of it was pending",
         ),
         (
             SOURCE_FREED_BEFORE_ITS_BACKUP,
             ("KV202", "device", 1, 3),
-            "full 3 was freed while hicache.backup of it was pending",
+            "full page 3 was freed while hicache.backup of it was pending",
         ),
         (
             HOST_PAGE_FREED_BEFORE_ITS_LOAD,
             ("KV202", "host", 1, 0),
-            "host.full 0 was freed while hicache.load of it was pending",
+            "host.full page 0 was freed while hicache.load of it was pending",
         ),
-        (LOAD_INTO_A_FREE_PAGE, ("KV202", "device", None, 3), "full 3 is free, yet hicache.load writes it"),
+        (LOAD_INTO_A_FREE_PAGE, ("KV202", "device", None, 3), "full page 3 is free, yet hicache.load writes it"),
         (
             BACKUP_INTO_ANOTHERS_HOST_PAGE,
             ("KV403", "host", 1, 0),
-            "host.full 0 belongs to request 2, yet hicache.backup writes it for request 1",
+            "host.full page 0 belongs to request 2, yet hicache.backup writes it for request 1",
         ),
         (
             STATE_COPY_INTO_A_FREE_SLOT,
             ("KV202", "device", None, 2),
-            "state 2 is free, yet hicache.copy_state writes it",
+            "state slot 2 is free, yet hicache.copy_state writes it",
         ),
         (
             VALUE_DROPPED_BEFORE_ITS_RESTORE,
             ("KV202", "host", 1, 4),
-            "host.offload 4 was freed while offload.save of it was pending",
+            "host.offload value 4 was freed while offload.save of it was pending",
         ),
     ],
 )

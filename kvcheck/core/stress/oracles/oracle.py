@@ -17,7 +17,7 @@ MAX_FINDINGS = 20
 """An oracle reports at most so many findings for one schedule."""
 
 
-UNITS = {"state": "slot", "metadata": "slot", "seals": "slot", "rows": "row"}
+UNITS = {"state": "slot", "metadata": "slot", "seals": "slot", "rows": "row", "offload": "value"}
 """What the ids of a space number; those of other spaces number pages."""
 
 
