@@ -194,6 +194,13 @@ def test_a_thousand_findings_of_three_causes_are_three_cards() -> None:
     assert "42 more pages not drawn" in text
 
 
+def test_a_cause_of_several_cells_names_them() -> None:
+    there = replace(FOREIGN, id="9", shape="gpt-oss-tiny", schedule="other")
+    text = render(replace(FAILED, findings=(FOREIGN, there)))
+    cells = "retract-resume/glm-5.1-tiny, retract-resume/gpt-oss-tiny"
+    assert f"<dd>2 times in 2 schedules of 2 cells: {cells}</dd>" in text
+
+
 def test_symptoms_are_counted_and_folded_into_their_cause() -> None:
     symptom = replace(FOREIGN, id="9", code="KV501", oracle="output", message="token 3 differs", cause="1")
     text = render(replace(FAILED, findings=(FOREIGN, symptom, replace(symptom, id="10", code="KV601"))))

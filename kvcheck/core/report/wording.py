@@ -84,14 +84,14 @@ def whose_text(finding: Finding) -> str:
 
 
 def seen_text(bug: Bug) -> str:
-    """How often a cause was seen, what follows from it, and where: "2 times; symptoms: KV102 x5"."""
-    named = ", ".join(bug.cells[:CELLS_NAMED]) + (", ..." if len(bug.cells) > CELLS_NAMED else "")
-    where = "" if len(bug.cells) == 1 else f" in {len(bug.cells)} cells: {named}"
-    told = ", ".join(f"{code} x{count}" for code, count in bug.symptoms.items())
+    """How often a cause was seen, where, and what follows from it: "2 times; symptoms: KV102 x5"."""
     often = sum(bug.symptoms.values())
-    times = counted(len(bug.findings) - often, "time")
-    times += f" in {counted(bug.schedules, 'schedule')}" if bug.schedules > 1 else ""
-    return f"{times}{f'; symptoms: {told}' if told else ''}{where}"
+    text = counted(len(bug.findings) - often, "time")
+    if bug.schedules > 1:
+        named = ", ".join(bug.cells[:CELLS_NAMED]) + (", ..." if len(bug.cells) > CELLS_NAMED else "")
+        text += f" in {counted(bug.schedules, 'schedule')} of {counted(len(bug.cells), 'cell')}: {named}"
+    told = ", ".join(f"{code} x{count}" for code, count in bug.symptoms.items())
+    return f"{text}; symptoms: {told}" if told else text
 
 
 def coverage_text(found: Coverage) -> str:
