@@ -27,7 +27,7 @@ def race(code: str, earlier: str, later: str, **more: object) -> Finding:
 
 UNMOVED = finding("contract", "KV304", "request 3 was saved without full.index", buffer="index", request=3)
 UNMOVED_AGAIN = replace(UNMOVED, request=5, message="request 5 was restored without full.index")
-OTHER_UNMOVED = replace(UNMOVED, buffer="k_scale")
+OTHER_UNMOVED = replace(UNMOVED, buffer="k_scale", request=8)
 LENGTH = finding("contract", "KV301", "request 3 computes position 66, expected 65", request=3)
 FOREIGN = finding("content", "KV102", buffer="index", page=5, request=3, seen_request=4)
 FOREIGN_K = replace(FOREIGN, buffer="k", page=9, request=7, seen_request=8)
@@ -54,6 +54,7 @@ PADDING = finding("content", "KV403", buffer="v", page=0, request=20)
 ONE: dict[str, tuple[tuple[Finding, ...], Finding]] = {
     "a buffer that was left out, and its bytes": ((FOREIGN, OWN_POSITION, UNMOVED, TOKENS), UNMOVED),
     "the same rule of another request": ((UNMOVED, UNMOVED_AGAIN), UNMOVED),
+    "two buffers that one save left out": ((UNMOVED, replace(OTHER_UNMOVED, request=3)), UNMOVED),
     "a length, and the request's bytes": ((FOREIGN, LENGTH, TOKENS), LENGTH),
     "ids of cached pages, and a sharer's bytes": ((FOREIGN_K, MOVED_IDS, GATE), MOVED_IDS),
     "ids of cached pages, and the guard that they run into": ((GUARD, MOVED_IDS), MOVED_IDS),

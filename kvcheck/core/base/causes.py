@@ -32,7 +32,7 @@ FALSE_STATUS = frozenset({"KV203", "KV301", "KV602"})
 STAGES = {"lifetime": 1, "residency": 2, "contract": 3, "aliasing": 4, "audit": 5, "ordering": 7, "accounting": 8}
 ENDS = {"protocol": 10, "bytes": 10, "output": 11, "liveness": 12}
 UNMOVED = "KV304"
-"""A buffer that was not moved is about that buffer, whatever else the request has."""
+"""A buffer that was not moved explains the bytes of that buffer alone, whatever else the request reads."""
 GUARD, ACCOUNTING, BYTES = 6, STAGES["accounting"], 9
 TOLD = frozenset({"lifetime", "residency", "contract", "aliasing", "liveness"})
 """Oracles whose messages name the rule that was broken, where no buffer does. Numbers in them differ each time."""
@@ -163,17 +163,15 @@ class _Group:
         if finding.oracle in SINGLE:
             return False
         first, then = stage(self.findings[0]), stage(finding)
-        if then == first and finding.oracle == "ordering":
-            return self._is_same_race(finding)
-        if then == first and UNMOVED not in (finding.code, self.findings[0].code):
-            return self._shares(finding)
+        if then == first:
+            return self._is_same_race(finding) if finding.oracle == "ordering" else self._shares(finding)
         if then > BYTES:
             return finding.oracle != "output" or first != ACCOUNTING
         if ACCOUNTING in (first, then):
             return then == ACCOUNTING and first < STAGES["ordering"]
         if first in (STAGES["residency"], GUARD):  # ids of cached pages, which every buffer and every sharer uses
             return _buffer(finding) != "metadata"
-        if first == STAGES["ordering"] or UNMOVED in (finding.code, self.findings[0].code):
+        if first == STAGES["ordering"] or self.findings[0].code == UNMOVED:
             return _buffer(finding) in self._buffers
         return self._shares(finding)
 
