@@ -157,6 +157,14 @@ def test_findings_of_a_server_each_stand_alone() -> None:
     assert len(in_causal_order((answer, replace(answer, message="request 2")))) == 2
 
 
+def test_findings_of_probes_are_told_apart_by_cell_and_reader() -> None:
+    line = "hicache:shape=host-copy.nsa,target=sglang%3Aenv,seed=1,schedule=0"
+    one = replace(FOREIGN, id="1", scenario="hicache", shape="host-copy.nsa", lane="reader of keys", schedule=line)
+    two, three = replace(one, id="2", lane="reader of scales"), replace(one, id="3", shape="host-copy.swa")
+    assert len(bugs((one, two, three))) == 3
+    assert len(bugs((one, replace(one, id="4")))) == 1
+
+
 def test_numbers_and_ranks_make_no_other_bug() -> None:
     one = finding("lifetime", "KV202", "decode-0:full 5 was freed while wire.kv of it was pending", page=5)
     two = finding("lifetime", "KV202", "decode-1:full 17 was freed while wire.kv of it was pending", page=17)

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from kvcheck.core.base.cells import keys_of
 from kvcheck.core.base.record import Finding
 
 GUARDS = frozenset({"KV202", "KV301", "KV402", "KV403"})
@@ -56,11 +57,14 @@ def stage(finding: Finding) -> int:
 def signature(finding: Finding) -> Signature:
     """What is equal for findings of one bug in other schedules and cells, and for other requests.
 
-    Operations, or a buffer and a rule, name a bug anywhere. Wrong bytes alone are told apart by scenario.
+    Operations, or a buffer and a rule, name a bug anywhere. Wrong bytes alone are told apart by scenario. Probes of an
+    installed engine each try another thing of it, so their findings are told apart by cell and reader.
     """
     kind = (finding.oracle, finding.code, finding.tier, _buffer(finding), finding.condition)
     if finding.oracle in SINGLE:
         return (*kind, finding.id or finding.message)
+    if "target" in keys_of(finding.schedule):
+        return (*kind, finding.cell, finding.lane)
     if finding.oracle == "ordering":
         return (finding.oracle, finding.code, finding.tier, *_operations(finding))
     if finding.oracle in TOLD and finding.buffer is None:
