@@ -136,7 +136,7 @@ def test_an_engine_that_says_done_too_early_turns_the_run_red(
     supervisor, judged = run(plan, {"prefill-0": lie}, patience_s=2)
     report = supervisor.reports["decode-0"]
     assert 3 in report.failed and "nothing complete from prefill-0" in report.failed[3]
-    assert {found.request for found in judged.findings if found.code == "KV901"} == {3}
+    assert {found.request for found in judged.findings if found.code == "KV604"} == {3}
     assert {2, 6, 7} <= report.finished.keys()
 
 
@@ -249,7 +249,7 @@ def test_an_engine_that_dies_costs_its_room_and_no_other(ranks: str) -> None:
             assert 3 in report.failed and {6, 7} <= report.finished.keys()
     reasons = [report.failed[3] for report in supervisor.reports.values() if 3 in report.failed]
     assert any("ended by signal SIGKILL" in reason for reason in reasons)
-    assert {found.code for found in judged.findings} == {"KV901"}  # failed, and nothing else: no byte, page or token
+    assert {found.code for found in judged.findings} == {"KV604"}  # failed, and nothing else: no byte, page or token
 
 
 def test_without_the_library_nothing_is_judged(
