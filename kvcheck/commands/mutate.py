@@ -19,6 +19,7 @@ from kvcheck.commands.options import check_choice, check_positive
 from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import complain, say, warn
 from kvcheck.core.base.errors import TargetError, UsageError
+from kvcheck.core.base.scratch import sweep
 from kvcheck.core.report.store import make_folder
 from kvcheck.core.stress.mutation.edits import (
     GROUPS,
@@ -112,6 +113,7 @@ def mutate(
     except KeyboardInterrupt:
         complain("interrupted: what was judged is kept")
         interrupted = True
+    sweep()  # stores of schedules that were cut short
     results = [known[name] for name in chosen.ids if name in known]
     return _close(out, campaign, results, fail_under, interrupted=interrupted)
 

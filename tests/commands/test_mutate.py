@@ -47,7 +47,7 @@ def test_bad_usage_exits_2_before_anything_runs(
     ("rows", "complaint"),
     [
         ("{}", "expected a JSON list"),
-        ('[{"name": "a"}]', "a: expected edits, expect"),
+        ('[{"name": "a"}]', "a: expected edits, engine, expect"),
         ('[{"name": "a", "expect": ["KV999"], "edits": [{}]}]', "expected codes of kvcheck list codes"),
         ('[{"name": "a", "edits": [{"file": "commands/main.py", "old": "a", "new": "b"}]}]', "below kvcheck/core"),
         (
@@ -93,9 +93,16 @@ def test_samples_are_the_same_each_time_and_spread() -> None:
     assert {edit.file for edit in few} == set(files) and len({edit.operator for edit in few}) >= 10
 
 
+def interrupt(*_: object) -> str:
+    """What Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
 @pytest.mark.processes
 @pytest.mark.schedules
-def test_a_campaign_is_kept_goes_on_and_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_campaign_is_kept_goes_on_and_is_judged_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, again = tmp_path / "out", tmp_path / "again"
     typed = ["mutate", "offload.py", "--operator", "turn-comparison", "--sample", "4", "--cpu", "2", *CELL]
     assert run([*typed, "--out", str(out)]) == 0
@@ -108,7 +115,13 @@ def test_a_campaign_is_kept_goes_on_and_is_judged_again(tmp_path: Path, capsys: 
     assert "## Kills by oracle" in (out / "edits.md").read_text()
 
     kept = (out / "results.jsonl").read_text().splitlines(keepends=True)
-    (out / "results.jsonl").write_text("".join(kept[:-1]))
+    (out / "results.jsonl").write_text("".join(kept[:-2]))
+    with monkeypatch.context() as patch:
+        patch.setattr("kvcheck.commands.mutate._line", interrupt)
+        assert run([*typed, "--out", str(out)]) == 130
+    printed = capsys.readouterr()
+    assert "4 edits, 2 judged before" in printed.out and "what was judged is kept" in printed.err
+    assert len(read_results(out)[1]) == 3, "the result that came before the signal"
     assert run([*typed, "--out", str(out)]) == 0
     assert "4 edits, 3 judged before" in capsys.readouterr().out
     assert {name: each.outcome for name, each in read_results(out)[1].items()} == {

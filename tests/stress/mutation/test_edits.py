@@ -188,3 +188,23 @@ def test_a_file_has_a_group_and_a_module() -> None:
     assert group_of("core/cache/backend/simulated.py") == "instrument"
     assert group_of("core/cache/backend/scoped.py") == group_of("core/cache/hicache/cache.py") == "product"
     assert module_of("core/cache/pools/__init__.py") == "kvcheck.core.cache.pools"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("def f(a):\n    if a[1]:\n        raise ValueError\n", True),
+        ("def f(a):\n    if a[1]:\n        raise ValueError\n    else:\n        a.run()\n", False),
+        ("def f(a):\n    if a[1]:\n        return 0\n    return 2\n", False),
+        ("def f(a):\n    a.pool.check_open(a)\n", True),
+        ("def f(a):\n    _check_ids(a)\n", True),
+        ("def f(a):\n    a.wait(check_open)\n", False),
+        ("def _check_saved(a):\n    return a[1]\n", True),
+        ("class A:\n    def __post_init__(self):\n        self.b = self.c[1]\n", True),
+        ("def f(a):\n    return zip(a, a, strict=True)\n", True),
+        ("def f(a):\n    return g(a, done=True)\n", False),
+    ],
+)
+def test_edits_in_checks_are_told_apart(text: str, expected: bool) -> None:
+    found = {edit.is_guard for edit in edits_of(FILE, text, frozenset())}
+    assert found == {expected}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.stress.mutation.edits import edits_of
-from kvcheck.core.stress.mutation.equivalent import LIST, read_equivalent, reasons_for
+from kvcheck.core.stress.mutation.edits import edits_of, identifiers_of, package_folder, read_sources
+from kvcheck.core.stress.mutation.equivalent import read_equivalent, reasons_for
 from kvcheck.core.stress.mutation.results import Campaign, Result, ResultFile, read_results
 
 CAMPAIGN = Campaign(code="0123", seed=1, schedules=24, cpu_s=10.0)
@@ -87,4 +87,11 @@ def test_the_list_of_equivalent_edits_needs_arguments_and_known_ids(tmp_path: Pa
         path.write_text(text)
         with pytest.raises(UsageError, match="expected"):
             read_equivalent(path)
-    assert isinstance(read_equivalent(LIST), dict)
+
+
+def test_every_listed_edit_is_one_of_the_source_as_it_is() -> None:
+    sources = read_sources(package_folder())
+    names = identifiers_of([*sources.values()])
+    listed = read_equivalent()
+    found = reasons_for({file: edits_of(file, sources[file], names) for file in listed})
+    assert sorted(found) == sorted(name for rows in listed.values() for name in rows)

@@ -69,7 +69,7 @@ def body(statement: str) -> Mapping[str, str]:
 
 
 def test_each_edit_ends_as_it_must(pool: ServerPool, pristine: Pristine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("ENDLESS_LEAST_S", 1.0), ("ENDLESS_TIMES", 1), ("STUCK_CPU_S", 0.5), ("SPARE_CPU_S", 1.0)):
+    for name, value in (("ENDLESS_LEAST_S", 2.5), ("ENDLESS_TIMES", 1), ("STUCK_CPU_S", 0.5), ("SPARE_CPU_S", 1.0)):
         monkeypatch.setattr(f"kvcheck.core.stress.mutation.campaign.{name}", value)
     assert [*pristine.survey(pool)] == [CELL]
     judge = Judge(pool, pristine, schedules=SCHEDULES, cpu_s=2.0)
@@ -126,6 +126,29 @@ def test_a_kill_in_a_schedule_that_was_not_traced_is_checked_on_the_code_as_it_i
     (found,) = judge.results([subject("raises", body("raise ValueError('no')"), earlier=last)])
     assert (found.outcome, found.line) == ("killed", last)
     assert [bool(each["texts"]) for each in asked] == [True, False], "the edit, then the code as it is"
+
+
+def test_a_finding_that_the_code_as_it_is_has_too_is_no_kill(
+    pool: ServerPool, pristine: Pristine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [*pristine.survey(pool)]
+    judge = Judge(pool, pristine, schedules=SCHEDULES, cpu_s=20.0)
+    broken = body("raise ValueError('no')")
+    order = judge._order
+    monkeypatch.setattr(judge, "_order", lambda *args: {**order(*args), "texts": broken})
+    last = pristine.plan(CELL, SCHEDULES - 1).line()
+    (found,) = judge.results([subject("raises", broken, earlier=last)])
+    assert (found.outcome, found.line) == ("unclear", last)
+    assert "the code as it is fails this plan too: " in found.note
+
+
+def test_a_server_that_dies_is_started_again(pool: ServerPool, pristine: Pristine) -> None:
+    [*pristine.survey(pool)]
+    judge = Judge(pool, pristine, schedules=1, cpu_s=20.0)
+    kills_server = body("import os; os.kill(os.getppid(), 9); __import__('time').sleep(60)")
+    found = [*judge.results([subject("kills its server", kills_server), subject("as it is", texts(OFFLOAD))])]
+    assert [(each.id, each.outcome) for each in found] == [("kills its server", "crash"), ("as it is", "survived")]
+    assert "signal 9" in found[0].message and found[0].line == pristine.plan(CELL, 0).line()
 
 
 def test_a_survey_is_read_again_for_the_same_code_and_plan_alone(

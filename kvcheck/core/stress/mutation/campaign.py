@@ -57,6 +57,7 @@ def subject_of(edit: Edit, text: str, reach: Reach, earlier: str = "") -> Subjec
         diff=diff_of(edit, text),
         outcome="unreached",
         reaching=len(reached),
+        is_guard=edit.is_guard,
     )
     return Subject(result=result, texts={edit.file: edit.applied(text)}, reached=reached, earlier=earlier)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ PROCESSES = ("transfer/mooncake/", "transfer/sockets/", "scheduler/process_group
 """What runs in ranks as processes, or with Mooncake's libraries, alone. No simulated schedule reaches it."""
 GROUPS = ("product", "processes", "instrument")
 ID_CHARS = 12
+GUARD = re.compile(r"_*(check|require)|__post_init__$")
+GUARD_CALL = re.compile(r"[\w.]*\b_?(check|require)\w*\(")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,8 @@ class Edit:
     """One change. file: path below the package's folder. line: where it begins.
 
     start, end: what of the file's bytes is replaced. old, new: the text there. first, last: lines of which one has to
-    run before the change can matter; 0 and 0: it runs when the module is imported.
+    run before the change can matter; 0 and 0: it runs when the module is imported. is_guard: it is in a check, which
+    refuses what a correct caller never asks for.
     """
 
     id: str
@@ -51,6 +55,7 @@ class Edit:
     new: str
     first: int
     last: int
+    is_guard: bool = False
 
     @property
     def group(self) -> str:
@@ -175,7 +180,18 @@ def _identified(source: Source, changes: Iterator[_Change]) -> Iterator[Edit]:
             new=change.new,
             first=first,
             last=last,
+            is_guard=_is_guard(source, change, old),
         )
+
+
+def _is_guard(source: Source, change: _Change, old: str) -> bool:
+    """Whether the change is in a check: a function of checks, a condition that only raises, a call of a check, a strict
+    zip."""
+    name = change.place.function.rpartition(".")[2]
+    at = change.place.statement
+    only_raises = isinstance(at, ast.If) and all(isinstance(each, ast.Raise) for each in at.body) and not at.orelse
+    is_strict = source.between(max(0, change.start - len("strict=")), change.start) == "strict="
+    return GUARD.match(name) is not None or only_raises or is_strict or GUARD_CALL.match(old) is not None
 
 
 def _lines(place: Place, line: int) -> tuple[int, int]:

@@ -73,6 +73,7 @@ class ServerPool:
             if line is None:
                 self._servers.remove(server)
                 del busy[server]
+                close_input(server)
                 yield _updated(so_far, {"ended": server.wait()})
                 continue
             value = json.loads(line)

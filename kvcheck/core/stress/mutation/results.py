@@ -27,7 +27,8 @@ class Result:
 
     oracle, code, line, message: of the first finding, the plan line that shows it. kinds: every oracle and code of that
     schedule. cells: schedules that ran, by cell. cpu_s: of the schedules. total_cpu_s: with imports. reason: why an
-    edit is equivalent. note: what else is worth a line. link, what, expect: of an edit written by hand.
+    edit is equivalent. note: what else is worth a line. is_guard: the edit is in a check. link, what, expect: of an
+    edit written by hand.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Result:
     total_cpu_s: float = 0.0
     reason: str = ""
     note: str = ""
+    is_guard: bool = False
     link: str = ""
     what: str = ""
     expect: tuple[str, ...] = ()

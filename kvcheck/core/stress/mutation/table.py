@@ -23,7 +23,20 @@ CSV_FILE = "edits.csv"
 PAGE_FILE = "edits.md"
 COLUMNS = (
     *("id", "group", "file", "line", "function", "operator", "outcome", "oracle", "code", "kinds", "cells"),
-    *("schedules", "cpu_s", "total_cpu_s", "plan", "message", "reason", "note", "diff", "expect", "link", "what"),
+    *(
+        "in_check",
+        "schedules",
+        "cpu_s",
+        "total_cpu_s",
+        "plan",
+        "message",
+        "reason",
+        "note",
+        "diff",
+        "expect",
+        "link",
+        "what",
+    ),
 )
 COUNTED = ("edits", *OUTCOMES, "share")
 
@@ -89,6 +102,10 @@ def _head(campaign: Campaign, results: Sequence[Result]) -> list[str]:
         table_line(("", *COUNTED)),
         "|" + " --- |" * (1 + len(COUNTED)),
         table_line(("all", *_row(results))),
+        table_line(("in checks", *_row([each for each in results if each.is_guard]))),
+        table_line(("elsewhere", *_row([each for each in results if not each.is_guard]))),
+        "",
+        "Edits in checks weaken what refuses a wrong call. Where all callers are right, no run can tell most of them.",
         "",
     ]
     if spent:
@@ -157,6 +174,7 @@ def _csv_row(result: Result) -> list[object]:
         **{name: getattr(result, name) for name in ("schedules", "cpu_s", "total_cpu_s", "message", "reason", "note")},
         **{name: getattr(result, name) for name in ("diff", "link", "what")},
         "group": group_of(result.file),
+        "in_check": "yes" if result.is_guard else None,
         "line": result.line_number,
         "kinds": "; ".join(result.kinds),
         "cells": "; ".join(f"{cell} {number}" for cell, number in result.cells.items()),
