@@ -47,7 +47,7 @@ class Pristine:
 
     def __init__(self, folder: Path, cells: Sequence[Plan], *, code: str, schedules: int, traced: int) -> None:
         self.folder = folder
-        self._key = f"2 {code} schedules {schedules} traced {traced}"
+        self._key = f"3 {code} schedules {schedules} traced {traced}"
         self._cells = {plan.cell: plan for plan in cells}
         self._schedules, self._traced = schedules, min(traced, schedules)
 

@@ -1,64 +1,73 @@
-"""Reach: which lines of the cache each schedule of a cell runs, in the code as it is.
+"""Reach: which statements of the cache each schedule of a cell begins, in the code as it is.
 
 Invariants:
-- A line counts for a schedule exactly if that schedule runs it; the reference run does not count.
+- A statement counts for a schedule exactly if that schedule begins it, by its first line. Reference runs do not count.
+- Counting changes nothing else: each statement of a function first notes its line, in a module that is compiled so.
 - Lines outside functions run at the import, so every schedule of a cell that runs anything of their file reaches them.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import ast
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
 
-Trace = Callable[[FrameType, str, Any], Any]
+_SEEN: dict[str, set[int]] = {}
+_NAME = "_seen_lines_"
 
 
-class LineTrace:
-    """The lines below a folder that run inside `tracing`, by file."""
+def seen_in(file: str) -> set[int]:
+    """The lines of a file that were noted since the last `taken`."""
+    return _SEEN.setdefault(file, set())
 
-    def __init__(self, folder: Path, below: str) -> None:
-        self._folder = str(folder) + "/"
-        self._prefix = f"{folder}/{below}/"
-        self._open: dict[CodeType, set[int] | None] = {}
-        self._seen: dict[str, set[int]] = {}
 
-    @contextmanager
-    def tracing(self) -> Iterator[dict[str, set[int]]]:
-        """Trace this thread inside the block; the dictionary fills as lines run."""
-        self._open, self._seen = {}, {}
-        before = sys.gettrace()
-        sys.settrace(self._called)
-        try:
-            yield self._seen
-        finally:
-            sys.settrace(before)
+def taken() -> dict[str, list[int]]:
+    """All lines that were noted, by file; and begin anew."""
+    found = {file: sorted(lines) for file, lines in _SEEN.items() if lines}
+    for lines in _SEEN.values():
+        lines.clear()
+    return found
 
-    def _called(self, frame: FrameType, event: str, argument: Any) -> Trace | None:
-        code = frame.f_code
-        if code not in self._open:
-            inside = code.co_filename.startswith(self._prefix)
-            self._open[code] = {line for _, _, line in code.co_lines() if line} if inside else None
-        return self._line if self._open[code] else None
 
-    def _line(self, frame: FrameType, event: str, argument: Any) -> Trace | None:
-        code = frame.f_code
-        left = self._open[code]
-        if event == "line" and left is not None and frame.f_lineno in left:
-            left.discard(frame.f_lineno)
-            self._seen.setdefault(code.co_filename.removeprefix(self._folder), set()).add(frame.f_lineno)
-        return self._line if left else None
+def counted(tree: ast.Module, file: str) -> ast.Module:
+    """The module with each statement of its functions behind a note of its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            _note_in(node)
+    head = ast.parse(f"from {__name__} import seen_in as {_NAME}of\n{_NAME} = {_NAME}of({file!r})").body
+    at = sum(_is_head(each) for each in tree.body)
+    tree.body[at:at] = head
+    return ast.fix_missing_locations(tree)
+
+
+def _note_in(node: ast.AST) -> None:
+    """Put notes into every block of a node, but not into functions inside it, which have their own turn."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        block = getattr(node, name, None)
+        if not isinstance(block, list):
+            continue
+        noted: list[ast.AST] = []
+        for each in block:
+            is_text = isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
+            if isinstance(each, ast.stmt) and not is_text:
+                noted.append(ast.copy_location(ast.parse(f"{_NAME}.add({each.lineno})").body[0], each))
+            noted.append(each)
+            if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                _note_in(each)
+        setattr(node, name, noted)
+
+
+def _is_head(node: ast.stmt) -> bool:
+    """What has to stay at the top of a module."""
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_text or (isinstance(node, ast.ImportFrom) and node.module == "__future__")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellReach:
-    """What the first schedules of a cell ran. lines: by file and line, a bit for each schedule that ran it.
+    """What the first schedules of a cell ran. lines: by file and first line of a statement, a bit for each schedule.
 
-    costs: events of each schedule, which measures its length on every machine alike. cpu_s: CPU seconds, traced.
+    costs: events of each schedule, which measures its length on every machine alike. cpu_s: its CPU seconds.
     """
 
     cell: str

@@ -27,8 +27,9 @@ import numpy
 import torch
 
 from kvcheck.core.base.child_start import PROCESS, tie_to
-from kvcheck.core.stress.mutation.edits import package_folder
+from kvcheck.core.stress.mutation.edits import package_folder, read_sources
 from kvcheck.core.stress.mutation.imports import start_anew
+from kvcheck.core.stress.mutation.reach import counted
 
 PROGRAM = "kvcheck.core.stress.mutation.server"
 TRIAL = "kvcheck.core.stress.mutation.trial"
@@ -121,7 +122,10 @@ def _perform(order: dict[str, object], writing: int, parent: int) -> NoReturn:
 
     folder = package_folder()
     texts: dict[str, str] = order["texts"]  # type: ignore[assignment]
-    start_anew(folder, texts)
+    if order["kind"] == "survey":
+        start_anew(folder, {**read_sources(folder), **texts}, counted)
+    else:
+        start_anew(folder, texts)
     try:
         for file in texts:
             importlib.import_module(importlib.import_module("kvcheck.core.stress.mutation.edits").module_of(file))
@@ -131,7 +135,7 @@ def _perform(order: dict[str, object], writing: int, parent: int) -> NoReturn:
         os._exit(0)
     try:
         if order["kind"] == "survey":
-            trial.survey(folder, order, say)
+            trial.survey(order, say)
         else:
             trial.judge(order, say)
     except BaseException as error:  # the process ends here either way, and must not go on as a second server

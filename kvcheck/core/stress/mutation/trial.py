@@ -22,8 +22,7 @@ from typing import Any
 from kvcheck.core.base.deadline import LOOK_AGAIN_S, would_be_lost
 from kvcheck.core.base.errors import InternalError, KvcheckError, machine_trouble
 from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
-from kvcheck.core.stress.mutation.edits import CACHE
-from kvcheck.core.stress.mutation.reach import LineTrace
+from kvcheck.core.stress.mutation.reach import taken
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner, Workloads
 from kvcheck.core.stress.schedule import Plan, parse_line, workload_seed
 from kvcheck.core.targets import TARGETS
@@ -37,8 +36,11 @@ class Endless(BaseException):
     """A schedule used far more CPU time than its cell needs."""
 
 
-def survey(folder: Path, order: Mapping[str, object], say: Say) -> None:
-    """Trace the first schedules of a cell, and work out the reference outputs of all its workloads."""
+def survey(order: Mapping[str, object], say: Say) -> None:
+    """Count what the first schedules of a cell run, and work out the reference outputs of all its workloads.
+
+    The cache has been imported with notes of its lines.
+    """
     first = parse_line(str(order["line"]))
     traced, wanted = int(str(order["traced"])), int(str(order["schedules"]))
     workloads = Workloads()
@@ -47,22 +49,21 @@ def survey(folder: Path, order: Mapping[str, object], say: Say) -> None:
         plan = dataclasses.replace(first, schedule=number)
         references[str(workload_seed(plan))] = {str(key): [*value] for key, value in workloads.of(plan)[1].items()}
     runner = ScheduleRunner(TARGETS.load(first.target)(), workloads=Workloads(lambda plan: _tokens(references, plan)))
-    trace = LineTrace(folder, CACHE)
     lines: dict[str, dict[int, int]] = {}
     costs, cpu_s, evidence = [], [], []
     for number in range(traced):
         plan = dataclasses.replace(first, schedule=number)
         say({"at": plan.line()})
         before = time.process_time()
-        with trace.tracing() as seen:
-            outcome = runner.run(plan)
+        taken()
+        outcome = runner.run(plan)
         cpu_s.append(round(time.process_time() - before, 3))
         costs.append(outcome.evidence.events)
         evidence.append(to_plain(outcome.evidence))
         if outcome.findings or outcome.unjudged:
             say({"clean": False, "line": plan.line(), **_told(outcome)})
             return
-        for file, numbers in seen.items():
+        for file, numbers in taken().items():
             row = lines.setdefault(file, {})
             for line in numbers:
                 row[line] = row.get(line, 0) | 1 << number
