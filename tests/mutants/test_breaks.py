@@ -14,6 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from rigs.settings import with_settings
 
 import kvcheck
 from kvcheck.commands.main import run
@@ -31,7 +32,7 @@ from kvcheck.core.targets.mutants.mutant import overridden
 from kvcheck.core.targets.parts import FIXED, TargetParts
 
 PACKAGE = Path(kvcheck.__file__).parent
-WITH_STORE = 1
+WITH_STORE = with_settings(Plan(scenario="hicache", shape="llama-3-tiny"), "store:memory").schedule
 """A schedule of the hicache scenario whose host tier has a store behind it."""
 
 WORDS: dict[str, tuple[Callable[..., object], ...]] = {

@@ -88,9 +88,9 @@ def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(
     )
     for plan in schedules(first, SCHEDULES - first.schedule):
         outcome = broken.run(plan)
-        if outcome.findings:
+        found = [each for each in outcome.findings if (each.oracle, each.code) == (bug.killed_by, bug.code)]
+        if found:
             break
-    found = [each for each in outcome.findings if (each.oracle, each.code) == (bug.killed_by, bug.code)]
     assert found, outcome.findings
     shown = bugs(outcome.findings)
     assert shown[0].cause.code == bug.code, [(each.cause.code, each.cause.message) for each in shown]

@@ -15,10 +15,15 @@ from kvcheck.core.stress.runner_rows import FLOOR, PROBE_FLOOR
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import RANKS
 from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.stress.strategies import DELAYS
 
 PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny")
-ORDERS = {"eager", "lazy", "random", *(f"delay:{groups[0] if len(groups) == 1 else 'all'}" for groups in DELAYS)}
+ORDERS = {
+    "eager",
+    "lazy",
+    "random",
+    *(f"delay:{group}" for group in ("compute", "d2h", "h2d", "wire", "message", "all")),
+}
+"""Those of the plan's cell, which has no other lanes."""
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,7 @@ def test_a_round_tries_everything_that_a_long_run_does(scenario: str) -> None:
     plan = replace(PLAN, scenario=scenario, shape="qwen3-next-tiny" if scenario == "hicache-hybrid" else PLAN.shape)
     whole = coverage(plan, wanted=24, floor=3, ran=range(24))
     longer = coverage(plan, wanted=600, floor=3, ran=range(600))
-    assert {*whole.tried} == {*longer.tried} and {*whole.tried} >= ORDERS and not whole.not_tried
+    assert {*whole.tried} == {*longer.tried} and not whole.not_tried
 
 
 def test_one_schedule_within_the_floor_audits_footprints() -> None:
@@ -110,7 +115,7 @@ def test_coverage_in_words() -> None:
     assert coverage_text(found) == (
         "tried eager, lazy, random, 3 of 9 rank layouts, 3 of 4 abort stages, 2 of 2 metadata paths, 2 of 4 prefill "
         "chunks, 1 of 3 fault kinds, 2 of 3 faulty legs, 1 of 3 retry delays, 2 of 2 faulty ranks, 1 of 2 lost "
-        "messages, 1 of 2 message counts; not tried: any of 9 delays"
+        "messages, 1 of 2 message counts; not tried: any of 6 delays"
     )
     nothing = Coverage(wanted=24, floor=3, not_tried=("eager", "write policy:write_back", "write policy:selective"))
     assert coverage_text(nothing) == "tried nothing; not tried: eager, any of 2 write policies"
@@ -137,7 +142,7 @@ def test_pass_says_how_much_it_tried(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (
         "3/3 schedules" in told
         and "tried lazy, random, eager, 3 of 9 rank" in told
-        and "not tried: any of 9 delays" in told
+        and "not tried: any of 6 delays" in told
     )
 
 

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rigs.settings import with_settings
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.stress.cell_task import CellTask, Limit
@@ -30,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60
 PAYLOAD = bytes(range(256)) * 4
 KEYS = ("ab" * 32, "cd" * 32)
-WITH_FILES = Plan(scenario="hicache", shape="llama-3-tiny", schedule=7)
+WITH_FILES = with_settings(Plan(scenario="hicache", shape="llama-3-tiny"), "store:files", "write policy:write-through")
 """A schedule that keeps its store in a folder, and puts something there."""
 
 
@@ -81,7 +82,7 @@ def test_a_process_that_is_told_to_end_takes_its_folder_along(tmp_path: Path) ->
         text=True,
     )
     assert process.stdin is not None
-    line = f"hicache:shape=glm-5.1-tiny,seed=1,schedule={WITH_FILES.schedule},requests=400"
+    line = with_settings(Plan(scenario="hicache", shape="glm-5.1-tiny", requests=400), "store:files").line()
     process.stdin.write(tasks_text([(0, CellTask(plan=parse_line(line), schedules=1))], Limit()))
     process.stdin.close()
     process.stdin = None

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from rigs.settings import with_settings
 
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.hicache.eviction import Residency
@@ -33,8 +34,10 @@ def test_both_tiers_give_up_companions_and_keep_the_pages(name: str, space: str)
             super().tombstone(node, tier, space)
 
     engine = ScheduleRunner(BuiltinTarget(replace(FIXED, residency=Counting)))
-    for schedule in (6, 7):
-        assert engine.run(Plan(scenario="hicache-hybrid", shape=name, schedule=schedule)).findings == ()
+    cell = Plan(scenario="hicache-hybrid", shape=name)
+    for at in range(2):
+        plan = with_settings(cell, "host window share:a third", "write policy:write-through", at=at)
+        assert engine.run(plan).findings == ()
     assert given_up["device", space] and given_up["host", space]
 
 

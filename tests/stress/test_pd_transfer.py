@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rigs.settings import with_settings
 
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.cache.backend.backend import Signal
@@ -24,6 +25,8 @@ from kvcheck.core.cache.transfer.sender import Sender
 from kvcheck.core.stress import runner as engine_module
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
+from kvcheck.core.stress.scenarios import SCENARIOS
+from kvcheck.core.stress.scenarios.pd_transfer import FAULT_KINDS
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.parts import FIXED, TargetParts
@@ -44,8 +47,8 @@ from kvcheck.core.workload.events import (
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
 
 SCENARIO_NAMES = ("pd-transfer", "nvlink-aux")
-RANK_PAIRS = {1: (2, 2), 2: (2, 1), 3: (1, 2), 7: (4, 2), 10: (2, 4), 11: (4, 1), 12: (1, 4), 13: (4, 4)}
-"""Numbers of schedules, and the ranks of both ends that they are run with."""
+RANK_PAIRS = ((2, 2), (2, 1), (1, 2), (4, 2), (2, 4), (4, 1), (1, 4), (4, 4))
+"""Ranks of both ends."""
 REQUESTS = 6
 
 
@@ -145,12 +148,13 @@ def test_the_fixed_build_is_green_and_every_byte_that_has_to_arrive_is_verified(
     bench = Bench(monkeypatch)
     at = 3 * (list(TINY_SHAPES).index(name) + SCENARIO_NAMES.index(scenario))
     for number, strategy in enumerate(("eager", "lazy", "random")):
-        schedule = list(RANK_PAIRS)[(at + number) % len(RANK_PAIRS)]
+        sources, targets = RANK_PAIRS[(at + number) % len(RANK_PAIRS)]
+        cell = Plan(scenario=scenario, shape=name, seed=5)
+        schedule = with_settings(cell, f"rank layout:{sources}x{targets}").schedule
         requests = 2 if shape(name).index_head_dim else REQUESTS  # index pages are large
         outcome = bench.run(name, scenario, strategy=strategy, schedule=schedule, requests=requests)
         prompts = bench.prompts(outcome.plan)
         arrived = [event for event in bench.events(RoomChanged) if event.new == SUCCESS]
-        sources, targets = RANK_PAIRS[schedule]
         lanes = {event.lane for event in bench.events(Submitted) if event.name.startswith("wire.seal")}
         assert {int(lane.split(">")[1].split(":")[0].split("-")[1]) for lane in lanes} == set(range(targets))
         assert {int(lane.split(">")[0].split("-")[1]) for lane in lanes} <= set(range(sources))
@@ -179,8 +183,12 @@ def test_the_same_plan_is_the_same_run(name: str, monkeypatch: pytest.MonkeyPatc
 def test_faults_aborts_and_all_ways_of_the_row_end_as_they_must(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, ends, ways = Bench(monkeypatch), Counter[str](), Counter[str]()
     for scenario in SCENARIO_NAMES:
-        for schedule in range(14, 20):
-            bench.run(name, scenario, strategy="lazy" if schedule % 2 else "eager", schedule=schedule, requests=10)
+        ways_of = SCENARIOS.load(scenario)().metadata_paths
+        for at, kind in enumerate(FAULT_KINDS):
+            wanted = (f"fault kind:{kind}", f"metadata path:{ways_of[at % len(ways_of)]}", "retry delay:at once")
+            plan = with_settings(Plan(scenario=scenario, shape=name, seed=5), *wanted)
+            strategy = "lazy" if at % 2 else "eager"
+            bench.run(name, scenario, strategy=strategy, schedule=plan.schedule, requests=10)
             ends += (ended := check_ends(bench))
             names = Counter(event.name for event in bench.events(Submitted))
             has_rows, has_messages = names["wire.aux"] > 0, names["wire.message.auxdata"] > 0

@@ -25,9 +25,9 @@ from kvcheck.core.stress.strategies import (
     RandomStrategy,
     Recorder,
     ReplayStrategy,
+    delay_name,
     encode_choices,
     make_strategy,
-    order_of,
 )
 
 
@@ -216,42 +216,28 @@ def test_a_recorder_that_cannot_keep_everything_says_so_and_does_not_interfere()
 
 
 @pytest.mark.parametrize(
-    ("schedule", "kind"),
+    ("order", "kind"),
     [
-        (0, EagerStrategy),
-        (1, LazyStrategy),
-        (2, RandomStrategy),
-        (3, DelayStrategy),
-        (4, RandomStrategy),
-        (19, DelayStrategy),
-        (20, RandomStrategy),
-        (21, RandomStrategy),
-        (99, RandomStrategy),
+        ("eager", EagerStrategy),
+        ("lazy", LazyStrategy),
+        ("random", RandomStrategy),
+        *((delay_name(groups), DelayStrategy) for groups in DELAYS),
     ],
 )
-def test_the_portfolio_is_eager_lazy_and_random_then_delays_and_random_in_turn(
-    schedule: int, kind: type[Chooser]
-) -> None:
-    assert type(make_strategy("portfolio", seed=1, schedule=schedule, choices=None)) is kind
+def test_the_portfolio_runs_the_order_that_is_due(order: str, kind: type[Chooser]) -> None:
+    made = make_strategy("portfolio", seed=1, schedule=3, choices=None, order=order)
+    assert type(made) is kind
+    assert not isinstance(made, DelayStrategy) or delay_name(made.groups) == order
 
 
-@pytest.mark.parametrize("turn", range(12))
-def test_wherever_the_portfolio_begins_it_tries_the_same(turn: int) -> None:
-    """Each order is tried once before 21 schedules have run, and the name that is told is the order that runs."""
-    made = [make_strategy("portfolio", seed=1, schedule=at, choices=None, turn=turn) for at in range(21)]
-    assert [DELAYS[(at + turn) % len(DELAYS)] for at in range(len(DELAYS))] == [
-        each.groups for each in made if isinstance(each, DelayStrategy)
-    ]
-    assert {type(each) for each in made[:3]} == {EagerStrategy, LazyStrategy, RandomStrategy}
-    kinds = {EagerStrategy: "eager", LazyStrategy: "lazy", RandomStrategy: "random", DelayStrategy: "delay"}
-    for at, each in enumerate(made):
-        assert order_of("portfolio", at, turn).partition(":")[0] == kinds[type(each)]
+def test_the_portfolio_refuses_an_order_that_it_lacks() -> None:
+    with pytest.raises(UsageError, match="expected one of the orders eager, lazy, random, delay:compute"):
+        make_strategy("portfolio", seed=1, schedule=0, choices=None, order="delay:colour")
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("portfolio", RandomStrategy),
         ("eager", EagerStrategy),
         ("lazy", LazyStrategy),
         ("delay", DelayStrategy),

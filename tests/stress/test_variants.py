@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.coverage import tried_by
 from kvcheck.core.stress.runner_rows import RUNNERS
 from kvcheck.core.stress.scenarios import SCENARIOS
@@ -117,3 +118,14 @@ def test_named_ranks_are_the_only_ones() -> None:
 def test_a_table_of_one_setting_and_of_none() -> None:
     assert settings_of({"colour": ("red",)}).variant(5).names == ("colour:red",)
     assert settings_of({}).variant(5).names == () and settings_of({}).pairs == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks"), [("llama-3-tiny", "3x1"), ("qwen3-next-tiny", "1x3"), ("gpt-oss-tiny", "5x5")]
+)
+def test_ranks_that_do_not_suit_the_heads_are_refused(shape: str, ranks: str) -> None:
+    """They were a finding KV301 before."""
+    base = Plan(scenario="", ranks=ranks)
+    with pytest.raises(UsageError, match=f"--ranks {ranks}: {shape} cannot be dealt out to them: .* must divide"):
+        RUNNERS[Kind.SCHEDULE].cells(base, ("pd-transfer",), (shape,))
+    assert RUNNERS[Kind.SCHEDULE].cells(base, ("pd-transfer",), ("glm-5.1-tiny",)), "latents are whole on every rank"

@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterable
 
 from kvcheck.core.base.record import Coverage
 from kvcheck.core.stress.audit import AUDIT, is_audited
-from kvcheck.core.stress.runner import scenario_of
+from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.runner_rows import row_of
 from kvcheck.core.stress.schedule import Kind, Plan
-from kvcheck.core.stress.strategies import DELAYS, order_of
+from kvcheck.core.stress.strategies import DELAYS, delay_name
 
 NOT_FOR_PROCESSES = ("metadata path", "retry delay")
 """Kinds of settings that ranks in processes do not go through."""
@@ -85,7 +85,7 @@ def shortfall(plan: Plan, found: Coverage, *, ran: int) -> str | None:
     return None
 
 
-_ORDERS = ("eager", "lazy", "random", *(order_of("delay", number) for number in range(len(DELAYS))))
+_ORDERS = ("eager", "lazy", "random", *map(delay_name, DELAYS))
 
 
 def _names(plan: Plan, numbers: Iterable[int]) -> list[str]:

@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding
+from kvcheck.core.stress.orders import chooser_of
 from kvcheck.core.stress.pair import Pair, parse_pair
 from kvcheck.core.stress.runner import Outcome, Runner
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.stress.strategies import EagerStrategy, make_strategy
+from kvcheck.core.stress.strategies import EagerStrategy
 
 MAX_FLIPS = 2
 """Pairs of one schedule that are tried before it is left at the missing edge."""
@@ -89,8 +90,7 @@ def _is_eager(plan: Plan) -> bool:
     """True if the plan's own run numbers operations as the flipped run will."""
     if plan.backend == "eager":
         return True
-    made = make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices, turn=plan.turn)
-    return isinstance(made, EagerStrategy)
+    return isinstance(chooser_of(plan), EagerStrategy)
 
 
 def _one_a_pair(findings: tuple[Finding, ...]) -> list[Finding]:

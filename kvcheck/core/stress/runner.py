@@ -48,12 +48,13 @@ from kvcheck.core.stress.history import Handler, History, OperationEvents
 from kvcheck.core.stress.named_memory import naming
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.oracles.oracle import Noting, Oracle
+from kvcheck.core.stress.orders import chooser_of
+from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.stress.scenarios.pd_transfer import PDTransfer
-from kvcheck.core.stress.scenarios.scenario import Load, Scenario
+from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import reference_outputs
-from kvcheck.core.stress.schedule import PROCESS_RANKS, Kind, Plan, parse_ranks, workload_seed
-from kvcheck.core.stress.strategies import Recorder, encode_choices, make_strategy
+from kvcheck.core.stress.schedule import Plan, workload_seed
+from kvcheck.core.stress.strategies import Recorder, encode_choices
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload.events import Broke, Expected, Forward, Verified
 from kvcheck.core.workload.shapes import shape as shape_named
@@ -270,17 +271,6 @@ class _Moves:
         self.count += 1
 
 
-def scenario_of(plan: Plan) -> Scenario:
-    """The plan's scenario, with the ranks that it names."""
-    scenario = SCENARIOS.load(plan.scenario)()
-    if plan.ranks is None and not (plan.kind is Kind.RANKS and isinstance(scenario, PDTransfer)):
-        return scenario
-    if not isinstance(scenario, PDTransfer):
-        raise UsageError(f"--ranks {plan.ranks}: {plan.scenario} runs 1x1 only; pd-transfer and nvlink-aux take ranks")
-    scenario.ranks = parse_ranks(plan.ranks or PROCESS_RANKS)
-    return scenario
-
-
 def schedules(first: Plan, count: int) -> Iterator[Plan]:
     """The plans of a cell: the same but for the schedule number."""
     for number in range(count):
@@ -298,9 +288,7 @@ def _backend(plan: Plan, observer: OperationObserver) -> tuple[Backend, Recorder
         return EagerBackend(observer), None
     if plan.backend == "cuda":
         return CudaBackend(int(plan.device.partition(":")[2] or 0), observer, delays_of(plan)), None
-    recorder = Recorder(
-        make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices, turn=plan.turn)
-    )
+    recorder = Recorder(chooser_of(plan))
     return SimulatedBackend(recorder, observer), recorder
 
 

@@ -16,13 +16,15 @@ from kvcheck.core.cache.transfer.mooncake.library import require_library
 from kvcheck.core.stress.cost import schedule_cost
 from kvcheck.core.stress.delay_lines import parse_delays
 from kvcheck.core.stress.delayed import DelayRunner
+from kvcheck.core.stress.orders import order_of
 from kvcheck.core.stress.pair import parse_pair
+from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.probe_runner import ProbeRunner, check_probe_plan, probe_cells, probe_of, untried_by_probes
 from kvcheck.core.stress.ranks.runner import RankRunner
 from kvcheck.core.stress.runner import Runner, ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.schedule import FLOOR, Kind, Plan
-from kvcheck.core.stress.strategies import decode_choices, order_of
+from kvcheck.core.stress.strategies import decode_choices
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload.shapes import TINY_SHAPES
 from kvcheck.core.workload.shapes import shape as shape_named
@@ -136,6 +138,7 @@ def _cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[
 def _for_scenario(plan: Plan) -> Plan:
     """The plan of one cell. Raises UsageError if its scenario has no ranks, or cannot run them as processes."""
     if "pd-transfer" in SCENARIOS.load(plan.scenario).needs:
+        scenario_of(plan)  # refuses ranks that do not suit the shape
         return plan
     able = " or ".join(name for name in SCENARIOS.names() if "pd-transfer" in SCENARIOS.load(name).needs)
     if plan.kind is Kind.RANKS:
@@ -149,7 +152,7 @@ def _for_scenario(plan: Plan) -> Plan:
 
 def _order(plan: Plan) -> str:
     of_backend = {"eager": "eager", "cuda": "the device's order"}
-    return of_backend.get(plan.backend) or order_of(plan.strategy, plan.schedule, plan.turn)
+    return of_backend.get(plan.backend) or order_of(plan)
 
 
 def _left_out(plan: Plan) -> tuple[str, ...]:
@@ -177,7 +180,7 @@ RUNNERS: Mapping[Kind, RunnerRow] = {
         SCHEDULE,
         make=lambda plan, target_of: DelayRunner(ScheduleRunner(target_of(plan)), plan),
         check=_check_delays,
-        order=lambda plan: order_of(plan.strategy, plan.schedule, plan.turn),
+        order=lambda plan: order_of(plan),
         confirms=False,
         tells_notes=True,
     ),

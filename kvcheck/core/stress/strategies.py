@@ -22,13 +22,13 @@ from kvcheck.core.stress.pair import Pair, parse_pair
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """What a strategy is made from. turn: where the cell begins in orders that take turns. choices: recorded choices as
+    """What a strategy is made from. order: the one of the portfolio's orders that is due. choices: recorded choices as
     text, for a replay; the pair, for a flip."""
 
     seed: int
     schedule: int
     choices: str | None
-    turn: int = 0
+    order: str | None = None
 
 
 STRATEGIES: Registry[Callable[[Draw], Chooser]] = Registry(
@@ -240,40 +240,30 @@ def decode_choices(text: str) -> bytes:
         raise UsageError(f"schedule line: choices are damaged ({error}); copy the whole line") from error
 
 
-def make_strategy(name: str, *, seed: int, schedule: int, choices: str | None, turn: int = 0) -> Chooser:
+def make_strategy(name: str, *, seed: int, schedule: int, choices: str | None, order: str | None = None) -> Chooser:
     """The named strategy for one schedule. Raises UsageError for an unknown name."""
-    return STRATEGIES.load(name)(Draw(seed=seed, schedule=schedule, choices=choices, turn=turn))
-
-
-def order_of(name: str, schedule: int, turn: int = 0) -> str:
-    """The order in which a strategy runs that schedule: "eager", "lazy", "delay:GROUP" (or "delay:all") or "random"."""
-    if name == "delay":
-        return _delay_name(delayed_groups(schedule))
-    if name != "portfolio":
-        return name
-    if schedule < len(FIRST):
-        return FIRST[(schedule + turn) % len(FIRST)]
-    at = schedule - len(FIRST)
-    if at % 2 or at // 2 >= len(DELAYS):
-        return "random"
-    return _delay_name(DELAYS[(at // 2 + turn) % len(DELAYS)])
+    return STRATEGIES.load(name)(Draw(seed=seed, schedule=schedule, choices=choices, order=order))
 
 
 FIRST = ("eager", "lazy", "random")
 """The first orders of the portfolio: they find most bugs. A cell begins at any of them."""
 
 
-def _delay_name(groups: tuple[str, ...]) -> str:
+def delay_name(groups: tuple[str, ...]) -> str:
+    """The name of an order that delays these groups: "delay:GROUP" or "delay:all"."""
     return f"delay:{groups[0] if len(groups) == 1 else 'all'}"
 
 
 def portfolio(draw: Draw) -> Chooser:
-    """Eager, lazy and random once; then every delay once, each with a random order behind it; then random alone."""
-    name = order_of("portfolio", draw.schedule, draw.turn)
-    delays = {_delay_name(groups): groups for groups in DELAYS}
-    if name in delays:
-        return DelayStrategy(delays[name])
-    return {"eager": eager, "lazy": lazy, "random": seeded_random}[name](draw)
+    """The order that is due, by its name; see orders.py."""
+    delays = {delay_name(groups): groups for groups in DELAYS}
+    if draw.order in delays:
+        return DelayStrategy(delays[draw.order])
+    orders = {"eager": eager, "lazy": lazy, "random": seeded_random}
+    if draw.order not in orders:
+        known = ", ".join((*orders, *delays))
+        raise UsageError(f"strategy portfolio: expected one of the orders {known}; got {draw.order!r}")
+    return orders[draw.order](draw)
 
 
 def eager(draw: Draw) -> Chooser:

@@ -91,11 +91,11 @@ _TINY: Final = (
         page_size=8,
         full_layers=_layers(2),
         kv_dtype=_FP8,
-        num_kv_heads=2,
+        num_kv_heads=4,
         head_dim=16,
         v_head_dim=16,
         scale_block=8,
-        source="Llama 3 8B in fp8 with 2 layers and 2 KV heads of 16, one fp32 scale for 8 elements.",
+        source="Llama 3 8B in fp8 with 2 layers and 4 KV heads of 16, one fp32 scale for 8 elements.",
     ),
     ModelShape(
         name="gpt-oss-tiny",

@@ -20,6 +20,7 @@ from kvcheck.core.workload.traces import BLOCK_TOKENS, TraceRow
 SAMPLE_SEED: Final = 20250221
 SAMPLE_REQUESTS: Final = 400
 
+LARGE_PAGE: Final = 32
 _RECENT: Final = 12  # a prefix is shared with one of the last twelve requests; most of those are still cached
 
 
@@ -173,10 +174,13 @@ def _prompt_length(mix: Rng, *, page: int, chunk: int, capacity: int) -> int:
 def _output_length(mix: Rng, *, prompt: int, page: int, pages: int) -> int:
     """A length that ends just before, at or after the end of a page; 1 if that leaves no token.
 
-    Most outputs then continue for up to a sixteenth of the pool. Ten requests at once so use up the last pages.
+    Most outputs then continue for up to a sixteenth of the pool. Ten requests at once so use up the last pages. Pages
+    of many tokens are crossed once: each token costs a pass, and what a second page would show, smaller pages show.
     """
     to_end = -prompt % page
-    choices = (1, to_end, to_end + 1, to_end + 2, to_end + page, to_end + page + 1)
+    choices = [1, to_end, to_end + 1, to_end + 2]
+    if page < LARGE_PAGE:
+        choices += [to_end + page, to_end + page + 1]
     kind, more = mix.below(len(choices)), mix.below(1 + pages // 16) * page
     return max(1, choices[kind] + (more if kind > 1 else 0))
 

@@ -77,6 +77,10 @@ class HiCacheScenario:
     def table(self) -> Settings:
         return settings_of(self._kinds())
 
+    def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
+        """Those of one engine, and of the store where there is one."""
+        return ("compute", "d2h", "h2d", *(("storage",) if variant["store"] != NO_STORE else ()))
+
     def _kinds(self) -> dict[str, Iterable[str]]:
         return {
             "host layout": HOST_LAYOUTS,

@@ -40,7 +40,7 @@ SYNTHETIC_PAGES = 9
 MAX_RUNNING = 4
 REQUESTS = 12
 MANY_RANKS = 5
-FEWER_REQUESTS = 8
+FEWER_REQUESTS = 6
 """Requests where both ends have so many ranks together: each rank does all that one alone would do."""
 TRACE_RUNNING = 8
 RANKS = ("1x1", "2x2", "2x1", "1x2", "4x2", "2x4", "4x1", "1x4", "4x4")
@@ -59,6 +59,8 @@ FAULT_KINDS = {
     "long lists, refusals": ("longer", "refused"),
     "losses": ("vanished", "lost"),
 }
+STATE_FAMILIES = ("nsa", "swa", "mamba")
+"""Families that send index pages, windows or states beside KV."""
 FAULTY_LEGS = ("state", "kv", "seal")
 LOST_MESSAGES = {"Want": Want, "Status": Status}
 PATIENCE = 200
@@ -101,6 +103,12 @@ class PDTransfer:
                 "message count": ("1", "2"),
             }
         )
+
+    def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
+        """Those of an engine and of the wire; on the asynchronous paths, state and metadata have lanes of their own."""
+        state = ("state",) if self.path == "async" and shape.family in STATE_FAMILIES else ()
+        aux = ("aux",) if variant["metadata path"] == "async" else ()
+        return ("compute", "d2h", "h2d", "wire", "message", *state, *aux)
 
     def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None, variant: int) -> Load:
         """Synthetic jobs, or a trace scaled to the decode pool."""
@@ -198,7 +206,7 @@ class Faults:
         self._told: set[int] = set()
         self._is_partial = variant["faulty rank"] == "first"
         self._leg = variant["faulty leg"]
-        if self._leg == "state" and shape.family not in ("nsa", "swa", "mamba"):
+        if self._leg == "state" and shape.family not in STATE_FAMILIES:
             self._leg = "kv"
         self._lost = LOST_MESSAGES[variant["lost message"]]
         self._copies = int(variant["message count"])

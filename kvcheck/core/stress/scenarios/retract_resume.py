@@ -27,7 +27,7 @@ from kvcheck.core.stress.scenarios.serving import (
     trace_load,
     unread,
 )
-from kvcheck.core.stress.scenarios.variants import Settings, settings_of
+from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
 from kvcheck.core.targets.target import PairSetup, Target
 from kvcheck.core.workload.events import Emit
 
@@ -56,6 +56,10 @@ class RetractResume:
     @property
     def table(self) -> Settings:
         return settings_of({"prefill chunk": CHUNKS, "rest": RESTS, "headroom": HEADROOMS})
+
+    def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
+        """Those of an engine, and of the wire over which prompts arrive."""
+        return ("compute", "d2h", "h2d", "wire", "message")
 
     def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None, variant: int) -> Load:
         """Synthetic jobs, or a trace scaled to the pool.

@@ -13,7 +13,7 @@ from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.scenarios.rivals import Rival
-from kvcheck.core.stress.scenarios.variants import Settings
+from kvcheck.core.stress.scenarios.variants import Settings, Variant
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload.events import Emit
 from kvcheck.core.workload.jobs import Job
@@ -48,6 +48,9 @@ class Scenario(Protocol):
     @property
     def table(self) -> Settings:
         """All settings that the variants of the scenario go through."""
+
+    def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
+        """Rows of LANE_GROUPS that operations of such a schedule use."""
 
     def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None, variant: int) -> Load:
         """The workload; equal arguments give equal jobs."""

@@ -1,0 +1,65 @@
+"""Orders: in which order the strategy of a plan runs its operations, by name and as a chooser.
+
+    schedule  0      1     2       3      4       5      6       ...
+    order     eager  lazy  random  delay  random  delay  random  ...     (each cell begins elsewhere in the first three)
+
+Invariants:
+- The order of a schedule follows from its plan alone.
+- A delay holds lanes that the variant of its schedule uses. Of those it is the one that earlier schedules of the cell
+  have tried least; of several, the one that fewest variants have lanes for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from functools import cache
+
+from kvcheck.core.cache.backend.simulated import Chooser
+from kvcheck.core.stress.plan_scenario import scenario_of
+from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.strategies import FIRST, delay_name, delayed_groups, make_strategy
+from kvcheck.core.workload.shapes import shape as shape_named
+
+ALL = "all"
+RARE = ("aux", "state", "storage")
+"""Groups of lanes that only some variants or shapes use."""
+BLOCK = 64
+"""Delays of a cell are worked out for so many schedules at once."""
+
+
+def order_of(plan: Plan) -> str:
+    """The order of a plan: "eager", "lazy", "delay:GROUP" (or "delay:all") or "random"."""
+    if plan.strategy == "delay":
+        return delay_name(delayed_groups(plan.schedule))
+    if plan.strategy != "portfolio":
+        return plan.strategy
+    if plan.schedule < len(FIRST):
+        return FIRST[(plan.schedule + plan.turn) % len(FIRST)]
+    if (plan.schedule - len(FIRST)) % 2:
+        return "random"
+    cell = dataclasses.replace(plan, schedule=0, choices=None, expect=None, mutant=None)
+    return _delays(cell, plan.schedule // BLOCK)[plan.schedule]
+
+
+def chooser_of(plan: Plan) -> Chooser:
+    """What picks the next operation in a run of the plan."""
+    order = order_of(plan) if plan.strategy == "portfolio" else None
+    return make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices, order=order)
+
+
+@cache
+def _delays(cell: Plan, block: int) -> dict[int, str]:
+    """By schedule, the delay of the cell's schedules up to the end of a block."""
+    delays = dict(_delays(cell, block - 1)) if block else {}
+    scenario, shape = scenario_of(cell), shape_named(cell.shape)
+    tried = Counter(delays.values())
+    first = max(block * BLOCK, len(FIRST))
+    for number in range(first + (first - len(FIRST)) % 2, (block + 1) * BLOCK, 2):
+        variant = scenario.table.variant(dataclasses.replace(cell, schedule=number).variant)
+        offered = [*scenario.lanes(variant, shape), ALL]
+        turned = [offered[(at + cell.turn) % len(offered)] for at in range(len(offered))]
+        turned.sort(key=lambda each: (tried[f"delay:{each}"], each not in RARE))
+        delays[number] = f"delay:{turned[0]}"
+        tried[delays[number]] += 1
+    return delays
