@@ -45,6 +45,10 @@ SHOWN_BY: dict[str, tuple[int, int | None]] = {
     "pages-freed-before-drain": (2, 6),
     "rank-decides-alone": (SEED, 3),
     **dict.fromkeys(("aborted-fetch-forgotten", "split-forgets-load", "fetch-replaces-computed"), (SEED, None)),
+    "arrived-room-freed-alone": (SEED, None),
+    "timeout-counts-as-drain": (SEED, None),
+    "abort-frees-what-is-sent": (SEED, None),
+    "give-up-frees-what-is-sent": (SEED, None),
 }
 """Seed and requests of the workload that shows a mutant which those do not show, or show late; None: as a command."""
 MOST_CAUSES = {"ack-by-kv-alone": 2}

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 TREE = frozenset({"hicache", "hicache-hybrid"})
 RETRACT = frozenset({"retract-resume"})
 TRANSFER = frozenset({"pd-transfer", "nvlink-aux"})
-EARLY = frozenset({"nvlink-aux"})
-"""Where an engine may report a copy before its bytes have landed."""
 PAIR = RETRACT | TRANSFER
 ALL = TREE | PAIR
 
@@ -141,12 +139,6 @@ STATES: Sequence[State] = (
         "partly reported",
         "that some of its sources have reported",
         {"abort": TRANSFER, "time out": TRANSFER, "copy": TRANSFER},
-    ),
-    State(
-        "room",
-        "reported",
-        "that all sources have reported, and whose seals do not fit yet",
-        {"abort": EARLY, "time out": EARLY, "copy": EARLY},
     ),
     State(
         "room",

@@ -51,7 +51,7 @@ from kvcheck.core.stress.oracles.oracle import Noting, Oracle
 from kvcheck.core.stress.orders import chooser_of
 from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.stress.scenarios.scenario import Load, Scenario
 from kvcheck.core.stress.scenarios.serving import reference_outputs
 from kvcheck.core.stress.schedule import Plan, workload_seed
 from kvcheck.core.stress.strategies import Recorder, encode_choices

@@ -134,12 +134,12 @@ class PairEngine:
         states: dict[int, str] = {}
         for request in dict.fromkeys((*decode, *prefill, *self._over)):
             here, there = decode.get(request), prefill.get(request)
-            if here is None and there is None:
-                states[request] = "ended"
-            elif here == "transferring":
+            if here == "transferring":
                 states[request] = self._sending_state(request, there)
-            elif here is not None or there == "draining" or request in self._over:
-                states[request] = here or "draining"  # the prefill end may not know of the failure yet
+            elif here is not None:
+                states[request] = here
+            elif request in self._over:
+                states[request] = "ended" if there is None else "draining"
         return states
 
     def _sending_state(self, request: int, there: str | None) -> str:

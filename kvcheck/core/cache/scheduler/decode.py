@@ -94,9 +94,7 @@ class DecodeScheduler(Scheduler):
     def _room_state(self, room: InboundRoom) -> str | None:
         if room.status == SUCCESS:
             return "arrived"
-        if not room.waits:
-            return "reported"
-        return "partly reported" if len(room.waits) < len(self.receiver.sources) else None
+        return "partly reported" if 0 < len(room.waits) < len(self.receiver.sources) else None
 
     def poll(self) -> list[int]:
         """Take what arrived; what this rank knows, to be reduced over the ranks by the least value.

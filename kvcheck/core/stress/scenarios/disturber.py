@@ -30,7 +30,7 @@ PASSING = frozenset(
 )
 """States that soon end. What has not happened in one of them yet is done in any round."""
 ABORTED_SHARE = 4
-CALM_EVERY, CALM = 5, 2
+CALM_EVERY = 5
 """One schedule of five is left alone: what only a long quiet run shows needs one, too. Scenarios change their settings
 with other periods, so none of their values is always left alone."""
 ABORTS_EACH = 2
@@ -44,16 +44,18 @@ MOST = 4
 TRIED = 8
 """Of the subjects in one state, so many are tried in one round: some may not be touched."""
 RARE = frozenset(
-    {"handing over", "sealing", "transferring", "ready", "restoring", "draining"}
-    | {"partly reported", "reported", "arrived"}
+    {"prefilling", "handing over", "sealing", "transferring", "ready", "restoring", "draining"}
+    | {"partly reported", "arrived"}
 )
-"""States that come seldom: what a schedule does seldom is kept for them, but for a few that it aims at."""
+"""States that come seldom. What a schedule does seldom is kept for half of them, and for a few situations that it aims
+at. Other schedules take the other half."""
 BRIEF = RARE | {"asked for", "joined"}
 """States that are over in a few rounds: they are met in any round."""
 OF_REQUESTS = ("request", "room")
 """Subjects that are named by their request."""
-STEP = 7
-"""By so many rows the first situation of a schedule lies behind that of the schedule before it."""
+STEP = 7919
+"""By so many rows the first situation of a schedule lies behind that of the schedule before it. It is a prime above the
+number of rows, so that every row is the first one in turn."""
 
 
 def disturber(
@@ -71,7 +73,7 @@ def disturber(
     shape: of the cell, so that cells begin with different situations. spared: requests that nothing is done to. focus:
     keys of situations that every schedule aims at.
     """
-    if load.from_trace or variant % CALM_EVERY == CALM:
+    if load.from_trace or variant % CALM_EVERY == 0:
         return None
     start = variant + crc32(f"{scenario} {shape}".encode()) + sum(job.total_tokens for job in load.jobs)
     return Disturber(
@@ -106,10 +108,12 @@ class Disturber:
         turn = start * STEP % len(mine)
         mine = sorted(mine[turn:] + mine[:turn], key=lambda each: each.key not in focus)
         self._kept = Counter(each.happening for each in mine if each.key in focus)
-        aims = {
-            each for what in self._left for each in [one for one in mine if one.happening == what][: self._left[what]]
-        }
-        self._wanted = [each for each in mine if each.happening not in self._left or each in aims or each.state in RARE]
+        self._wanted = [each for each in mine if each.happening not in self._left]
+        for what, most in self._left.items():
+            kind = [each for each in mine if each.happening == what]
+            self._wanted += kind[:most]
+            self._wanted += [each for each in kind[most : len(kind) // 2] if each.state in RARE]
+        self._wanted.sort(key=mine.index)
         self._focus = focus
         self._emit = emit
         self._spared = spared

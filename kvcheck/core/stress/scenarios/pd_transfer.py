@@ -76,6 +76,8 @@ class PDTransfer:
     name = "pd-transfer"
     needs = frozenset({"pd-transfer", "metadata"})
     families = FAMILIES
+    focus = frozenset({"request/ready/abort"})
+    """What every disturbed schedule aims at, since it comes seldom."""
     sends_rows = False
     """True if ranks in processes send metadata rows as messages, not through the engine."""
     metadata_paths: tuple[str, ...] = ("ordered", MESSAGES)
@@ -165,7 +167,7 @@ class PDTransfer:
             backend,
             aborts=aborts,
             retries=retries,
-            disturber=disturber(self.name, load, emit, variant, shape=shape.name, spared=faults.has),
+            disturber=disturber(self.name, load, emit, variant, shape=shape.name, spared=faults.has, focus=self.focus),
         )
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
@@ -246,7 +248,9 @@ class Faults:
         if self._is_unheard(sender, peer, request, message):
             return 0
         is_with_a_first_rank = sender.endswith("-0") or peer.endswith("-0")
-        if self._kinds.get(request) == "lost" and isinstance(message, self._lost) and is_with_a_first_rank:
+        # A report of a failure is not lost: then the reason would be lost as well, and no rank could name it.
+        is_one_to_lose = isinstance(message, self._lost) and not (isinstance(message, Status) and not message.is_ok)
+        if self._kinds.get(request) == "lost" and is_one_to_lose and is_with_a_first_rank:
             self._tell(request, f"its {type(message).__name__} from {sender} to {peer} was lost", (TOO_LATE,))
             return 0
         return self._copies
