@@ -34,7 +34,7 @@ FEWER = {"hicache": 16, "pd-transfer": 3}
 SHOWN_BY: dict[str, tuple[int, int | None]] = {
     "ring-rearmed-early": (SEED, 24),
     "load-without-pin": (SEED, 24),
-    "partial-load-keeps-lock": (3, 24),
+    "partial-load-keeps-lock": (3, None),
     "index-pair-reader-without-wait": (SEED, None),
     "move-changes-indices": (SEED, None),
     "trim-changes-request": (SEED, None),

@@ -3,6 +3,7 @@
 Invariants:
 - Running requests outgrow the device pool. A cell counts only if some were retracted and resumed beside the tree.
 - Device and host pool are both smaller than the working set: nodes leave the device, and the host, and come back.
+- Rivals meet prefixes on their way between tiers. Neighbours keep pages of the same prompts in the same store.
 - The settings of the host tier, what lies behind it and the prefill chunk are a row of the scenario's table.
 """
 
