@@ -87,10 +87,12 @@ def test_with_the_ring_full_a_load_is_deferred_until_the_oldest_is_acknowledged(
     rig.spoil()
     leases: list[Lease] = []
     for text in texts:
-        assert rig.cache.is_deferring == (len(leases) == ring)
+        assert rig.cache.is_deferring == rig.cache.must_defer(rig.tokens(text)) == (len(leases) == ring)
         leases.append(rig.admit(text))
         rig.cache.start_loads()
     assert [rig.cache.is_loaded(each) for each in leases] == [True] * ring + [False]
+    assert not rig.cache.must_defer(rig.tokens(texts[0])), "it is on its way to the device"
+    assert not rig.cache.must_defer(rig.tokens("z")), "nobody has it"
     chooser.lanes.clear()
     assert rig.cache.poll() and not rig.cache.is_deferring
     rig.cache.start_loads()
