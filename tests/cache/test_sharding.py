@@ -25,8 +25,8 @@ SHARDS = {
     "deepseek-v3": {"latent": 1},
     "llama-3-tiny": {"k": 2, "v": 2},
     "llama-3-8b": ATTENTION,
-    "llama-3-fp8-tiny": {"k": 2, "v": 2, "k_scale": 2, "v_scale": 2},
-    # One scale of 4 bytes a head: two heads make a word.
+    "llama-3-fp8-tiny": {"k": 4, "v": 4, "k_scale": 4, "v_scale": 4},
+    # One scale of 4 bytes for 8 elements: a head has two of each, which make a word.
     "llama-3-8b-fp8": {**ATTENTION, "k_scale": 4, "v_scale": 4},
     "gpt-oss-20b": ATTENTION,
     "qwen3-next-tiny": {"k": 1, "v": 1, "conv": 2, "ssm": 2},

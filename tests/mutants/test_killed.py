@@ -55,7 +55,7 @@ MOST_CAUSES = {"ack-by-kv-alone": 2}
 """Causes of a mutant's schedule, where not one: copies that are acknowledged early are backups and loads."""
 LATER = {
     "split-forgets-load": 15,
-    "abort-said-once": 15,
+    "abort-said-once": 5,
     "seal-without-state": 3,
     "trim-changes-request": 1,
     "prefetch-skipped": 1,

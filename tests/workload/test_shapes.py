@@ -51,7 +51,7 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
         ("deepseek-v3.2-tiny", 40),
         ("deepseek-v3-tiny", 32),
         ("llama-3-tiny", 32),
-        ("llama-3-fp8-tiny", 32),
+        ("llama-3-fp8-tiny", 64),
         ("gpt-oss-tiny", 32),
         ("qwen3-next-tiny", 32),
         ("glm-5.1", 1152),

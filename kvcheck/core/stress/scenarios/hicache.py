@@ -41,7 +41,7 @@ from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.sessions import session_jobs
 from kvcheck.core.workload.tier_events import Modelled
 
-SYNTHETIC_PAGES = 13
+SYNTHETIC_PAGES = 11
 SYNTHETIC_REQUESTS = 36
 SESSIONS = 9
 """A multiple of the priorities, so that a session keeps its own."""
