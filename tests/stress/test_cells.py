@@ -13,7 +13,7 @@ from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.cell_workers import tasks_text, work
 from kvcheck.core.stress.runner import Outcome
 from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.stress.turns import UNKNOWNS, Budget, Turns, run_cell, take_turns
+from kvcheck.core.stress.turns import UNKNOWNS, Budget, Turns, due, run_cell, take_turns
 
 PLAN = Plan(scenario="retract-resume", probe="retract.nsa", target="sglang")
 FINDING = Finding(code="KV102", oracle="content", message="foreign bytes")
@@ -76,11 +76,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def until_closed(*cells: Turns) -> list[Report]:
     """All cells in turn, as take_turns runs them."""
-    reports = []
-    while any(cell.is_open for cell in cells):
-        for cell in cells:
-            if cell.is_open:
-                reports += [*cell.turn()]
+    reports: list[Report] = []
+    while still_open := [cell for cell in cells if cell.is_open]:
+        for cell in due(still_open):
+            reports += [*cell.turn()]
     return reports
 
 
@@ -126,6 +125,20 @@ def test_cells_take_turns_by_the_number_of_the_schedule(clock: Clock) -> None:
     ]
     until_closed(*cells)
     assert log == ["a 0", "b 0", "c 0", "a 1", "b 1", "c 1"]
+
+
+def test_after_their_floors_cells_get_equal_time_and_not_equally_many_schedules(clock: Clock) -> None:
+    log: list[str] = []
+    budget = Budget(Limit(cpu_s=24.0), clock.process_time)
+    cells = [
+        Turns(
+            at, CellTask(plan=replace(PLAN, probe=name), schedules=24, floor=2), budget, Timed(clock, (cost,), log=log)
+        )
+        for at, (name, cost) in enumerate({"dear": 4.0, "cheap": 1.0}.items())
+    ]
+    until_closed(*cells)
+    assert log[:4] == ["dear 0", "cheap 0", "dear 1", "cheap 1"], "first the floors of all"
+    assert log.count("dear 2") == 1 and sum(each.startswith("cheap") for each in log) >= 8
 
 
 def test_limit_of_wall_time_ends_a_cell_below_its_floor(clock: Clock) -> None:

@@ -1,7 +1,8 @@
 """Turns: runs cells in this process, one schedule of each in turn, until all have ended.
 
 Invariants:
-- Cells take turns after each schedule. So every cell has run a few schedules before one has run many.
+- Cells take turns after each schedule until all have run up to their floors. Then the cell that has used the least CPU
+  time is next: where a schedule is cheap, many more of them fit than if all cells ran equally many.
 - A cell always runs up to its floor. Only a limit of wall time that was asked for ends it earlier.
 - A finding stays a finding, also if there is no time left to confirm it.
 """
@@ -50,9 +51,14 @@ def take_turns(
         Turns(number, task, budget, shared or row_of(task.plan).make(task.plan, target_of)) for number, task in share
     ]
     while cells:
-        for cell in cells:
+        for cell in due(cells):
             yield from cell.turn()
         cells = [cell for cell in cells if cell.is_open]
+
+
+def due(cells: Sequence[Turns]) -> Sequence[Turns]:
+    """The open cells that run next: all below their floors, else the one that has used the least CPU time."""
+    return [cell for cell in cells if cell.is_below_floor] or [min(cells, key=lambda each: each.used_s)]
 
 
 class Budget:
@@ -87,9 +93,14 @@ class Turns:
         self._total, self._ran = task.before, task.before.schedules
         self._judged = self._unknown = self._lost = 0
         self._more: Iterator[Plan] | None = None
-        self._cpu_s = self._wall_s = 0.0
+        self._cpu_s = self._wall_s = self.used_s = 0.0
         self._conditional: set[tuple[str, str | None, str | None]] = set()
         self.is_open = True
+
+    @property
+    def is_below_floor(self) -> bool:
+        """A pass takes more schedules than have run."""
+        return self._ran < self._task.floor
 
     def turn(self) -> Iterator[Report]:
         """Run the next schedule. The cell ends if there is none or if this one fails."""
@@ -111,6 +122,7 @@ class Turns:
             yield self._end(why, why)
             return
         self._cpu_s, self._wall_s = self._budget.spent() - spent, time.monotonic() - began
+        self.used_s += self._cpu_s
         self._count(outcome)
         findings = self._news(self._confirmed(outcome))
         yield Report(
