@@ -7,7 +7,7 @@ from collections import Counter
 from rigs.situations import StillEngine
 
 from kvcheck.core.base.situations import PAIR, SITUATIONS, STATES, TREE, Situation, never_reached, situations_of
-from kvcheck.core.stress.scenarios.disturber import ABORTED_SHARE, CAUSED, MOST, Disturber
+from kvcheck.core.stress.scenarios.disturber import ABORTED_SHARE, CAUSED, MOST, PACE, Disturber
 from kvcheck.core.stress.scenarios.rivals import Rival
 from kvcheck.core.stress.scenarios.serving import Feed
 from kvcheck.core.targets.target import Standing
@@ -165,3 +165,43 @@ def test_what_is_held_comes_when_it_is_asked_for_or_at_the_end() -> None:
     assert feed.holds(2) and feed.release(2).is_urgent and not feed.holds(2)
     assert feed.is_open and feed.due(is_idle=False) == []
     assert [each.request_id for each in feed.due(is_idle=True)] == [4] and not feed.is_open
+
+
+TIMED = (Situation("request", "sealing", "time out"), Situation("request", "asked for", "time out"))
+
+
+def test_a_clock_runs_ahead_once() -> None:
+    engine = StillEngine([Standing("request", "sealing", 1), Standing("request", "asked for", 2)])
+    run(Disturber(TIMED, lambda event: None, start=0, requests=100), engine)
+    assert [what for what, _ in engine.done] == ["time out"]
+
+
+def test_states_that_are_soon_over_are_met_in_any_round() -> None:
+    for state, rounds in (("restoring", 1), ("running", PACE)):
+        engine = StillEngine([Standing("request", state, 1)])
+        legal = (Situation("request", state, "preempt"),)
+        disturber = Disturber(legal, lambda event: None, start=0, requests=100)
+        run(disturber, engine, rounds=rounds - 1)
+        assert not engine.done
+        run(disturber, engine, rounds=1)
+        assert len(engine.done) == 1
+
+
+def test_an_abort_is_kept_for_what_the_scenario_is_about() -> None:
+    legal = tuple(Situation("request", state, "abort") for state in ("joined", "handing over", "restoring"))
+    early = [Standing("request", "joined", 1), Standing("request", "handing over", 2)]
+    late = Standing("request", "restoring", 3)
+    disturber = Disturber(legal, lambda event: None, start=0, requests=4, focus=("request/restoring/abort",))
+    engine = StillEngine(early)
+    run(disturber, engine)
+    assert not engine.done, "one abort is all that there is"
+    engine = StillEngine([*early, late])
+    run(disturber, engine)
+    assert engine.done == [("abort", late)]
+
+
+def test_rooms_of_spared_requests_are_left_alone() -> None:
+    engine = StillEngine([Standing("room", "arrived", 1)])
+    legal = (Situation("room", "arrived", "copy"),)
+    run(Disturber(legal, lambda event: None, start=0, requests=100, spared=lambda name: name == 1), engine)
+    assert not engine.done
