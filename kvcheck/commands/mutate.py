@@ -45,6 +45,7 @@ DEFAULT_CPU_S = 10.0
 TRACED = 6
 """Schedules of each cell that are traced: the portfolio's first six differ in order and settings."""
 INTERRUPTED = 130
+SURVIVED = ("survived", "unknown")
 
 Files = Annotated[
     list[str] | None, typer.Argument(help="Files or folders below kvcheck/core/cache, such as hicache. Default: all.")
@@ -67,7 +68,9 @@ def mutate(
     again: Annotated[
         Path | None, typer.Option(metavar="DIR|FILE", help="Judge the edits of an earlier campaign once more.")
     ] = None,
-    survivors: Annotated[bool, typer.Option(help="With --again: only those that survived.")] = False,
+    survivors: Annotated[
+        bool, typer.Option(help="With --again: only those that survived, or lacked evidence alone.")
+    ] = False,
     edits: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Judge the hand-written edits of a JSON file instead.")
     ] = None,
@@ -91,7 +94,7 @@ def mutate(
         operators=tuple(operator or ()),
         group=group,
         sample=sample,
-        earlier=_earlier(earlier, chosen_seed, survivors=survivors),
+        earlier=_earlier(earlier, survivors=survivors),
     )
     chosen = task.choose() if edits is None else _Chosen(bugs=_bugs(edits, folder))
     make_folder(out)
@@ -241,6 +244,9 @@ def _close(out: Path, campaign: Campaign, results: Sequence[Result], least: floa
     say()
     for line in summary_lines(results):
         say(line)
+    for each in results:
+        if each.outcome == "unclear":
+            warn(f"{each.id}: {each.note}; next: kvcheck replay {each.line}")
     share = share_of(results)
     code = INTERRUPTED if interrupted else 0
     if least is not None and not interrupted and (share is None or 100 * share < least):
@@ -280,16 +286,11 @@ def _check_operators(named: Sequence[str]) -> None:
             raise UsageError(f"--operator: expected one of {', '.join(OPERATORS)}, got {name!r}")
 
 
-def _earlier(
-    found: tuple[Campaign, dict[str, Result]] | None, seed: int, *, survivors: bool
-) -> dict[str, Result] | None:
-    """Results of --again; their plan lines only where the seed is the same, since others have other workloads."""
+def _earlier(found: tuple[Campaign, dict[str, Result]] | None, *, survivors: bool) -> dict[str, Result] | None:
+    """Results of --again."""
     if found is None:
         return None
-    campaign, results = found
-    if campaign.seed != seed:
-        results = {name: replace(each, line="") for name, each in results.items()}
-    return {name: each for name, each in results.items() if not survivors or each.outcome == "survived"}
+    return {name: each for name, each in found[1].items() if not survivors or each.outcome in SURVIVED}
 
 
 def _bugs(path: Path, folder: Path) -> dict[str, HandEdit]:

@@ -162,6 +162,11 @@ def test_a_survey_is_read_again_for_the_same_code_and_plan_alone(
     lines = cell.lines[OFFLOAD]
     assert lines and all(bits in (1, 2, 3) for bits in lines.values())
     assert "core/cache/hicache/cache.py" not in cell.lines
+    judge = Judge(pool, pristine, schedules=2, cpu_s=1.0)
+    mine, last = pristine.plan(CELL, 0).line(), pristine.plan(CELL, 1).line()
+    for earlier in (last.replace("schedule=1", "schedule=2"), last.replace("seed=1", "seed=2"), "hicache:shape=x-tiny"):
+        assert judge._lines(subject("", {}, earlier=earlier)) == [mine, last], "a plan of another run is left out"
+    assert judge._lines(subject("", {}, earlier=last)) == [last, mine]
     for changed in ({"code": "other"}, {"traced": 1}, {"schedules": 2}):
         values = {"code": code_of(package_folder()), "schedules": SCHEDULES, "traced": 2, **changed}
         other = Pristine(folder, cells_of(1, ["retract-resume"], ["llama-3-tiny"]), **values)  # type: ignore[arg-type]

@@ -145,7 +145,14 @@ class Judge:
         if subject.is_in_turn:
             runs.sort(key=lambda run: run[1])
         lines = [self._pristine.plan(cell, number).line() for cell, number in runs]
-        return [*dict.fromkeys((*([subject.earlier] if subject.earlier else []), *lines))]
+        earlier = [subject.earlier] if subject.earlier and self._is_of_run(subject.earlier) else []
+        return [*dict.fromkeys((*earlier, *lines))]
+
+    def _is_of_run(self, line: str) -> bool:
+        """Whether a plan line is one of this run's: others have workloads whose outputs are not known."""
+        plan = parse_line(line)
+        is_known = plan.cell in self._usual and plan.schedule < self._schedules
+        return is_known and plan == self._pristine.plan(plan.cell, plan.schedule)
 
     def _judged(self, subject: Subject, doubt: Result | None, answer: Answer) -> Result:
         found = _found(subject.result, answer) if doubt is None else doubt
