@@ -35,6 +35,8 @@ BASE = frozenset(
 CONTENT = ("core.base.content", "core.base.deviation", "core.base.rng")
 MOVED = ("kernels", *CONTENT, "core.cache.backend", "core.cache.pools")
 CACHE = (*MOVED, "core.cache.offload", "core.cache.hicache", "core.cache.transfer", "core.cache.scheduler")
+KINDS = ("core.workload.tier_events", "core.workload.report_events")
+EVENTS = ("core.workload.events", *KINDS)
 JUDGED = (*CACHE, "core.workload", "core.targets")
 ENGINES = ("core.probes.sglang", "core.probes.vllm", "core.probes.lmcache")
 
@@ -61,13 +63,13 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         "feeds a scheduler; names no target",
     ),
     "core.workload.mismatch": ((), "plain numbers that an event holds"),
-    "core.workload.tier_events": ((), "hashes, ids and counts"),
+    **dict.fromkeys(KINDS, ((), "plain values: hashes, ids and counts")),
     "core.workload.events": (
-        ("core.workload.mismatch", "core.workload.tier_events", "core.base.content", "core.cache.backend.backend"),
+        (*KINDS, "core.workload.mismatch", "core.base.content", "core.cache.backend.backend"),
         "made by whoever observes a part, judged by the oracles: values of the layers below, none of their parts",
     ),
     "core.targets": (
-        (*CACHE, "core.workload.events", "core.workload.tier_events"),
+        (*CACHE, *EVENTS),
         "puts the parts together, fixed or broken on purpose",
     ),
     "core.probes.frame": (CONTENT, "runs where there is torch alone"),
@@ -82,9 +84,8 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.stress.access_log": (("core.cache.backend.backend",), "footprints and numbers; it knows no event"),
     "core.stress.oracles": (
         (
-            *("core.workload.events", "core.workload.tier_events", "core.workload.mismatch", "core.stress.history"),
-            *("core.stress.clocks", "core.stress.access_log", "core.base.content", "core.base.deviation"),
-            "core.cache.backend.backend",
+            *(*EVENTS, "core.workload.mismatch", "core.stress.history", "core.stress.clocks"),
+            *("core.stress.access_log", "core.base.content", "core.base.deviation", "core.cache.backend.backend"),
         ),
         "judge a history alone, from any target",
     ),

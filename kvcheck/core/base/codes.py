@@ -203,6 +203,14 @@ CODES: dict[str, Code] = dict(
             "No release yet; users see it as requests that time out now and then.",
         ),
         _code(
+            "KV605",
+            "wrong report",
+            "A scheduler reported of a request what cannot follow its earlier reports, or what was not done.",
+            "A report that is not renewed each round; an abort or a failure that is told to nobody; a counter that is "
+            "raised in another place than where the thing happens.",
+            "No release yet; users see it as requests that end twice or never, and as statistics that do not add up.",
+        ),
+        _code(
             "KV701",
             "victim out of order",
             "An eviction took a prefix that the declared order keeps longer than another one.",

@@ -13,12 +13,13 @@ from kvcheck.core.cache.hicache.storage import Namespace
 from kvcheck.core.cache.scheduler.parts import SchedulerDeps
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.targets.neighbours import Neighbours
-from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedOffload
+from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedOffload, reported
 from kvcheck.core.targets.pair import PairEngine
 from kvcheck.core.targets.parts import FIXED, TargetParts
 from kvcheck.core.targets.prefixes import Prefixes
 from kvcheck.core.targets.target import Engine, Setup, SpaceCount, Standing, turn_ids
 from kvcheck.core.workload.events import Happened
+from kvcheck.core.workload.report_events import EvictionsCounted
 from kvcheck.core.workload.tier_events import Declared
 
 DEVICE_TURN = 2
@@ -101,10 +102,13 @@ class BuiltinEngine:
     def step(self) -> StepReport:
         """One round; what was retracted in it for lack of room is told by the state that it was in."""
         if self._prefixes is None:
-            return self.scheduler.step()
+            report = self.scheduler.step()
+            self._emit(reported("", report))
+            return report
         self._prefixes.look()
         before = self.scheduler.states()
         report = self.scheduler.step()
+        self._emit(reported("", report))
         for request in report.retracted:
             state = "restoring" if request in report.resumed else before.get(request, "")
             if state != "retracted":  # it was, in this round: somebody had asked for that
@@ -135,10 +139,12 @@ class BuiltinEngine:
         return self.cache.residency.device_evictions if self.cache is not None else 0
 
     def close(self) -> None:
-        """Check the padding, then free everything."""
+        """Tell the counters and check the padding, then free everything."""
         if self._prefixes is not None:
             self._prefixes.close()
         if self.cache is not None:
+            self._emit(EvictionsCounted("device", self.cache.residency.device_evictions))
+            self._emit(EvictionsCounted("host", self.cache.residency.host_evictions))
             self.cache.close()
         self.scheduler.parts.backend.drain()
         self._padding.look()

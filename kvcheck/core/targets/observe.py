@@ -19,6 +19,7 @@ from kvcheck.core.cache.offload import Offload, OffloadedKV
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.scheduler.decoder import Decoder
+from kvcheck.core.cache.scheduler.request import StepReport
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField, MetadataRow
 from kvcheck.core.cache.transfer.receiver import InboundRoom
 from kvcheck.core.targets.prefixes import Prefixes
@@ -39,6 +40,7 @@ from kvcheck.core.workload.events import (
     Saved,
     Verified,
 )
+from kvcheck.core.workload.report_events import Reported
 from kvcheck.core.workload.tier_events import (
     Asked,
     Chosen,
@@ -268,6 +270,19 @@ class WatchedDecoder:
         else:
             self._emit(Owned("metadata row"))
         self._inner.join(request_id, row)
+
+
+def reported(end: str, report: StepReport) -> Reported:
+    """The event of a round's report."""
+    return Reported(
+        end=end,
+        admitted=tuple(report.admitted),
+        joined=tuple(report.joined),
+        retracted=tuple(report.retracted),
+        resumed=tuple(report.resumed),
+        finished=tuple(request for request, _ in report.finished),
+        failed=tuple(request for request, _ in report.failed),
+    )
 
 
 def _residue(row: torch.Tensor, fields: tuple[MetadataField, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -18,6 +18,7 @@ from kvcheck.core.cache.scheduler.agreement import RankGroup
 from kvcheck.core.cache.scheduler.decode import ANOTHER_RANK
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer.loopback_wire import LoopbackFabric
+from kvcheck.core.targets.observe import reported
 from kvcheck.core.targets.parts import TargetParts
 from kvcheck.core.targets.rank import (
     Rank,
@@ -280,6 +281,7 @@ class PairEngine:
             reports.append(scheduler.settle(agreed))
         self._emit(Decided(end, tuple(decision(report) for report in reports)))
         reports[0].failed = _reasons(reports)
+        self._emit(reported(end, reports[0]))
         return reports[0]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from kvcheck.core.base.content import RowSites
 from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.workload.mismatch import Mismatch
+from kvcheck.core.workload.report_events import ReportEvent
 from kvcheck.core.workload.tier_events import TierEvent, UseEvent
 
 
@@ -392,6 +393,7 @@ Event = (
     | Counted
     | Closed
     | RoomEvent
+    | ReportEvent
     | UseEvent
     | TierEvent
     | Returned

@@ -46,6 +46,10 @@ ORACLES: Registry[Callable[[], Oracle]] = Registry(
             "kvcheck.core.stress.oracles.protocol:ProtocolOracle",
             "Success follows the bytes, a terminal state is final, and ranks agree.",
         ),
+        "reports": (
+            "kvcheck.core.stress.oracles.reports:ReportsOracle",
+            "Each attempt is admitted, joins and ends once, and what is reported is what was done.",
+        ),
         "output": (
             "kvcheck.core.stress.oracles.output:OutputOracle",
             "Every request's tokens are those of a run in which nothing was retracted or shared.",

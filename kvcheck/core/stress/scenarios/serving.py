@@ -43,6 +43,7 @@ from kvcheck.core.workload.events import (
 from kvcheck.core.workload.host_inspector import HostInspector
 from kvcheck.core.workload.jobs import Job
 from kvcheck.core.workload.readers import Readers
+from kvcheck.core.workload.report_events import Sent
 from kvcheck.core.workload.room_inspector import RoomInspector
 from kvcheck.core.workload.sites import row_sites
 from kvcheck.core.workload.synthetic import synthetic_jobs, trace_file
@@ -262,9 +263,9 @@ def drive(
     idle = endless = retracted = 0
     while feed.is_open or not engine.is_idle or (retries is not None and retries.is_open):
         for request in feed.due(is_idle=engine.is_idle):
-            engine.submit(request)
+            _send(engine, request, emit)
         if disturber is not None and (rival := disturber(engine)) is not None and feed.holds(rival):
-            engine.submit(feed.release(rival))
+            _send(engine, feed.release(rival), emit)
         report = engine.step()
         retracted += len(report.retracted)
         for request_id in aborts(report) if aborts is not None else ():
@@ -280,7 +281,7 @@ def drive(
             emit(Failed(request_id, reason))
         for request_id in retries(report) if retries is not None else ():
             emit(Retried(request_id))
-            engine.submit(feed.again(request_id))
+            _send(engine, feed.again(request_id), emit)
         idle = 0 if report.finished or report.admitted or report.failed else idle + 1
         if idle > IDLE_ROUNDS:
             raise Hang(f"no request was admitted or finished in {IDLE_ROUNDS} rounds")
@@ -288,6 +289,11 @@ def drive(
         if endless > most_rounds:
             raise Hang(f"no request finished or failed in {most_rounds} rounds, though some were admitted")
     return retracted
+
+
+def _send(engine: Engine, request: Request, emit: Emit) -> None:
+    emit(Sent(request.request_id, request.attempt, len(request.prompt)))
+    engine.submit(request)
 
 
 def make_setup(

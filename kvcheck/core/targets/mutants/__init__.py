@@ -14,11 +14,12 @@ from kvcheck.core.targets.mutants.disturbed import DISTURBED
 from kvcheck.core.targets.mutants.hicache import HICACHE
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.mutants.pd_transfer import PD_TRANSFER
+from kvcheck.core.targets.mutants.reports import REPORTS
 from kvcheck.core.targets.mutants.retract_resume import RETRACT_RESUME
 from kvcheck.core.targets.mutants.situations import SITUATIONS
 from kvcheck.core.targets.mutants.state_pairs import STATE_PAIRS
 
-ROWS = (*RETRACT_RESUME, *HICACHE, *SITUATIONS, *STATE_PAIRS, *PD_TRANSFER, *DISTURBED)
+ROWS = (*REPORTS, *RETRACT_RESUME, *HICACHE, *SITUATIONS, *STATE_PAIRS, *PD_TRANSFER, *DISTURBED)
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in ROWS}
 
 

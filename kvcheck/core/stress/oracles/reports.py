@@ -1,0 +1,274 @@
+"""The reports oracle: what a scheduler reports of its requests fits what it reported before, and what was done.
+
+    waiting -> admitted -> joined -> resting (retracted, not resumed) -> joined -> ended (finished or failed)
+
+A prefill end reports an attempt that it handed over as joined, and one that failed, perhaps after that, as failed.
+
+Invariants:
+- An attempt is admitted once, joins once and ends once. Nothing is reported of it before it was sent or after its end.
+- A request is resumed only after it was retracted, and joins again by that. Each retraction saved it, and each resume
+  restored it, on every rank of the end.
+- Only requests that were admitted are computed, and none that is retracted.
+- A request that was aborted does not finish. With two ends it is reported as failed.
+- Counters of evictions are what the evictions add up to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kvcheck.core.base.record import Finding
+from kvcheck.core.stress.history import Handler
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.workload.events import Aborted, Broke, Forward, ProcessActs, Restored, Saved
+from kvcheck.core.workload.report_events import EvictionsCounted, Reported, Sent
+from kvcheck.core.workload.tier_events import Evicted
+
+UNSENT, WAITING, ADMITTED, JOINED, RESTING, ENDED = "unsent", "waiting", "admitted", "joined", "retracted", "ended"
+PREFILL, DECODE = "prefill", "decode"
+GROUPS = ("admitted", "joined", "retracted", "resumed", "finished", "failed")
+
+
+@dataclass(slots=True)
+class _Life:
+    """A request at one end. stage: of its attempt. sent: later attempts that have not begun here."""
+
+    stage: str = UNSENT
+    sent: int = 0
+    is_aborted: bool = False
+
+
+@dataclass(slots=True)
+class _End:
+    """One end. processes: names of its ranks. The other rows are since its last report."""
+
+    lives: dict[int, _Life] = field(default_factory=dict)
+    processes: dict[str, None] = field(default_factory=dict)
+    computed: dict[int, None] = field(default_factory=dict)
+    saved: Counter[tuple[str, int]] = field(default_factory=Counter)
+    restored: Counter[tuple[str, int]] = field(default_factory=Counter)
+    aborted: set[int] = field(default_factory=set)
+
+
+class ReportsOracle:
+    """Each attempt is admitted, joins and ends once, and reports fit what was done."""
+
+    name = "reports"
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+        self._ends: dict[str, _End] = {}
+        self._sent: Counter[int] = Counter()
+        self._process = ""
+        self._evicted: Counter[str] = Counter()
+        self._broke = False
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        return (
+            (Sent, self._was_sent),
+            (Reported, self._reported),
+            (Aborted, self._was_aborted),
+            (ProcessActs, self._process_acts),
+            (Forward, self._forward),
+            (Saved, self._was_saved),
+            (Restored, self._was_restored),
+            (Evicted, self._was_evicted),
+            (EvictionsCounted, self._counted),
+            (Broke, self._broken),
+        )
+
+    def finish(self) -> None:
+        """Attempts whose end was never reported, unless an error explains them."""
+        if self._broke:
+            return
+        for request, life in self._ends.get(PREFILL, _End()).lives.items():
+            if life.stage not in (JOINED, ENDED) or life.sent:
+                self._add(request, f"the prefill end never reported request {request} as handed over or failed")
+        for request, life in self._ends.get(DECODE, _End()).lives.items():
+            if life.is_aborted and life.stage != ENDED:
+                self._add(request, f"request {request} was aborted, and the decode end never reported that it failed")
+
+    # What was done
+
+    def _was_sent(self, event: Sent) -> None:
+        self._sent[event.request] += 1
+        for name, end in self._ends.items():
+            self._begin(name, end, event.request)
+
+    def _begin(self, name: str, end: _End, request: int) -> None:
+        life = end.lives.setdefault(request, _Life())
+        life.sent += 1
+        if life.stage in (UNSENT, ENDED):
+            self._next(life)
+
+    @staticmethod
+    def _next(life: _Life) -> None:
+        life.sent -= 1
+        life.stage, life.is_aborted = WAITING, False
+
+    def _end(self, name: str) -> _End:
+        """The end of that name; when it is met first, everything sent so far waits there."""
+        if name not in self._ends:
+            end = self._ends[name] = _End()
+            for request, count in self._sent.items():
+                for _ in range(count):
+                    self._begin(name, end, request)
+        return self._ends[name]
+
+    def _process_acts(self, event: ProcessActs) -> None:
+        self._process = event.process
+        if event.process:
+            self._end(event.process.rpartition("-")[0]).processes[event.process] = None
+
+    def _acting(self) -> _End:
+        return self._end(self._process.rpartition("-")[0])
+
+    def _forward(self, event: Forward) -> None:
+        self._acting().computed[event.request] = None
+
+    def _was_saved(self, event: Saved) -> None:
+        self._acting().saved[self._process, event.request] += 1
+
+    def _was_restored(self, event: Restored) -> None:
+        self._acting().restored[self._process, event.request] += 1
+
+    def _was_aborted(self, event: Aborted) -> None:
+        for name, end in self._ends.items():
+            life = end.lives.get(event.request)
+            if life is not None and name == DECODE and life.stage != ENDED:
+                life.is_aborted = True
+            elif life is not None and not name:
+                life.stage = ENDED
+                end.aborted.add(event.request)
+
+    def _broken(self, event: Broke) -> None:
+        self._broke = True
+
+    # What was reported
+
+    def _reported(self, event: Reported) -> None:
+        end = self._end(event.end)
+        told: dict[int, Counter[str]] = {}
+        for group in GROUPS:
+            for request in getattr(event, group):
+                told.setdefault(request, Counter())[group] += 1
+        self.judged += len(told) + len(end.computed) + len(end.aborted)
+        for request in end.computed:
+            self._judge_computed(event.end, end, request, told.get(request, Counter()))
+        for request, counts in told.items():
+            if odd := self._judge(event.end, end, request, counts):
+                self._add(request, f"{_name(event.end)}reported request {request} as {_told(counts)}: {odd}")
+        for what, done, reported in (
+            ("saved", end.saved, event.retracted),
+            ("restored", end.restored, event.resumed),
+        ):
+            for process in end.processes or {"": None}:
+                self._judge_moved(process, what, done, reported)
+            done.clear()
+        end.computed.clear()
+        end.aborted.clear()
+
+    def _judge_computed(self, name: str, end: _End, request: int, counts: Mapping[str, int]) -> None:
+        stage = end.lives.setdefault(request, _Life()).stage
+        begun = (ADMITTED, JOINED) if not name else (ADMITTED,) if name == PREFILL else (JOINED,)
+        entry = "joined" if name == DECODE else "admitted"
+        if stage in begun or counts.get(entry) or counts.get("resumed"):
+            return
+        want = "a resume" if stage == RESTING else "an admission" if entry == "admitted" else "that it joined"
+        self._add(request, f"{_name(name)}computed request {request}, which is {stage}; expected {want} to be reported")
+
+    def _judge(self, name: str, end: _End, request: int, counts: Counter[str]) -> str | None:
+        """What is wrong with a round's report of a request, or None. Its stage is moved on as far as it is right."""
+        life = end.lives.setdefault(request, _Life())
+        if request in end.aborted and set(counts) == {"retracted"} and counts["retracted"] == 1:
+            return None  # it was retracted before it was aborted, both between two rounds
+        if counts["admitted"] and not self._is_new(name, life):
+            return f"it is {life.stage}, so it cannot be admitted"
+        if counts["admitted"] > 1:
+            return "an attempt is admitted once"
+        if counts["admitted"]:
+            life.stage = ADMITTED
+        return self._judge_joins(life, counts) or self._judge_end(name, life, counts)
+
+    def _is_new(self, name: str, life: _Life) -> bool:
+        """An attempt of the request waits here. A prefill end reports nothing of one that it handed over and that was
+        taken."""
+        if life.sent and life.stage in (UNSENT, ENDED, *((JOINED,) if name == PREFILL else ())):
+            self._next(life)
+        return life.stage == WAITING
+
+    @staticmethod
+    def _judge_joins(life: _Life, counts: Counter[str]) -> str | None:
+        retracted, resumed = counts["retracted"], counts["resumed"]
+        first = counts["joined"] - resumed
+        if first < 0:
+            return "a request that is resumed joins by that"
+        if first > 1 or (first and life.stage != ADMITTED):
+            return f"it is {life.stage}, so it cannot join{'' if first < 2 else ' twice'}"
+        if first:
+            life.stage = JOINED
+        if not retracted and not resumed:
+            return None
+        resting = (life.stage == RESTING) + retracted - resumed
+        if life.stage not in (JOINED, RESTING) or resting not in (0, 1):
+            return f"it was {life.stage}; retractions and resumes of a running request take turns"
+        life.stage = RESTING if resting else JOINED
+        return None
+
+    @staticmethod
+    def _judge_end(name: str, life: _Life, counts: Counter[str]) -> str | None:
+        finished, failed = counts["finished"], counts["failed"]
+        if finished and (life.stage != JOINED or name == PREFILL):
+            return f"it is {life.stage}, so it cannot finish"
+        if finished and life.is_aborted:
+            return "it was aborted, so it cannot finish"
+        if failed and life.stage in (UNSENT, ENDED):
+            if not life.sent:
+                return f"it is {life.stage}, so it cannot fail"
+            life.sent -= 1
+        if finished + failed > 1:
+            return "an attempt ends once"
+        if finished or failed:
+            life.stage = ENDED
+            if life.sent:
+                ReportsOracle._next(life)
+        return None
+
+    def _judge_moved(
+        self, process: str, what: str, done: Mapping[tuple[str, int], int], reported: tuple[int, ...]
+    ) -> None:
+        mine = Counter({request: count for (who, request), count in done.items() if who == process})
+        verb = "retracted" if what == "saved" else "resumed"
+        for request in dict.fromkeys((*mine, *reported)):
+            self.judged += 1
+            if mine[request] != reported.count(request):
+                text = (
+                    f"{process + ': ' if process else ''}request {request} was {what} {mine[request]} times in a round"
+                )
+                self._add(request, f"{text}, and reported as {verb} {reported.count(request)} times")
+
+    # Counters
+
+    def _was_evicted(self, event: Evicted) -> None:
+        self._evicted[event.tier] += 1
+
+    def _counted(self, event: EvictionsCounted) -> None:
+        self.judged += 1
+        if event.count != self._evicted[event.tier]:
+            text = f"the engine counts {event.count} evictions from the {event.tier} tier; expected the "
+            self._add(None, f"{text}{self._evicted[event.tier]} that happened")
+
+    def _add(self, request: int | None, message: str) -> None:
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(Finding(code="KV605", oracle=self.name, request=request, message=message))
+
+
+def _name(end: str) -> str:
+    return f"the {end} end " if end else "the scheduler "
+
+
+def _told(counts: Mapping[str, int]) -> str:
+    return " and ".join(group if count == 1 else f"{group} {count} times" for group, count in counts.items() if count)

@@ -1,0 +1,61 @@
+"""Reports put wrong: a scheduler that works as it should and tells something else.
+
+Invariants:
+- Each subclass changes what is told or when, and moves no byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvcheck.core.cache.scheduler.decode import DecodeScheduler
+from kvcheck.core.cache.scheduler.request import StepReport
+from kvcheck.core.cache.scheduler.scheduler import Scheduler
+from kvcheck.core.targets.mutants.mutant import Mutant
+from kvcheck.core.targets.parts import FIXED
+
+
+class ReportKept(DecodeScheduler):
+    """A round's report goes on with the one before it."""
+
+    def step(self) -> StepReport:
+        """The report is not renewed."""
+        report = super().step()
+        self._report = report
+        return report
+
+
+class AbortUntold(DecodeScheduler):
+    """A request that is aborted is ended, and nobody is told."""
+
+    def abort(self, request_id: int) -> bool:
+        """As where one end does both."""
+        return Scheduler.abort(self, request_id)
+
+
+REPORTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="report-not-renewed",
+        bug="a",
+        parts=replace(FIXED, decode_scheduler=ReportKept),
+        scenario="retract-resume",
+        shape="llama-3-tiny",
+        killed_by="reports",
+        code="KV605",
+        shows="The report of a round repeats what the rounds before it reported.",
+        matters="Whoever counts or answers by reports counts a request twice and answers it again after its end.",
+        example="A list of outputs that is filled each step and cleared by a consumer that does not always run.",
+    ),
+    Mutant(
+        name="abort-not-reported",
+        bug="e",
+        parts=replace(FIXED, decode_scheduler=AbortUntold),
+        scenario="pd-transfer",
+        shape="llama-3-tiny",
+        killed_by="reports",
+        code="KV605",
+        shows="A request that is aborted leaves the queues of the decode end, and no report says so.",
+        matters="Its router waits for an answer that never comes, and holds what it keeps for the request.",
+        example="An abort that removes a request from the waiting queue and returns before the reply is made.",
+    ),
+)

@@ -1,0 +1,42 @@
+"""Events of what schedulers and engines report, beside those of what was done.
+
+Invariants:
+- A report is copied round by round, as its end gave it. Nothing is left out or put in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request was handed to every end of the engine. attempt: how often it was sent before."""
+
+    request: int
+    attempt: int
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """What one end reported of a round, by request. end: "prefill", "decode", or "" for an engine that does both."""
+
+    end: str
+    admitted: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
+    retracted: tuple[int, ...] = ()
+    resumed: tuple[int, ...] = ()
+    finished: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionsCounted:
+    """How many evictions from a tier the engine has counted until now."""
+
+    tier: str
+    count: int
+
+
+ReportEvent = Sent | Reported | EvictionsCounted
