@@ -211,6 +211,14 @@ CODES: dict[str, Code] = dict(
             "No release yet; users see it as requests that end twice or never, and as statistics that do not add up.",
         ),
         _code(
+            "KV606",
+            "step left out",
+            "An end of a transfer did not send a message that was due, or did not clear a seal.",
+            "A branch of a failure or an abort that returns before the peer is told. Repeats and time limits hide it: "
+            "the request is only late, or fails and is sent again.",
+            "No release yet; users see rooms that are freed minutes after their abort, and a few slow first tokens.",
+        ),
+        _code(
             "KV701",
             "victim out of order",
             "An eviction took a prefix that the declared order keeps longer than another one.",

@@ -18,6 +18,7 @@ from kvcheck.core.cache.scheduler.agreement import RankGroup
 from kvcheck.core.cache.scheduler.decode import ANOTHER_RANK
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer.loopback_wire import LoopbackFabric
+from kvcheck.core.cache.transfer.messages import Message
 from kvcheck.core.targets.observe import reported
 from kvcheck.core.targets.parts import TargetParts
 from kvcheck.core.targets.rank import (
@@ -32,6 +33,7 @@ from kvcheck.core.targets.rank import (
 )
 from kvcheck.core.targets.target import Setup, SpaceCount, Standing
 from kvcheck.core.workload.events import Decided, Happened, Overdue, ProcessActs
+from kvcheck.core.workload.reported import Told
 
 PREFILL, DECODE = "prefill", "decode"
 WAYS = ((PREFILL,), (DECODE,), (PREFILL, DECODE))
@@ -71,6 +73,7 @@ class PairEngine:
         self._ahead = {PREFILL: 0, DECODE: 0}  # rounds by which the clock of an end runs ahead
         self._turn = 0
         self._preempted: set[int] = set()
+        self._requests: dict[int, int] = {}  # by room
         self._over: dict[int, None] = {}  # requests that have failed and were not sent again
         self._group: RankGroup = parts.group()
         self._fabric = fabric = LoopbackFabric(
@@ -78,7 +81,7 @@ class PairEngine:
             refuses=self._pair.refuses,
             vanishes=self._pair.vanishes,
             tamper=self._pair.tamper,
-            copies=self._pair.copies,
+            copies=self._arrives,
         )
         self._prefill_ranks = [
             make_rank(parts, setup, "prefill", rank, backend=setup.backend, wire=fabric.end)
@@ -109,6 +112,7 @@ class PairEngine:
     def submit(self, request: Request) -> None:
         """Queue a request at both ends."""
         self._over.pop(request.request_id, None)
+        self._requests[self._pair.room_of(request.request_id)] = request.request_id
         for prefill in self.prefill:
             prefill.submit(request)
         for decode in self.decode:
@@ -216,6 +220,21 @@ class PairEngine:
         """A copy of some message about the request arrives once more."""
         self._emit(ProcessActs(""))
         return self._fabric.repeat(self._pair.room_of(request_id), turn=self._turn)
+
+    def _arrives(self, sender: str, peer: str, message: Message) -> int:
+        """How often a message arrives, as the setup has it; that it is sent is told."""
+        copies = self._pair.copies(sender, peer, message)
+        self._emit(
+            Told(
+                sender=sender,
+                peer=peer,
+                kind=type(message).__name__,
+                request=self._requests[message.room],
+                generation=message.generation,
+                copies=copies,
+            )
+        )
+        return copies
 
     def _clock(self, end: str) -> int:
         return self._round + self._ahead[end]

@@ -39,4 +39,16 @@ class EvictionsCounted:
     count: int
 
 
-ReportEvent = Sent | Reported | EvictionsCounted
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A rank sends a message about a request. kind: its class. copies: how often it will arrive; 0: it is lost."""
+
+    sender: str
+    peer: str
+    kind: str
+    request: int
+    generation: int
+    copies: int
+
+
+ReportEvent = Sent | Reported | EvictionsCounted | Told

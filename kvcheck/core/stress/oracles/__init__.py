@@ -46,6 +46,10 @@ ORACLES: Registry[Callable[[], Oracle]] = Registry(
             "kvcheck.core.stress.oracles.protocol:ProtocolOracle",
             "Success follows the bytes, a terminal state is final, and ranks agree.",
         ),
+        "transfers": (
+            "kvcheck.core.stress.oracles.transfers:TransfersOracle",
+            "Each end tells the other what it has to in the round in which it is due, and seals are cleared in time.",
+        ),
         "reports": (
             "kvcheck.core.stress.oracles.reports:ReportsOracle",
             "Each attempt is admitted, joins and ends once, and what is reported is what was done.",

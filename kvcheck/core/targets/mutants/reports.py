@@ -1,4 +1,4 @@
-"""Reports put wrong: a scheduler that works as it should and tells something else.
+"""Reports and messages put wrong: an end that works as it should, and does not tell the others.
 
 Invariants:
 - Each subclass changes what is told or when, and moves no byte.
@@ -11,6 +11,7 @@ from dataclasses import replace
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.request import StepReport
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
+from kvcheck.core.cache.transfer.receiver import InboundRoom, Receiver
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED
 
@@ -31,6 +32,16 @@ class AbortUntold(DecodeScheduler):
     def abort(self, request_id: int) -> bool:
         """As where one end does both."""
         return Scheduler.abort(self, request_id)
+
+
+class StopLate(Receiver):
+    """Whoever writes a failed room is asked to stop when its drain is late."""
+
+    def fail(self, receiving: InboundRoom, reason: str) -> None:
+        """Nobody is asked yet."""
+        writers, receiving.writers = receiving.writers, set()
+        super().fail(receiving, reason)
+        receiving.writers = writers
 
 
 REPORTS: tuple[Mutant, ...] = (
@@ -57,5 +68,17 @@ REPORTS: tuple[Mutant, ...] = (
         shows="A request that is aborted leaves the queues of the decode end, and no report says so.",
         matters="Its router waits for an answer that never comes, and holds what it keeps for the request.",
         example="An abort that removes a request from the waiting queue and returns before the reply is made.",
+    ),
+    Mutant(
+        name="stop-asked-late",
+        bug="e",
+        parts=replace(FIXED, receiver=StopLate),
+        scenario="pd-transfer",
+        shape="llama-3-tiny",
+        killed_by="transfers",
+        code="KV606",
+        shows="The sender of a failed room is not asked to stop before the room's time is over once more.",
+        matters="Pages and slots of each aborted request stay taken for as long as a room may take.",
+        example="An abort that only marks the room, and leaves the rest to the thread that looks for timeouts.",
     ),
 )

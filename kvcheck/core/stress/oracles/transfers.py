@@ -1,0 +1,192 @@
+"""The transfers oracle: each end of a pair tells the other what it has to, when it has to.
+
+    decode -> prefill   Want when it admits a request, Done when the request joins, Abort when it fails
+    prefill -> decode   Status when its seal is on the way, Drained when it was asked to stop
+
+Both ends repeat what was not answered, since messages get lost. So a message that was never sent costs a wait, and ends
+like one that was lost. Here each message is judged when it is due.
+
+Invariants:
+- What is due in a round was told by the end of that round. A message counts as told also where it is lost on its way.
+- An answer to a message is due once that message has arrived and ANSWERED_IN rounds of its end are over.
+- A row of seals is cleared between two seals that are written to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvcheck.core.base.record import Finding
+from kvcheck.core.stress.history import Handler
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.workload.events import Broke, Completed, ProcessActs, Submitted
+from kvcheck.core.workload.reported import Reported, Sent, Told
+
+ANSWERED_IN = 3
+PREFILL, DECODE = "prefill", "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A Want, or an Abort: of whom, to whom, for which attempt."""
+
+    rank: str
+    source: str
+    request: int
+    generation: int
+
+
+class TransfersOracle:
+    """Each message of a hand-over is sent when it is due, and seals are cleared before others are written there."""
+
+    name = "transfers"
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+        self._ranks: dict[str, None] = {}  # of the decode end
+        self._wants: dict[int, list[_Asked]] = {}  # of the attempt under way
+        self._told: dict[tuple[str, str, str, int, int], None] = {}  # kind, sender, peer, request, generation
+        self._said: set[tuple[str, str, str, int]] = set()  # kind, sender, peer, request; since the end's last report
+        self._sealed: dict[tuple[str, str, int], None] = {}  # source, peer, request; in this round
+        self._last: _Asked | None = None
+        self._arriving: dict[int, _Asked] = {}  # ordinal of its operation -> an Abort on its way
+        self._arrived: dict[_Asked, int] = {}  # rounds since
+        self._seals: dict[tuple[str, int], int] = {}  # space, row -> the request of the seal that it holds
+        self._broke = False
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        return (
+            (ProcessActs, self._process_acts),
+            (Sent, self._was_sent),
+            (Told, self._was_told),
+            (Submitted, self._submitted),
+            (Completed, self._completed),
+            (Reported, self._reported),
+            (Broke, self._broken),
+        )
+
+    def finish(self) -> None:
+        """Stops that nobody answered, unless an error explains them."""
+        if not self._broke:
+            for asked in self._arrived:
+                self._unanswered(asked)
+
+    def _broken(self, event: Broke) -> None:
+        self._broke = True
+
+    def _process_acts(self, event: ProcessActs) -> None:
+        if event.process.startswith(f"{DECODE}-"):
+            self._ranks[event.process] = None
+
+    def _was_sent(self, event: Sent) -> None:
+        self._wants.pop(event.request, None)
+
+    def _was_told(self, event: Told) -> None:
+        self._told[event.kind, event.sender, event.peer, event.request, event.generation] = None
+        self._said.add((event.kind, event.sender, event.peer, event.request))
+        self._last = None
+        if event.kind == "Want":
+            wanted = _Asked(event.sender, event.peer, event.request, event.generation)
+            self._wants.setdefault(event.request, []).append(wanted)
+        elif event.kind == "Abort" and event.copies and event.sender.startswith(DECODE):
+            self._last = _Asked(event.sender, event.peer, event.request, event.generation)
+        elif event.kind == "Drained":
+            self._arrived.pop(_Asked(event.peer, event.sender, event.request, event.generation), None)
+            self._drop(_Asked(event.peer, event.sender, event.request, event.generation))
+
+    def _drop(self, asked: _Asked) -> None:
+        for ordinal in [at for at, each in self._arriving.items() if each == asked]:
+            del self._arriving[ordinal]
+
+    def _submitted(self, event: Submitted) -> None:
+        if event.name == "wire.message.abort" and self._last is not None:
+            self._arriving[event.ordinal] = self._last
+            self._last = None
+        elif event.name == "wire.seal" and event.request is not None:
+            source, _, peer = event.lane.partition(":")[0].partition(">")
+            self._sealed[source, peer, event.request] = None
+            for key in _rows(event):
+                self._judge_cleared(key, event.request)
+                self._seals[key] = event.request
+        elif event.name == "seal.clear":
+            for key in _rows(event):
+                self._seals.pop(key, None)
+
+    def _judge_cleared(self, key: tuple[str, int], request: int) -> None:
+        self.judged += 1
+        if (before := self._seals.get(key)) is not None:
+            text = f"the seal of request {request} is written to {key[0]} row {key[1]}, which holds that of request"
+            self._add(request, f"{text} {before}; expected it to be cleared in between", buffer="seal")
+
+    def _completed(self, event: Completed) -> None:
+        if (asked := self._arriving.pop(event.ordinal, None)) is not None:
+            self._arrived.setdefault(asked, 0)
+
+    def _reported(self, event: Reported) -> None:
+        if event.end == PREFILL:
+            self._judge_seals()
+            self._judge_answers()
+            self._said = {each for each in self._said if not each[1].startswith(PREFILL)}
+        elif event.end == DECODE:
+            for request in event.admitted:
+                self._judge_wanted(request)
+            for request in event.joined:
+                self._judge_over(request, "joined", ("Done",))
+            for request in event.failed:
+                self._judge_over(request, "failed", ("Abort", "Done"))
+            self._said = {each for each in self._said if not each[1].startswith(DECODE)}
+
+    def _judge_seals(self) -> None:
+        """A seal is reported in the round in which it is written."""
+        for source, peer, request in self._sealed:
+            self.judged += 1
+            if ("Status", source, peer, request) not in self._said:
+                text = f"{source} writes the seal of request {request} to {peer}, and does not report it in that round"
+                self._add(request, text)
+        self._sealed.clear()
+
+    def _judge_answers(self) -> None:
+        """Whoever is asked to stop answers."""
+        for asked in list(self._arrived):
+            self.judged += 1
+            self._arrived[asked] += 1
+            if self._arrived[asked] > ANSWERED_IN:
+                del self._arrived[asked]
+                self._unanswered(asked)
+
+    def _unanswered(self, asked: _Asked) -> None:
+        text = f"{asked.source} was asked by {asked.rank} to stop writing request {asked.request}, and has not answered"
+        self._add(asked.request, text)
+
+    def _judge_wanted(self, request: int) -> None:
+        """A request that is admitted is asked for, by every rank."""
+        asking = {each.rank for each in self._wants.get(request, ())}
+        for rank in self._ranks:
+            self.judged += 1
+            if rank not in asking:
+                self._add(request, f"{rank} has admitted request {request}, and has asked nobody for its prompt")
+
+    def _judge_over(self, request: int, what: str, kinds: tuple[str, ...]) -> None:
+        """Whoever was asked for a prompt that has arrived, or has failed, is told so, or has stopped by itself."""
+        for want in self._wants.get(request, ()):
+            self.judged += 1
+            here = [(kind, want.rank, want.source, request, want.generation) for kind in kinds]
+            there = ("Drained", want.source, want.rank, request, want.generation)
+            if not any(each in self._told for each in (*here, there)):
+                text = f"request {request} has {what}, and {want.rank} has not told {want.source}, which it had asked"
+                self._add(request, f"{text}; expected {' or '.join(kinds)} by the end of that round")
+
+    def _add(self, request: int, message: str, *, buffer: str | None = None) -> None:
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(
+                Finding(code="KV606", oracle=self.name, tier="device", buffer=buffer, request=request, message=message)
+            )
+
+
+def _rows(event: Submitted) -> list[tuple[str, int]]:
+    """The rows of seals that an operation writes, with their space."""
+    return [
+        (each.space, int(row)) for each in event.writes if each.space.rpartition(":")[2] == "seals" for row in each.rows
+    ]

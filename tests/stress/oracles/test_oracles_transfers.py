@@ -1,0 +1,131 @@
+"""The transfers oracle on literal histories: messages that were due, answers, and seals that were not cleared.
+
+Invariants:
+- A bad history differs from a good one by one event, its place or one value.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
+from kvcheck.core.stress.oracles.transfers import ANSWERED_IN, TransfersOracle
+from kvcheck.core.workload.events import Broke, Completed, Event, ProcessActs, Submitted
+from kvcheck.core.workload.reported import Reported, Sent, Told
+
+SOURCE, RANK = "prefill-0", "decode-0"
+TO, FROM = f"{SOURCE}>{RANK}", f"{RANK}>{SOURCE}"
+
+
+def told(kind: str, *, to: str = SOURCE, by: str = RANK, generation: int = 1, copies: int = 1) -> Told:
+    """A message about request 7."""
+    return Told(sender=by, peer=to, kind=kind, request=7, generation=generation, copies=copies)
+
+
+def seals(row: int = 3) -> tuple[Footprint, ...]:
+    return (Footprint(f"{RANK}:seals", ("seal",), (0, 1), np.array([row])),)
+
+
+def sealed(ordinal: int = 1, *, row: int = 3, request: int = 7, path: str = "ordered") -> Submitted:
+    """The seal of a request is written."""
+    return Submitted(ordinal, "wire.seal", f"{TO}:{path}", (), seals(row), ordinal, request)
+
+
+def cleared(row: int = 3) -> Submitted:
+    """The row of a seal is cleared."""
+    return Submitted(9, "seal.clear", f"{RANK}:verify", (), seals(row), 9)
+
+
+def sent_off(ordinal: int = 5) -> Submitted:
+    """The message that was told of last is on its way."""
+    return Submitted(ordinal, "wire.message.abort", f"{FROM}:message", (), (), ordinal)
+
+
+def prefill(**groups: tuple[int, ...]) -> Reported:
+    return Reported(end="prefill", **groups)
+
+
+def decode(**groups: tuple[int, ...]) -> Reported:
+    return Reported(end="decode", **groups)
+
+
+STATUS = told("Status", by=SOURCE, to=RANK)
+DRAINED = told("Drained", by=SOURCE, to=RANK)
+WANTED: tuple[Event, ...] = (ProcessActs(RANK), Sent(7, 0, 40), told("Want"), decode(admitted=(7,)))
+WRITTEN: tuple[Event, ...] = (sealed(), STATUS, prefill())
+ROOM: tuple[Event, ...] = (*WANTED, *WRITTEN, told("Done"), decode(joined=(7,)))
+STOPPED: tuple[Event, ...] = (*WANTED, told("Abort"), sent_off(), decode(failed=(7,)), prefill(), Completed(5))
+
+GOOD: dict[str, tuple[Event, ...]] = {
+    "a room": ROOM,
+    "a message that is lost was sent": (*WANTED[:2], told("Want", copies=0), decode(admitted=(7,))),
+    "sent over the asynchronous path": (*WANTED, sealed(path="async.seal"), STATUS, prefill()),
+    "reported again": (*WANTED, *WRITTEN, STATUS, prefill(), told("Done"), decode(joined=(7,))),
+    "a source was asked to stop": (*STOPPED, *[prefill()] * ANSWERED_IN, DRAINED, prefill()),
+    "an answer that is lost was sent": (*STOPPED, told("Drained", by=SOURCE, to=RANK, copies=0), *[prefill()] * 9),
+    "an abort that is on its way": (*STOPPED[:-1], *[prefill()] * 9),
+    "an abort that is lost": (*WANTED, told("Abort", copies=0), decode(failed=(7,)), *[prefill()] * 9),
+    "a source that stopped by itself": (*WANTED, DRAINED, decode(failed=(7,))),
+    "failed before it was asked for": (ProcessActs(RANK), Sent(7, 0, 40), decode(failed=(7,))),
+    "failed after it arrived": (*ROOM, decode(failed=(7,))),
+    "sent again, and failed before it was asked for": (
+        *(*WANTED, told("Abort"), decode(failed=(7,)), Sent(7, 1, 40), decode(failed=(7,))),
+    ),
+    "a row of seals that is cleared": (*ROOM, cleared(), sealed(2, request=8), told("Status", by=SOURCE, to=RANK)),
+    "another row of seals": (*ROOM, sealed(2, row=4, request=8)),
+    "an error explains a missing answer": (*STOPPED, Broke("KV902", "TypeError", "no")),
+}
+
+BAD: dict[str, tuple[str, tuple[Event, ...]]] = {
+    "admitted, and not asked for": ("asked nobody", (*WANTED[:2], decode(admitted=(7,)))),
+    "asked for by one rank of two": ("decode-1 has admitted", (ProcessActs("decode-1"), *WANTED)),
+    "a seal that is not reported": ("does not report it", (*WANTED, sealed(), prefill())),
+    "a seal that is reported a round later": ("does not report it", (*WANTED, sealed(), prefill(), STATUS, prefill())),
+    "a seal that is reported to another rank": (
+        "does not report it",
+        (*WANTED, sealed(), told("Status", by=SOURCE, to="decode-1"), prefill()),
+    ),
+    "joined, and the source is not told": ("expected Done", (*WANTED, *WRITTEN, decode(joined=(7,)))),
+    "failed, and the source is not told": ("expected Abort", (*WANTED, decode(failed=(7,)))),
+    "failed, and an earlier attempt's source was told": (
+        "expected Abort",
+        (*WANTED, told("Abort", generation=0), decode(failed=(7,))),
+    ),
+    "failed, and one source of two is told": (
+        "prefill-1",
+        (*WANTED[:3], told("Want", to="prefill-1"), WANTED[3], told("Abort"), decode(failed=(7,))),
+    ),
+    "asked to stop, and does not answer": ("has not answered", (*STOPPED, *[prefill()] * (ANSWERED_IN + 1))),
+    "asked to stop at the end": ("has not answered", STOPPED),
+    "answers for another attempt": ("has not answered", (*STOPPED, told("Drained", by=SOURCE, to=RANK, generation=0))),
+    "a row of seals that is not cleared": ("holds that of request 7", (*ROOM, sealed(2, request=8))),
+    "another row was cleared": ("holds that of request 7", (*ROOM, cleared(4), sealed(2, request=8))),
+}
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_messages_that_are_sent_in_time_are_right(case: str) -> None:
+    oracle = TransfersOracle()
+    assert judge(oracle, History.of(*GOOD[case])) == ()
+
+
+def test_a_room_is_judged() -> None:
+    oracle = TransfersOracle()
+    judge(oracle, History.of(*ROOM))
+    assert oracle.judged == 4, "that it was asked for, the row of its seal, its report, and the answer"
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_messages_that_were_not_sent_are_found(case: str) -> None:
+    text, events = BAD[case]
+    (found,) = judge(TransfersOracle(), History.of(*events))
+    assert found.code == "KV606" and text in found.message
+    assert found.request == (8 if "row" in case else 7)
+
+
+def test_findings_are_limited() -> None:
+    rounds = [decode(admitted=(number,)) for number in range(MAX_FINDINGS + 5)]
+    assert len(judge(TransfersOracle(), History.of(ProcessActs(RANK), *rounds))) == MAX_FINDINGS
