@@ -33,7 +33,7 @@ from kvcheck.core.targets.rank import (
 )
 from kvcheck.core.targets.target import Setup, SpaceCount, Standing
 from kvcheck.core.workload.events import Decided, Happened, Overdue, ProcessActs
-from kvcheck.core.workload.reported import Told
+from kvcheck.core.workload.report_events import Told
 
 PREFILL, DECODE = "prefill", "decode"
 WAYS = ((PREFILL,), (DECODE,), (PREFILL, DECODE))
