@@ -69,6 +69,7 @@ GOOD: dict[str, tuple[Event, ...]] = {
     "an abort that is on its way": (*STOPPED[:-1], *[prefill()] * 9),
     "an abort that is lost": (*WANTED, told("Abort", copies=0), decode(failed=(7,)), *[prefill()] * 9),
     "a source that stopped by itself": (*WANTED, DRAINED, decode(failed=(7,))),
+    "asked to stop after it had": (*WANTED, DRAINED, told("Abort"), sent_off(), decode(failed=(7,)), Completed(5)),
     "failed before it was asked for": (ProcessActs(RANK), Sent(7, 0, 40), decode(failed=(7,))),
     "failed after it arrived": (*ROOM, decode(failed=(7,))),
     "sent again, and failed before it was asked for": (

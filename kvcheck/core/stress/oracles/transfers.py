@@ -91,7 +91,9 @@ class TransfersOracle:
             wanted = _Asked(event.sender, event.peer, event.request, event.generation)
             self._wants.setdefault(event.request, []).append(wanted)
         elif event.kind == "Abort" and event.copies and event.sender.startswith(DECODE):
-            self._last = _Asked(event.sender, event.peer, event.request, event.generation)
+            is_drained = ("Drained", event.peer, event.sender, event.request, event.generation) in self._told
+            asked = _Asked(event.sender, event.peer, event.request, event.generation)
+            self._last = None if is_drained else asked  # it may end before it has read what it has answered already
         elif event.kind == "Drained":
             self._arrived.pop(_Asked(event.peer, event.sender, event.request, event.generation), None)
             self._drop(_Asked(event.peer, event.sender, event.request, event.generation))
