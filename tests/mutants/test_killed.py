@@ -41,6 +41,7 @@ SHOWN_BY: dict[str, tuple[int, int | None]] = {
     "prefetch-skipped": (SEED, None),
     "state-result-ignored": (SEED, None),
     "abort-said-once": (SEED, None),
+    "admits-whole-batches": (SEED, None),
     "slot-freed-before-drain": (2, 6),
     "pages-freed-before-drain": (2, 6),
     "rank-decides-alone": (SEED, 3),

@@ -7,7 +7,7 @@
     7, 8        a missing edge; something that is never given back           ordering, accounting
     9           wrong bytes                                                  content and all others
     10 to 12    what follows from wrong bytes                                protocol: others, reports, transfers,
-                                                                             output, liveness
+                                                                             progress, output, liveness
 
 A finding is a symptom of an earlier stage's finding that it shares a request, a page or a buffer with. What names
 none of these follows from the first cause.
@@ -32,7 +32,7 @@ GUARDS = frozenset({"KV202", "KV301", "KV402", "KV403"})
 """Codes of errors that the code under test raises when it refuses to do something wrong."""
 FALSE_STATUS = frozenset({"KV203", "KV301", "KV602"})
 STAGES = {"lifetime": 1, "residency": 2, "contract": 3, "aliasing": 4, "audit": 5, "ordering": 7, "accounting": 8}
-ENDS = {"protocol": 10, "reports": 10, "transfers": 10, "bytes": 10, "output": 11, "liveness": 12}
+ENDS = {"protocol": 10, "reports": 10, "transfers": 10, "progress": 10, "bytes": 10, "output": 11, "liveness": 12}
 UNMOVED = "KV304"
 """A buffer that was not moved explains the bytes of that buffer alone, whatever else the request reads."""
 GUARD, ACCOUNTING, BYTES = 6, STAGES["accounting"], 9

@@ -219,6 +219,13 @@ CODES: dict[str, Code] = dict(
             "No release yet; users see rooms that are freed minutes after their abort, and a few slow first tokens.",
         ),
         _code(
+            "KV607",
+            "room not used",
+            "A scheduler let a request wait beside the room for it, or computed nothing in a round that had room.",
+            "A wrong count of free pages, rows or running requests; a batch that waits for what it does not use.",
+            "No release yet; users see a lower throughput, and nothing else.",
+        ),
+        _code(
             "KV701",
             "victim out of order",
             "An eviction took a prefix that the declared order keeps longer than another one.",

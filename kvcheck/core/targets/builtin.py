@@ -13,7 +13,7 @@ from kvcheck.core.cache.hicache.storage import Namespace
 from kvcheck.core.cache.scheduler.parts import SchedulerDeps
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.targets.neighbours import Neighbours
-from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedOffload, reported
+from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedOffload, reported, sized
 from kvcheck.core.targets.pair import PairEngine
 from kvcheck.core.targets.parts import FIXED, TargetParts
 from kvcheck.core.targets.prefixes import Prefixes
@@ -52,6 +52,7 @@ class BuiltinEngine:
         )
         turn_ids(self.pool.allocators.values(), by=DEVICE_TURN)
         self._padding = PaddingCheck(self.pool, emit)
+        emit(sized("", self.pool, setup.config))
         decoder = setup.decoder(self.pool, (), {})
         self._observer.inspector = setup.inspector() if setup.inspector is not None else None
         self.host: HostPool | None = None

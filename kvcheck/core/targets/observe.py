@@ -16,10 +16,11 @@ from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.node import SpaceCopy, full_pages
 from kvcheck.core.cache.offload import Offload, OffloadedKV
+from kvcheck.core.cache.pools.allocator import IdAllocator
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.scheduler.decoder import Decoder
-from kvcheck.core.cache.scheduler.request import StepReport
+from kvcheck.core.cache.scheduler.request import SchedulerConfig, StepReport
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField, MetadataRow
 from kvcheck.core.cache.transfer.receiver import InboundRoom
 from kvcheck.core.targets.prefixes import Prefixes
@@ -40,7 +41,7 @@ from kvcheck.core.workload.events import (
     Saved,
     Verified,
 )
-from kvcheck.core.workload.report_events import Reported
+from kvcheck.core.workload.report_events import Reported, Sized
 from kvcheck.core.workload.tier_events import (
     Asked,
     Chosen,
@@ -282,6 +283,16 @@ def reported(end: str, report: StepReport) -> Reported:
         resumed=tuple(report.resumed),
         finished=tuple(request for request, _ in report.finished),
         failed=tuple(request for request, _ in report.failed),
+    )
+
+
+def sized(process: str, pool: KVPool, config: SchedulerConfig, *others: IdAllocator) -> Sized:
+    """The event of what a process has. others: allocators beside those of the pool."""
+    return Sized(
+        process=process,
+        page_size=pool.page_size,
+        max_prefilling=config.max_prefilling,
+        units=tuple((each.space, each.count) for each in (*pool.allocators.values(), *others)),
     )
 
 

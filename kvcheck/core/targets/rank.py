@@ -23,7 +23,7 @@ from kvcheck.core.cache.transfer.layout import EndLayout, end_layout, routes, so
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.wire import Wire
 from kvcheck.core.cache.transfer.writer import part_name
-from kvcheck.core.targets.observe import Observer, PaddingCheck, RoomObserver, WatchedDecoder, WatchedOffload
+from kvcheck.core.targets.observe import Observer, PaddingCheck, RoomObserver, WatchedDecoder, WatchedOffload, sized
 from kvcheck.core.targets.parts import TargetParts
 from kvcheck.core.targets.target import FirstWords, PairSetup, Setup, SpaceCount, turn_ids
 from kvcheck.core.workload.events import Allocated, Emit, Event, Freed, Leased, ProcessActs
@@ -89,6 +89,7 @@ def make_rank(
     )
     observer.metadata = {metadata.space: metadata}
     turn_ids((*pool.allocators.values(), metadata.slots), by=TURNS[end] + number)
+    setup.emit(sized(name, pool, setup.config, metadata.slots))
     layout = end_layout(pool, metadata, whole=whole, rank=number, ranks=ranks)
     return Rank(
         name=name,

@@ -51,4 +51,14 @@ class Told:
     copies: int
 
 
-ReportEvent = Sent | Reported | EvictionsCounted | Told
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """What a process of the engine has. max_prefilling: admitted requests that have not joined. units: by space."""
+
+    process: str
+    page_size: int
+    max_prefilling: int
+    units: tuple[tuple[str, int], ...]
+
+
+ReportEvent = Sent | Reported | EvictionsCounted | Told | Sized

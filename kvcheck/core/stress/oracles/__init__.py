@@ -54,6 +54,10 @@ ORACLES: Registry[Callable[[], Oracle]] = Registry(
             "kvcheck.core.stress.oracles.reports:ReportsOracle",
             "Each attempt is admitted, joins and ends once, and what is reported is what was done.",
         ),
+        "progress": (
+            "kvcheck.core.stress.oracles.progress:ProgressOracle",
+            "A request does not wait beside the room for it, and a batch that has room is computed in every round.",
+        ),
         "output": (
             "kvcheck.core.stress.oracles.output:OutputOracle",
             "Every request's tokens are those of a run in which nothing was retracted or shared.",

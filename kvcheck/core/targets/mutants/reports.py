@@ -1,7 +1,7 @@
-"""Reports and messages put wrong: an end that works as it should, and does not tell the others.
+"""Reports, messages and progress: bugs that move no wrong byte, and that repeats, time limits or the end hide.
 
 Invariants:
-- Each subclass changes what is told or when, and moves no byte.
+- Each subclass changes what is told, when it is told, or when room is used, and no byte of any request.
 """
 
 from __future__ import annotations
@@ -44,6 +44,21 @@ class StopLate(Receiver):
         receiving.writers = writers
 
 
+class WholeBatches(DecodeScheduler):
+    """While requests run, no prompt is asked for."""
+
+    def _admit(self) -> None:
+        if not self._running:
+            super()._admit()
+
+
+class BatchWaits(DecodeScheduler):
+    """While prompts are on their way, the batch is not computed."""
+
+    def _decode(self) -> bool:
+        return not self._prefilling and super()._decode()
+
+
 REPORTS: tuple[Mutant, ...] = (
     Mutant(
         name="report-not-renewed",
@@ -80,5 +95,29 @@ REPORTS: tuple[Mutant, ...] = (
         shows="The sender of a failed room is not asked to stop before the room's time is over once more.",
         matters="Pages and slots of each aborted request stay taken for as long as a room may take.",
         example="An abort that only marks the room, and leaves the rest to the thread that looks for timeouts.",
+    ),
+    Mutant(
+        name="admits-whole-batches",
+        bug="e",
+        parts=replace(FIXED, decode_scheduler=WholeBatches),
+        scenario="pd-transfer",
+        shape="llama-3-tiny",
+        killed_by="progress",
+        code="KV607",
+        shows="A decode end asks for prompts when its batch has ended, however much room there is before.",
+        matters="Every request is right and late; nothing but the throughput shows it.",
+        example="A condition of admission that counts running requests among those that are on their way.",
+    ),
+    Mutant(
+        name="batch-waits-for-prompts",
+        bug="e",
+        parts=replace(FIXED, decode_scheduler=BatchWaits),
+        scenario="pd-transfer",
+        shape="llama-3-tiny",
+        killed_by="progress",
+        code="KV607",
+        shows="Running requests are computed only in rounds in which no prompt is on its way.",
+        matters="Each arriving prompt holds up all answers that are under way; none of them is wrong.",
+        example="A loop that polls for transfers and goes on to the next round before it has run the batch.",
     ),
 )
