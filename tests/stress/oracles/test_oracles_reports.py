@@ -11,7 +11,7 @@ import pytest
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.reports import ReportsOracle
-from kvcheck.core.workload.events import Aborted, Broke, Event, Forward, ProcessActs, Restored, Saved
+from kvcheck.core.workload.events import Aborted, Broke, Decided, Event, Forward, ProcessActs, Restored, Saved
 from kvcheck.core.workload.report_events import EvictionsCounted, Reported, Sent
 from kvcheck.core.workload.tier_events import Evicted
 
@@ -105,6 +105,7 @@ GOOD: dict[str, tuple[Event, ...]] = {
         *(prefill(failed=(7,)), prefill(failed=(7,)), decode(failed=(7,))),
     ),
     "an error explains what was not reported": (*ABORTED[:-1], Broke("KV902", "TypeError", "no")),
+    "ranks that decided differently": (*ABORTED[:-1], Decided("decode", ((1, 7), (0,))), decode(joined=(7,))),
     "counters": (Evicted("device", "full", False), EvictionsCounted("device", 1), EvictionsCounted("host", 0)),
 }
 

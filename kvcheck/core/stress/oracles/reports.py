@@ -11,6 +11,7 @@ Invariants:
 - Only requests that were admitted are computed, and none that is retracted.
 - A request that was aborted does not finish. With two ends it is reported as failed.
 - Counters of evictions are what the evictions add up to.
+- Once ranks have decided differently, nothing more is judged: one of them reports for all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.workload.events import Aborted, Broke, Forward, ProcessActs, Restored, Saved
+from kvcheck.core.workload.events import Aborted, Broke, Decided, Forward, ProcessActs, Restored, Saved
 from kvcheck.core.workload.report_events import EvictionsCounted, Reported, Sent
 from kvcheck.core.workload.tier_events import Evicted
 
@@ -77,6 +78,7 @@ class ReportsOracle:
             (Restored, self._was_restored),
             (Evicted, self._was_evicted),
             (EvictionsCounted, self._counted),
+            (Decided, self._decided),
             (Broke, self._broken),
         )
 
@@ -147,9 +149,14 @@ class ReportsOracle:
     def _broken(self, event: Broke) -> None:
         self._broke = True
 
+    def _decided(self, event: Decided) -> None:
+        self._broke = self._broke or len(set(event.decisions)) > 1
+
     # What was reported
 
     def _reported(self, event: Reported) -> None:
+        if self._broke:
+            return
         end = self._end(event.end)
         told: dict[int, Counter[str]] = {}
         for group in GROUPS:
