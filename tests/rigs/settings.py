@@ -9,15 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvcheck.core.stress.coverage import settings_tried_by
+from kvcheck.core.stress.scenarios.disturber import CALM_EVERY
 from kvcheck.core.stress.schedule import Plan
 
 FARTHEST = 1000
 
 
-def with_settings(plan: Plan, *wanted: str, at: int = 0) -> Plan:
-    """The first schedule of the plan's cell, from its own on, that has these settings. at: so many such are passed."""
+def with_settings(plan: Plan, *wanted: str, at: int = 0, is_calm: bool = False) -> Plan:
+    """The first schedule of the plan's cell, from its own on, that has these settings. at: so many such are passed.
+    is_calm: only schedules that the disturber leaves alone."""
     for number in range(plan.schedule, plan.schedule + FARTHEST):
         found = replace(plan, schedule=number)
+        if is_calm and found.variant % CALM_EVERY:
+            continue
         if {*wanted} <= {*settings_tried_by(found)}:
             if not at:
                 return found
