@@ -29,44 +29,25 @@ from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
 
 SCHEDULES = 16
 SEED = 1
-FEWER = {"hicache": 16, "pd-transfer": 3}
-"""Requests of a scenario's workload that show most of its mutants; a command runs more."""
-SHOWN_BY: dict[str, tuple[int, int | None]] = {
-    "ring-rearmed-early": (SEED, 24),
-    "load-without-pin": (SEED, 24),
-    "partial-load-keeps-lock": (3, None),
-    "index-pair-reader-without-wait": (SEED, None),
-    "move-changes-indices": (SEED, None),
-    "trim-changes-request": (SEED, None),
-    "prefetch-skipped": (SEED, None),
-    "state-result-ignored": (SEED, None),
-    "abort-said-once": (SEED, None),
-    "admits-whole-batches": (SEED, None),
-    "slot-freed-before-drain": (2, 6),
-    "pages-freed-before-drain": (2, 6),
-    "rank-decides-alone": (SEED, 3),
-    **dict.fromkeys(("aborted-fetch-forgotten", "split-forgets-load", "fetch-replaces-computed"), (SEED, None)),
-    "arrived-room-freed-alone": (SEED, None),
-    "timeout-counts-as-drain": (SEED, None),
-    "abort-frees-what-is-sent": (SEED, None),
-    "give-up-frees-what-is-sent": (SEED, None),
-}
-"""Seed and requests of the workload that shows a mutant which those do not show, or show late; None: as a command."""
+SHOWN_BY = {"ring-rearmed-early": 2, "abort-said-once": 4}
+"""Seed of the workloads that show a mutant which those of SEED show late."""
 MOST_CAUSES = {"ack-by-kv-alone": 2}
 """Causes of a mutant's schedule, where not one: copies that are acknowledged early are backups and loads."""
 LATER = {
-    "split-forgets-load": 15,
-    "abort-said-once": 5,
-    "seal-without-state": 3,
-    "trim-changes-request": 1,
-    "prefetch-skipped": 1,
+    "abort-frees-what-is-sent": 3,
+    "align-broadcasts": 7,
+    "align-trims-tail": 13,
+    "arrived-room-freed-alone": 3,
+    "backup-before-forward": 7,
+    "backup-of-every-second-node": 5,
+    "give-up-frees-what-is-sent": 13,
+    "load-without-pin": 6,
+    "move-changes-indices": 3,
+    "seal-without-aux": 7,
+    "timeout-counts-as-drain": 9,
+    "write-back-without-pin": 5,
 }
 """The first schedule that shows a mutant, where those before it take long and do not."""
-
-
-def shown_by(name: str) -> tuple[int, int | None]:
-    """Seed and requests of the workload that shows a mutant early."""
-    return SHOWN_BY.get(name, (SEED, FEWER.get(mutant(name).scenario)))
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +68,8 @@ def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(
     name: str, workloads: Workloads, fixed: Callable[[Plan], Outcome]
 ) -> None:
     bug, broken = mutant(name), ScheduleRunner(mutant_target(name), workloads=workloads)
-    seed, requests = shown_by(name)
-    first = Plan(
-        scenario=bug.scenario, shape=bug.shape, mutant=name, seed=seed, requests=requests, schedule=LATER.get(name, 0)
-    )
+    seed, at = SHOWN_BY.get(name, SEED), LATER.get(name, 0)
+    first = Plan(scenario=bug.scenario, shape=bug.shape, mutant=name, seed=seed, schedule=at)
     for plan in schedules(first, SCHEDULES - first.schedule):
         outcome = broken.run(plan)
         found = [each for each in outcome.findings if (each.oracle, each.code) == (bug.killed_by, bug.code)]
@@ -113,9 +92,9 @@ def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(
 def test_a_mutant_is_told_of_by_its_command_and_its_line_replays(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seed, requests = shown_by(name)
+    seed = SHOWN_BY.get(name, SEED)
     command = ["stress", "--mutant", name, "--seed", f"{seed}", "--schedules", f"{SCHEDULES}", "--no-reports"]
-    command += ["--jobs", "1", *([] if requests is None else ["--requests", f"{requests}"])]
+    command += ["--jobs", "1"]
     assert run([*command, "--out", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
     bug = mutant(name)

@@ -2,7 +2,7 @@
 
     stage       what it is about                                             oracles
     0           a status that the bytes do not have, a fault unnoticed       protocol: KV203, KV301, KV602
-    1 to 6      a rule of memory, ids, lengths or footprints                 lifetime, residency, contract, aliasing,
+    1 to 6      a rule of memory, ids, lengths or footprints                 aliasing, lifetime, residency, contract,
                                                                              audit, guards of the code under test
     7, 8        a missing edge; something that is never given back           ordering, accounting
     9           wrong bytes                                                  content and all others
@@ -31,7 +31,7 @@ from kvcheck.core.base.record import Finding
 GUARDS = frozenset({"KV202", "KV301", "KV402", "KV403"})
 """Codes of errors that the code under test raises when it refuses to do something wrong."""
 FALSE_STATUS = frozenset({"KV203", "KV301", "KV602"})
-STAGES = {"lifetime": 1, "residency": 2, "contract": 3, "aliasing": 4, "audit": 5, "ordering": 7, "accounting": 8}
+STAGES = {"aliasing": 1, "lifetime": 2, "residency": 3, "contract": 4, "audit": 5, "ordering": 7, "accounting": 8}
 ENDS = {"protocol": 10, "reports": 10, "transfers": 10, "progress": 10, "bytes": 10, "output": 11, "liveness": 12}
 UNMOVED = "KV304"
 """A buffer that was not moved explains the bytes of that buffer alone, whatever else the request reads."""

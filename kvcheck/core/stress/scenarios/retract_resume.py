@@ -37,7 +37,7 @@ LONGER_PAGES = 1
 """Outputs are longer by this, so that requests run out of pages while they decode: few of them retract often, and each
 one costs a transfer."""
 MAX_RUNNING = 8
-FOCUS = ("request/restoring/abort", "request/restoring/preempt")
+FOCUS = ("request/restoring/abort", "request/retracted/abort", "request/restoring/preempt")
 """What every disturbed schedule aims at: a resume is half done, and ends or is taken back."""
 TRACE_RUNNING = 16
 RESTS = {"12 rounds": 12, "2 rounds": 2}

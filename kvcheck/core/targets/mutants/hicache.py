@@ -317,7 +317,7 @@ HICACHE = (
         replace(FIXED, gate=EagerRing),
         "An entry of the ring stands for two loads; when the first ends, readers of the second stop waiting.",
         _EARLY,
-        shape="deepseek-v3-tiny",
+        shape="llama-3-tiny",
     ),
     _mutant(
         "load-without-pin",
