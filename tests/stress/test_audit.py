@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from rigs.settings import with_settings
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Footprint, Operation, Place
@@ -53,13 +54,20 @@ def test_every_operation_of_the_product_declares_what_it_touches(shape: str) -> 
 
 
 @pytest.mark.schedules
-@pytest.mark.parametrize("schedule", [0, 1])
 @pytest.mark.parametrize(
-    ("scenario", "shape"),
-    [("hicache", "deepseek-v3.2-tiny"), ("hicache-hybrid", "gpt-oss-tiny"), ("hicache-hybrid", "qwen3-next-tiny")],
+    ("scenario", "shape", "requests", "schedule"),
+    [  # schedules that load: fewer requests hardly do, and index pages are large
+        ("hicache", "deepseek-v3.2-tiny", 16, 1),
+        ("hicache", "deepseek-v3.2-tiny", 16, 3),
+        ("hicache-hybrid", "gpt-oss-tiny", 16, 1),
+        ("hicache-hybrid", "gpt-oss-tiny", 16, 4),
+        ("hicache-hybrid", "qwen3-next-tiny", 24, 0),
+        ("hicache-hybrid", "qwen3-next-tiny", 24, 6),
+    ],
 )
-def test_every_operation_of_the_prefix_cache_declares_what_it_touches(scenario: str, shape: str, schedule: int) -> None:
-    requests = 16 if scenario == "hicache" else 24  # fewer load nothing in hybrid models; index pages are large
+def test_every_operation_of_the_prefix_cache_declares_what_it_touches(
+    scenario: str, shape: str, requests: int, schedule: int
+) -> None:
     plan = parse_line(f"{scenario}:shape={shape},seed=1,schedule={schedule},requests={requests}")
     outcome = ScheduleRunner(BuiltinTarget(), audit=True).run(plan)
     assert [found.message for found in outcome.findings] == []
@@ -70,8 +78,8 @@ def test_every_operation_of_the_prefix_cache_declares_what_it_touches(scenario: 
 @pytest.mark.parametrize("scenario", ["pd-transfer", "nvlink-aux"])
 @pytest.mark.parametrize("shape", ["llama-3-fp8-tiny", "gpt-oss-tiny", "qwen3-next-tiny"])
 def test_every_operation_of_a_transfer_declares_what_it_touches(scenario: str, shape: str) -> None:
-    """Schedule 2 is of two ranks and one: each row of the decode rank is written in two parts."""
-    plan = parse_line(f"{scenario}:shape={shape},seed=1,schedule=2,requests=3")
+    """Of two ranks and one: each row of the decode rank is written in two parts."""
+    plan = with_settings(parse_line(f"{scenario}:shape={shape},seed=1,requests=3"), "rank layout:2x1")
     outcome = ScheduleRunner(BuiltinTarget(), audit=True).run(plan)
     assert [found.message for found in outcome.findings] == []
     assert outcome.evidence.transfers and outcome.judged["audit"] > 1000

@@ -113,9 +113,9 @@ def test_engines_probes_have_no_orders() -> None:
 def test_coverage_in_words() -> None:
     found = coverage(PLAN, wanted=24, floor=3, ran=[0, 1, 2])
     assert coverage_text(found) == (
-        "tried eager, lazy, random, 3 of 9 rank layouts, 3 of 4 abort stages, 2 of 2 metadata paths, 2 of 4 prefill "
-        "chunks, 1 of 3 fault kinds, 2 of 3 faulty legs, 1 of 3 retry delays, 2 of 2 faulty ranks, 1 of 2 lost "
-        "messages, 1 of 2 message counts; not tried: any of 6 delays"
+        "tried eager, lazy, random, audit of footprints, 3 of 9 rank layouts, 3 of 4 abort stages, 2 of 2 metadata "
+        "paths, 2 of 4 prefill chunks, 1 of 3 fault kinds, 2 of 3 faulty legs, 1 of 3 retry delays, 2 of 2 faulty "
+        "ranks, 1 of 2 lost messages, 1 of 2 message counts; not tried: any of 6 delays"
     )
     nothing = Coverage(wanted=24, floor=3, not_tried=("eager", "write policy:write_back", "write policy:selective"))
     assert coverage_text(nothing) == "tried nothing; not tried: eager, any of 2 write policies"
@@ -141,7 +141,7 @@ def test_pass_says_how_much_it_tried(tmp_path: Path, capsys: pytest.CaptureFixtu
     told = capsys.readouterr().out
     assert (
         "3/3 schedules" in told
-        and "tried lazy, random, eager, 3 of 9 rank" in told
+        and "tried lazy, random, eager, audit of footprints, 3 of 9 rank" in told
         and "not tried: any of 6 delays" in told
     )
 
