@@ -45,7 +45,7 @@ TABLES: dict[str, Table] = {
     "deepseek-v3.2-tiny": nsa(2, 40),
     "deepseek-v3-tiny": {"full": (2, {"latent": ("token", 32)})},
     "llama-3-tiny": {"full": (2, kv(32))},
-    "llama-3-fp8-tiny": {"full": (2, kv(32, 16))},
+    "llama-3-fp8-tiny": {"full": (2, kv(64, 32))},
     "gpt-oss-tiny": {"full": (2, kv(32)), "window": (2, kv(32))},
     "qwen3-next-tiny": {"full": (1, kv(32)), "state": (3, {"conv": ("slot", 96), "ssm": ("slot", 128)})},
     "glm-5.1": nsa(78, 1152),

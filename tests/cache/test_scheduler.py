@@ -51,7 +51,7 @@ JOBS = (
 def engine_of(pages: int = 60) -> BuiltinEngine:
     """An engine whose store alone has the prompt of request 1, and answers nobody who does not wait for it."""
     history, chooser = History(), HeldBack("storage")
-    load = Load(jobs=JOBS, capacity_tokens=pages * PAGE, max_running=6, note="")
+    load = Load(jobs=JOBS, capacity_tokens=pages * PAGE, max_running=6, chunk_tokens=2 * PAGE, note="")
     backend = SimulatedBackend(chooser, OperationEvents(history.emit))
     units = {"full": pages, "window": 0, "state": 0}
     engine = BuiltinEngine(

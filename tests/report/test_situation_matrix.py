@@ -38,7 +38,7 @@ def test_the_text_has_each_state_once_and_says_what_never_happened() -> None:
     legal = situations_of("retract-resume")
     assert f"2 of {len(legal)} reached" in lines[0]
     (running,) = (line for line in lines if line.split()[:1] == ["running"])
-    assert running.split()[1:] == ["12", "1,234"]
+    assert running.split()[1:] == ["12", "1,234", "0"]
     told = " ".join(" ".join(lines[lines.index("", 2) :]).split())
     assert "request retracted (abort)" in told and "request running (" not in told.split("never reached:")[1]
     assert all(len(line) <= 120 for line in lines)

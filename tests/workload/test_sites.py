@@ -31,7 +31,7 @@ def findings_after(name: str, harm: Harm) -> list[Finding]:
     history, oracle = History(), ContentOracle()
     history.listen(oracle.handlers())
     tiny = shape(name)
-    load = synthetic_load(tiny, pages=64, requests=2, max_running=2, seed=1)
+    load = synthetic_load(tiny, pages=64, requests=2, max_running=2, seed=1, chunk="2 pages")
     setup = make_setup(tiny, load, EagerBackend(), history.emit, share_prefixes=False)
     engine = BuiltinTarget().build(setup)
     assert isinstance(engine, BuiltinEngine)

@@ -66,7 +66,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV106",
             "misplaced bytes",
-            "A read saw words that are right at another place: another head, layer, buffer or word of the row.",
+            "A read saw words that belong elsewhere: to another head, layer, buffer or word of the row.",
             "A copy with a wrong stride or offset, ranks that send the wrong heads, or a list of buffers or layers "
             "in another order at one end.",
             "No release yet; the words say which head, layer or buffer of which request they were written for.",

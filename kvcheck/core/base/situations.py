@@ -75,7 +75,7 @@ STATES: Sequence[State] = (
     State(
         "request",
         "asked for",
-        "whose prompt the decode end has asked for, and the prefill end has not begun",
+        "that the decode end has asked for and that is not begun",
         {"abort": PAIR, "time out": TRANSFER, "copy": TRANSFER},
     ),
     State(
@@ -99,7 +99,7 @@ STATES: Sequence[State] = (
     State(
         "request",
         "transferring",
-        "whose row and seal have landed, and which the decode end has not taken",
+        "that has landed whole and that the decode end has not taken",
         {"abort": PAIR, "time out": TRANSFER, "copy": TRANSFER},
     ),
     State("request", "ready", "that is computed and not decoding yet", {"abort": ALL}),

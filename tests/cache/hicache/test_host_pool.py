@@ -33,7 +33,7 @@ UNIT_BYTES = {
     ("deepseek-v3.2-tiny", "full"): 2 * (64 * 40 + 8448),
     ("deepseek-v3-tiny", "full"): 2 * (8 * 32),
     ("llama-3-tiny", "full"): 2 * (4 * 32 + 4 * 32),
-    ("llama-3-fp8-tiny", "full"): 2 * (8 * 32 + 8 * 32 + 8 * 16 + 8 * 16),
+    ("llama-3-fp8-tiny", "full"): 2 * (8 * 64 + 8 * 64 + 8 * 32 + 8 * 32),
     ("gpt-oss-tiny", "full"): 2 * (4 * 32 + 4 * 32),
     ("gpt-oss-tiny", "window"): 2 * (4 * 32 + 4 * 32),
     ("qwen3-next-tiny", "full"): 1 * (8 * 32 + 8 * 32),

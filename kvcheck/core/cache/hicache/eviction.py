@@ -36,7 +36,20 @@ EVICTION_ORDERS: dict[str, Order] = {
 """Which node is evicted first: least recently used, least often hit, or of lowest priority."""
 
 
-class CacheListener(Protocol):
+class StoreListener(Protocol):
+    """Gets the acts of a cache that have to do with its store."""
+
+    def asked(self, *, request: int, chain: tuple[bytes, ...], is_fetching: bool) -> None:
+        """The store was asked for a prompt, before its lookup. is_fetching: pages of it are on their way."""
+
+    def fetched(self, *, request: int, copies: tuple[SpaceCopy, ...]) -> None:
+        """Pages came from the store into these host pages. The device ids have no meaning here."""
+
+    def stored(self, *, space: str, chain: tuple[bytes, ...], is_whole: bool) -> None:
+        """The store has taken these pages or states, or could not serve them whole."""
+
+
+class CacheListener(StoreListener, Protocol):
     """Gets the acts of a cache."""
 
     def looked_up(
@@ -46,9 +59,6 @@ class CacheListener(Protocol):
 
         device_only: pages of the host could not be loaded and were left out.
         """
-
-    def asked(self, *, request: int, chain: tuple[bytes, ...], is_fetching: bool) -> None:
-        """The store was asked for a prompt, before its lookup. is_fetching: pages of it are on their way."""
 
     def computed(self, *, request: int, chain: tuple[bytes, ...], priority: int) -> None:
         """The first pages of a request have these hashes. It offers them to the tree."""
@@ -74,12 +84,6 @@ class CacheListener(Protocol):
 
     def transferred(self, *, number: int, kind: str, request: int, copies: tuple[SpaceCopy, ...]) -> None:
         """A backup or a load was acknowledged, with these index values."""
-
-    def fetched(self, *, request: int, copies: tuple[SpaceCopy, ...]) -> None:
-        """Pages came from the store into these host pages. The device ids have no meaning here."""
-
-    def stored(self, *, space: str, chain: tuple[bytes, ...], is_whole: bool) -> None:
-        """The store has taken these pages or states, or could not serve them whole."""
 
     def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
         """A node lost what a tier held of it. during_load: some load was in flight."""

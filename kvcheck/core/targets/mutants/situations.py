@@ -131,6 +131,6 @@ SITUATIONS = (
         "A request is aborted after its prompt was computed and before it decodes, and decodes all the same.",
         "It writes into pages that it has given back, which are another request's by then.",
         killed_by="liveness",
-        code="KV403",
+        code="KV402",
     ),
 )
