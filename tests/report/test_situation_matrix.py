@@ -15,7 +15,7 @@ from kvcheck.core.report.situation_matrix import matrices, matrix_lines, matrix_
 from kvcheck.core.report.to_csv import tables
 from kvcheck.core.report.to_html import render
 
-COUNTS = {"request/running/abort": 12, "request/running/preempt": 1_234}
+COUNTS = {"request/running/abort": 12, "request/running/preempt": 1_234, "request/running/retract": 3}
 
 
 def record_of(scenario: str, counts: dict[str, int]) -> RunRecord:
@@ -36,9 +36,9 @@ def test_what_the_scenarios_can_come_into_has_a_count_and_nothing_else_has_one()
 def test_the_text_has_each_state_once_and_says_what_never_happened() -> None:
     lines = matrix_lines(record_of("retract-resume", COUNTS))
     legal = situations_of("retract-resume")
-    assert f"2 of {len(legal)} reached" in lines[0]
+    assert f"{len(COUNTS)} of {len(legal)} reached" in lines[0]
     (running,) = (line for line in lines if line.split()[:1] == ["running"])
-    assert running.split()[1:] == ["12", "1,234", "0"]
+    assert running.split()[1:] == ["12", "1,234", "3"]
     told = " ".join(" ".join(lines[lines.index("", 2) :]).split())
     assert "request retracted (abort)" in told and "request running (" not in told.split("never reached:")[1]
     assert all(len(line) <= 120 for line in lines)

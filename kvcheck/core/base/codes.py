@@ -191,7 +191,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV603",
             "reason does not fit",
-            "A request failed as it had to, and the reason that it was given does not name what went wrong.",
+            "A request failed as it had to, and its reason does not name what went wrong.",
             "An error that is noticed by its timeout alone, or a trim that hides it; the real reason stays in a log.",
             "SGLang before 0.5.17: what the transfer of states returned was ignored, and the room timed out.",
         ),

@@ -99,7 +99,7 @@ STATES: Sequence[State] = (
     State(
         "request",
         "transferring",
-        "that has landed whole and that the decode end has not taken",
+        "that has landed and that the decode end has not taken",
         {"abort": PAIR, "time out": TRANSFER, "copy": TRANSFER},
     ),
     State("request", "ready", "that is computed and not decoding yet", {"abort": ALL}),
