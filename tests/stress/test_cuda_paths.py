@@ -31,7 +31,7 @@ from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants import mutant_target
 
 SEEDS = 12
-PLAN = Plan(scenario="hicache", shape="llama-3-tiny", seed=3, requests=24)
+PLAN = Plan(scenario="hicache", shape="llama-3-tiny", seed=3, schedule=5, requests=24)
 HELD = Plan(
     scenario="hicache", shape="llama-3-tiny", seed=1, requests=24, backend="cuda", device="cuda", strategy="delay"
 )
