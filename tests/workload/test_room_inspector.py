@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rigs.settings import with_settings
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import Finding, Verdict
@@ -23,9 +24,6 @@ from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.parts import FIXED
 from kvcheck.core.workload.events import Unsealed
-
-FAULTED_LOSSES = 3
-"""The schedule whose faults are writes that vanish, which an end only notices by waiting."""
 
 
 class LeavesOut(Writer):
@@ -110,7 +108,8 @@ FIRST_PAGE: dict[tuple[str, int], int] = {}
 
 def failures(writer: type[Writer], shape: str, ranks: str) -> list[Finding]:
     FIRST_PAGE.clear()
-    plan = Plan(scenario="pd-transfer", shape=shape, seed=3, requests=4, schedule=0, strategy="eager", ranks=ranks)
+    cell = Plan(scenario="pd-transfer", shape=shape, seed=3, requests=4, strategy="eager", ranks=ranks)
+    plan = with_settings(cell, "fault kind:short lists, refusals", is_calm=True)
     outcome = ScheduleRunner(BuiltinTarget(replace(FIXED, writer=writer))).run(plan)
     return [each for each in outcome.findings if each.code == "KV604"]
 
@@ -146,7 +145,8 @@ def test_a_room_that_is_too_late_says_what_its_memory_holds(
 @pytest.mark.schedules
 def test_a_room_with_a_fault_is_looked_at_and_stays_excused() -> None:
     seen: list[Unsealed] = []
-    plan = Plan(scenario="pd-transfer", shape="llama-3-tiny", seed=1, schedule=FAULTED_LOSSES, strategy="eager")
+    cell = Plan(scenario="pd-transfer", shape="llama-3-tiny", seed=1, strategy="eager")
+    plan = with_settings(cell, "rank layout:1x1", "fault kind:losses", "faulty leg:kv")
     outcome = ScheduleRunner(BuiltinTarget()).run(plan, handlers=((Unsealed, seen.append),))
     assert outcome.verdict is Verdict.PASS, outcome.findings
     assert seen and all(each.words and each.rows for each in seen), "a write that vanished left its mark"
