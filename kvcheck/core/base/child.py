@@ -28,7 +28,7 @@ from typing import IO
 
 import kvcheck
 from kvcheck.core.base import child_start
-from kvcheck.core.base.errors import InternalError, UnknownVerdict
+from kvcheck.core.base.errors import InternalError, UnknownVerdict, machine_trouble
 
 INHERITED = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|XDG_CACHE_HOME|LD_LIBRARY_PATH|LD_PRELOAD"
@@ -131,7 +131,8 @@ def start(
     try:
         child = spawn(program, *arguments, streams=streams, variables=variables, leads_group=leads_group)
     except OSError as error:
-        raise UnknownVerdict(f"{program}: the machine cannot start this process: {error}") from error
+        trouble = machine_trouble(error) or f"the machine cannot start this process: {error}"
+        raise UnknownVerdict(f"{program}: {trouble}") from error
     is_greeted = False
     try:
         build = child.greet()
