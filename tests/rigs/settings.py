@@ -15,12 +15,12 @@ from kvcheck.core.stress.schedule import Plan
 FARTHEST = 1000
 
 
-def with_settings(plan: Plan, *wanted: str, at: int = 0, is_calm: bool = False) -> Plan:
+def with_settings(plan: Plan, *wanted: str, at: int = 0, is_calm: bool = False, every: int = 1) -> Plan:
     """The first schedule of the plan's cell, from its own on, that has these settings. at: so many such are passed.
-    is_calm: only schedules that the disturber leaves alone."""
+    is_calm: only schedules that the disturber leaves alone. every: only variants whose number is a multiple of it."""
     for number in range(plan.schedule, plan.schedule + FARTHEST):
         found = replace(plan, schedule=number)
-        if is_calm and found.variant % CALM_EVERY:
+        if found.variant % every or (is_calm and found.variant % CALM_EVERY):
             continue
         if {*wanted} <= {*settings_tried_by(found)}:
             if not at:

@@ -22,22 +22,35 @@ from threading import Thread
 
 import pytest
 from rigs.live_processes import children_of, is_alive, poll
+from rigs.settings import with_settings
 
 from kvcheck.commands.main import run as command_line
 from kvcheck.core.base.errors import TransferError
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.sockets.link import HEADER, FrameKind, Link, Listener, connect
+from kvcheck.core.stress.coverage import settings_tried_by
 from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
 from kvcheck.core.stress.ranks.verdict import Judgement, judge
-from kvcheck.core.stress.ranks.work import bytes_for, work_of
+from kvcheck.core.stress.ranks.work import bytes_for, pair_scenario, work_of
 from kvcheck.core.stress.scenarios.serving import reference_outputs
 from kvcheck.core.stress.schedule import Plan, parse_line
 
 PROJECT = Path(__file__).parents[3]
 TRANSPORTS = ["tcp", pytest.param("mooncake", marks=pytest.mark.mooncake)]
-PLAN = Plan(
-    scenario="pd-transfer", shape="llama-3-tiny", backend="eager", transport="tcp", ranks="1x1", seed=5, requests=10
-)
+SETTINGS = ("abort stage:late", "prefill chunk:2 pages", "fault kind:short lists, refusals", "faulty rank:all")
+EVERY = 15
+"""In variants whose number is a multiple of it, requests 5 and 10 have faults, and 2 and 8 a leg that is held."""
+
+
+def plan_of(**fields: str) -> Plan:
+    """A plan in which it is known what is done to which request, whatever its shape and ranks."""
+    plan = Plan(
+        scenario="pd-transfer", shape="llama-3-tiny", backend="eager", transport="tcp", ranks="1x1", seed=5, requests=10
+    )
+    return with_settings(replace(plan, **fields), *SETTINGS, every=EVERY)
+
+
+PLAN = plan_of()
 
 
 class TroubledSupervisor(Supervisor):
@@ -92,7 +105,7 @@ def outcome(supervisor: Supervisor, plan: Plan, *, troubled: frozenset[str], has
 def test_every_request_arrives_and_its_bytes_are_counted_apart(
     transport: str, shape: str, ranks: str, scenario: str
 ) -> None:
-    plan = replace(PLAN, transport=transport, shape=shape, ranks=ranks, scenario=scenario)
+    plan = plan_of(transport=transport, shape=shape, ranks=ranks, scenario=scenario)
     supervisor, judged = run(plan, {})
     assert judged.findings == ()
     assert judged.verified == judged.expected > 0
@@ -131,7 +144,7 @@ def check_what_was_done(supervisor: Supervisor) -> None:
 def test_an_engine_that_says_done_too_early_turns_the_run_red(
     transport: str, leg: str, shape: str, late_s: float
 ) -> None:
-    plan = replace(PLAN, transport=transport, shape=shape)
+    plan = plan_of(transport=transport, shape=shape)
     lie: dict[str, object] = {"lie": {"requests": [3], "leg": leg, "late_s": late_s}}
     supervisor, judged = run(plan, {"prefill-0": lie}, patience_s=2)
     report = supervisor.reports["decode-0"]
@@ -144,7 +157,7 @@ def test_an_engine_that_says_done_too_early_turns_the_run_red(
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_bytes_that_come_after_the_engine_said_so_are_waited_for(transport: str) -> None:
     lie: dict[str, object] = {"lie": {"requests": [3, 6], "leg": "kv", "late_s": 1.0}}
-    supervisor, judged = run(replace(PLAN, transport=transport), {"prefill-0": lie})
+    supervisor, judged = run(plan_of(transport=transport), {"prefill-0": lie})
     assert judged.findings == () and judged.verified == judged.expected
     assert {2, 3, 6, 7} <= supervisor.reports["decode-0"].finished.keys()
 
@@ -177,7 +190,7 @@ POINTS = [
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(("rank", "at", "number"), POINTS)
 def test_a_killed_rank_leaves_the_other_clean(transport: str, rank: str, at: str, number: int) -> None:
-    check_survivors(replace(PLAN, transport=transport), rank, at, number)
+    check_survivors(plan_of(transport=transport), rank, at, number)
 
 
 @pytest.mark.processes
@@ -187,7 +200,7 @@ def test_a_killed_rank_leaves_the_other_clean(transport: str, rank: str, at: str
     [("prefill-1", "wrote", 2), ("prefill-0", "send", 3), ("decode-1", "receive", 3), ("decode-0", "send", 5)],
 )
 def test_a_killed_rank_of_four_leaves_three_clean(transport: str, rank: str, at: str, number: int) -> None:
-    check_survivors(replace(PLAN, transport=transport, ranks="2x2"), rank, at, number)
+    check_survivors(plan_of(transport=transport, ranks="2x2"), rank, at, number)
 
 
 def check_survivors(plan: Plan, rank: str, at: str, number: int) -> None:
@@ -204,6 +217,13 @@ def check_survivors(plan: Plan, rank: str, at: str, number: int) -> None:
         if name.startswith("decode"):
             assert sorted({*report.finished, *report.failed, *report.aborted}) == list(range(1, 11))
             assert report.failed
+
+
+@pytest.mark.parametrize("ranks", ["1x1", "2x2", "1x2"])
+def test_processes_run_under_the_settings_that_are_counted(ranks: str) -> None:
+    for schedule in range(20):
+        plan = replace(PLAN, ranks=ranks, schedule=schedule)
+        assert {*settings_tried_by(plan)} <= {*pair_scenario(plan).table.variant(plan.variant).names}
 
 
 def test_the_bytes_of_a_prompt_are_those_of_a_sheet_of_paper() -> None:
@@ -241,7 +261,7 @@ def plain(capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("ranks", ["1x1", "2x2"])
 def test_an_engine_that_dies_costs_its_room_and_no_other(ranks: str) -> None:
     supervisor, judged = run(
-        replace(PLAN, transport="mooncake", ranks=ranks), {"prefill-0": {"break_engine_at": 3}}, patience_s=20
+        plan_of(transport="mooncake", ranks=ranks), {"prefill-0": {"break_engine_at": 3}}, patience_s=20
     )
     for name, report in supervisor.reports.items():
         assert report.summary is not None and not report.lost, name

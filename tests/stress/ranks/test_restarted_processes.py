@@ -18,7 +18,7 @@ import torch
 from cache.transfer.test_sender import ROOM, ask, hand_over, want
 from rigs.live_processes import poll
 from rigs.pair import Rig
-from stress.ranks.test_real_processes import PLAN, TroubledSupervisor, importable, outcome
+from stress.ranks.test_real_processes import PLAN, TroubledSupervisor, importable, outcome, plan_of
 from stress.ranks.test_troubled_processes import late_bytes
 
 from kvcheck.core.base.errors import LayoutMismatch, UsageError
@@ -45,7 +45,7 @@ __all__ = ["importable"]
     ],
 )
 def test_a_rank_that_was_started_again_is_served(transport: str, rank: str, at: str, number: int, ranks: str) -> None:
-    plan = replace(PLAN, transport=transport, ranks=ranks)
+    plan = plan_of(transport=transport, ranks=ranks)
     supervisor = TroubledSupervisor(
         plan, extra={rank: {"die": {"at": at, "number": number}}}, silence_s=60, restarts=(rank,)
     )

@@ -20,7 +20,7 @@ from threading import Thread
 import pytest
 import torch
 from rigs.live_processes import poll
-from stress.ranks.test_real_processes import PLAN, TroubledSupervisor, importable, outcome
+from stress.ranks.test_real_processes import TroubledSupervisor, importable, outcome, plan_of
 
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks
@@ -74,7 +74,7 @@ def freeze(
     mutant: str = "",
 ) -> tuple[Waker, Judgement]:
     """A run in which a rank, with its engine, is frozen at that call; judged."""
-    plan = replace(PLAN, transport=transport, ranks=ranks)
+    plan = plan_of(transport=transport, ranks=ranks)
     at, number = point
     extra: dict[str, dict[str, object]] = {rank: {"freeze": {"at": at, "number": number, "whole": True}}}
     extra["decode-0"] = {**extra.get("decode-0", {}), "mutant": mutant}

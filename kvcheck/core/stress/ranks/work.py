@@ -1,7 +1,7 @@
 """The work of a plan for real processes: the shape, the jobs, and how many bytes have to arrive.
 
 Invariants:
-- Every process makes the same work from the same plan.
+- Every process makes the same work from the same plan, under the settings that the coverage counts for it.
 - The bytes are counted from prompt lengths, the shape and the number of ranks alone. Layouts, page pairs and reports of
   ranks are not used.
 """
@@ -13,7 +13,7 @@ from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.metadata import metadata_fields
-from kvcheck.core.stress.scenarios import SCENARIOS
+from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.scenarios.pd_transfer import PDTransfer
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.schedule import PROCESS_RANKS, Plan, parse_ranks, workload_seed
@@ -21,8 +21,8 @@ from kvcheck.core.workload.shapes import shape as shape_named
 
 
 def pair_scenario(plan: Plan) -> PDTransfer:
-    """The plan's scenario. Raises UsageError unless it has a prefill and a decode end."""
-    scenario = SCENARIOS.load(plan.scenario)()
+    """The plan's scenario, with its ranks. Raises UsageError unless it has a prefill and a decode end."""
+    scenario = scenario_of(plan)
     if not isinstance(scenario, PDTransfer):
         raise UsageError(f"{plan.scenario} runs in one process, over loopback; got transport={plan.transport}")
     return scenario
