@@ -92,7 +92,8 @@ def test_a_replay_without_evidence_is_no_pass(capsys: pytest.CaptureFixture[str]
     code, printed = replayed(dataclasses.replace(PLAN, requests=1), capsys)
     assert code == 4
     assert printed == (
-        " UNKNOWN  retract-resume/llama-3-tiny: 0 retractions and 0 resumes; use more requests\n exit 4\n"
+        " UNKNOWN  retract-resume/llama-3-tiny: no request was resumed into pages that another had used; "
+        "use more requests\n exit 4\n"
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rigs.literal_record import PASSED
 from rigs.live_record import LIVE
 
-from kvcheck.core.base.record import Evidence, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.situations import SITUATIONS, STATES, situations_of
 from kvcheck.core.report.situation_matrix import matrices, matrix_lines, matrix_section, scenarios_of
 from kvcheck.core.report.to_csv import tables
@@ -31,6 +31,14 @@ def test_what_the_scenarios_can_come_into_has_a_count_and_nothing_else_has_one()
                 key = f"{matrix.subject}/{row.state}/{column}"
                 is_legal = key in {each.key for each in situations_of("retract-resume")}
                 assert count == (COUNTS.get(key, 0) if is_legal else None), key
+
+
+def test_a_run_with_findings_shows_them_first() -> None:
+    record = replace(
+        record_of("retract-resume", COUNTS), findings=(Finding(code="KV102", oracle="content", message=""),)
+    )
+    assert [line for line in matrix_lines(record) if line] == [matrix_lines(record)[0]]
+    assert "3 of " in matrix_lines(record)[0] and "page" in matrix_lines(record)[0]
 
 
 def test_the_text_has_each_state_once_and_says_what_never_happened() -> None:

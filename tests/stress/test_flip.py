@@ -41,7 +41,7 @@ REQUESTS = 24
 """Fewer than a command runs; every race but those seen at once still has a pair that serves wrong bytes."""
 SEEDS = {"ring-rearmed-early": 2}
 """Seeds of workloads that show a race which those of the first seed do not show."""
-SCHEDULES = {"ring-rearmed-early": (3,), "load-without-pin": (2,), "backup-before-forward": (7,)}
+SCHEDULES = {"ring-rearmed-early": (9,), "load-without-pin": (2,), "backup-before-forward": (7,)}
 """Schedules whose settings show a race which the first two do not show."""
 NAMES = st.from_regex(r"[^~]{1,80}", fullmatch=True)
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.stress.audit import AUDIT
 from kvcheck.core.stress.coverage import tried_by
 from kvcheck.core.stress.runner_rows import RUNNERS
 from kvcheck.core.stress.scenarios import SCENARIOS
@@ -95,7 +96,8 @@ def test_over_seeds_each_order_meets_each_setting(scenario: str) -> None:
         for order, *names in [tried_by(plan)]
         for name in names
     }
-    assert met == {(order, name) for order in FIRST for name in SCENARIOS.load(scenario)().table.names}
+    names = {*SCENARIOS.load(scenario)().table.names, AUDIT}
+    assert met == {(order, name) for order in FIRST for name in names}
 
 
 def test_seeds_go_on_where_the_floor_of_the_seed_before_ends() -> None:

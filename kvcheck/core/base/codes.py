@@ -221,7 +221,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV607",
             "room not used",
-            "A scheduler let a request wait beside the room for it, or computed nothing in a round that had room.",
+            "A scheduler let a request wait beside room for it, or left a round with room unused.",
             "A wrong count of free pages, rows or running requests; a batch that waits for what it does not use.",
             "No release yet; users see a lower throughput, and nothing else.",
         ),

@@ -79,11 +79,17 @@ def reached_text(scenarios: Sequence[str], counts: Mapping[str, int]) -> str:
 
 
 def matrix_lines(record: RunRecord) -> list[str]:
-    """The matrix as text, and what was never reached; nothing for a run without situations."""
+    """The matrix as text, and what was never reached; nothing for a run without situations.
+
+    One line for a run with findings, which say more than what a cut run has not reached.
+    """
     scenarios, counts = scenarios_of(record), record.evidence.situations
     if not scenarios:
         return []
-    lines = [f" situations  {reached_text(scenarios, counts)} reached (what each is: kvcheck list situations)"]
+    reached = f" situations  {reached_text(scenarios, counts)} reached"
+    if record.findings:
+        return [f"{reached} (the page has the matrix)", ""]
+    lines = [f"{reached} (what each is: kvcheck list situations)"]
     for matrix in matrices(scenarios, counts):
         cells = [["" if each is None else f"{each:,}" for each in row.counts] for row in matrix.rows]
         widths = [max(len(name), *(len(row[at]) for row in cells)) for at, name in enumerate(matrix.columns)]
