@@ -17,14 +17,19 @@ MAX_FINDINGS = 20
 """An oracle reports at most so many findings for one schedule."""
 
 
-UNITS = {"state": "slot", "metadata": "slot", "seals": "slot", "rows": "row", "offload": "value"}
+UNITS = {"state": "slot", "metadata": "slot", "seals": "slot", "rows": "row", "table": "row", "offload": "value"}
 """What the ids of a space number; those of other spaces number pages."""
+
+
+def unit_word(space: str) -> str:
+    """What one id of a space numbers: "page", "slot", "row" or "value"."""
+    kind = space.rpartition(":")[2].removeprefix("host.")
+    return next((word for name, word in UNITS.items() if kind.startswith(name)), "page")
 
 
 def unit_text(space: str, unit: int) -> str:
     """ "decode-0:full page 5", "metadata-prefill slot 2"."""
-    kind = space.rpartition(":")[2].removeprefix("host.")
-    word = next((word for name, word in UNITS.items() if kind.startswith(name)), "page")
+    word = unit_word(space)
     return f"{space.removesuffix('rows')}{word} {unit}" if word == "row" else f"{space} {word} {unit}"
 
 

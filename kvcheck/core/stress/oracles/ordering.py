@@ -19,16 +19,8 @@ from kvcheck.core.cache.backend.backend import Footprint, Place
 from kvcheck.core.stress.access_log import AccessLog, Overlap
 from kvcheck.core.stress.clocks import Clock, Clocks, at
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, tier_of
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, tier_of, unit_word
 from kvcheck.core.workload.events import LaneWaited, ProcessActs, ProcessDrained, ProcessJoined, Recorded, Submitted
-
-_WORDS = (
-    ("state", ("slot", "row")),
-    ("metadata", ("slot", "row")),
-    ("table", ("row", "column")),
-    ("host.offload", ("value", "row")),
-)
-"""The words for a unit and a token of a space; other spaces have pages and rows."""
 
 
 @dataclass(slots=True)
@@ -214,8 +206,7 @@ def _named(event: Submitted, request: int | None) -> str:
 
 
 def _place(space: str, buffer: str, overlap: Overlap) -> str:
-    kind = space.rpartition(":")[2]
-    unit, token = next((words for prefix, words in _WORDS if kind.startswith(prefix)), ("page", "row"))
-    row = "" if overlap.token is None else f", {token} {overlap.token}"
+    unit = unit_word(space)
+    row = "" if overlap.token is None else f", {'column' if unit == 'row' else 'row'} {overlap.token}"
     more = "" if overlap.count == 1 else f" and {overlap.count - 1} more cells"
     return f"{space}.{buffer}, layer {overlap.layer}, {unit} {overlap.unit}{row}{more}"
