@@ -83,7 +83,20 @@ class PollingPair(PairEngine):
         self._backend: Any = _NeverIdles(setup.backend)
 
 
-WITHOUT_FIX: dict[str | None, type[PairEngine]] = {"KV102": StartsBeforeClear, "KV901": PollingPair}
+class ForgetsReports(PairEngine):
+    """It is idle once no request is under way, whatever has not been reported."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way on any rank."""
+        return not any(each.states() for each in (*self.prefill, *self.decode))
+
+
+WITHOUT_FIX: dict[str | None, type[PairEngine]] = {
+    "KV102": StartsBeforeClear,
+    "KV605": ForgetsReports,
+    "KV901": PollingPair,
+}
 
 
 class PairTarget(BuiltinTarget):

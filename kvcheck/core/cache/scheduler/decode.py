@@ -52,8 +52,8 @@ class DecodeScheduler(Scheduler):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to do, and nothing to be drained."""
-        return super().is_idle and not self._draining
+        """Nothing is left to do, to be drained or to be reported."""
+        return super().is_idle and not (self._draining or self._failed)
 
     def abort(self, request_id: int) -> bool:
         """End a request wherever it is; it is reported as failed, as every request is that does not finish."""

@@ -74,8 +74,8 @@ class PrefillScheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to compute, to send or to free."""
-        return not (self._queued or self._waiting or self._computing or self._sending)
+        """Nothing is left to compute, to send, to free or to report."""
+        return not (self._queued or self._waiting or self._computing or self._sending or self._refused)
 
     def submit(self, request: Request) -> None:
         """Queue a prompt. Raises LengthMismatch for one that can never fit."""
