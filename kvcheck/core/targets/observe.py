@@ -39,6 +39,7 @@ from kvcheck.core.workload.events import (
     RoomChanged,
     RoomMarked,
     Saved,
+    SealsFitted,
     Verified,
 )
 from kvcheck.core.workload.report_events import Reported, Sized
@@ -151,6 +152,7 @@ class RoomObserver:
 
     def sealed(self, *, rank: str, request: int, size: int) -> None:
         self._emit(Verified("sealed", size // 8, request))
+        self._emit(SealsFitted(rank, request, size))
 
     def marked(self, *, rank: str, word: int) -> None:
         self._emit(RoomMarked(rank, word))

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvcheck.core.base.content import RowSites
@@ -263,6 +263,22 @@ class RoomChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class HandoversKnown:
+    """Bytes that each decode rank has to receive for a prompt, by request: its part of every buffer, and one row."""
+
+    sizes: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SealsFitted:
+    """A rank found the seals of all sources right. size: bytes that they cover together."""
+
+    rank: str
+    request: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoomMarked:
     """A rank filled the memory of a room with this word. It means that nobody has written there yet."""
 
@@ -363,7 +379,9 @@ class Broke:
     message: str
 
 
-RoomEvent = Decided | RoomChanged | RoomMarked | Unsealed | Failed | Retried | Faulted | Overdue
+RoomEvent = (
+    Decided | RoomChanged | HandoversKnown | SealsFitted | RoomMarked | Unsealed | Failed | Retried | Faulted | Overdue
+)
 Event = (
     Submitted
     | Completed

@@ -1,7 +1,9 @@
-"""The content of metadata rows: which fields a request uses, and which bytes a row must hold.
+"""What a prefill hands over: the content of metadata rows, and how many bytes have to arrive for a prompt.
 
 Invariants:
 - A field that a request does not use is zero in its row. Any other value there is another request's.
+- Bytes are counted from prompt lengths, the shape and the number of ranks alone. Layouts, page pairs and reports of
+  ranks are not used.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from collections.abc import Iterator
 import torch
 
 from kvcheck.core.base import content
-from kvcheck.core.cache.transfer.metadata import MetadataField, MetadataRow
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.buffers import Granularity
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.transfer.metadata import MetadataField, MetadataRow, metadata_fields
 from kvcheck.core.workload.jobs import Job
 from kvcheck.core.workload.mismatch import Mismatch
 
@@ -78,6 +83,22 @@ def mismatches(
             half=False,
             count=int((seen != wanted).sum()),
         )
+
+
+def bytes_for(shape: ModelShape, prompt_tokens: int, decode_ranks: int) -> int:
+    """Bytes that one decode rank has to receive for a prompt: its part of every buffer, and one metadata row."""
+    size = shape.page_size
+    pages = -(-prompt_tokens // size)
+    hidden = max(0, prompt_tokens + 1 - shape.window) // size if shape.window_layers else 0
+    units = {"full": pages, "window": pages - hidden, "state": 1}
+    total = 0
+    for space in POOLS.load(shape.family)(shape):
+        for buffer in space.buffers:
+            rows = units[space.name] * (size if buffer.rows is Granularity.TOKEN else 1)
+            kept = max(1, buffer.shards // decode_ranks)
+            total += len(space.layers) * rows * buffer.row_bytes * kept // buffer.shards
+    last = metadata_fields(shape.hidden_size)[-1]
+    return total + last.offset + last.size_bytes
 
 
 def _used(job: Job, field: MetadataField) -> int:

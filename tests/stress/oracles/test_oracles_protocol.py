@@ -23,10 +23,12 @@ from kvcheck.core.workload.events import (
     Failed,
     Faulted,
     Finished,
+    HandoversKnown,
     Overdue,
     Retried,
     RoomChanged,
     RoomMarked,
+    SealsFitted,
     SitesKnown,
     Submitted,
     Unsealed,
@@ -71,9 +73,12 @@ SHORTER = Faulted(7, "its page list kv.full has the length 2, where the prompt h
 REFUSED = Faulted(7, "a write of its kv was refused", ("refused", "kv"))
 OVERDUE = Overdue("decode", 150, (6, 7), ("nothing complete from", "not asked for and taken by"))
 TOO_LATE = "room 4: nothing complete from prefill-1 in 200 rounds or seconds"
+SIZES = HandoversKnown({7: 4_096, 8: 2_048})
 TOLD = "source has 3 pages from logical page 0, target has 2 pages from logical page 0"
 
 GOOD: dict[str, tuple[Event, ...]] = {
+    "seals as long as the prompts": (SIZES, SealsFitted("decode-0", 7, 4_096), SealsFitted("decode-1", 8, 2_048)),
+    "a request whose size is not known": (SIZES, SealsFitted("decode-0", 9, 1), SealsFitted("decode-0", 7, 4_096)),
     "success": (room(TRANSFERRING, SUCCESS), Finished(7, (1, 2))),
     "room 0 and the largest one": (
         room(TRANSFERRING, SUCCESS, number=0, request=1),
@@ -116,6 +121,11 @@ GOOD: dict[str, tuple[Event, ...]] = {
 
 # name: (code, request, buffer, parts of the message), and the history
 BAD: dict[str, tuple[tuple[str, int | None, str | None, tuple[str, ...]], tuple[Event, ...]]] = {
+    "seals that leave a part out": (
+        ("KV304", 7, None, ("decode-1", "cover 4,032 bytes", "take 4,096")),
+        (SIZES, SealsFitted("decode-0", 7, 4_096), SealsFitted("decode-1", 7, 4_032)),
+    ),
+    "seals that cover more": (("KV304", 8, None, ("2,056",)), (SIZES, SealsFitted("decode-0", 8, 2_056))),
     "failed, then success": (
         ("KV602", 7, None, ("decode-0", "room 0", "from Failed to Success", "Failed is final")),
         (room(TRANSFERRING, FAILED), room(FAILED, SUCCESS)),

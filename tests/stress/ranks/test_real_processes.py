@@ -31,9 +31,10 @@ from kvcheck.core.cache.transfer.sockets.link import HEADER, FrameKind, Link, Li
 from kvcheck.core.stress.coverage import settings_tried_by
 from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
 from kvcheck.core.stress.ranks.verdict import Judgement, judge
-from kvcheck.core.stress.ranks.work import bytes_for, pair_scenario, work_of
+from kvcheck.core.stress.ranks.work import pair_scenario, work_of
 from kvcheck.core.stress.scenarios.serving import reference_outputs
 from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.workload.handover import bytes_for
 
 PROJECT = Path(__file__).parents[3]
 TRANSPORTS = ["tcp", pytest.param("mooncake", marks=pytest.mark.mooncake)]

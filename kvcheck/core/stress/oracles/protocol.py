@@ -3,6 +3,7 @@
 Invariants:
 - A room that has failed or succeeded on a rank keeps that status (KV602).
 - A rank that reports Success has every leg of the room in its memory (KV203).
+- What the seals of a room cover is as long as what the prompt needs (KV304).
 - Ranks of one end decide the same in the same round (KV601).
 - A request with a fault fails, and the reason names the fault (KV603). One without a fault does not fail (KV604).
 - Where a clock went on by itself, a room may fail or not. Then the reason names what was missing.
@@ -10,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
@@ -23,9 +24,11 @@ from kvcheck.core.workload.events import (
     Failed,
     Faulted,
     Finished,
+    HandoversKnown,
     Overdue,
     Retried,
     RoomChanged,
+    SealsFitted,
     Submitted,
     Unsealed,
 )
@@ -51,11 +54,14 @@ class ProtocolOracle(KnownWords):
         self._aborted: set[int] = set()
         self._overdue: dict[int, Overdue] = {}
         self._unsealed: dict[int, list[Unsealed]] = {}
+        self._sizes: Mapping[int, int] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         return (
             *self.known(),
             (RoomChanged, self._changed),
+            (HandoversKnown, self._handovers_known),
+            (SealsFitted, self._seals_fitted),
             (Submitted, self._submitted),
             (Completed, self._completed),
             (Decided, self._decided),
@@ -104,6 +110,18 @@ class ProtocolOracle(KnownWords):
                         f"({buffers}) has not landed",
                         buffer=buffers.split(", ")[0],
                     )
+
+    def _handovers_known(self, event: HandoversKnown) -> None:
+        self._sizes = event.sizes
+
+    def _seals_fitted(self, event: SealsFitted) -> None:
+        wanted = self._sizes.get(event.request)
+        if wanted is None:
+            return
+        self.judged += 1
+        if event.size != wanted:
+            text = f"{event.rank}: the seals of request {event.request} cover {event.size:,} bytes; its prompt and its"
+            self._add("KV304", event.request, f"{text} metadata row take {wanted:,} there")
 
     def _decided(self, event: Decided) -> None:
         self.judged += len(event.decisions)

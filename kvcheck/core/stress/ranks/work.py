@@ -1,18 +1,13 @@
-"""The work of a plan for real processes: the shape, the jobs, and how many bytes have to arrive.
+"""The work of a plan for real processes: the shape and the jobs.
 
 Invariants:
 - Every process makes the same work from the same plan, under the settings that the coverage counts for it.
-- The bytes are counted from prompt lengths, the shape and the number of ranks alone. Layouts, page pairs and reports of
-  ranks are not used.
 """
 
 from __future__ import annotations
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.cache.pools import POOLS
-from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.cache.transfer.metadata import metadata_fields
 from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.scenarios.pd_transfer import PDTransfer
 from kvcheck.core.stress.scenarios.scenario import Load
@@ -40,19 +35,3 @@ def work_of(plan: Plan) -> tuple[ModelShape, Load]:
 def ranks_of(plan: Plan) -> tuple[int, int]:
     """Numbers of prefill and decode ranks."""
     return parse_ranks(plan.ranks or PROCESS_RANKS)
-
-
-def bytes_for(shape: ModelShape, prompt_tokens: int, decode_ranks: int) -> int:
-    """Bytes that one decode rank has to receive for a prompt: its part of every buffer, and one metadata row."""
-    size = shape.page_size
-    pages = -(-prompt_tokens // size)
-    hidden = max(0, prompt_tokens + 1 - shape.window) // size if shape.window_layers else 0
-    units = {"full": pages, "window": pages - hidden, "state": 1}
-    total = 0
-    for space in POOLS.load(shape.family)(shape):
-        for buffer in space.buffers:
-            rows = units[space.name] * (size if buffer.rows is Granularity.TOKEN else 1)
-            kept = max(1, buffer.shards // decode_ranks)
-            total += len(space.layers) * rows * buffer.row_bytes * kept // buffer.shards
-    last = metadata_fields(shape.hidden_size)[-1]
-    return total + last.offset + last.size_bytes

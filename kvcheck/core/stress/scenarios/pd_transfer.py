@@ -33,7 +33,8 @@ from kvcheck.core.stress.scenarios.serving import (
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
 from kvcheck.core.stress.schedule import parse_ranks
 from kvcheck.core.targets.target import Engine, PairSetup, Target
-from kvcheck.core.workload.events import Emit, Faulted, Happened
+from kvcheck.core.workload.events import Emit, Faulted, HandoversKnown, Happened
+from kvcheck.core.workload.handover import bytes_for
 from kvcheck.core.workload.jobs import Job
 
 SYNTHETIC_PAGES = 9
@@ -144,6 +145,7 @@ class PDTransfer:
         way = row["metadata path"]
         paths = dict.fromkeys(LEGS, self.path)
         setup = make_setup(shape, load, backend, emit, share_prefixes=False)
+        emit(HandoversKnown({job.request: bytes_for(shape, job.prompt_tokens, decode) for job in load.jobs}))
         pair = PairSetup(
             prefill_ranks=prefill,
             decode_ranks=decode,

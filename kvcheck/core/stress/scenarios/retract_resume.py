@@ -29,7 +29,8 @@ from kvcheck.core.stress.scenarios.serving import (
 )
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
 from kvcheck.core.targets.target import PairSetup, Target
-from kvcheck.core.workload.events import Emit
+from kvcheck.core.workload.events import Emit, HandoversKnown
+from kvcheck.core.workload.handover import bytes_for
 
 SYNTHETIC_PAGES = 9
 REQUESTS = 8
@@ -93,6 +94,7 @@ class RetractResume:
         """Feed jobs by their arrival rounds until all have finished, then close."""
         row = self.table.variant(variant)
         setup = make_setup(shape, load, backend, emit, share_prefixes=False)
+        emit(HandoversKnown({job.request: bytes_for(shape, job.prompt_tokens, 1) for job in load.jobs}))
         steps = HEADROOMS[row["headroom"]] or setup.config.retract_steps
         config = replace(setup.config, resume_delay=RESTS[row["rest"]], retract_steps=steps)
         pair = PairSetup(
