@@ -33,6 +33,7 @@ from kvcheck.core.targets.rank import (
 )
 from kvcheck.core.targets.target import Setup, SpaceCount, Standing
 from kvcheck.core.workload.events import Decided, Happened, Overdue, ProcessActs
+from kvcheck.core.workload.handover import TIME_LIMITS
 from kvcheck.core.workload.report_events import Told
 
 PREFILL, DECODE = "prefill", "decode"
@@ -40,9 +41,6 @@ WAYS = ((PREFILL,), (DECODE,), (PREFILL, DECODE))
 """The ends that an abort goes to."""
 ON_THE_WAY = ("asked for", "prefilling", "handing over", "sealing", "transferring")
 """States of requests whose prompts were asked for and have not arrived."""
-GIVEN_UP = ("nothing complete from", "not asked for and taken by", "stopped writing")
-"""What the reason of a room that ran out of patience contains, at either end; the last where the message that says why
-the prefill end gave it up was lost."""
 
 
 class RankScheduler(Protocol):
@@ -213,7 +211,7 @@ class PairEngine:
         given_up = [
             each for each, state in self._states().items() if state in ON_THE_WAY and self._deadlines(end, each)
         ]
-        self._emit(Overdue(end, rounds, tuple(given_up), GIVEN_UP))
+        self._emit(Overdue(end, rounds, tuple(given_up), TIME_LIMITS))
         return True
 
     def _copy(self, request_id: int) -> bool:

@@ -6,7 +6,9 @@ Invariants:
 - What the seals of a room cover is as long as what the prompt needs (KV304).
 - Ranks of one end decide the same in the same round (KV601).
 - A request with a fault fails, and the reason names the fault (KV603). One without a fault does not fail (KV604).
-- Where a clock went on by itself, a room may fail or not. Then the reason names what was missing.
+- Where a clock went on by itself, a room may fail or not. Then the reason names what was missing. The same holds where
+  the time limit passed while writes of the room were under way, as behind a delayed lane.
+- What any rank says of a room counts as a reason for its failure.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from kvcheck.core.workload.events import (
     Submitted,
     Unsealed,
 )
+from kvcheck.core.workload.handover import TIME_LIMITS
 from kvcheck.core.workload.mismatch import Mismatch
 
 _NAMES = {0: "Failed", 3: "Transferring", 4: "Success"}
@@ -55,6 +58,8 @@ class ProtocolOracle(KnownWords):
         self._overdue: dict[int, Overdue] = {}
         self._unsealed: dict[int, list[Unsealed]] = {}
         self._sizes: Mapping[int, int] = {}
+        self._reasons: dict[int, str] = {}
+        self._unfinished: set[int] = set()
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         return (
@@ -100,6 +105,10 @@ class ProtocolOracle(KnownWords):
             )
         elif event.new in (FAILED, SUCCESS):
             self._final[key] = event.new
+        if event.new == FAILED:
+            self._reasons[event.request] = f"{self._reasons.get(event.request, '')}; {event.reason}"
+            if any(request == event.request for _, request, _, _ in self._landing.values()):
+                self._unfinished.add(event.request)
         if event.new == SUCCESS:
             for rank, request, leg, buffers in self._landing.values():
                 if (rank, request) == (event.rank, event.request):
@@ -148,6 +157,8 @@ class ProtocolOracle(KnownWords):
         self._overdue.pop(event.request, None)
         self._aborted.discard(event.request)
         self._unsealed.pop(event.request, None)
+        self._reasons.pop(event.request, None)
+        self._unfinished.discard(event.request)
 
     def _seal_never_fitted(self, event: Unsealed) -> None:
         """Kept for the failure that follows; no finding by itself."""
@@ -156,14 +167,20 @@ class ProtocolOracle(KnownWords):
     def _failed(self, event: Failed) -> None:
         self.judged += 1
         fault = self._faulted.get(event.request)
-        late = self._overdue.get(event.request)
-        if event.request in self._aborted or (late is not None and any(name in event.reason for name in late.names)):
+        said = f"{event.reason}{self._reasons.get(event.request, '')}"
+        if event.request in self._aborted or self._is_too_late(event.request, said):
             return
         if fault is None:
             self._failed_for_nothing(event)
-        elif unsaid := [name for name in fault.names if name not in event.reason]:
+        elif unsaid := [name for name in fault.names if name not in said]:
             text = f"request {event.request} failed because {fault.why}, and its reason does not say"
             self._add("KV603", event.request, f"{text} {' and '.join(map(repr, unsaid))}: {event.reason}")
+
+    def _is_too_late(self, request: int, said: str) -> bool:
+        """A time limit may pass for the request, and the reasons name it."""
+        late = self._overdue.get(request)
+        names = late.names if late is not None else TIME_LIMITS if request in self._unfinished else ()
+        return any(name in said for name in names)
 
     def _failed_for_nothing(self, event: Failed) -> None:
         text = f"request {event.request} failed, and it had no fault: {event.reason}"
