@@ -32,8 +32,7 @@ from kvcheck.core.targets.rank import (
     split_rows,
 )
 from kvcheck.core.targets.target import Setup, SpaceCount, Standing
-from kvcheck.core.workload.events import Decided, Happened, Overdue, ProcessActs
-from kvcheck.core.workload.handover import TIME_LIMITS
+from kvcheck.core.workload.events import Decided, Happened, LimitsNamed, Overdue, ProcessActs
 from kvcheck.core.workload.report_events import Told
 
 PREFILL, DECODE = "prefill", "decode"
@@ -41,6 +40,9 @@ WAYS = ((PREFILL,), (DECODE,), (PREFILL, DECODE))
 """The ends that an abort goes to."""
 ON_THE_WAY = ("asked for", "prefilling", "handing over", "sealing", "transferring")
 """States of requests whose prompts were asked for and have not arrived."""
+TIME_LIMITS = ("nothing complete from", "not asked for and taken by", "stopped writing")
+"""What the reason of a room that ran out of time contains, at either end; the last where the message that says why the
+prefill end gave it up was lost."""
 
 
 class RankScheduler(Protocol):
@@ -65,6 +67,7 @@ class PairEngine:
 
     def __init__(self, parts: TargetParts, setup: Setup) -> None:
         self._emit = setup.emit
+        self._emit(LimitsNamed(TIME_LIMITS))
         self._backend = setup.backend
         self._pair = pair_of(setup)
         self._round = 0

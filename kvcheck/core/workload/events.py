@@ -270,6 +270,13 @@ class HandoversKnown:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitsNamed:
+    """The reason of a room that ran out of time contains one of these names."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SealsFitted:
     """A rank found the seals of all sources right. size: bytes that they cover together."""
 
@@ -380,7 +387,17 @@ class Broke:
 
 
 RoomEvent = (
-    Decided | RoomChanged | HandoversKnown | SealsFitted | RoomMarked | Unsealed | Failed | Retried | Faulted | Overdue
+    Decided
+    | RoomChanged
+    | HandoversKnown
+    | LimitsNamed
+    | SealsFitted
+    | RoomMarked
+    | Unsealed
+    | Failed
+    | Retried
+    | Faulted
+    | Overdue
 )
 Event = (
     Submitted

@@ -23,9 +23,6 @@ from kvcheck.core.workload.mismatch import Mismatch
 TOP_LOGPROBS = 20
 """Top log-probabilities that a request which asks for them hands over; the field is wider, so a prefix is written."""
 
-TIME_LIMITS = ("nothing complete from", "not asked for and taken by", "stopped writing")
-"""What the reason of a room that ran out of time contains, at either end; the last where the message that says why the
-prefill end gave it up was lost."""
 PLAIN_FIELDS = ("output_ids", "bootstrap_room")
 """Fields whose values are the request's own numbers, and no content words."""
 

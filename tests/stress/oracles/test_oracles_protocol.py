@@ -24,6 +24,7 @@ from kvcheck.core.workload.events import (
     Faulted,
     Finished,
     HandoversKnown,
+    LimitsNamed,
     Overdue,
     Retried,
     RoomChanged,
@@ -74,6 +75,7 @@ REFUSED = Faulted(7, "a write of its kv was refused", ("refused", "kv"))
 OVERDUE = Overdue("decode", 150, (6, 7), ("nothing complete from", "not asked for and taken by"))
 TOO_LATE = "room 4: nothing complete from prefill-1 in 200 rounds or seconds"
 SIZES = HandoversKnown({7: 4_096, 8: 2_048})
+LIMITS = LimitsNamed(OVERDUE.names)
 TOLD = "source has 3 pages from logical page 0, target has 2 pages from logical page 0"
 
 GOOD: dict[str, tuple[Event, ...]] = {
@@ -116,6 +118,15 @@ GOOD: dict[str, tuple[Event, ...]] = {
     "the other end gave it up": (OVERDUE, Failed(7, "room 4: not asked for and taken by decode-0 in 300 rounds")),
     "a clock ran ahead, and the room arrived": (OVERDUE, room(TRANSFERRING, SUCCESS), Finished(7, (1,))),
     "a clock ran ahead before its fault could tell": (SHORTER, OVERDUE, Failed(7, TOO_LATE)),
+    "its writes are delayed until it is given up": (
+        *(LIMITS, landing(1, "kv"), room(TRANSFERRING, FAILED, reason=TOO_LATE), Completed(1), Failed(7, TOO_LATE)),
+    ),
+    "its writes are delayed, and so is its fault": (
+        *(LIMITS, SHORTER, landing(1, "kv"), room(TRANSFERRING, FAILED, reason=TOO_LATE), Failed(7, TOO_LATE)),
+    ),
+    "another rank names the fault": (
+        *(SHORTER, room(TRANSFERRING, FAILED, rank="decode-1", reason=TOLD), Failed(7, "another rank failed")),
+    ),
     "a clock ran ahead, and its fault told": (OVERDUE, SHORTER, Failed(7, TOLD)),
 }
 
@@ -198,6 +209,22 @@ BAD: dict[str, tuple[tuple[str, int | None, str | None, tuple[str, ...]], tuple[
         (SHORTER, Failed(7, "too late")),
     ),
     "the refused leg is not named": (("KV603", 7, None, ("does not say 'kv'",)), (REFUSED, Failed(7, "refused"))),
+    "given up with nothing under way": (
+        ("KV604", 7, None, ("it had no fault",)),
+        (LIMITS, landing(1, "kv"), Completed(1), room(TRANSFERRING, FAILED, reason=TOO_LATE), Failed(7, TOO_LATE)),
+    ),
+    "given up with writes of another request under way": (
+        ("KV604", 7, None, ("it had no fault",)),
+        (LIMITS, landing(1, "kv", request=8), room(TRANSFERRING, FAILED, reason=TOO_LATE), Failed(7, TOO_LATE)),
+    ),
+    "writes are under way, and the reason is another": (
+        ("KV604", 7, None, ("too late",)),
+        (LIMITS, landing(1, "kv"), room(TRANSFERRING, FAILED, reason="too late"), Failed(7, "too late")),
+    ),
+    "another rank named the fault of the attempt before": (
+        ("KV603", 7, None, ("does not say",)),
+        (SHORTER, room(TRANSFERRING, FAILED, reason=TOLD), Retried(7), SHORTER, Failed(7, "too late")),
+    ),
     "the clock ran ahead for others": (("KV604", 8, None, ("it had no fault",)), (OVERDUE, Failed(8, TOO_LATE))),
     "the clock ran ahead later": (("KV604", 7, None, ("it had no fault",)), (Failed(7, TOO_LATE), OVERDUE)),
     "it ran ahead in the attempt before": (

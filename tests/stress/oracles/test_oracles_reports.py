@@ -104,6 +104,13 @@ GOOD: dict[str, tuple[Event, ...]] = {
         *(*PAIR[:8], decode(failed=(7,)), AGAIN, Aborted(7)),
         *(prefill(failed=(7,)), prefill(failed=(7,)), decode(failed=(7,))),
     ),
+    "handed over and taken, sent again, and only the second attempt failed": (
+        *(*PAIR[:8], decode(joined=(7,), finished=(7,)), AGAIN, prefill(failed=(7,))),
+    ),
+    "refused while its earlier attempt is computed, which then fails": (
+        *(*PAIR[:3], AGAIN, prefill(admitted=(7,), failed=(7,)), ProcessActs("prefill-0"), Forward(7, 0, 40)),
+        *(prefill(joined=(7,)), prefill(failed=(7,))),
+    ),
     "an error explains what was not reported": (*ABORTED[:-1], Broke("KV902", "TypeError", "no")),
     "ranks that decided differently": (*ABORTED[:-1], Decided("decode", ((1, 7), (0,))), decode(joined=(7,))),
     "counters": (Evicted("device", "full", False), EvictionsCounted("device", 1), EvictionsCounted("host", 0)),
@@ -120,6 +127,14 @@ BAD: dict[str, tuple[str, tuple[Event, ...]]] = {
     "retracted twice": ("take turns", (*LIFE[:7], saved(), one(retracted=(7,)))),
     "retracted before it joined": ("take turns", (*LIFE[:3], saved(), one(retracted=(7,)))),
     "finished while it is retracted": ("cannot finish", (*LIFE[:8], one(finished=(7,)))),
+    "fails three times, and was sent twice": (
+        "cannot fail",
+        (*PAIR[:3], AGAIN, *(prefill(failed=(7,)),) * 3),
+    ),
+    "computed after both attempts failed": (
+        "expected an admission",
+        (*PAIR[:3], AGAIN, prefill(failed=(7,)), prefill(failed=(7,)), *PAIR[5:7], prefill()),
+    ),
     "finished twice": ("cannot finish", (*LIFE, one(finished=(7,)))),
     "finished twice in a round": ("ends once", (*LIFE[:5], one(finished=(7, 7)))),
     "finished and failed": ("ends once", (*PAIR[:-1], decode(joined=(7,), finished=(7,), failed=(7,)))),

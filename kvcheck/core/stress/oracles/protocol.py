@@ -27,6 +27,7 @@ from kvcheck.core.workload.events import (
     Faulted,
     Finished,
     HandoversKnown,
+    LimitsNamed,
     Overdue,
     Retried,
     RoomChanged,
@@ -34,7 +35,6 @@ from kvcheck.core.workload.events import (
     Submitted,
     Unsealed,
 )
-from kvcheck.core.workload.handover import TIME_LIMITS
 from kvcheck.core.workload.mismatch import Mismatch
 
 _NAMES = {0: "Failed", 3: "Transferring", 4: "Success"}
@@ -58,6 +58,7 @@ class ProtocolOracle(KnownWords):
         self._overdue: dict[int, Overdue] = {}
         self._unsealed: dict[int, list[Unsealed]] = {}
         self._sizes: Mapping[int, int] = {}
+        self._limits: tuple[str, ...] = ()
         self._reasons: dict[int, str] = {}
         self._unfinished: set[int] = set()
 
@@ -66,6 +67,7 @@ class ProtocolOracle(KnownWords):
             *self.known(),
             (RoomChanged, self._changed),
             (HandoversKnown, self._handovers_known),
+            (LimitsNamed, self._limits_named),
             (SealsFitted, self._seals_fitted),
             (Submitted, self._submitted),
             (Completed, self._completed),
@@ -123,6 +125,9 @@ class ProtocolOracle(KnownWords):
     def _handovers_known(self, event: HandoversKnown) -> None:
         self._sizes = event.sizes
 
+    def _limits_named(self, event: LimitsNamed) -> None:
+        self._limits = event.names
+
     def _seals_fitted(self, event: SealsFitted) -> None:
         wanted = self._sizes.get(event.request)
         if wanted is None:
@@ -179,7 +184,7 @@ class ProtocolOracle(KnownWords):
     def _is_too_late(self, request: int, said: str) -> bool:
         """A time limit may pass for the request, and the reasons name it."""
         late = self._overdue.get(request)
-        names = late.names if late is not None else TIME_LIMITS if request in self._unfinished else ()
+        names = late.names if late is not None else self._limits if request in self._unfinished else ()
         return any(name in said for name in names)
 
     def _failed_for_nothing(self, event: Failed) -> None:

@@ -2,7 +2,9 @@
 
     waiting -> admitted -> joined -> resting (retracted, not resumed) -> joined -> ended (finished or failed)
 
-A prefill end reports an attempt that it handed over as joined, and one that failed, perhaps after that, as failed.
+A prefill end reports an attempt that it handed over as joined, and one that failed, perhaps after that, as failed. It
+may refuse a later attempt while an earlier one is under way, so a failure may be of either. All readings are followed,
+and a report is wrong if it fits none of them.
 
 Invariants:
 - An attempt is admitted once, joins once and ends once. Nothing is reported of it before it was sent or after its end.
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
@@ -34,7 +36,7 @@ GROUPS = ("admitted", "joined", "retracted", "resumed", "finished", "failed")
 
 @dataclass(slots=True)
 class _Life:
-    """A request at one end. stage: of its attempt. sent: later attempts that have not begun here."""
+    """One reading of what a request is at an end. stage: of its attempt. sent: later attempts that have not begun."""
 
     stage: str = UNSENT
     sent: int = 0
@@ -43,9 +45,9 @@ class _Life:
 
 @dataclass(slots=True)
 class _End:
-    """One end. processes: names of its ranks. The other rows are since its last report."""
+    """One end. lives: by request, all readings. processes: names of its ranks. Other rows are since its last report."""
 
-    lives: dict[int, _Life] = field(default_factory=dict)
+    lives: dict[int, list[_Life]] = field(default_factory=dict)
     processes: dict[str, None] = field(default_factory=dict)
     computed: dict[int, None] = field(default_factory=dict)
     saved: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -86,11 +88,11 @@ class ReportsOracle:
         """Attempts whose end was never reported, unless an error explains them."""
         if self._broke:
             return
-        for request, life in self._ends.get(PREFILL, _End()).lives.items():
-            if life.stage not in (JOINED, ENDED) or life.sent:
+        for request, lives in self._ends.get(PREFILL, _End()).lives.items():
+            if all(life.stage not in (JOINED, ENDED) or life.sent for life in lives):
                 self._add(request, f"the prefill end never reported request {request} as handed over or failed")
-        for request, life in self._ends.get(DECODE, _End()).lives.items():
-            if life.is_aborted and life.stage != ENDED:
+        for request, lives in self._ends.get(DECODE, _End()).lives.items():
+            if all(life.is_aborted and life.stage != ENDED for life in lives):
                 self._add(request, f"request {request} was aborted, and the decode end never reported that it failed")
 
     # What was done
@@ -101,10 +103,10 @@ class ReportsOracle:
             self._begin(name, end, event.request)
 
     def _begin(self, name: str, end: _End, request: int) -> None:
-        life = end.lives.setdefault(request, _Life())
-        life.sent += 1
-        if life.stage in (UNSENT, ENDED):
-            self._next(life)
+        for life in end.lives.setdefault(request, [_Life()]):
+            life.sent += 1
+            if life.stage in (UNSENT, ENDED):
+                self._next(life)
 
     @staticmethod
     def _next(life: _Life) -> None:
@@ -139,12 +141,12 @@ class ReportsOracle:
 
     def _was_aborted(self, event: Aborted) -> None:
         for name, end in self._ends.items():
-            life = end.lives.get(event.request)
-            if life is not None and name == DECODE and life.stage != ENDED:
-                life.is_aborted = True
-            elif life is not None and not name:
-                life.stage = ENDED
-                end.aborted.add(event.request)
+            for life in end.lives.get(event.request, ()):
+                if name == DECODE and life.stage != ENDED:
+                    life.is_aborted = True
+                elif not name:
+                    life.stage = ENDED
+                    end.aborted.add(event.request)
 
     def _broken(self, event: Broke) -> None:
         self._broke = True
@@ -179,19 +181,32 @@ class ReportsOracle:
         end.aborted.clear()
 
     def _judge_computed(self, name: str, end: _End, request: int, counts: Mapping[str, int]) -> None:
-        stage = end.lives.setdefault(request, _Life()).stage
+        stages = [life.stage for life in end.lives.setdefault(request, [_Life()])]
         begun = (ADMITTED, JOINED) if not name else (ADMITTED,) if name == PREFILL else (JOINED,)
         entry = "joined" if name == DECODE else "admitted"
-        if stage in begun or counts.get(entry) or counts.get("resumed"):
+        if {*stages} & {*begun} or counts.get(entry) or counts.get("resumed"):
             return
+        stage = stages[0]
         want = "a resume" if stage == RESTING else "an admission" if entry == "admitted" else "that it joined"
         self._add(request, f"{_name(name)}computed request {request}, which is {stage}; expected {want} to be reported")
 
     def _judge(self, name: str, end: _End, request: int, counts: Counter[str]) -> str | None:
-        """What is wrong with a round's report of a request, or None. Its stage is moved on as far as it is right."""
-        life = end.lives.setdefault(request, _Life())
+        """What is wrong with a round's report of a request, or None. Readings that it fits are kept and moved on; if
+        it fits none, the first one is moved on as far as it is right."""
         if request in end.aborted and set(counts) == {"retracted"} and counts["retracted"] == 1:
             return None  # it was retracted before it was aborted, both between two rounds
+        lives = end.lives.setdefault(request, [_Life()])
+        read = [(life, counts) for life in lives]
+        if name == PREFILL and counts["failed"]:
+            later = [replace(life, sent=life.sent - 1) for life in lives if life.sent]
+            read += [(life, counts - Counter({"failed": 1})) for life in later]
+        wrong = [self._judge_reading(name, life, rest) for life, rest in read]
+        kept = [life for (life, _), each in zip(read, wrong, strict=True) if each is None]
+        end.lives[request] = kept or [read[0][0]]
+        return None if kept else wrong[0]
+
+    def _judge_reading(self, name: str, life: _Life, counts: Counter[str]) -> str | None:
+        """What is wrong with the report under one reading, which is moved on as far as it is right."""
         if counts["admitted"] and not self._is_new(name, life):
             return f"it is {life.stage}, so it cannot be admitted"
         if counts["admitted"] > 1:
