@@ -88,3 +88,12 @@ def test_cheap_cells_that_hit_often_come_first_and_misses_are_left_out() -> None
     assert runs.index(("rare", 3)) < runs.index(("dear", 0)) < runs.index(("cheap", 3))
     assert [number for name, number in runs if name == "rare"] == [3, 4, 5], "traced schedules that miss run as ever"
     assert len(runs) == 6 + 6 + 3
+
+
+def test_cells_begin_at_different_schedules_of_the_floor() -> None:
+    reach = Reach([cell(name, {3: 0b1111}) for name in ("a", "b", "c", "d")] + [cell("few", {3: 0b1000})])
+    runs = reach.runs(reach.of("core/cache/a.py", 3, 3), 6, floor=3)
+    firsts = {name: [number for each, number in runs if each == name] for name in ("a", "b", "c", "d", "few")}
+    assert firsts["a"] == firsts["d"] == [0, 1, 2, 3, 4, 5]
+    assert (firsts["b"], firsts["c"]) == ([1, 2, 0, 3, 4, 5], [2, 0, 1, 3, 4, 5])
+    assert sorted(firsts["few"]) == [3, 4, 5]

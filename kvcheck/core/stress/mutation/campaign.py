@@ -18,7 +18,7 @@ from kvcheck.core.stress.mutation.pool import Answer, ServerPool
 from kvcheck.core.stress.mutation.pristine import Pristine
 from kvcheck.core.stress.mutation.reach import Reach
 from kvcheck.core.stress.mutation.results import Result
-from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.stress.schedule import FLOOR, parse_line
 
 ENDLESS_TIMES = 50
 ENDLESS_LEAST_S = 20.0
@@ -141,7 +141,7 @@ class Judge:
         }
 
     def _lines(self, subject: Subject) -> list[str]:
-        runs = self._reach.runs(subject.reached, self._schedules)
+        runs = self._reach.runs(subject.reached, self._schedules, floor=FLOOR)
         if subject.is_in_turn:
             runs.sort(key=lambda run: run[1])
         lines = [self._pristine.plan(cell, number).line() for cell, number in runs]

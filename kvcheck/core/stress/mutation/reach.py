@@ -110,10 +110,12 @@ class Reach:
             return {each.cell: (1 << each.schedules) - 1 for each in self.cells}
         return reached
 
-    def runs(self, reached: Mapping[str, int], schedules: int) -> list[tuple[str, int]]:
+    def runs(self, reached: Mapping[str, int], schedules: int, *, floor: int = 1) -> list[tuple[str, int]]:
         """(cell, schedule) in the order of their worth: cells that are cheap and hit often come first and more often.
 
-        A traced schedule that misses the lines is left out: it would run as ever.
+        A traced schedule that misses the lines is left out: it would run as ever. floor: cells begin at different ones
+        of so many first schedules, which every default run has. Then few runs meet all of what those try: the audit is
+        in the third.
         """
         ranked = []
         for at, each in enumerate(self.cells):
@@ -121,9 +123,8 @@ class Reach:
             if not bits:
                 continue
             weight = (each.cost * each.schedules / bits.bit_count()) ** 0.5
-            turn = 0
-            for number in range(schedules):
-                if number >= each.schedules or bits >> number & 1:
-                    turn += 1
-                    ranked.append((turn * weight, at, number))
+            numbers = [number for number in range(schedules) if number >= each.schedules or bits >> number & 1]
+            begin = at % max(1, min(floor, len(numbers)))
+            numbers = numbers[begin:floor] + numbers[:begin] + numbers[floor:]
+            ranked += [(turn * weight, at, number) for turn, number in enumerate(numbers, 1)]
         return [(self.cells[at].cell, number) for _, at, number in sorted(ranked)]
