@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from kvcheck.core.base.errors import DoubleFree, LayoutMismatch, LengthMismatch
+from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.offload import Offload, OffloadedKV
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
@@ -303,3 +304,24 @@ def test_pages_grown_for_the_next_token_are_neither_saved_nor_written(name: str)
         key = (space, buffer.name)
         assert torch.equal(words[key][:, others], before[key][:, others])
         assert not (words[key][:, own] == before[key][:, own]).all()
+
+
+def test_a_window_with_a_hole_is_refused_before_anything_is_made_for_it() -> None:
+    told: list[str] = []
+
+    class Told:
+        """Notes what is handed out."""
+
+        def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
+            told.append(space)
+
+        def freed(self, space: str, ids: IndexArray) -> None:
+            told.append(space)
+
+    pool, _, backend = pool_of("gpt-oss-tiny")
+    holding = holding_of(pool, 1, 2 * pool.page_size)
+    holding.window_pages = np.array([int(holding.window_pages[0]), 0])
+    before = backend.allocated()
+    with pytest.raises(LengthMismatch, match="window pages to be gone from the front only"):
+        Offload(pool, backend, listener=Told()).save(holding)
+    assert (told, backend.allocated()) == ([], before)

@@ -85,6 +85,7 @@ class Offload:
         """Copy all rows of a request to pinned host memory, behind everything the forward lane has been given."""
         tokens = holding.committed
         self._check_saved(holding, tokens)
+        window_start = self._window_start(holding)  # it refuses too, so it comes before anything is told or made
         extent = self.pool.extent(holding, tokens)
         number = self._next_number()
         if self._listener is not None:
@@ -93,7 +94,7 @@ class Offload:
         value = OffloadedKV(
             request=holding.request,
             tokens=tokens,
-            window_start=self._window_start(holding),
+            window_start=window_start,
             shape_name=self.pool.shape.name,
             page_size=self.pool.page_size,
             layout=self.pool.specs,
