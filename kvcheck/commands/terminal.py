@@ -63,6 +63,7 @@ def cell_lines(row: ScenarioResult) -> list[str]:
     else:
         counts += _cache_counts(evidence) if evidence.lookups else _pair_counts(evidence) or _retract_counts(evidence)
         counts.append(f"{sum(evidence.words_verified.values()):,} words")
+        counts += [counted(evidence.refusals, "refusal")] if evidence.refusals else []
     line = f" {_WORDS[row.verdict]}  {row.id:<34} {'  '.join(counts)}  {row.duration_s:.1f}s"
     why = [f"       {': '.join(part for part in (row.code, row.reason) if part)}"] if row.reason else []
     tried = [f"       {coverage_text(found)}"] if found is not None and (found.tried or found.not_tried) else []

@@ -168,7 +168,7 @@ def as_version_3(record: RunRecord) -> dict[str, typing.Any]:
     """A record as kvcheck wrote it before version 4."""
     raw: dict[str, typing.Any] = json.loads(record.to_json())
     for row in (raw, *raw["scenarios"]):
-        del row["evidence"]["situations"]
+        del row["evidence"]["situations"], row["evidence"]["refusals"]
     for row in raw["findings"]:
         del row["cause"]
     return raw | {"schema_version": "3"}

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field, replace
 from kvcheck.core.base.cells import keys_of
 from kvcheck.core.base.record import Finding
 
-GUARDS = frozenset({"KV202", "KV301", "KV402", "KV403"})
-"""Codes of errors that the code under test raises when it refuses to do something wrong."""
+GUARDS = frozenset({"KV202", "KV301", "KV308", "KV402", "KV403"})
+"""Codes of errors that the code under test raises when it refuses to do something wrong, and of checks that do not."""
 FALSE_STATUS = frozenset({"KV203", "KV301", "KV602"})
 STAGES = {"aliasing": 1, "lifetime": 2, "residency": 3, "contract": 4, "audit": 5, "ordering": 7, "accounting": 8}
 ENDS = {"protocol": 10, "reports": 10, "transfers": 10, "progress": 10, "bytes": 10, "output": 11, "liveness": 12}

@@ -140,6 +140,15 @@ CODES: dict[str, Code] = dict(
             "Found by the audit of footprints alone: one schedule in seven runs under it, the third of a cell first.",
         ),
         _code(
+            "KV308",
+            "check does not hold",
+            "A check let an illegal call through, refused it with another error or after a change, or refused a legal "
+            "call.",
+            "A check that was left out or comes too late; a bound that is off by one; two conditions joined by the "
+            "wrong word.",
+            "No release yet; the next wrong caller then corrupts memory where it should have been stopped.",
+        ),
+        _code(
             "KV401",
             "leak",
             "Ids or bytes are still held after everything has finished.",

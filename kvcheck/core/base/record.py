@@ -27,7 +27,7 @@ SCHEMA_VERSION = "4"
 ADDED: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "1": {"record": {"identity": None}, "scenarios": {"coverage": None}, "findings": {"condition": None}},
     "2": {"evidence": {"observed": {}}},
-    "3": {"evidence": {"situations": {}}, "findings": {"cause": None}},
+    "3": {"evidence": {"refusals": None, "situations": {}}, "findings": {"cause": None}},
 }
 """Keys that a version did not have yet, by the rows that got them in the next one, with the value that they have in a
 record of that version."""
@@ -65,7 +65,8 @@ class Evidence:
 
     observed: what a running server did under requests that were judged, by kind of evidence (`kvcheck list evidence`);
     "token" counts the tokens that were judged. situations: how often something happened to a subject in a state, by the
-    key of the situation (`kvcheck list situations`).
+    key of the situation (`kvcheck list situations`). refusals: illegal calls that were made and refused as they have to
+    be, and calls at the edge of legal ones that were accepted.
     """
 
     schedules: int = 0
@@ -87,6 +88,7 @@ class Evidence:
     transfers: int | None = None
     aborts: int | None = None
     retries: int | None = None
+    refusals: int | None = None
     words_verified: dict[str, int] = field(default_factory=dict)
     orderings_checked: int | None = None
     observed: dict[str, int] = field(default_factory=dict)

@@ -21,6 +21,7 @@ import torch
 from kvcheck.core.base.causes import in_causal_order
 from kvcheck.core.base.deadline import Stuck, progress_watch
 from kvcheck.core.base.errors import (
+    CheckFailed,
     DoubleFree,
     ForeignAccess,
     FreeInFlight,
@@ -74,6 +75,7 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (ForeignAccess, "KV403"),
     (LengthMismatch, "KV301"),
     (LayoutMismatch, "KV301"),
+    (CheckFailed, "KV308"),
     (Hang, "KV901"),
 )
 

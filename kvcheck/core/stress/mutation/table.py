@@ -105,7 +105,7 @@ def _head(campaign: Campaign, results: Sequence[Result]) -> list[str]:
         table_line(("in checks", *_row([each for each in results if each.is_guard]))),
         table_line(("elsewhere", *_row([each for each in results if not each.is_guard]))),
         "",
-        "Edits in checks weaken what refuses a wrong call. Where all callers are right, no run can tell most of them.",
+        "Edits in checks change what is refused. Illegal calls between the rounds of a run find them.",
         "",
     ]
     if spent:

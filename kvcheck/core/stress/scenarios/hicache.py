@@ -144,7 +144,7 @@ class HiCacheScenario:
             batch = None if load.from_trace else BATCHES[row["batch"]]
             setup = make_setup(shape, load, backend, told, host=tier, readers=readers, max_running=batch)
             engine = target.build(setup)
-            return serve(engine, load, emit, backend, aborts=LoadingAborts(), disturber=acts)
+            return serve(engine, load, emit, backend, aborts=LoadingAborts(), disturber=acts, variant=variant)
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Loads, evictions on both tiers, retractions, and words of every buffer on both tiers."""

@@ -170,6 +170,7 @@ class PDTransfer:
             aborts=aborts,
             retries=retries,
             disturber=disturber(self.name, load, emit, variant, shape=shape.name, spared=faults.has, focus=self.focus),
+            variant=variant,
         )
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:

@@ -10,6 +10,7 @@ import difflib
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.mutants.checks import CHECKS
 from kvcheck.core.targets.mutants.disturbed import DISTURBED
 from kvcheck.core.targets.mutants.hicache import HICACHE
 from kvcheck.core.targets.mutants.mutant import Mutant
@@ -19,7 +20,7 @@ from kvcheck.core.targets.mutants.retract_resume import RETRACT_RESUME
 from kvcheck.core.targets.mutants.situations import SITUATIONS
 from kvcheck.core.targets.mutants.state_pairs import STATE_PAIRS
 
-ROWS = (*REPORTS, *RETRACT_RESUME, *HICACHE, *SITUATIONS, *STATE_PAIRS, *PD_TRANSFER, *DISTURBED)
+ROWS = (*REPORTS, *RETRACT_RESUME, *HICACHE, *SITUATIONS, *STATE_PAIRS, *PD_TRANSFER, *DISTURBED, *CHECKS)
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in ROWS}
 
 

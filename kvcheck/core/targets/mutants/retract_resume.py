@@ -23,7 +23,8 @@ class ViewMetadata(MetadataBuffers):
     """`get` hands out the slot itself."""
 
     def get(self, slot: int, request: int) -> MetadataRow:
-        """The copy is gone."""
+        """The copy is gone; the check of the owner is not."""
+        self._slots.check_owner(slot, request)
         return MetadataRow(self.row_view(slot), self.fields)
 
 
