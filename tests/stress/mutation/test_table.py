@@ -42,16 +42,17 @@ ROWS = [
 
 def test_the_share_is_of_what_ran() -> None:
     assert share_of(ROWS) == 2 / 5
+    assert summary_lines(ROWS)[0].split()[-3:] == ["share", "not", "green"]
     assert share_of([row for row in ROWS if row.outcome in ("unreached", "equivalent", "invalid")]) is None
 
 
 def test_the_page_counts_and_tells() -> None:
     text = page(CAMPAIGN, ROWS)
     for wanted in (
-        "| all | 8 | 2 | 1 | 1 | 1 | 0 | 1 | 1 | 1 | 0 | 40.0 % |",
+        "| all | 8 | 2 | 1 | 1 | 1 | 0 | 1 | 1 | 1 | 0 | 40.0 % | 80.0 % |",
         "## By file: product",
         "## By file: instrument",
-        "| core/cache/offload.py | 7 | 2 | 1 | 1 | 0 | 0 | 1 | 1 | 1 | 0 | 50.0 % |",
+        "| core/cache/offload.py | 7 | 2 | 1 | 1 | 0 | 0 | 1 | 1 | 1 | 0 | 50.0 % | 75.0 % |",
         "| content | KV102 | 2 |",
         "      -    a\n      +    b\n",
         "median 0.9, in total 7",
@@ -66,7 +67,7 @@ def test_the_page_counts_and_tells() -> None:
 def test_the_terminal_has_a_line_an_operator() -> None:
     lines = summary_lines(ROWS)
     assert [line.split()[0] for line in lines] == ["operator", "drop-not", "turn-loop", "all"]
-    assert lines[-1].split()[1:3] == ["8", "2"] and lines[-1].endswith("40.0 %")
+    assert lines[-1].split()[1:3] == ["8", "2"] and lines[-1].endswith("40.0 %      80.0 %")
 
 
 def test_text_of_source_stays_text(tmp_path: Path) -> None:

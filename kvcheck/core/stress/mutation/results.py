@@ -17,6 +17,8 @@ from kvcheck.core.base.errors import UsageError
 
 RESULTS_FILE = "results.jsonl"
 OUTCOMES = ("killed", "unknown", "survived", "hang", "crash", "unreached", "equivalent", "invalid", "unclear")
+NOT_GREEN = ("killed", "unknown", "hang", "crash")
+"""Outcomes with which a default run does not pass, whether an oracle names the edit or not."""
 JUDGED = ("killed", "unknown", "survived", "hang", "crash", "unclear")
 """Outcomes of edits that ran and are not equivalent: what shares are shares of."""
 

@@ -1,7 +1,8 @@
 """Tables of a campaign as CSV and Markdown: shares by file and operator, kills by oracle, and what was not killed.
 
 Invariants:
-- A share is of the edits that ran and are not equivalent: all but unreached, equivalent and invalid ones.
+- A share is of the edits that ran and are not equivalent: all but unreached, equivalent and invalid ones. `share`
+  counts kills; `not green` also hangs, crashes and missing evidence, with which a run does not pass either.
 - Text from source cannot become markup, a link or a formula.
 """
 
@@ -17,7 +18,7 @@ from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.to_csv import csv_text
 from kvcheck.core.stress.mutation.edits import group_of
-from kvcheck.core.stress.mutation.results import JUDGED, OUTCOMES, Campaign, Result
+from kvcheck.core.stress.mutation.results import JUDGED, NOT_GREEN, OUTCOMES, Campaign, Result
 
 CSV_FILE = "edits.csv"
 PAGE_FILE = "edits.md"
@@ -38,13 +39,17 @@ COLUMNS = (
         "what",
     ),
 )
-COUNTED = ("edits", *OUTCOMES, "share")
+COUNTED = ("edits", *OUTCOMES, "share", "not green")
 
 
 def share_of(results: Sequence[Result]) -> float | None:
     """The killed share of those that were judged; None if none was."""
+    return _share(results, ("killed",))
+
+
+def _share(results: Sequence[Result], outcomes: Sequence[str]) -> float | None:
     judged = sum(each.outcome in JUDGED for each in results)
-    return sum(each.is_kill for each in results) / judged if judged else None
+    return sum(each.outcome in outcomes for each in results) / judged if judged else None
 
 
 def write_tables(folder: Path, campaign: Campaign, results: Sequence[Result]) -> None:
@@ -125,11 +130,11 @@ def _counts(name: str, results: Sequence[Result], key: Callable[[Result], str]) 
 
 def _row(results: Sequence[Result]) -> list[str]:
     count = Counter(each.outcome for each in results)
-    share = share_of(results)
+    shares = (_share(results, ("killed",)), _share(results, NOT_GREEN))
     return [
         str(len(results)),
         *(str(count[name]) for name in OUTCOMES),
-        "" if share is None else f"{100 * share:.1f} %",
+        *("" if share is None else f"{100 * share:.1f} %" for share in shares),
     ]
 
 
