@@ -9,15 +9,18 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from kvcheck.core.base.errors import CheckFailed, DoubleFree, LengthMismatch, UnknownVerdict
 from kvcheck.core.base.record import Verdict
+from kvcheck.core.cache.hicache.memory_store import MemoryStore
+from kvcheck.core.cache.hicache.radix_tree import PrefixTree
 from kvcheck.core.cache.pools.allocator import IdAllocator
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.scenarios import serving
-from kvcheck.core.stress.scenarios.misuser import PACE, Misuser
+from kvcheck.core.stress.scenarios.misuser import ENGINE_PACE, PACE, Misuser, misuser_of
 from kvcheck.core.stress.schedule import STRIDE, Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.misuse import Misuses, misuses
@@ -118,18 +121,29 @@ def test_a_machine_without_room_is_no_refusal_and_no_finding() -> None:
         attempt("a folder", DoubleFree, full).make()
 
 
-def all_of(name: str, *, is_pair: bool) -> Misuses:
-    """Every row that there is, for a shape."""
+def half_of(name: str, half: int, *, is_pair: bool) -> Misuses:
+    """Half of the rows that there are, for a shape."""
     allocators = (IdAllocator("device", count=3), IdAllocator("host", count=3, first=0))
     for each in allocators:
         each.allocate(2, 5)
-    return misuses(FIXED, shape(name), allocators=allocators, has_host=True, is_pair=is_pair)
+    cached, store = PrefixTree(shape(name).page_size), MemoryStore()
+    return misuses(
+        FIXED,
+        shape(name),
+        half,
+        allocators=allocators,
+        cached=cached,
+        has_host=True,
+        store=store,
+        is_pair=is_pair,
+    )
 
 
 @pytest.mark.parametrize("is_pair", [False, True])
 @pytest.mark.parametrize("name", TINY_SHAPES)
-def test_every_check_holds_on_the_code_as_it_is(name: str, is_pair: bool) -> None:
-    made = all_of(name, is_pair=is_pair)
+@pytest.mark.parametrize("half", [0, 1])
+def test_every_check_holds_on_the_code_as_it_is(name: str, is_pair: bool, half: int) -> None:
+    made = half_of(name, half, is_pair=is_pair)
     for each in (*made.once, *made.once[::-1], *made.always):
         assert each.make() in (None, NOT_NOW)
 
@@ -139,36 +153,54 @@ def test_every_check_of_a_store_in_a_folder_holds() -> None:
 
 
 def test_names_tell_the_calls_apart() -> None:
-    made = all_of("llama-3-tiny", is_pair=True)
-    names = [each.name for each in made.once]
+    names = [each.name for half in (0, 1) for each in half_of("llama-3-tiny", half, is_pair=True).once]
     repeated = {name for name in names if names.count(name) > 2}  # ids begin at 0 and at 1
     assert not repeated
 
 
-def test_two_schedules_in_a_row_make_every_prepared_call_and_all_at_the_end() -> None:
-    made: list[int] = []
-    rows = tuple(Misuse(str(at), None, made.append).on(at) for at in range(4 * PACE + 1))
-    for schedule in (6, 7):
-        events: list[Event] = []
-        misuser = Misuser(Misuses(rows, ()), events.append, variant=schedule * STRIDE + 3)
+def rounds(misuser: Misuser, count: int) -> None:
+    """So many rounds."""
+    for _ in range(count):
         misuser()
-        assert events == [Misused(PACE)]
-        misuser.finish()
-        misuser.finish()
-        assert len(events) == 2
-    assert sorted(made) == list(range(len(rows)))
+
+
+def test_a_few_prepared_calls_are_made_a_round_and_the_rest_at_the_end() -> None:
+    made: list[int] = []
+    rows = tuple(attempt(str(at), None, partial(made.append, at)) for at in range(2 * PACE + 1))
+    events: list[Event] = []
+    misuser = Misuser(Misuses(rows, ()), events.append, turn=0)
+    misuser()
+    assert (made, events) == ([*range(PACE)], [Misused(PACE)])
+    misuser.finish()
+    misuser.finish()
+    assert (made, events) == ([*range(2 * PACE + 1)], [Misused(PACE), Misused(PACE + 1)])
+
+
+def test_two_schedules_in_a_row_make_the_calls_of_both_halves() -> None:
+    asked: list[int] = []
+
+    class Engine:
+        """Notes which half it is asked for."""
+
+        def misuses(self, half: int) -> Misuses:
+            asked.append(half)
+            return Misuses((), ())
+
+    for schedule in (6, 7):
+        misuser_of(Engine(), lambda event: None, schedule * STRIDE + 3)
+    assert asked == [0, 1]
 
 
 def test_a_call_that_is_let_through_ends_the_schedule() -> None:
     wrong = attempt("anything", DoubleFree, lambda: None)
     with pytest.raises(CheckFailed, match="anything: expected DoubleFree, no change; got: it was accepted"):
-        Misuser(Misuses((), (wrong,)), lambda event: None, variant=0)()
+        rounds(Misuser(Misuses((), (wrong,)), lambda event: None, turn=0), ENGINE_PACE)
 
 
 def test_a_prepared_call_that_is_let_through_is_told_at_the_end() -> None:
     events: list[Event] = []
-    wrong = [attempt(name, DoubleFree, lambda: None) for name in ("first", "", "second", "", "third")]
-    misuser = Misuser(Misuses(tuple(wrong), ()), events.append, variant=0)
+    wrong = [attempt(name, DoubleFree, lambda: None) for name in ("first", "second", "third")]
+    misuser = Misuser(Misuses(tuple(wrong), ()), events.append, turn=0)
     misuser()
     with pytest.raises(CheckFailed, match=r"^first: expected .*it was accepted; 2 more calls are wrong$"):
         misuser.finish()
@@ -179,8 +211,8 @@ def test_calls_on_an_engine_pass_over_those_that_have_no_state() -> None:
     events: list[Event] = []
     none = attempt("nothing", DoubleFree, lambda: NOT_NOW)
     once = attempt("something", None, lambda: None)
-    misuser = Misuser(Misuses((), (none, once)), events.append, variant=1)
-    misuser()
+    misuser = Misuser(Misuses((), (none, once)), events.append, turn=1)
+    rounds(misuser, ENGINE_PACE)
     assert events == [Misused(1)]
 
 
@@ -201,7 +233,7 @@ def test_a_schedule_is_the_same_with_illegal_calls_and_without(scenario: str, mo
     plan = Plan(scenario=scenario, shape="llama-3-tiny", strategy="random", schedule=1)
     with_calls, events = outcome(plan)
     assert with_calls.verdict is Verdict.PASS
-    assert (with_calls.evidence.refusals or 0) > 200
+    assert (with_calls.evidence.refusals or 0) > 150
     monkeypatch.setattr(serving, "Misusable", type("Nobody", (), {}))
     without, events_without = outcome(plan)
     assert without.evidence.refusals is None

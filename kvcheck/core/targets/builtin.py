@@ -141,13 +141,14 @@ class BuiltinEngine:
         """Prefix tree nodes evicted from the device."""
         return self.cache.residency.device_evictions if self.cache is not None else 0
 
-    def misuses(self) -> Misuses:
+    def misuses(self, half: int) -> Misuses:
         """Of its pool, and of tree, host pool and store where it has them."""
         tier = self._setup.host
         hosts = self.host.allocators.values() if self.host is not None else ()
         return misuses(
             self._parts,
             self._setup.shape,
+            half,
             allocators=(*self.pool.allocators.values(), *hosts),
             cached=self.cache.tree if self.cache is not None else None,
             has_host=self.host is not None,

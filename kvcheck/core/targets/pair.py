@@ -279,11 +279,11 @@ class PairEngine:
         """Always 0: a pair caches no prefix."""
         return 0
 
-    def misuses(self) -> Misuses:
+    def misuses(self, half: int) -> Misuses:
         """Of the pools and slots of all ranks, and of two ends like them."""
         ranks = (*self._prefill_ranks, *self._decode_ranks)
         allocators = [each for rank in ranks for each in (*rank.pool.allocators.values(), rank.metadata.slots)]
-        return misuses(self._parts, self._shape, allocators=allocators, is_pair=True)
+        return misuses(self._parts, self._shape, half, allocators=allocators, is_pair=True)
 
     def close(self) -> None:
         """Check the padding, then free everything."""

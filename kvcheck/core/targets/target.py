@@ -159,8 +159,8 @@ class Engine(Protocol):
 class Misusable(Protocol):
     """An engine of this project's own classes, whose checks can be tried. A user's engine is not asked."""
 
-    def misuses(self) -> Misuses:
-        """Illegal calls of its parts, and of parts like them."""
+    def misuses(self, half: int) -> Misuses:
+        """Illegal calls of its parts, and half of those of parts like them; half: 0 or 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

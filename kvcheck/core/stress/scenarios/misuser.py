@@ -13,28 +13,38 @@ from kvcheck.core.base.errors import CheckFailed
 from kvcheck.core.stress.schedule import STRIDE
 from kvcheck.core.targets.misuse import Misuses
 from kvcheck.core.targets.misuse.call import NOT_NOW, Attempt
+from kvcheck.core.targets.target import Misusable
 from kvcheck.core.workload.events import Emit, Misused
 
 PACE = 4
 """Prepared calls of a round. What is left when the engine is closed is made then."""
+ENGINE_PACE = 3
+"""Rounds between two calls on the engine as it is."""
 TRIES = 3
 """Calls on the engine as it is that are looked at in a round, until one can be made."""
 
 
-class Misuser:
-    """The calls of one schedule. variant: of its plan."""
+def misuser_of(engine: Misusable, emit: Emit, variant: int) -> Misuser:
+    """The misuser of a schedule. variant: of its plan."""
+    return Misuser(engine.misuses(variant // STRIDE % 2), emit, turn=variant)
 
-    def __init__(self, misuses: Misuses, emit: Emit, *, variant: int) -> None:
+
+class Misuser:
+    """The calls of one schedule. turn: with which of those on the engine it begins."""
+
+    def __init__(self, misuses: Misuses, emit: Emit, *, turn: int) -> None:
         self._emit = emit
-        half = variant // STRIDE % 2
-        self._once = misuses.once[half::2]
+        self._once = misuses.once
         self._always = misuses.always
-        self._turn = variant
+        self._turn = turn
         self._wrong: list[str] = []
+        self._round = 0
 
     def __call__(self) -> None:
         """The calls of one round. Raises CheckFailed for one on the engine that is not refused as it has to be."""
-        self._made(self._prepared(PACE) + self._on_engine())
+        self._round += 1
+        is_due = self._round % ENGINE_PACE == 0
+        self._made(self._prepared(PACE) + (self._on_engine() if is_due else 0))
 
     def finish(self) -> None:
         """The prepared calls that are left. Raises CheckFailed if one of all was not refused as it has to be."""

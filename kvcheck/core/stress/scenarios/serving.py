@@ -23,7 +23,7 @@ from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepR
 from kvcheck.core.cache.transfer.metadata import MetadataField
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.disturber import Disturber
-from kvcheck.core.stress.scenarios.misuser import Misuser
+from kvcheck.core.stress.scenarios.misuser import Misuser, misuser_of
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.target import Engine, FirstWords, HostTier, Misusable, PairSetup, Setup, TierInspector
@@ -222,7 +222,7 @@ def serve(
 
     variant: of the plan. It says which illegal calls are made, and when.
     """
-    misuser = Misuser(engine.misuses(), emit, variant=variant) if isinstance(engine, Misusable) else None
+    misuser = misuser_of(engine, emit, variant) if isinstance(engine, Misusable) else None
     drive(engine, load.jobs, emit, hurry=HURRY, aborts=aborts, retries=retries, disturber=disturber, misuser=misuser)
     for count in engine.counts():
         emit(Counted(count.space, count.free, count.cached, count.total))

@@ -42,6 +42,7 @@ class Misuses:
 def misuses(
     parts: TargetParts,
     shape: ModelShape,
+    half: int,
     *,
     allocators: Iterable[IdAllocator],
     cached: PrefixTree | None = None,
@@ -49,21 +50,23 @@ def misuses(
     store: PageStore | None = None,
     is_pair: bool = False,
 ) -> Misuses:
-    """All rows that an engine has the parts for. allocators, cached, store: the engine's own."""
+    """Half of the rows that an engine has the parts for: 0, of ids and pools; 1, of what is built on them.
+
+    allocators, cached, store: the engine's own; all rows for these.
+    """
     scene = Scene(parts, shape)
-    once = [*ids.allocator_attempts(), *pool_attempts(scene), *value_attempts(scene)]
-    always = [attempt for each in allocators for attempt in ids.live_attempts(each)]
-    ends = Ends(scene) if is_pair else None
-    if ends is not None:
-        once += [*text_attempts(ends.layouts["prefill"], ends.layouts["decode"]), *transfer_attempts(ends)]
-    once += queue_attempts(scene, ends)
-    if cached is not None:
-        once += tree_attempts(scene)
-        always += tree.live_attempts(cached)
-    if has_host:
-        once += host_attempts(scene)
-    if store is not None:
-        once += stores.store_attempts()
+    if half == 0:
+        once = [*ids.allocator_attempts(), *pool_attempts(scene), *value_attempts(scene)]
+    else:
+        ends = Ends(scene) if is_pair else None
+        once = queue_attempts(scene, ends)
+        if ends is not None:
+            once += [*text_attempts(ends.layouts["prefill"], ends.layouts["decode"]), *transfer_attempts(ends)]
+        once += tree_attempts(scene) if cached is not None else ()
+        once += host_attempts(scene) if has_host else ()
+        once += stores.store_attempts() if store is not None else ()
         once += stores.file_attempts() if isinstance(store, FileStore) else ()
-        always += stores.live_attempts(store)
+    always = [attempt for each in allocators for attempt in ids.live_attempts(each)]
+    always += tree.live_attempts(cached) if cached is not None else ()
+    always += stores.live_attempts(store) if store is not None else ()
     return Misuses(tuple(once), tuple(always))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Footprint, Lane, Operation, Place, Signal
 from kvcheck.core.cache.backend.eager import EagerBackend
-from kvcheck.core.cache.offload import Offload
+from kvcheck.core.cache.offload import Offload, OffloadedKV
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.targets.parts import TargetParts
@@ -100,9 +101,6 @@ class Scene:
         self.pool.close(self.closed)
         self.pool.commit(self.one, 2 * self.page - 1)
         self.pool.commit(self.two, self.page)
-        self.saved = self.offload.save(self.one)
-        self.dropped = self.offload.save(self.one)
-        self.offload.discard(self.dropped)
 
     def make_pool(self, sizes: PoolSizes, **changes: object) -> KVPool:
         """A pool on a backend of its own, of the shape with some changes."""
@@ -110,6 +108,20 @@ class Scene:
         return self.parts.pool(
             varied(self.shape, **changes), sizes, backend=backend, listener=self.count, buffers=self.parts.buffers
         )
+
+    @cached_property
+    def saved(self) -> OffloadedKV:
+        """A value of request 1, saved when it is first asked for."""
+        with self.preparing():
+            return self.offload.save(self.one)
+
+    @cached_property
+    def dropped(self) -> OffloadedKV:
+        """Another one, which was dropped."""
+        with self.preparing():
+            value = self.offload.save(self.one)
+            self.offload.discard(value)
+        return value
 
     @contextmanager
     def preparing(self) -> Iterator[None]:

@@ -48,10 +48,11 @@ from kvcheck.core.targets.misuse.scene import ids, varied
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Layouts of a source and of a target that fit."""
+    """Layouts of a source and of a target that fit. plain: the source's, as it is sent."""
 
     source: EndLayout
     target: EndLayout
+    plain: Mapping[str, object]
 
 
 RIGHT: tuple[Message, ...] = (
@@ -169,16 +170,9 @@ def _fields(layout: EndLayout) -> object:
     return (*first, (name, width + 1, dtype, offset))
 
 
-def _plain(layout: EndLayout) -> dict[str, object]:
-    """A layout as it is sent."""
-    raw = layout_to_json(layout)
-    assert isinstance(raw, dict)
-    return raw
-
-
 def _json(**changes: object) -> Callable[[Peers], object]:
     """Read a layout that differs in these values."""
-    return lambda peers: layout_from_json(_plain(peers.source) | changes)
+    return lambda peers: layout_from_json({**peers.plain, **changes})
 
 
 def _json_fields(row: list[object]) -> Callable[[Peers], object]:
@@ -186,7 +180,7 @@ def _json_fields(row: list[object]) -> Callable[[Peers], object]:
 
 
 def _json_without(name: str) -> Callable[[Peers], object]:
-    return lambda peers: layout_from_json({key: each for key, each in _plain(peers.source).items() if key != name})
+    return lambda peers: layout_from_json({key: each for key, each in peers.plain.items() if key != name})
 
 
 LAYOUTS: tuple[Misuse[Peers], ...] = (
@@ -434,4 +428,6 @@ SEALS: tuple[Misuse[Peers], ...] = (
 
 def text_attempts(source: EndLayout, target: EndLayout) -> list[Attempt]:
     """Of what these two ends tell each other."""
-    return on_each((*MESSAGES, *LAYOUTS, *BLOCKS, *SEALS), Peers(source, target), lambda peers: None)
+    raw = layout_to_json(source)
+    assert isinstance(raw, dict)
+    return on_each((*MESSAGES, *LAYOUTS, *BLOCKS, *SEALS), Peers(source, target, raw), lambda peers: None)
