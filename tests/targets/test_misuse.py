@@ -113,6 +113,14 @@ def test_a_call_for_which_there_is_no_state_is_no_refusal() -> None:
     assert attempt("nothing", DoubleFree, lambda: NOT_NOW).make() is NOT_NOW
 
 
+def test_a_subject_that_cannot_be_made_is_told() -> None:
+    def unmade() -> None:
+        raise DoubleFree("no subject")
+
+    found = Attempt("a call", DoubleFree, lambda: None, unmade).make()
+    assert found == "a call: expected DoubleFree, no change; got: DoubleFree: no subject"
+
+
 def test_a_machine_without_room_is_no_refusal_and_no_finding() -> None:
     def full() -> None:
         raise OSError(errno.ENOSPC, "no space")

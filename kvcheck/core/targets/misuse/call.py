@@ -53,15 +53,15 @@ class Attempt:
 
     def make(self) -> str | Absence | None:
         """Make the call: None where all is right, NOT_NOW, or what was expected and what happened."""
-        before: object = None
         try:
             before = self.kept() if self.refused_with is not None else None
+        except Exception as error:  # what the call is about could not be made
+            return self._failed(error)
+        try:
             given = self.call()
         except Exception as error:  # whatever is raised is compared with what the row names
-            if trouble := machine_trouble(error):
-                raise UnknownVerdict(trouble) from error
             if self.refused_with is None or not isinstance(error, self.refused_with):
-                return self._wrong(f"{type(error).__name__}: {error}")
+                return self._failed(error)
         else:
             if given is NOT_NOW:
                 return NOT_NOW
@@ -70,6 +70,12 @@ class Attempt:
             return self._wrong("it gave another result") if given is False else None
         after = self.kept()
         return None if before == after else self._wrong(f"it changed something: {before} became {after}")
+
+    def _failed(self, error: Exception) -> str:
+        """Another error than the row names. Raises UnknownVerdict for one of the machine."""
+        if trouble := machine_trouble(error):
+            raise UnknownVerdict(trouble) from error
+        return self._wrong(f"{type(error).__name__}: {error}")
 
     def _wrong(self, happened: str) -> str:
         expected = "that it is allowed" if self.refused_with is None else f"{self.refused_with.__name__}, no change"
