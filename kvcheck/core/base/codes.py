@@ -263,6 +263,13 @@ CODES: dict[str, Code] = dict(
             "SGLang #33714: prompts prefilled in chunks were never backed up; #27619: prefetches skipped under load.",
         ),
         _code(
+            "KV705",
+            "evicted for nothing",
+            "An eviction went on after as much room was free as somebody had asked for.",
+            "A count of what was freed that takes the other tier's number, or counts the last victim too late.",
+            "No release yet; users see prefixes computed again that had room, and nothing else.",
+        ),
+        _code(
             "KV801",
             "wrong token",
             "A running server answered another token than the known one.",

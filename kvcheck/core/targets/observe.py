@@ -52,6 +52,7 @@ from kvcheck.core.workload.tier_events import (
     Locked,
     LookedUp,
     Refused,
+    RoomWanted,
     Stored,
     TierChanged,
     Transferred,
@@ -97,6 +98,9 @@ class Observer:
 
     def locked(self, *, tier: str, end: bytes, added: bool) -> None:
         self._emit(Locked(tier, end, added))
+
+    def wanted(self, *, tier: str, space: str, units: int) -> None:
+        self._emit(RoomWanted(tier, space, units))
 
     def chosen(self, *, tier: str, space: str, chain: tuple[bytes, ...], passed: tuple[bytes, ...]) -> None:
         self._emit(Chosen(tier, space, chain, passed))

@@ -73,6 +73,15 @@ class Locked:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomWanted:
+    """Somebody asked a tier to free so many pages or slots of a space. The victims that follow are for that."""
+
+    tier: str
+    space: str
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
 class Chosen:
     """The run of pages that is to lose what a tier holds of it in a space. passed: ends of runs that were chosen
     before, and could not go."""
@@ -152,4 +161,4 @@ class Evicted:
 
 
 UseEvent = Modelled | Declared | Asked | LookedUp | Computed
-TierEvent = Locked | TierChanged | Chosen | Flushed | Refused | Transferred | Evicted | Stored | Deleted
+TierEvent = Locked | TierChanged | RoomWanted | Chosen | Flushed | Refused | Transferred | Evicted | Stored | Deleted

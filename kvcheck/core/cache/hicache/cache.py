@@ -243,6 +243,7 @@ class HiCache:
 
     def evict(self, space: str, count: int) -> int:
         """Free at least `count` device pages or slots of a space if unlocked nodes allow it; how many were freed."""
+        self.residency.tell_wanted("device", space, count)
         freed = 0
         spared: list[Node] = []
         while freed < count and (node := self.residency.device_victim(space, spared)) is not None:

@@ -66,6 +66,9 @@ class CacheListener(StoreListener, Protocol):
     def locked(self, *, tier: str, end: bytes, added: bool) -> None:
         """The prefix that ends at this hash is locked on a tier once more, or once less."""
 
+    def wanted(self, *, tier: str, space: str, units: int) -> None:
+        """Somebody asked a tier to free so many pages or slots of a space."""
+
     def chosen(self, *, tier: str, space: str, chain: tuple[bytes, ...], passed: tuple[bytes, ...]) -> None:
         """A node is to lose what a tier holds of it in a space. passed: ends of nodes that were chosen before, and
         could not go."""
@@ -189,6 +192,7 @@ class Residency:
 
     def evict_host(self, space: str, count: int) -> int:
         """Free at least `count` host ids of a space if unlocked nodes allow it; how many were freed."""
+        self.tell_wanted("host", space, count)
         freed = 0
         while freed < count and (node := self.host_victim(space)) is not None:
             self.tell_chosen(node, "host", space)
@@ -203,6 +207,11 @@ class Residency:
         """Report that a tier holds these spaces of a node now."""
         for space in spaces:
             self._tell(node, tier, space, added=True)
+
+    def tell_wanted(self, tier: str, space: str, count: int) -> None:
+        """Report that somebody asked a tier to free so many ids of a space."""
+        if self._listener is not None:
+            self._listener.wanted(tier=tier, space=space, units=count)
 
     def tell_chosen(self, node: Node, tier: str, space: str, *, passed: Iterable[Node] = ()) -> None:
         """Report that a node is to lose what a tier holds of it in a space. passed: nodes that could not."""

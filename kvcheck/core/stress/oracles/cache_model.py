@@ -188,7 +188,7 @@ class CacheModel:
         )
 
     def _free(self, tier: str, space: str) -> int:
-        name = space if tier == "device" else f"host.{space}"
+        name = allocator_of(tier, space)
         free = self._units.get(name, 0) - self.taken[name]
         # A state slot stays for every request that can be opened.
         return free - (self._units.get("rows", 0) - self.taken["rows"] if name == "state" else 0)
@@ -243,3 +243,8 @@ class CacheModel:
         known = [self.spaces(each) for each in chain[:start]]
         stored = [{space for space in SPACES if each in whole[space]} for each in chain[start:]]
         return start, max(start, longest_prefix(self.model, [*known, *stored]))
+
+
+def allocator_of(tier: str, space: str) -> str:
+    """The name under which a tier's units of a space are allocated and freed."""
+    return space if tier == "device" else f"host.{space}"

@@ -4,6 +4,7 @@
     KV702 room       a backup, a load or a prefetch is given up only where no room can be made
     KV703 hits       what was computed is cached, leaves a tier by eviction alone, and is served when found
     KV704 copies     backups that the write policy asks for, and prefetches, are started
+    KV705 need       nothing is given up once there is as much room as was asked for
 
 Invariants:
 - A cache is judged by the rules that it declares. Without a declaration nothing is judged.
@@ -15,27 +16,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.cache_model import RANKS, ROOT, USES, CacheModel, Page
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.stress.oracles.cache_model import RANKS, ROOT, USES, Page, allocator_of
+from kvcheck.core.stress.oracles.caching_store import StoreRules
 from kvcheck.core.stress.oracles.plain_cache import PlainCache
-from kvcheck.core.stress.oracles.residency import SPACES
-from kvcheck.core.workload.events import Aborted, Allocated, Counted, Finished, Forward, Freed
+from kvcheck.core.workload.events import Allocated, Counted, Finished, Forward, Freed
 from kvcheck.core.workload.tier_events import (
-    Asked,
     Chosen,
     Computed,
     Declared,
-    Deleted,
     Flushed,
     Locked,
     LookedUp,
     Modelled,
     Refused,
-    Stored,
+    RoomWanted,
     TierChanged,
     Transferred,
 )
@@ -46,37 +42,17 @@ SOON = 24
 """Uses of the cache within which a backup that is due has to be started."""
 
 
-@dataclass(slots=True)
-class Fetch:
-    """Pages [start, stop) of a prompt that the store holds whole, on their way. failed: of them, what did not come."""
-
-    chain: tuple[bytes, ...]
-    start: int
-    stop: int
-    is_wanted: bool = True
-    failed: set[bytes] = field(default_factory=set)
-
-
-class CachingOracle:
+class CachingOracle(StoreRules):
     """Evictions in the declared order, no copy left out, and nothing lost that was cached."""
 
-    name = "caching"
-
     def __init__(self) -> None:
-        self.judged = 0
-        self.findings: list[Finding] = []
-        self._cache = CacheModel()
-        self._declared: Declared | None = None
-        self._is_over = False
+        super().__init__()
         self._chosen: dict[tuple[str, str], tuple[bytes, ...]] = {}
+        self._wanted: dict[str, tuple[int, int]] = {}  # by allocator: units that were asked for, and freed since
         self._refused: set[bytes] = set()
         self._due: deque[tuple[int, list[tuple[bytes, Page]]]] = deque()
         self._due_long = 0
         self._backups_seen = False
-        self._stored: dict[str, set[bytes]] = {space: set() for space in SPACES}
-        self._doubtful: dict[str, set[bytes]] = {space: set() for space in SPACES}
-        self._fetching: dict[int, Fetch] = {}
-        self._gave_up_fetch = 0
         self._served: dict[int, int] = {}
         self._committed: dict[int, int] = {}
         self._plain = PlainCache(0)
@@ -89,7 +65,6 @@ class CachingOracle:
             (Declared, self._is_declared),
             (Allocated, self._allocated),
             (Freed, self._freed),
-            (Asked, self._asked),
             (LookedUp, self._looked_up),
             (Forward, self._forward),
             (Computed, self._computed),
@@ -98,10 +73,9 @@ class CachingOracle:
             (Chosen, self._is_chosen),
             (Flushed, self._is_flushed),
             (Refused, self._is_refused),
+            (RoomWanted, self._is_wanted),
             (Transferred, self._transferred),
-            (Stored, self._is_stored),
-            (Deleted, self._is_deleted),
-            (Aborted, self._aborted),
+            *self.store_handlers(),
             (Finished, self._finished),
             (Counted, self._counted),
         )
@@ -131,6 +105,9 @@ class CachingOracle:
             f"used page and never locks serves {plain}"
         )
 
+    def _transferred(self, event: Transferred) -> None:
+        self._cache.arrived(event)
+
     # The rules, and how much is allocated
 
     def _modelled(self, event: Modelled) -> None:
@@ -148,6 +125,9 @@ class CachingOracle:
 
     def _freed(self, event: Freed) -> None:
         self._cache.taken[event.space] -= len(event.ids)
+        if event.space in self._wanted:
+            wanted, freed = self._wanted[event.space]
+            self._wanted[event.space] = wanted, freed + len(event.ids)
 
     def _locked(self, event: Locked) -> None:
         self._cache.lock(event)
@@ -290,10 +270,14 @@ class CachingOracle:
         if len(event.tiers) > 1:
             self._refused.update(event.chain)
 
+    def _is_wanted(self, event: RoomWanted) -> None:
+        self._wanted[allocator_of(event.tier, event.space)] = event.units, 0
+
     def _is_chosen(self, event: Chosen) -> None:
         if self._declared is None or self._is_over or not event.chain:
             return
         self.judged += 1
+        self._judge_need(event)
         self._chosen[event.tier, event.space] = event.chain
         if (event.tier, event.space) == ("device", "full"):
             self._refused.clear()
@@ -316,6 +300,17 @@ class CachingOracle:
                 f"{victim} is chosen for eviction by {order}, its {_RANK_NAMES[rank]} is {lowest} or higher; "
                 f"{self._named(tier, space, first)} could go, and its {_RANK_NAMES[rank]} is {pages[first].most[rank]}",
                 tier=tier,
+            )
+
+    def _judge_need(self, event: Chosen) -> None:
+        """Somebody asked for room, and the victims before this one did not free as much."""
+        wanted, freed = self._wanted.get(allocator_of(event.tier, event.space), (0, 0))
+        if 0 < wanted <= freed:
+            self._add(
+                "KV705",
+                f"{self._named(event.tier, event.space, event.chain[-1])} is chosen for eviction; room for {wanted} "
+                f"was asked for, and {freed} were freed before",
+                tier=event.tier,
             )
 
     # Backups
@@ -380,89 +375,6 @@ class CachingOracle:
                 f"the host has room, free or evictable, for {room}",
                 request=event.request,
                 tier="host",
-            )
-
-    # The store
-
-    def _is_deleted(self, event: Deleted) -> None:
-        """Nothing is expected of these any more."""
-        self._doubtful[event.space].update(event.chain)
-        self._stored[event.space].difference_update(event.chain)
-
-    def _is_stored(self, event: Stored) -> None:
-        if event.is_whole:
-            self._stored[event.space].update(set(event.chain) - self._doubtful[event.space])
-        else:
-            self._stored[event.space].difference_update(event.chain)
-            for fetch in self._fetching.values():
-                fetch.failed.update(event.chain)
-
-    def _aborted(self, event: Aborted) -> None:
-        if event.request in self._fetching:
-            self._fetching[event.request].is_wanted = False
-
-    def _asked(self, event: Asked) -> None:
-        """Pages that both tiers lack and the store holds are fetched, unless they are on their way or there is no
-        room."""
-        if self._declared is None:
-            return
-        self._cache.learn(event.chain)
-        self.judged += 1
-        gave_up, self._gave_up_fetch = self._gave_up_fetch == event.request, 0
-        start, stop = self._cache.fetchable(event.chain, self._stored)
-        if event.is_fetching:
-            self._fetching[event.request] = Fetch(event.chain, start, stop)
-            return
-        lacking = frozenset(event.chain[start:])
-        on_their_way = any(not lacking.isdisjoint(each.chain[each.start :]) for each in self._fetching.values())
-        if stop > start and not gave_up and not on_their_way:
-            self._add(
-                "KV704",
-                f"pages {start} to {stop - 1} of the prompt of request {event.request} are in the store, on no tier; "
-                "they were not fetched, and nobody was refused room for them",
-                request=event.request,
-                tier="storage",
-            )
-
-    def _transferred(self, event: Transferred) -> None:
-        self._cache.arrived(event)
-        fetch = self._fetching.pop(event.request, None) if event.kind == "prefetch" else None
-        if fetch is not None and fetch.is_wanted:
-            self._judge_fetch(event, fetch)
-
-    def _judge_fetch(self, event: Transferred, fetch: Fetch) -> None:
-        """What came whole is kept, unless the tiers have changed around it. A prefix with companions may end sooner."""
-        cache = self._cache
-        before, behind = fetch.chain[: fetch.start], fetch.chain[fetch.start : fetch.stop]
-        is_open = bool(event.chain) or not any(each in cache.pages for each in behind)
-        is_open = is_open and cache.is_whole_on_host(before[-1] if before else ROOT)
-        whole = next((at for at, each in enumerate(behind) if each in fetch.failed), len(behind))
-        if cache.model.has_state or cache.model.window or not is_open:
-            return
-        self.judged += 1
-        if len(event.chain) < whole:
-            self._add(
-                "KV703",
-                f"of the prompt of request {event.request}, {whole} pages that the tiers lacked came whole from the "
-                f"store; {len(event.chain)} were kept",
-                request=event.request,
-                tier="storage",
-            )
-
-    # Words
-
-    def _unit(self, tier: str, space: str, each: bytes) -> int | None:
-        return self._cache.held[tier, space].get(each)
-
-    def _named(self, tier: str, space: str, each: bytes) -> str:
-        return f"{tier} {space} {self._unit(tier, space, each)}"
-
-    def _add(
-        self, code: str, message: str, *, request: int | None = None, tier: str | None = None, page: int | None = None
-    ) -> None:
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(
-                Finding(code=code, oracle=self.name, request=request, tier=tier, page=page, message=message)
             )
 
 

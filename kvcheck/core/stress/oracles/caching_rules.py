@@ -1,0 +1,39 @@
+"""What all rules of the caching oracle share: the model of the cache, what it declares, and the findings.
+
+Invariants:
+- A cache is judged by the rules that it declares. Without a declaration nothing is judged.
+"""
+
+from __future__ import annotations
+
+from kvcheck.core.base.record import Finding
+from kvcheck.core.stress.oracles.cache_model import CacheModel
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.workload.tier_events import Declared
+
+
+class CachingRules:
+    """The part of the caching oracle that every group of rules uses."""
+
+    name = "caching"
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+        self._cache = CacheModel()
+        self._declared: Declared | None = None
+        self._is_over = False
+
+    def _unit(self, tier: str, space: str, each: bytes) -> int | None:
+        return self._cache.held[tier, space].get(each)
+
+    def _named(self, tier: str, space: str, each: bytes) -> str:
+        return f"{tier} {space} {self._unit(tier, space, each)}"
+
+    def _add(
+        self, code: str, message: str, *, request: int | None = None, tier: str | None = None, page: int | None = None
+    ) -> None:
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(
+                Finding(code=code, oracle=self.name, request=request, tier=tier, page=page, message=message)
+            )
