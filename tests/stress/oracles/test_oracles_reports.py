@@ -13,7 +13,7 @@ from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.reports import ReportsOracle
 from kvcheck.core.workload.events import Aborted, Broke, Decided, Event, Forward, ProcessActs, Restored, Saved
 from kvcheck.core.workload.report_events import EvictionsCounted, Reported, Sent
-from kvcheck.core.workload.tier_events import Evicted
+from kvcheck.core.workload.tier_events import Chosen, Evicted, TierChanged
 
 TABLE = ("full.k", "full.v")
 SENT = Sent(7, 0, 40)
@@ -43,6 +43,8 @@ def restored(request: int = 7) -> Restored:
     return Restored(request, 41, (3,), TABLE, TABLE)
 
 
+PAGE = (b"a",)
+LEFT = TierChanged("device", "full", PAGE, (3,), False)
 LIFE: tuple[Event, ...] = (
     SENT,
     Forward(7, 0, 40),
@@ -113,7 +115,21 @@ GOOD: dict[str, tuple[Event, ...]] = {
     ),
     "an error explains what was not reported": (*ABORTED[:-1], Broke("KV902", "TypeError", "no")),
     "ranks that decided differently": (*ABORTED[:-1], Decided("decode", ((1, 7), (0,))), decode(joined=(7,))),
-    "counters": (Evicted("device", "full", False), EvictionsCounted("device", 1), EvictionsCounted("host", 0)),
+    "counters": (LEFT, Evicted("device", "full", False), EvictionsCounted("device", 1), EvictionsCounted("host", 0)),
+    "a window that leaves with its pages": (
+        Chosen("device", "full", PAGE),
+        TierChanged("device", "window", PAGE, (4,), False),
+        LEFT,
+        Evicted("device", "full", False),
+        EvictionsCounted("device", 1),
+    ),
+    "a window that leaves by itself": (
+        Chosen("device", "window", PAGE),
+        TierChanged("device", "window", PAGE, (4,), False),
+        Evicted("device", "window", False),
+        EvictionsCounted("device", 1),
+    ),
+    "pages that come back": (TierChanged("device", "full", PAGE, (3,), True), EvictionsCounted("device", 0)),
 }
 
 BAD: dict[str, tuple[str, tuple[Event, ...]]] = {
@@ -162,11 +178,16 @@ BAD: dict[str, tuple[str, tuple[Event, ...]]] = {
     "an abort that was not reported": ("never reported that it failed", (*ABORTED[:-1], decode())),
     "an abort that finished": ("it was aborted", (*PAIR[:-1], Aborted(7), PAIR[-1])),
     "the prefill end reports nothing": ("never reported request 7", (*PAIR[:5], prefill(), decode(failed=(7,)))),
-    "a counter of the other tier": ("1 evictions from the host", (GOOD["counters"][0], EvictionsCounted("host", 1))),
+    "a counter of the other tier": ("1 evictions from the host", (*GOOD["counters"][:2], EvictionsCounted("host", 1))),
     "a counter that stands still": (
         "0 evictions from the device",
-        (GOOD["counters"][0], EvictionsCounted("device", 0)),
+        (*GOOD["counters"][:2], EvictionsCounted("device", 0)),
     ),
+    "a counter that leaves out what it does not tell": (
+        "counts 0 evictions from the device",
+        (*GOOD["a window that leaves by itself"][:2], EvictionsCounted("device", 0)),
+    ),
+    "a counter that is right where nothing was told": ("reports 0 evictions", (LEFT, EvictionsCounted("device", 1))),
 }
 
 

@@ -12,7 +12,7 @@ Invariants:
   restored it, on every rank of the end.
 - Only requests that were admitted are computed, and none that is retracted.
 - A request that was aborted does not finish. With two ends it is reported as failed.
-- Counters of evictions are what the evictions add up to.
+- Counters of evictions, and evictions that were told, are what left the tiers: pages, or what was chosen beside them.
 - Once ranks have decided differently, nothing more is judged: one of them reports for all.
 """
 
@@ -27,7 +27,7 @@ from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.workload.events import Aborted, Broke, Decided, Forward, ProcessActs, Restored, Saved
 from kvcheck.core.workload.report_events import EvictionsCounted, Reported, Sent
-from kvcheck.core.workload.tier_events import Evicted
+from kvcheck.core.workload.tier_events import Chosen, Evicted, TierChanged
 
 UNSENT, WAITING, ADMITTED, JOINED, RESTING, ENDED = "unsent", "waiting", "admitted", "joined", "retracted", "ended"
 PREFILL, DECODE = "prefill", "decode"
@@ -66,7 +66,9 @@ class ReportsOracle:
         self._ends: dict[str, _End] = {}
         self._sent: Counter[int] = Counter()
         self._process = ""
+        self._told: Counter[str] = Counter()
         self._evicted: Counter[str] = Counter()
+        self._chosen: tuple[str, str] | None = None
         self._broke = False
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
@@ -78,7 +80,9 @@ class ReportsOracle:
             (Forward, self._forward),
             (Saved, self._was_saved),
             (Restored, self._was_restored),
-            (Evicted, self._was_evicted),
+            (Chosen, self._was_chosen),
+            (TierChanged, self._has_changed),
+            (Evicted, self._was_told),
             (EvictionsCounted, self._counted),
             (Decided, self._decided),
             (Broke, self._broken),
@@ -274,14 +278,26 @@ class ReportsOracle:
 
     # Counters
 
-    def _was_evicted(self, event: Evicted) -> None:
-        self._evicted[event.tier] += 1
+    def _was_chosen(self, event: Chosen) -> None:
+        self._chosen = event.tier, event.space
+
+    def _has_changed(self, event: TierChanged) -> None:
+        """What leaves with its pages is one eviction with them; what was chosen beside them is one of its own."""
+        if not event.added and (event.space == "full" or self._chosen == (event.tier, event.space)):
+            self._evicted[event.tier] += 1
+            self._chosen = None
+
+    def _was_told(self, event: Evicted) -> None:
+        self._told[event.tier] += 1
 
     def _counted(self, event: EvictionsCounted) -> None:
         self.judged += 1
-        if event.count != self._evicted[event.tier]:
-            text = f"the engine counts {event.count} evictions from the {event.tier} tier; expected the "
-            self._add(None, f"{text}{self._evicted[event.tier]} that happened")
+        happened = self._evicted[event.tier]
+        for verb, count in (("counts", event.count), ("reports", self._told[event.tier])):
+            if count != happened:
+                text = f"the engine {verb} {count} evictions from the {event.tier} tier"
+                self._add(None, f"{text}; expected the {happened} that happened")
+                return
 
     def _add(self, request: int | None, message: str) -> None:
         if len(self.findings) < MAX_FINDINGS:
