@@ -68,7 +68,11 @@ class AllEntriesGate(LayerGate):
 
 
 class OneLaneController(TransferController):
-    """All loads go through one lane instead of two pairs."""
+    """All loads go through one lane instead of two pairs, as it says."""
+
+    @property
+    def load_lanes(self) -> tuple[tuple[str, ...], ...]:
+        return ((super().load_lanes[0][0],),)
 
     def start_loads(self) -> None:
         lane = self._h2d[0][0]

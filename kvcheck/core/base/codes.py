@@ -270,6 +270,13 @@ CODES: dict[str, Code] = dict(
             "No release yet; users see prefixes computed again that had room, and nothing else.",
         ),
         _code(
+            "KV706",
+            "copy held up",
+            "A copy between the tiers had run and was not acknowledged, or loads left an engine idle.",
+            "A round that is counted wrongly before finished copies are looked at; a turn that is never passed on.",
+            "No release yet; users see pages that stay locked and a cache that seems full, and slow loads.",
+        ),
+        _code(
             "KV801",
             "wrong token",
             "A running server answered another token than the known one.",

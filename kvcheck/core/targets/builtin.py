@@ -176,6 +176,8 @@ class BuiltinEngine:
             uses=WRITE_POLICIES[cache.config.write_policy],
             orders=tuple(cache.residency.orders.items()),
             units=tuple((each.space, each.count) for each in allocators),
+            ack_rounds=cache.config.ack_period,
+            load_lanes=cache.controller.load_lanes if cache.controller is not None else (),
         )
 
     def _make_cache(self, parts: TargetParts, setup: Setup) -> HiCache | None:

@@ -51,6 +51,7 @@ from kvcheck.core.workload.tier_events import (
     Flushed,
     Locked,
     LookedUp,
+    Moving,
     Refused,
     RoomWanted,
     Stored,
@@ -127,7 +128,8 @@ class Observer:
         if self.prefixes is not None:
             self.prefixes.evicted(tier)
 
-    def moving(self, *, number: int, copies: tuple[SpaceCopy, ...]) -> None:
+    def moving(self, *, number: int, kind: str, copies: tuple[SpaceCopy, ...]) -> None:
+        self._emit(Moving(number, kind, tuple((copy.space, tuple(copy.host.tolist())) for copy in copies)))
         self._moving[number] = _index_values(copies)
 
     def computed(self, *, request: int, chain: tuple[bytes, ...], priority: int) -> None:
@@ -141,7 +143,7 @@ class Observer:
                 self.inspector.inspect(self.host, copy.space, copy.chain, copy.host, tier="host")
         frozen = self._moving.pop(number, None) == _index_values(copies)
         moved = full_pages(copies)
-        self._emit(Transferred(kind, request, len(moved), frozen, moved))
+        self._emit(Transferred(kind, request, len(moved), frozen, moved, number))
 
 
 class RoomObserver:

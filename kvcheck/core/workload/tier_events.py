@@ -38,11 +38,17 @@ class LookedUp:
 @dataclass(frozen=True, slots=True)
 class Declared:
     """The rules of a prefix cache. uses: after how many uses a page is backed up, and that it is computed is one; None:
-    when it leaves the device. orders: (tier, eviction order). units: (name of an allocator, ids that it has)."""
+    when it leaves the device. orders: (tier, eviction order). units: (name of an allocator, ids that it has).
+
+    ack_rounds: it looks at its copies every so many rounds; None: it says nothing of that. load_lanes: those of each
+    engine that loads take turns on.
+    """
 
     uses: int | None
     orders: tuple[tuple[str, str], ...]
     units: tuple[tuple[str, int], ...]
+    ack_rounds: int | None = None
+    load_lanes: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +146,25 @@ class TierChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Moving:
+    """A backup or a load was made; its operations follow, now or later. units: the host's ids, by space."""
+
+    number: int
+    kind: str
+    units: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Transferred:
     """A backup, a load or a prefetch was acknowledged. frozen: its index values are those it was made with. chain: the
-    hashes of its pages."""
+    hashes of its pages. number: that of a backup or a load."""
 
     kind: str
     request: int
     pages: int
     frozen: bool
     chain: tuple[bytes, ...] = ()
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +177,6 @@ class Evicted:
 
 
 UseEvent = Modelled | Declared | Asked | LookedUp | Computed
-TierEvent = Locked | TierChanged | RoomWanted | Chosen | Flushed | Refused | Transferred | Evicted | Stored | Deleted
+TierEvent = (
+    Locked | TierChanged | RoomWanted | Chosen | Flushed | Refused | Moving | Transferred | Evicted | Stored | Deleted
+)

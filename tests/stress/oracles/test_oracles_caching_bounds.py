@@ -1,4 +1,4 @@
-"""The caching oracle on literal histories: evictions that go on for nothing.
+"""The caching oracle on literal histories: evictions that go on for nothing, copies that are late, engines left idle.
 
 Invariants:
 - Each bad history differs from a good one in one event.
@@ -6,14 +6,61 @@ Invariants:
 
 from __future__ import annotations
 
-import pytest
-from rigs.cache_histories import Events, backs_up, computes, evicts, gains, rules
+from dataclasses import replace
 
+import numpy as np
+import pytest
+from rigs.cache_histories import Events, backs_up, chain, computes, evicts, finds, gains, rules
+
+from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.caching import CachingOracle
+from kvcheck.core.stress.oracles.caching_rounds import LOOKS, TURNS
 from kvcheck.core.stress.oracles.oracle import judge
-from kvcheck.core.workload.tier_events import RoomWanted
+from kvcheck.core.workload.events import Completed, Counted, Submitted
+from kvcheck.core.workload.report_events import Reported
+from kvcheck.core.workload.tier_events import Asked, Declared, Modelled, Moving, RoomWanted, Transferred
 
+ENGINES = (("load.0", "load.0.side"), ("load.1", "load.1.side"))
+PERIOD = 3
+LATE = LOOKS * PERIOD + 2
+"""Rounds after which what is due at a look is late."""
+
+
+def looking(*, host: int = 9, uses: int | None = 1) -> Declared:
+    """A cache that looks at its copies every PERIOD rounds, and has two engines for loads."""
+    return replace(rules(host=host, uses=uses), ack_rounds=PERIOD, load_lanes=ENGINES)
+
+
+def rounds(count: int) -> Events:
+    return (Reported(end=""),) * count
+
+
+def touched(space: str, *units: int) -> tuple[Footprint, ...]:
+    return (Footprint(space, ("k",), (0, 1), np.array(units, dtype=np.int64)),)
+
+
+def backup(number: int, *, at: int = 0) -> Events:
+    """Transfer `number` of host page `number`, as one operation."""
+    units = (("full", (number,)),)
+    copied = Submitted(at or number, "copy", "d2h", touched("full", 50), touched("host.full", number))
+    return (Moving(number, "backup", units), copied)
+
+
+def load(number: int, *, lane: str = "load.0") -> Events:
+    moved = Submitted(number, "copy", lane, touched("host.full", number), touched("full", 50))
+    return (Moving(number, "load", (("full", (number,)),)), moved, Completed(number), acknowledged("load", number))
+
+
+def acknowledged(kind: str, number: int) -> Transferred:
+    return Transferred(kind, 7, 1, True, (), number)
+
+
+FETCH: Events = (
+    looking(),
+    Asked(7, chain("a"), False),
+    Submitted(1, "get", "s", (), touched("host.full", 1), request=7),
+)
 A_THEN_B = (*computes("a"), *computes("b"))
 
 GOOD: dict[str, Events] = {
@@ -41,10 +88,86 @@ GOOD: dict[str, Events] = {
         *evicts("device", "a"),
         *evicts("host", "a"),
     ),
+    "a copy is acknowledged at the second look": (
+        looking(),
+        *backup(1),
+        Completed(1),
+        *rounds(LATE - 1),
+        acknowledged("backup", 1),
+        *rounds(LATE),
+    ),
+    "a copy runs for long": (looking(), *backup(1), *rounds(9 * LATE), Completed(1), acknowledged("backup", 1)),
+    "a copy waits for an older one": (looking(), *backup(1), *backup(2), Completed(2), *rounds(9 * LATE)),
+    "a load that waits for its turn": (looking(), Moving(1, "load", (("full", (1,)),)), *rounds(9 * LATE)),
+    "half of a copy has run": (
+        looking(),
+        *backup(1),
+        Submitted(2, "copy", "side", touched("full", 50), touched("host.full", 1)),
+        Completed(2),
+        *rounds(9 * LATE),
+    ),
+    "a prefetch that is acknowledged": (
+        *FETCH,
+        Completed(1),
+        *rounds(2),
+        Transferred("prefetch", 7, 0, True),
+        *rounds(LATE),
+    ),
+    "the cache does not say when it looks": (rules(host=9), *backup(1), Completed(1), *rounds(9 * LATE)),
+    "after the counts nobody looks": (looking(), *backup(1), Completed(1), Counted("full", 9, 0, 9), *rounds(LATE)),
+    "loads take turns": (looking(), *load(1), *load(2, lane="load.1.side"), *load(3), *load(4)),
+    "too few loads for turns": (looking(), *(each for number in range(1, 2 * TURNS) for each in load(number))),
+    "one load of many operations": (looking(), load(1)[0], *[load(1)[1]] * 9, *load(1)[2:]),
+    "a backup that starts at the second look": (
+        looking(),
+        *computes("a"),
+        *rounds(LATE - 1),
+        *backs_up("a"),
+        *rounds(LATE),
+    ),
+    "a lookup that could not load is no use of what it did not serve": (
+        Modelled(page_size=2, window=0, has_state=True),
+        replace(looking(uses=2), units=rules(host=9, state=2, rows=2).units),
+        *computes("a"),
+        *gains("host", "a", space="state"),
+        finds("a", 1),
+        finds("a", 0, device_only=True),
+        *rounds(LATE),
+    ),
     "nobody says how much is wanted": (rules(), *A_THEN_B, *evicts("device", "a"), *evicts("device", "b")),
 }
 
 BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
+    "a copy is acknowledged a round later": (
+        (looking(), *backup(1), Completed(1), *rounds(LATE), acknowledged("backup", 1)),
+        "KV706",
+        ("backup 1 has run", f"{LATE} rounds later", f"every {PERIOD}"),
+    ),
+    "a load is never acknowledged": (
+        (looking(), *load(1)[:3], *rounds(9 * LATE)),
+        "KV706",
+        ("load 1 has run",),
+    ),
+    "a copy is passed over though the older one has run": (
+        (looking(), *backup(1), *backup(2), Completed(1), Completed(2), acknowledged("backup", 1), *rounds(LATE)),
+        "KV706",
+        ("backup 2 has run",),
+    ),
+    "a prefetch is never acknowledged": (
+        (*FETCH, Completed(1), *rounds(LATE)),
+        "KV706",
+        ("a prefetch for request 7",),
+    ),
+    "all loads go over one engine": (
+        (looking(), *(each for number in range(1, 2 * TURNS + 1) for each in load(number))),
+        "KV706",
+        ("4 loads take turns on 2 engines", "load.1 or load.1.side"),
+    ),
+    "a backup does not start within two looks": (
+        (looking(), *computes("a"), *rounds(LATE)),
+        "KV704",
+        ("is not backed up", f"{LATE} rounds and 0 uses"),
+    ),
     "one more goes than was asked for": (
         (rules(), *A_THEN_B, RoomWanted("device", "full", 1), *evicts("device", "a"), *evicts("device", "b")),
         "KV705",

@@ -66,6 +66,11 @@ class TransferController:
         """A load that is queued now will start with the next `start_loads`."""
         return self.gate.has_room
 
+    @property
+    def load_lanes(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the lanes of each engine that loads take turns on."""
+        return tuple(tuple(lane.name for lane in lanes) for lanes in self._h2d)
+
     def backup(self, transfer: Transfer) -> None:
         """Start one backup: device to host, behind the forward lane."""
         behind = self._behind_forward()

@@ -79,7 +79,7 @@ class CacheListener(StoreListener, Protocol):
     def refused(self, *, kind: str, request: int, space: str, chain: tuple[bytes, ...]) -> None:
         """A backup or a prefetch of these pages or this state was given up: the host has no room in that space."""
 
-    def moving(self, *, number: int, copies: tuple[SpaceCopy, ...]) -> None:
+    def moving(self, *, number: int, kind: str, copies: tuple[SpaceCopy, ...]) -> None:
         """A transfer was made, with these index values."""
 
     def tier_changed(self, *, tier: str, space: str, chain: tuple[bytes, ...], ids: IndexArray, added: bool) -> None:

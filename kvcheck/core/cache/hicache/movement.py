@@ -250,7 +250,7 @@ class Movement:
 
     def _tell_moving(self, transfer: Transfer) -> None:
         if self._listener is not None:
-            self._listener.moving(number=transfer.number, copies=transfer.copies)
+            self._listener.moving(number=transfer.number, kind=transfer.kind, copies=transfer.copies)
 
     def _pin(self, transfer: Transfer) -> None:
         """Keep both ends until the acknowledgement. (mutants: load-without-pin, write-back-without-pin)"""

@@ -5,6 +5,7 @@
     KV703 hits       what was computed is cached, leaves a tier by eviction alone, and is served when found
     KV704 copies     backups that the write policy asks for, and prefetches, are started
     KV705 need       nothing is given up once there is as much room as was asked for
+    KV706 turns      a copy that has run is acknowledged within two looks, and loads use every engine
 
 Invariants:
 - A cache is judged by the rules that it declares. Without a declaration nothing is judged.
@@ -16,12 +17,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import RANKS, ROOT, USES, Page, allocator_of
+from kvcheck.core.stress.oracles.caching_rounds import RoundRules
 from kvcheck.core.stress.oracles.caching_store import StoreRules
 from kvcheck.core.stress.oracles.plain_cache import PlainCache
 from kvcheck.core.workload.events import Allocated, Counted, Finished, Forward, Freed
+from kvcheck.core.workload.report_events import Reported
 from kvcheck.core.workload.tier_events import (
     Chosen,
     Computed,
@@ -42,7 +46,16 @@ SOON = 24
 """Uses of the cache within which a backup that is due has to be started."""
 
 
-class CachingOracle(StoreRules):
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """Pages whose backups were due at a use of the cache, in a round."""
+
+    use: int
+    round: int
+    pages: dict[bytes, Page]
+
+
+class CachingOracle(StoreRules, RoundRules):
     """Evictions in the declared order, no copy left out, and nothing lost that was cached."""
 
     def __init__(self) -> None:
@@ -50,7 +63,7 @@ class CachingOracle(StoreRules):
         self._chosen: dict[tuple[str, str], tuple[bytes, ...]] = {}
         self._wanted: dict[str, tuple[int, int]] = {}  # by allocator: units that were asked for, and freed since
         self._refused: set[bytes] = set()
-        self._due: deque[tuple[int, list[tuple[bytes, Page]]]] = deque()
+        self._due: deque[_Due] = deque()
         self._due_long = 0
         self._backups_seen = False
         self._served: dict[int, int] = {}
@@ -76,17 +89,19 @@ class CachingOracle(StoreRules):
             (RoomWanted, self._is_wanted),
             (Transferred, self._transferred),
             *self.store_handlers(),
+            *self.round_handlers(),
+            (Reported, self._reported),
             (Finished, self._finished),
             (Counted, self._counted),
         )
 
     def finish(self) -> None:
         """A run in which backups were due long ago and none was ever started or refused. Pages may have left before."""
+        self._judge_lanes()
         if self._due_long and not self._backups_seen:
             self._add(
                 "KV704",
-                f"backups of {self._due_long} pages were due {SOON} uses of the cache ago or longer; in the whole run "
-                "none was started or refused",
+                f"backups of {self._due_long} pages were due long ago; in the whole run none was started or refused",
                 tier="host",
             )
 
@@ -143,6 +158,8 @@ class CachingOracle(StoreRules):
         self._used()
         if event.device_only:
             self._judge_load(event)
+            if self._due and self._due[-1].use == self._cache.clock:
+                self._due.pop()  # of the try before, which served nothing
         self._cache.look_up(event)
         self._served[event.request] = event.pages * self._cache.model.page_size
         self._offered[event.request] = event.pages
@@ -200,8 +217,14 @@ class CachingOracle(StoreRules):
             self._add("KV703", f"a page that was computed and offered is not cached on the device ({each.hex()[:8]})")
             break
         self._cache.growing = {}
-        while self._due and self._due[0][0] + SOON <= self._cache.clock:
-            self._judge_backups(*self._due.popleft())
+        while self._due and self._due[0].use + SOON <= self._cache.clock:
+            self._judge_backups(self._due.popleft())
+
+    def _reported(self, event: Reported) -> None:
+        """A round is over: judge backups that are due since the cache has looked at its copies."""
+        patience = self._patience
+        while patience is not None and self._due and self._due[0].round + patience < self._rounds:
+            self._judge_backups(self._due.popleft())
 
     def _finished(self, event: Finished) -> None:
         """A request that ended has offered every whole page of what it has computed."""
@@ -332,24 +355,25 @@ class CachingOracle(StoreRules):
             ):
                 due[each] = page
         if due:
-            self._due.append((self._cache.clock, list(due.items())))
+            self._due.append(_Due(self._cache.clock, self._rounds, due))
 
-    def _judge_backups(self, since: int, due: list[tuple[bytes, Page]]) -> None:
+    def _judge_backups(self, due: _Due) -> None:
         self.judged += 1
-        self._due_long += len(due)
-        for each, page in due:
+        self._due_long += len(due.pages)
+        for each, page in due.pages.items():
             is_open = (
                 self._cache.pages.get(each) is page
                 and each in self._cache.held["device", "full"]
                 and self._cache.is_backed(self._cache.parent(each))
-                and page.backed_at < since
-                and page.refused_at < since
+                and page.backed_at < due.use
+                and page.refused_at < due.use
             )
             if is_open:
                 self._add(
                     "KV704",
-                    f"{self._named('device', 'full', each)} is not backed up, {SOON} uses of the cache after that was "
-                    "due; the prefix before it is, and no backup of it was refused",
+                    f"{self._named('device', 'full', each)} is not backed up, {self._rounds - due.round} rounds and "
+                    f"{self._cache.clock - due.use} uses of the cache after that was due; the prefix before it is, and "
+                    "no backup of it was refused",
                     tier="device",
                 )
                 self._backups_seen = True  # that they are missing is said

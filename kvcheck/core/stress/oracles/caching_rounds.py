@@ -1,0 +1,153 @@
+"""Rules of the caching oracle on rounds: copies that have run are acknowledged soon, and loads take turns.
+
+    backup    reads the device, writes the host      named by the number of the transfer, through the host units
+    load      reads the host, writes the device      the same; one operation may serve several
+    prefetch  writes the host alone                  named by its request
+
+Invariants:
+- A copy has run when all operations that touch its host units have. It may wait for older copies of its kind that
+  have not.
+- Operations are told apart by what they read and write. No name of one is known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.stress.history import Handler
+from kvcheck.core.stress.oracles.caching_rules import CachingRules
+from kvcheck.core.workload.events import Completed, Submitted
+from kvcheck.core.workload.report_events import Reported
+from kvcheck.core.workload.tier_events import Moving, Transferred
+
+LOOKS = 2
+"""A copy that has run is acknowledged, and a backup that is due is started, within so many looks of the cache at its
+copies, and one round more. A cache may leave every other look out."""
+TURNS = 2
+"""Loads for each engine, after which each of them has had one."""
+HOST = "host."
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """One transfer. name: its number, or the request of a prefetch. running: operations that have not run.
+
+    waited: rounds that ended since it has run, and all older ones of its kind.
+    """
+
+    kind: str
+    name: int
+    units: frozenset[tuple[str, int]] = frozenset()
+    running: set[int] = field(default_factory=set)
+    has_begun: bool = False
+    waited: int = 0
+
+
+class RoundRules(CachingRules):
+    """Copies are not left unacknowledged, and no engine for loads is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rounds = 0
+        self._made: dict[int, _Copy] = {}
+        self._begun: dict[str, list[_Copy]] = {"backup": [], "load": [], "prefetch": []}
+        self._running: dict[int, list[_Copy]] = {}
+        self._load_lanes: set[str] = set()
+        self._loads = 0
+
+    def round_handlers(self) -> Iterable[tuple[type, Handler]]:
+        """The kinds of event that these rules read."""
+        return (
+            (Moving, self._is_made),
+            (Submitted, self._submitted),
+            (Completed, self._completed),
+            (Transferred, self._acknowledged),
+            (Reported, self._round_over),
+        )
+
+    @property
+    def _patience(self) -> int | None:
+        """Rounds within which the cache does what it does when it looks at its copies; None where it declares none."""
+        rounds = self._declared.ack_rounds if self._declared is not None else None
+        return None if rounds is None else LOOKS * rounds + 1
+
+    def _judge_lanes(self) -> None:
+        """Engines that never had a load, though there were enough."""
+        engines = self._declared.load_lanes if self._declared is not None else ()
+        if self._loads < TURNS * len(engines):
+            return
+        self.judged += len(engines) > 1
+        for lanes in engines:
+            if self._load_lanes.isdisjoint(lanes):
+                self._add(
+                    "KV706",
+                    f"{self._loads} loads take turns on {len(engines)} engines; none used {' or '.join(lanes)}",
+                    tier="device",
+                )
+
+    def _is_made(self, event: Moving) -> None:
+        units = frozenset((f"{HOST}{space}", unit) for space, ids in event.units for unit in ids)
+        self._made[event.number] = _Copy(event.kind, event.number, units)
+
+    def _submitted(self, event: Submitted) -> None:
+        down, up = _on_host(event.writes), _on_host(event.reads)
+        if down and not event.reads and event.request is not None:
+            self._begin(_Copy("prefetch", event.request), event.ordinal)
+        elif (down and event.reads) or (up and event.writes):
+            touched = {(each.space, unit) for each in (*down, *up) for unit in each.rows.tolist()}
+            kind = "backup" if down else "load"
+            for_whom = [each for each in self._made.values() if each.kind == kind and each.units & touched]
+            if kind == "load" and for_whom:
+                self._loads += not all(each.has_begun for each in for_whom)
+                self._load_lanes.add(event.lane)
+            for each in for_whom:
+                self._begin(each, event.ordinal)
+
+    def _begin(self, copy: _Copy, ordinal: int) -> None:
+        if not copy.has_begun:
+            copy.has_begun = True
+            self._begun[copy.kind].append(copy)
+        copy.running.add(ordinal)
+        self._running.setdefault(ordinal, []).append(copy)
+
+    def _completed(self, event: Completed) -> None:
+        for copy in self._running.pop(event.ordinal, ()):
+            copy.running.discard(event.ordinal)
+
+    def _acknowledged(self, event: Transferred) -> None:
+        name = event.request if event.kind == "prefetch" else event.number
+        self._made.pop(event.number, None)
+        begun = self._begun[event.kind]
+        if (copy := next((each for each in begun if each.name == name), None)) is not None:
+            begun.remove(copy)
+
+    def _round_over(self, event: Reported) -> None:
+        self._rounds += 1
+        patience = self._patience
+        if patience is None or self._is_over:
+            return
+        for begun in self._begun.values():
+            for copy in tuple(begun):
+                if copy.running:
+                    break
+                self.judged += not copy.waited
+                copy.waited += 1
+                if copy.waited > patience:
+                    begun.remove(copy)
+                    self._late(copy)
+
+    def _late(self, copy: _Copy) -> None:
+        looks = self._declared.ack_rounds if self._declared is not None else None
+        whose = f"a prefetch for request {copy.name}" if copy.kind == "prefetch" else f"{copy.kind} {copy.name}"
+        self._add(
+            "KV706",
+            f"{whose} has run, and is not acknowledged {copy.waited} rounds later; the cache looks every {looks}",
+            request=copy.name if copy.kind == "prefetch" else None,
+            tier="host",
+        )
+
+
+def _on_host(footprints: Iterable[Footprint]) -> list[Footprint]:
+    return [each for each in footprints if each.space.startswith(HOST)]
