@@ -37,7 +37,8 @@ WITH_FILES = with_settings(Plan(scenario="hicache", shape="llama-3-tiny"), "stor
 
 @pytest.mark.parametrize("kind", ["memory", "files"])
 def test_damage_is_refused_also_where_the_object_was_damaged_before(kind: str) -> None:
-    with faulty_store(kind) as store:
+    damaged: list[str] = []
+    with faulty_store(kind, damaged.append) as store:
         assert store is not None
         for key in KEYS:
             store.put(key, PAYLOAD)
@@ -45,6 +46,7 @@ def test_damage_is_refused_also_where_the_object_was_damaged_before(kind: str) -
         served = [store.get(KEYS[read == 2 * DAMAGE_EVERY], len(PAYLOAD)) for read in range(1, 3 * DAMAGE_EVERY + 1)]
         assert served[: DAMAGE_EVERY - 1] == [PAYLOAD] * (DAMAGE_EVERY - 1)
         assert served[DAMAGE_EVERY - 1 :] == [None] * (2 * DAMAGE_EVERY + 1)
+        assert damaged == [KEYS[0], KEYS[1], KEYS[0]]
         store.put(KEYS[0], PAYLOAD)
         assert store.get(KEYS[0], len(PAYLOAD)) == PAYLOAD
 

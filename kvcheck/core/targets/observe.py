@@ -112,8 +112,8 @@ class Observer:
     def refused(self, *, kind: str, request: int, space: str, chain: tuple[bytes, ...]) -> None:
         self._emit(Refused(kind, request, space, chain))
 
-    def stored(self, *, space: str, chain: tuple[bytes, ...], is_whole: bool) -> None:
-        self._emit(Stored(space, chain, is_whole))
+    def stored(self, *, space: str, chain: tuple[bytes, ...], keys: tuple[str, ...], is_whole: bool) -> None:
+        self._emit(Stored(space, chain, is_whole, keys))
 
     def tier_changed(self, *, tier: str, space: str, chain: tuple[bytes, ...], ids: IndexArray, added: bool) -> None:
         self._emit(TierChanged(tier, space, chain, tuple(ids.tolist()), added))

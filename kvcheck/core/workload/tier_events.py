@@ -118,11 +118,24 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The store has taken these pages or states, or could not serve them whole."""
+    """The store has taken these pages or states, or could not serve them whole. keys: of the objects."""
 
     space: str
     chain: tuple[bytes, ...]
     is_whole: bool
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreKeeps:
+    """The store of this run loses nothing by itself: each object stays whole until it is deleted or damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """The scenario has damaged the object under this key, or lost it. A read before that may not be told yet."""
+
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,5 +191,17 @@ class Evicted:
 
 UseEvent = Modelled | Declared | Asked | LookedUp | Computed
 TierEvent = (
-    Locked | TierChanged | RoomWanted | Chosen | Flushed | Refused | Moving | Transferred | Evicted | Stored | Deleted
+    Locked
+    | TierChanged
+    | RoomWanted
+    | Chosen
+    | Flushed
+    | Refused
+    | Moving
+    | Transferred
+    | Evicted
+    | Stored
+    | StoreKeeps
+    | Damaged
+    | Deleted
 )

@@ -19,7 +19,19 @@ from kvcheck.core.stress.oracles.caching_rounds import LOOKS, TURNS
 from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.workload.events import Completed, Counted, Submitted
 from kvcheck.core.workload.report_events import Reported
-from kvcheck.core.workload.tier_events import Asked, Declared, Modelled, Moving, RoomWanted, Transferred
+from kvcheck.core.workload.tier_events import (
+    Asked,
+    Damaged,
+    Declared,
+    Deleted,
+    Locked,
+    Modelled,
+    Moving,
+    RoomWanted,
+    Stored,
+    StoreKeeps,
+    Transferred,
+)
 
 ENGINES = (("load.0", "load.0.side"), ("load.1", "load.1.side"))
 PERIOD = 3
@@ -60,6 +72,32 @@ FETCH: Events = (
     looking(),
     Asked(7, chain("a"), False),
     Submitted(1, "get", "s", (), touched("host.full", 1), request=7),
+)
+STATES = Modelled(page_size=2, window=0, has_state=True)
+WINDOW = Modelled(page_size=2, window=4, has_state=False)
+KEPT: Events = (StoreKeeps(), rules(host=9), Stored("full", chain("ab"), True, ("1", "2")))
+UNSERVED = Stored("full", (b"ab",), False, ("2",))
+WITH_STATE: Events = (
+    STATES,
+    rules(host=9),
+    Stored("full", chain("ab"), True),
+    Stored("state", (b"ab",), True),
+    Asked(7, chain("abc"), True),
+)
+WITH_WINDOW: Events = (
+    WINDOW,
+    rules(host=9),
+    Stored("full", chain("abc"), True),
+    Stored("window", chain("abc")[1:], True),
+    Asked(7, chain("abcd"), True),
+)
+BEHIND: Events = (
+    rules(host=9),
+    *computes("a"),
+    *backs_up("a"),
+    Stored("full", chain("ab"), True),
+    Locked("host", b"a", True),
+    Asked(7, chain("abc"), True),
 )
 A_THEN_B = (*computes("a"), *computes("b"))
 
@@ -126,7 +164,7 @@ GOOD: dict[str, Events] = {
         *rounds(LATE),
     ),
     "a lookup that could not load is no use of what it did not serve": (
-        Modelled(page_size=2, window=0, has_state=True),
+        STATES,
         replace(looking(uses=2), units=rules(host=9, state=2, rows=2).units),
         *computes("a"),
         *gains("host", "a", space="state"),
@@ -134,10 +172,41 @@ GOOD: dict[str, Events] = {
         finds("a", 0, device_only=True),
         *rounds(LATE),
     ),
+    "a damaged object is not served": (*KEPT, Damaged("2"), UNSERVED),
+    "an object is damaged before it is told that it was stored": (KEPT[0], Damaged("2"), *KEPT[1:], UNSERVED),
+    "a deleted object is not served": (*KEPT, Deleted("full", (b"ab",)), UNSERVED),
+    "a store that may lose what it has": (*KEPT[1:], UNSERVED),
+    "what was never stored is not served": (*KEPT[:2], UNSERVED),
+    "a prefix with its state comes": (*WITH_STATE, Transferred("prefetch", 7, 2, True, chain("ab"))),
+    "the state does not come": (*WITH_STATE, Stored("state", (b"ab",), False), Transferred("prefetch", 7, 0, True)),
+    "a prefix with its window comes": (*WITH_WINDOW, Transferred("prefetch", 7, 3, True, chain("abc"))),
+    "a page of the window does not come": (
+        *WITH_WINDOW,
+        Stored("window", (b"ab",), False),
+        Transferred("prefetch", 7, 0, True),
+    ),
+    "what is fetched hangs on a page that is kept": BEHIND,
     "nobody says how much is wanted": (rules(), *A_THEN_B, *evicts("device", "a"), *evicts("device", "b")),
 }
 
 BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
+    "a whole object is not served": ((*KEPT, UNSERVED), "KV703", ("was stored whole", "did not serve it")),
+    "another object is damaged": ((*KEPT, Damaged("1"), UNSERVED), "KV703", ("was stored whole",)),
+    "a state that came is thrown away": (
+        (*WITH_STATE, Transferred("prefetch", 7, 0, True)),
+        "KV703",
+        ("2 pages that the tiers lacked came whole", "0 were kept"),
+    ),
+    "a prefix with its window is a page short": (
+        (*WITH_WINDOW, Transferred("prefetch", 7, 2, True, chain("ab"))),
+        "KV703",
+        ("3 pages that the tiers lacked came whole", "2 were kept"),
+    ),
+    "what is fetched hangs on a page that may go": (
+        (*BEHIND[:-2], BEHIND[-1]),
+        "KV703",
+        ("pages from 1 on", "nothing keeps the page before them"),
+    ),
     "a copy is acknowledged a round later": (
         (looking(), *backup(1), Completed(1), *rounds(LATE), acknowledged("backup", 1)),
         "KV706",

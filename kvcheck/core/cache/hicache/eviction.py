@@ -45,8 +45,8 @@ class StoreListener(Protocol):
     def fetched(self, *, request: int, copies: tuple[SpaceCopy, ...]) -> None:
         """Pages came from the store into these host pages. The device ids have no meaning here."""
 
-    def stored(self, *, space: str, chain: tuple[bytes, ...], is_whole: bool) -> None:
-        """The store has taken these pages or states, or could not serve them whole."""
+    def stored(self, *, space: str, chain: tuple[bytes, ...], keys: tuple[str, ...], is_whole: bool) -> None:
+        """The store has taken these pages or states under these keys, or could not serve them whole."""
 
 
 class CacheListener(StoreListener, Protocol):

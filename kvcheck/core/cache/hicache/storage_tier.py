@@ -107,7 +107,7 @@ class StorageTier:
             self._policy["state"] = "end"
         self._writes: list[Write] = []
         self._prefetches: list[Prefetch] = []
-        self._outcomes: list[tuple[str, bool, bytes]] = []  # (space, put or got whole, hash), in the store's order
+        self._outcomes: list[tuple[str, bool, StoredUnit]] = []  # (space, put or got whole, object), in its order
 
     # Under way
 
@@ -147,7 +147,7 @@ class StorageTier:
         payload = self._host.pack(each.space, each.unit).numpy().tobytes()
         try:
             self._store.put(each.key, payload)
-            self._outcomes.append((each.space, True, each.hash))
+            self._outcomes.append((each.space, True, each))
         except StorageError:
             self.failures += 1  # the host still has the page
 
@@ -212,7 +212,7 @@ class StorageTier:
         except StorageError:
             self.failures += 1  # the page has not arrived, and will be computed
         if payload is None:
-            self._outcomes.append((each.space, False, each.hash))
+            self._outcomes.append((each.space, False, each))
         else:
             self._host.unpack(each.space, each.unit, torch.frombuffer(bytearray(payload), dtype=torch.uint8))
             prefetch.arrived.setdefault(each.space, set()).add(page)
@@ -363,8 +363,9 @@ class StorageTier:
         outcomes, self._outcomes = self._outcomes, []
         for (space, is_whole), run in groupby(outcomes, key=lambda each: each[:2]):
             if self._listener is not None:
-                chain = tuple(each for _, _, each in run)
-                self._listener.stored(space=space, chain=chain, is_whole=is_whole)
+                units = [each for _, _, each in run]
+                chain, keys = tuple(each.hash for each in units), tuple(each.key for each in units)
+                self._listener.stored(space=space, chain=chain, keys=keys, is_whole=is_whole)
 
     def _names(self, space: str) -> list[str]:
         return [buffer.name for buffer in self._residency.pool.sets[space].spec.buffers]

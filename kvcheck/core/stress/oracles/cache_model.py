@@ -213,6 +213,10 @@ class CacheModel:
         """The host holds the page, and it has arrived."""
         return each == ROOT or (each in self.held["host", "full"] and each not in self._arriving)
 
+    def is_locked(self, tier: str, each: bytes) -> bool:
+        """Something locks the page on a tier; the root is never given up."""
+        return each == ROOT or self._locks[tier][each] > 0
+
     def spaces(self, each: bytes) -> set[str]:
         """The spaces in which some tier holds something of a page."""
         return {space for space in SPACES for tier in ("device", "host") if each in self.held[tier, space]}

@@ -1,8 +1,9 @@
 """Rules of the caching oracle on a page store: what it holds whole is fetched, served and kept.
 
 Invariants:
-- What somebody else deleted is expected of the store no more.
-- A prefix with companions may end sooner than its pages.
+- What somebody else deleted, or the scenario damaged, is expected of the store no more.
+- A store may lose what it has, unless the scenario says that it keeps it.
+- A prefix with companions is judged only where all that was fetched came, and nothing before it is needed beside pages.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from dataclasses import dataclass, field
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import ROOT
 from kvcheck.core.stress.oracles.caching_rules import CachingRules
-from kvcheck.core.stress.oracles.residency import SPACES
+from kvcheck.core.stress.oracles.residency import SPACES, first_seen
 from kvcheck.core.workload.events import Aborted
-from kvcheck.core.workload.tier_events import Asked, Deleted, Stored, Transferred
+from kvcheck.core.workload.tier_events import Asked, Damaged, Deleted, Stored, StoreKeeps, Transferred
 
 
 @dataclass(slots=True)
@@ -38,12 +39,17 @@ class StoreRules(CachingRules):
         self._doubtful: dict[str, set[bytes]] = {space: set() for space in SPACES}
         self._fetching: dict[int, Fetch] = {}
         self._gave_up_fetch = 0
+        self._keeps = False
+        self._damaged: set[str] = set()
+        self._objects: dict[str, tuple[str, bytes]] = {}  # by key, the space and hash of what was stored whole
 
     def store_handlers(self) -> Iterable[tuple[type, Handler]]:
         """The kinds of event that these rules read."""
         return (
             (Asked, self._asked),
             (Stored, self._is_stored),
+            (StoreKeeps, self._store_keeps),
+            (Damaged, self._is_damaged),
             (Deleted, self._is_deleted),
             (Aborted, self._aborted),
             (Transferred, self._fetched),
@@ -54,13 +60,39 @@ class StoreRules(CachingRules):
         self._doubtful[event.space].update(event.chain)
         self._stored[event.space].difference_update(event.chain)
 
+    def _store_keeps(self, event: StoreKeeps) -> None:
+        self._keeps = True
+
+    def _is_damaged(self, event: Damaged) -> None:
+        self._damaged.add(event.key)
+        if event.key in self._objects:
+            space, each = self._objects[event.key]
+            self._stored[space].discard(each)
+
     def _is_stored(self, event: Stored) -> None:
         if event.is_whole:
             self._stored[event.space].update(set(event.chain) - self._doubtful[event.space])
+            self._objects |= {key: (event.space, each) for key, each in zip(event.keys, event.chain, strict=False)}
         else:
+            self._judge_unserved(event)
             self._stored[event.space].difference_update(event.chain)
             for fetch in self._fetching.values():
                 fetch.failed.update(event.chain)
+
+    def _judge_unserved(self, event: Stored) -> None:
+        """The store could not serve these: it never had them whole, or somebody deleted or damaged them since."""
+        if not self._keeps:
+            return
+        self.judged += 1
+        for each, key in zip(event.chain, event.keys, strict=False):
+            if each in self._stored[event.space] and key not in self._damaged:
+                self._add(
+                    "KV703",
+                    f"the {event.space} {each.hex()[:8]} was stored whole, and nobody has deleted or damaged it; the "
+                    "store was asked for it and did not serve it",
+                    tier="storage",
+                )
+                return
 
     def _aborted(self, event: Aborted) -> None:
         if event.request in self._fetching:
@@ -77,6 +109,14 @@ class StoreRules(CachingRules):
         start, stop = self._cache.fetchable(event.chain, self._stored)
         if event.is_fetching:
             self._fetching[event.request] = Fetch(event.chain, start, stop)
+            if start and not self._cache.is_locked("host", event.chain[start - 1]):
+                self._add(
+                    "KV703",
+                    f"pages from {start} on of the prompt of request {event.request} are being fetched, and nothing "
+                    "keeps the page before them on the host; without it they come for nothing",
+                    request=event.request,
+                    tier="host",
+                )
             return
         lacking = frozenset(event.chain[start:])
         on_their_way = any(not lacking.isdisjoint(each.chain[each.start :]) for each in self._fetching.values())
@@ -95,13 +135,13 @@ class StoreRules(CachingRules):
             self._judge_fetch(event, fetch)
 
     def _judge_fetch(self, event: Transferred, fetch: Fetch) -> None:
-        """What came whole is kept, unless the tiers have changed around it. A prefix with companions may end sooner."""
+        """What came whole is kept, unless the tiers have changed around it."""
         cache = self._cache
         before, behind = fetch.chain[: fetch.start], fetch.chain[fetch.start : fetch.stop]
         is_open = bool(event.chain) or not any(each in cache.pages for each in behind)
         is_open = is_open and cache.is_whole_on_host(before[-1] if before else ROOT)
         whole = next((at for at, each in enumerate(behind) if each in fetch.failed), len(behind))
-        if cache.model.has_state or cache.model.window or not is_open:
+        if not is_open or self._may_end_sooner(fetch):
             return
         self.judged += 1
         if len(event.chain) < whole:
@@ -112,3 +152,11 @@ class StoreRules(CachingRules):
                 request=event.request,
                 tier="storage",
             )
+
+    def _may_end_sooner(self, fetch: Fetch) -> bool:
+        """A companion of the prefix did not come, or lies before what was fetched, where it may have gone."""
+        model = self._cache.model
+        if not (model.has_state or model.window):
+            return False
+        is_behind = not model.window or first_seen(model, fetch.stop) >= fetch.start
+        return not is_behind or not fetch.failed.isdisjoint(fetch.chain[fetch.start :])

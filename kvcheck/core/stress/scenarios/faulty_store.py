@@ -2,6 +2,7 @@
 
 Invariants:
 - A stored object is damaged before it is read, so that the store itself has to notice.
+- Whoever opens it is told the key of each object that it damages.
 - The count of reads alone decides which read, which byte and which kind of damage.
 - A machine that cannot keep the files stops the schedule: UNKNOWN if it is full, a usage error without the folder.
   Its faults are not the target's, and a store that kept less would make another schedule of the same line.
@@ -10,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -34,14 +35,16 @@ DAMAGE_EVERY = 11
 class FaultyMemoryStore(MemoryStore):
     """Objects in a dict; every DAMAGE_EVERY-th read finds one damaged."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__()
+        self._tell = tell
         self._reads = 0
 
     def get(self, key: str, size: int) -> bytes | None:
         """Damage the object if it is its turn, then read it."""
         self._reads += 1
         if self._reads % DAMAGE_EVERY == 0 and self.contains(key):
+            self._tell(key)
             kind = self._reads // DAMAGE_EVERY % 3
             if kind == 0 and (left := len(self._object(key))):  # it may have been cut short before
                 self.corrupt(key, at=self._reads % left)
@@ -55,8 +58,9 @@ class FaultyMemoryStore(MemoryStore):
 class FaultyFileStore(FileStore):
     """Objects in a folder; every DAMAGE_EVERY-th read finds one damaged."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
         super().__init__(folder)
+        self._tell = tell
         self._reads = 0
 
     def put(self, key: str, payload: bytes) -> None:
@@ -70,6 +74,7 @@ class FaultyFileStore(FileStore):
         """Damage the file if it is its turn, then read it."""
         self._reads += 1
         if self._reads % DAMAGE_EVERY == 0 and self.contains(key):
+            self._tell(key)
             try:
                 self._damage(key, size)
             except OSError as error:
@@ -91,15 +96,18 @@ class FaultyFileStore(FileStore):
 
 
 @contextmanager
-def faulty_store(kind: str | None) -> Iterator[PageStore | None]:
-    """A new, empty store for one schedule, gone afterwards. kind: "memory", "files", or None for no store."""
+def faulty_store(kind: str | None, tell: Callable[[str], None] = lambda key: None) -> Iterator[PageStore | None]:
+    """A new, empty store for one schedule, gone afterwards. kind: "memory", "files", or None for no store.
+
+    tell: is told the key of each object that is damaged.
+    """
     if kind is None:
         yield None
     elif kind == "memory":
-        with closing(FaultyMemoryStore()) as store:
+        with closing(FaultyMemoryStore(tell)) as store:
             yield store
     elif kind == "files":
-        with _temporary_folder() as folder, closing(FaultyFileStore(folder.path)) as files:
+        with _temporary_folder() as folder, closing(FaultyFileStore(folder.path, tell)) as files:
             yield files
     else:
         raise InternalError(f"no faulty store of kind {kind!r}; expected memory or files")

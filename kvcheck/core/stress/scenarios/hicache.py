@@ -39,7 +39,7 @@ from kvcheck.core.targets.target import HostTier, Target
 from kvcheck.core.workload.events import Emit
 from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.sessions import session_jobs
-from kvcheck.core.workload.tier_events import Modelled
+from kvcheck.core.workload.tier_events import Damaged, Modelled, StoreKeeps
 
 SYNTHETIC_PAGES = 11
 SYNTHETIC_REQUESTS = 36
@@ -131,7 +131,8 @@ class HiCacheScenario:
         readers = Readers(early_send=True, replay_every=REPLAY_EVERY)
         row = self.table.variant(variant)
         wanted = "memory" if load.from_trace else row["store"]
-        with faulty_store(None if wanted == NO_STORE else wanted) as store:
+        emit(StoreKeeps())
+        with faulty_store(None if wanted == NO_STORE else wanted, lambda key: emit(Damaged(key))) as store:
             # One of the ranks that share a store, beside engines of other models, dtypes and layouts.
             tier = replace(
                 host_tier(shape, load, row, store),
