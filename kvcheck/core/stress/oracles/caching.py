@@ -360,13 +360,16 @@ class CachingOracle(StoreRules, RoundRules):
     def _judge_backups(self, due: _Due) -> None:
         self.judged += 1
         self._due_long += len(due.pages)
+        refused: set[bytes] = set()
         for each, page in due.pages.items():
+            if page.refused_at >= due.use or self._cache.parent(each) in refused:
+                refused.add(each)  # and with it what lies behind it: the prefix before that was not backed up
+                continue
             is_open = (
                 self._cache.pages.get(each) is page
                 and each in self._cache.held["device", "full"]
                 and self._cache.is_backed(self._cache.parent(each))
                 and page.backed_at < due.use
-                and page.refused_at < due.use
             )
             if is_open:
                 self._add(
