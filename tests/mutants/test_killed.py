@@ -32,7 +32,11 @@ SEED = 1
 SHOWN_BY = {"ring-rearmed-early": 2, "abort-said-once": 4, "admits-whole-batches": 3}
 """Seed of the workloads that show a mutant which those of SEED show late."""
 MOST_CAUSES = dict.fromkeys(
-    ("ack-by-kv-alone", "write-back-without-pin", "abort-keeps-saved-copy", "value-dropped-before-restored"), 2
+    (
+        *("ack-by-kv-alone", "write-back-without-pin", "abort-keeps-saved-copy", "value-dropped-before-restored"),
+        "aborted-fetch-forgotten",
+    ),
+    2,
 ) | {"offload-value-aliases-pool": 3}
 """Causes of a mutant's schedule, where not one: what is broken shows in backups and in loads, in a value and in its
 pages, in a race and in a page that is lost, in each buffer, or also in what is let through."""

@@ -103,6 +103,7 @@ BEHIND: Events = (
 A_THEN_B = (*computes("a"), *computes("b"))
 
 GOOD: dict[str, Events] = {
+    "a cache that keeps host pages by other means than locks": (*BEHIND[:-2], BEHIND[-1]),
     "as many go as were asked for": (
         rules(),
         *A_THEN_B,
@@ -216,7 +217,7 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
         ("3 pages that the tiers lacked came whole", "2 were kept"),
     ),
     "what is fetched hangs on a page that may go": (
-        (*BEHIND[:-2], BEHIND[-1]),
+        (*BEHIND[:-1], Locked("host", b"a", False), BEHIND[-1]),
         "KV703",
         ("pages from 1 on", "nothing keeps the page before them"),
     ),

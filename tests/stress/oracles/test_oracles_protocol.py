@@ -136,6 +136,10 @@ BAD: dict[str, tuple[tuple[str, int | None, str | None, tuple[str, ...]], tuple[
         ("KV304", 7, None, ("decode-1", "cover 4,032 bytes", "take 4,096")),
         (SIZES, SealsFitted("decode-0", 7, 4_096), SealsFitted("decode-1", 7, 4_032)),
     ),
+    "no seal was compared": (
+        ("KV203", 7, None, ("decode-0", "no byte of it was compared")),
+        (SIZES, SealsFitted("decode-0", 7, 0)),
+    ),
     "seals that cover more": (("KV304", 8, None, ("2,056",)), (SIZES, SealsFitted("decode-0", 8, 2_056))),
     "failed, then success": (
         ("KV602", 7, None, ("decode-0", "room 0", "from Failed to Success", "Failed is final")),

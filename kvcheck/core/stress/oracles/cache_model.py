@@ -35,7 +35,11 @@ class Page:
 
 
 class CacheModel:
-    """Both tiers of one cache. clock: counts uses of the cache: lookups, and prefixes that were computed."""
+    """Both tiers of one cache.
+
+    clock: counts uses of the cache: lookups, and prefixes that were computed. locks_host: the cache has locked a page on
+    the host, so locks are how it keeps pages there.
+    """
 
     def __init__(self) -> None:
         self.model = Modelled(page_size=1, window=0, has_state=False)
@@ -48,6 +52,7 @@ class CacheModel:
         self._priority = 0
         self._parents: dict[bytes, bytes] = {}
         self._children: dict[str, Counter[bytes]] = {"device": Counter(), "any": Counter()}
+        self.locks_host = False
         self._locks: dict[str, Counter[bytes]] = {"device": Counter(), "host": Counter()}
         self._arriving: set[bytes] = set()
         self._lookup: tuple[int, list[tuple[Page, list[int]]]] = (0, [])
@@ -99,6 +104,7 @@ class CacheModel:
 
     def lock(self, event: Locked) -> None:
         """One lock more or less on every page of a prefix."""
+        self.locks_host = self.locks_host or event.tier == "host"
         locks, at = self._locks[event.tier], event.end
         while at != ROOT:
             locks[at] += 1 if event.added else -1

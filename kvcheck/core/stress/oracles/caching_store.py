@@ -109,7 +109,7 @@ class StoreRules(CachingRules):
         start, stop = self._cache.fetchable(event.chain, self._stored)
         if event.is_fetching:
             self._fetching[event.request] = Fetch(event.chain, start, stop)
-            if start and not self._cache.is_locked("host", event.chain[start - 1]):
+            if start and self._cache.locks_host and not self._cache.is_locked("host", event.chain[start - 1]):
                 self._add(
                     "KV703",
                     f"pages from {start} on of the prompt of request {event.request} are being fetched, and nothing "

@@ -3,7 +3,7 @@
 Invariants:
 - A room that has failed or succeeded on a rank keeps that status (KV602).
 - A rank that reports Success has every leg of the room in its memory (KV203).
-- What the seals of a room cover is as long as what the prompt needs (KV304).
+- What the seals of a room cover is as long as what the prompt needs (KV304), and something (KV203).
 - Ranks of one end decide the same in the same round (KV601).
 - A request with a fault fails, and the reason names the fault (KV603). One without a fault does not fail (KV604).
 - Where a clock went on by itself, a room may fail or not. Then the reason names what was missing. The same holds where
@@ -133,7 +133,12 @@ class ProtocolOracle(KnownWords):
         if wanted is None:
             return
         self.judged += 1
-        if event.size != wanted:
+        if event.size == 0:
+            text = (
+                f"{event.rank}: request {event.request} is taken as landed, and no byte of it was compared with a seal"
+            )
+            self._add("KV203", event.request, text)
+        elif event.size != wanted:
             text = f"{event.rank}: the seals of request {event.request} cover {event.size:,} bytes; its prompt and its"
             self._add("KV304", event.request, f"{text} metadata row take {wanted:,} there")
 
