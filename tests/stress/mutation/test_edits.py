@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
@@ -17,6 +18,7 @@ from kvcheck.core.stress.mutation.edits import (
     read_sources,
 )
 from kvcheck.core.stress.mutation.operators import OPERATORS
+from kvcheck.core.stress.mutation.source import STANDING_PARTS, STANDINGS, Source
 
 FILE = "core/cache/example.py"
 
@@ -114,6 +116,8 @@ def test_every_operator_is_tried_above() -> None:
         "def f(a):\n    raise ValueError(f'{a[1]} {a < 2}', a[1])\n",
         "def f(a):\n    assert a < 1, a[2]\n",
         "def f(a, listener):\n    listener.took(a, 1)\n",
+        "def f(a, listener):\n    if listener is not None and not a:\n        listener.took(a, 1)\n",
+        "class A:\n    def states(self):\n        return f(self.a, self.b[1])\n",
         "class A:\n    __slots__ = ('a', 'b')\n    n: int = field(default=1)\n",
         "if TYPE_CHECKING:\n    LEGS = (1, 2)\n",
         "def __repr__(self):\n    return f(self.a, self.b[1])\n",
@@ -122,6 +126,34 @@ def test_every_operator_is_tried_above() -> None:
 )
 def test_what_changes_no_behaviour_is_not_edited(text: str) -> None:
     assert edits_of(FILE, text, frozenset()) == []
+
+
+def test_a_condition_that_does_more_than_to_tell_is_edited() -> None:
+    told = "if listener is not None:\n    listener.took(a)"
+    assert news(told, "turn-comparison") == set()
+    assert news(f"{told}\n    a.run()", "turn-comparison") and news(f"{told}\nelse:\n    a.run()", "turn-comparison")
+
+
+def test_a_footprint_of_one_layer_names_no_layer_more() -> None:
+    body = 'return Footprint("table", (a,), (0, 1), b)'
+    first, last = (body.replace("(0, 1)", layers) for layers in ("(1, 1)", "(0, 0)"))
+    assert news(body, "shift-number") == {first, last}
+    assert body.replace("(0, 1)", "(0, 2)").replace("Footprint", "Other") in news(
+        body.replace("Footprint", "Other"), "shift-number"
+    )
+
+
+def test_only_functions_that_are_left_out_ask_for_standings() -> None:
+    """What they say decides nothing in the cache, so no edit of them is a fault of it."""
+    asking: set[str] = set()
+    for file, text in read_sources(package_folder()).items():
+        source = Source(file, text)
+        for name, first, last in source.functions:
+            here = name.rpartition(".")[2]
+            body = "\n".join(text.splitlines()[first:last])
+            if any(re.search(rf"\.{known}\(", body) for known in STANDINGS | STANDING_PARTS):
+                asking.add(here)
+    assert asking and asking <= STANDINGS | STANDING_PARTS
 
 
 def test_a_table_of_a_module_loses_rows() -> None:

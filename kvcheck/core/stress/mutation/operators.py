@@ -100,7 +100,8 @@ def shift_number(source: Source, node: ast.AST, names: frozenset[str]) -> Iterat
         parent, ast.BinOp | ast.Compare | ast.Slice | ast.Subscript | ast.Call | ast.Tuple | ast.keyword | ast.Return
     ):
         return
-    yield (*source.span(whole), str(value + 1))
+    if not _is_only_layer(source, node):
+        yield (*source.span(whole), str(value + 1))
     if value != 0:
         yield (*source.span(whole), str(value - 1))
 
@@ -181,7 +182,7 @@ def turn_logic(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator
 
 
 def negate_condition(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator[Change]:
-    if not isinstance(node, ast.If | ast.While | ast.IfExp):
+    if not isinstance(node, ast.If | ast.While | ast.IfExp) or (isinstance(node, ast.If) and source.only_tells(node)):
         return
     test = node.test
     is_turned = isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], TURNED_ROUND)
@@ -320,6 +321,14 @@ def _is_table(source: Source, node: ast.Tuple | ast.List | ast.Set) -> bool:
 def _makes(node: ast.expr) -> bool:
     """A call of a class."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id[:1].isupper()
+
+
+def _is_only_layer(source: Source, node: ast.Constant) -> bool:
+    """The end of the layers (0, 1) that a footprint names. There is no layer behind it that one more could mean."""
+    parent = source.parents[node]
+    call = source.parents.get(parent)
+    is_footprint = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Footprint"
+    return is_footprint and isinstance(parent, ast.Tuple) and source.of(parent) == "(0, 1)" and parent.elts[1] is node
 
 
 def _keeps(node: ast.stmt, other: ast.stmt) -> bool:

@@ -1,7 +1,8 @@
 """Source: a module's text and syntax tree, with the nodes that may be edited and where each of them stands.
 
 Invariants:
-- What changes no behaviour is left out: docstrings, annotations, decorators, messages, Protocol bodies, listeners.
+- What changes no behaviour is left out: docstrings, annotations, decorators, messages, Protocol bodies, listeners, and
+  what only says in which state a request is.
 - Offsets count bytes of the UTF-8 text, as `ast` does.
 """
 
@@ -17,6 +18,10 @@ from typing import cast
 UNJUDGED_FUNCTIONS = frozenset({"__repr__", "__str__"})
 """They make text for people."""
 UNJUDGED_NAMES = frozenset({"__slots__", "__all__"})
+STANDINGS = frozenset({"states", "room_states", "deadline"})
+"""Functions that tell the scenarios in which state a request is, or how long it has. The cache itself never asks."""
+STANDING_PARTS = frozenset({"_waiting_state", "_prefilling_state", "_sending_state", "_room_state"})
+"""What those functions alone call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +107,10 @@ class Source:
         """The whole text with a span replaced."""
         return (self._raw[:start] + new.encode() + self._raw[end:]).decode()
 
+    def only_tells(self, node: ast.If) -> bool:
+        """True for a condition on which nothing but a listener depends."""
+        return not node.orelse and all(isinstance(each, ast.Expr) and self._tells(each) for each in node.body)
+
     def block(self, node: ast.stmt) -> list[ast.stmt]:
         """The statements that the node stands among."""
         parent = self.parents[node]
@@ -109,6 +118,9 @@ class Source:
             if isinstance(value, list) and node in value:
                 return value
         raise AssertionError("a statement stands in a block")
+
+    def _tells(self, node: ast.Expr) -> bool:
+        return "listener" in self.of(node).lower()
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -136,6 +148,8 @@ class Source:
             children = [node.target, *([node.value] if node.value is not None else [])]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "cast"):
             children = [*node.args[:1]]
+        elif isinstance(node, ast.If) and self.only_tells(node):
+            children = []
         else:
             children = [*ast.iter_child_nodes(node)]
         yield from (child for child in children if not self._is_unjudged(child, place))
@@ -144,11 +158,11 @@ class Source:
         """True for what changes no behaviour, whatever is edited in it."""
         if isinstance(node, ast.Expr):
             is_text = isinstance(node.value, ast.Constant)
-            return is_text or "listener" in self.of(node).lower()
+            return is_text or self._tells(node)
         if isinstance(node, ast.ClassDef):
             return any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            return node.name in UNJUDGED_FUNCTIONS
+            return node.name in UNJUDGED_FUNCTIONS | STANDINGS | STANDING_PARTS
         if isinstance(node, ast.If):
             return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         if isinstance(node, ast.Assign | ast.AnnAssign):
