@@ -44,6 +44,11 @@ def sent_off(ordinal: int = 5) -> Submitted:
     return Submitted(ordinal, "wire.message.abort", f"{FROM}:message", (), (), ordinal)
 
 
+def asked_off(ordinal: int = 4) -> Submitted:
+    """The Want that was told of last is on its way."""
+    return Submitted(ordinal, "wire.message.want", f"{FROM}:message", (), (), ordinal)
+
+
 def prefill(**groups: tuple[int, ...]) -> Reported:
     return Reported(end="prefill", **groups)
 
@@ -58,8 +63,24 @@ WANTED: tuple[Event, ...] = (ProcessActs(RANK), Sent(7, 0, 40), told("Want"), de
 WRITTEN: tuple[Event, ...] = (sealed(), STATUS, prefill())
 ROOM: tuple[Event, ...] = (*WANTED, *WRITTEN, told("Done"), decode(joined=(7,)))
 STOPPED: tuple[Event, ...] = (*WANTED, told("Abort"), sent_off(), decode(failed=(7,)), prefill(), Completed(5))
+LATE_WANT: tuple[Event, ...] = (*WANTED[:3], asked_off(), prefill(failed=(7,)), Completed(4))
+REFUSED = told("Status", by=SOURCE, to=RANK)
 
 GOOD: dict[str, tuple[Event, ...]] = {
+    "a late Want is refused": (*LATE_WANT, *[prefill()] * ANSWERED_IN, REFUSED, DRAINED, prefill()),
+    "a late Want is on its way": (*LATE_WANT[:-1], *[prefill()] * 9),
+    "a Want that is lost": (*WANTED[:2], told("Want", copies=0), prefill(failed=(7,)), *[prefill()] * 9),
+    "a Want whose prompt is computed": (*WANTED[:3], asked_off(), Completed(4), *[prefill()] * 9),
+    "refused before it failed": (
+        *(*WANTED[:3], asked_off(), Completed(4), REFUSED, DRAINED, prefill(), prefill(failed=(7,)), *[prefill()] * 9),
+    ),
+    "the failure may be of another attempt": (
+        *(ProcessActs(RANK), Sent(7, 0, 40), prefill(failed=(7,)), Sent(7, 1, 40), *LATE_WANT[2:4], Completed(4)),
+        *[prefill()] * 9,
+    ),
+    "a failure is told behind Drained": (*STOPPED, DRAINED, REFUSED, DRAINED, prefill()),
+    "another attempt is reported": (*STOPPED, DRAINED, prefill(), told("Status", by=SOURCE, to=RANK, generation=2)),
+    "another rank's attempt is reported": (*STOPPED, DRAINED, prefill(), told("Status", by=SOURCE, to="decode-1")),
     "a room": ROOM,
     "a message that is lost was sent": (*WANTED[:2], told("Want", copies=0), decode(admitted=(7,))),
     "sent over the asynchronous path": (*WANTED, sealed(path="async.seal"), STATUS, prefill()),
@@ -81,6 +102,12 @@ GOOD: dict[str, tuple[Event, ...]] = {
 }
 
 BAD: dict[str, tuple[str, tuple[Event, ...]]] = {
+    "a late Want is not refused": ("was not told so", (*LATE_WANT, *[prefill()] * (ANSWERED_IN + 1))),
+    "another rank's late Want is refused": (
+        "was not told so",
+        (*LATE_WANT, told("Status", by=SOURCE, to="decode-1"), *[prefill()] * (ANSWERED_IN + 1)),
+    ),
+    "reported behind Drained": ("reports it later", (*STOPPED, DRAINED, prefill(), STATUS)),
     "admitted, and not asked for": ("asked nobody", (*WANTED[:2], decode(admitted=(7,)))),
     "asked for by one rank of two": ("decode-1 has admitted", (ProcessActs("decode-1"), *WANTED)),
     "a seal that is not reported": ("does not report it", (*WANTED, sealed(), prefill())),

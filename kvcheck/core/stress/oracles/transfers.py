@@ -9,6 +9,9 @@ like one that was lost. Here each message is judged when it is due.
 Invariants:
 - What is due in a round was told by the end of that round. A message counts as told also where it is lost on its way.
 - An answer to a message is due once that message has arrived and ANSWERED_IN rounds of its end are over.
+- A source that has failed a request answers each rank that asks for it, also one that asks late. This is judged of
+  requests that were sent once: of others a failure may be of another attempt.
+- A source that has said it writes nothing more of an attempt does not report it in a later round.
 - A row of seals is cleared between two seals that are written to it.
 """
 
@@ -50,9 +53,13 @@ class TransfersOracle:
         self._told: dict[tuple[str, str, str, int, int], None] = {}  # kind, sender, peer, request, generation
         self._said: set[tuple[str, str, str, int]] = set()  # kind, sender, peer, request; since the end's last report
         self._sealed: dict[tuple[str, str, int], None] = {}  # source, peer, request; in this round
-        self._last: _Asked | None = None
-        self._arriving: dict[int, _Asked] = {}  # ordinal of its operation -> an Abort on its way
-        self._arrived: dict[_Asked, int] = {}  # rounds since
+        self._last: tuple[str, _Asked] | None = None
+        self._arriving: dict[int, tuple[str, _Asked]] = {}  # ordinal of its operation -> a Want or an Abort on its way
+        self._arrived: dict[_Asked, int] = {}  # Aborts: rounds since
+        self._heard: dict[_Asked, int] = {}  # Wants that are not answered: rounds since, once the request has failed
+        self._failed: set[int] = set()  # requests that the prefill end has reported as failed
+        self._again: set[int] = set()  # requests that were sent more than once
+        self._drained: dict[_Asked, bool] = {}  # attempts that a source writes no more; True from the next round on
         self._seals: dict[tuple[str, int], int] = {}  # space, row -> the request of the seal that it holds
         self._broke = False
 
@@ -82,28 +89,38 @@ class TransfersOracle:
 
     def _was_sent(self, event: Sent) -> None:
         self._wants.pop(event.request, None)
+        if event.attempt:
+            self._again.add(event.request)
 
     def _was_told(self, event: Told) -> None:
         self._told[event.kind, event.sender, event.peer, event.request, event.generation] = None
         self._said.add((event.kind, event.sender, event.peer, event.request))
         self._last = None
+        answered = _Asked(event.peer, event.sender, event.request, event.generation)
         if event.kind == "Want":
             wanted = _Asked(event.sender, event.peer, event.request, event.generation)
             self._wants.setdefault(event.request, []).append(wanted)
+            self._last = ("want", wanted) if event.copies else None
         elif event.kind == "Abort" and event.copies and event.sender.startswith(DECODE):
             is_drained = ("Drained", event.peer, event.sender, event.request, event.generation) in self._told
             asked = _Asked(event.sender, event.peer, event.request, event.generation)
-            self._last = None if is_drained else asked  # it may end before it has read what it has answered already
+            # It may end before it has read what it has answered already.
+            self._last = None if is_drained else ("abort", asked)
         elif event.kind == "Drained":
-            self._arrived.pop(_Asked(event.peer, event.sender, event.request, event.generation), None)
-            self._drop(_Asked(event.peer, event.sender, event.request, event.generation))
+            self._arrived.pop(answered, None)
+            self._heard.pop(answered, None)
+            self._drained.setdefault(answered, False)
+            self._drop(answered)
+        elif event.kind == "Status":
+            self._heard.pop(answered, None)
+            self._judge_reported(answered)
 
     def _drop(self, asked: _Asked) -> None:
-        for ordinal in [at for at, each in self._arriving.items() if each == asked]:
+        for ordinal in [at for at, (_, each) in self._arriving.items() if each == asked]:
             del self._arriving[ordinal]
 
     def _submitted(self, event: Submitted) -> None:
-        if event.name == "wire.message.abort" and self._last is not None:
+        if self._last is not None and event.name == f"wire.message.{self._last[0]}":
             self._arriving[event.ordinal] = self._last
             self._last = None
         elif event.name == "wire.seal" and event.request is not None:
@@ -123,13 +140,16 @@ class TransfersOracle:
             self._add(request, f"{text} {before}; expected it to be cleared in between", buffer="seal")
 
     def _completed(self, event: Completed) -> None:
-        if (asked := self._arriving.pop(event.ordinal, None)) is not None:
-            self._arrived.setdefault(asked, 0)
+        kind, asked = self._arriving.pop(event.ordinal, ("", None))
+        if asked is not None:
+            (self._heard if kind == "want" else self._arrived).setdefault(asked, 0)
 
     def _reported(self, event: Reported) -> None:
         if event.end == PREFILL:
             self._judge_seals()
             self._judge_answers()
+            self._judge_refusals(event)
+            self._drained = dict.fromkeys(self._drained, True)
             self._said = {each for each in self._said if not each[1].startswith(PREFILL)}
         elif event.end == DECODE:
             for request in event.admitted:
@@ -157,6 +177,25 @@ class TransfersOracle:
             if self._arrived[asked] > ANSWERED_IN:
                 del self._arrived[asked]
                 self._unanswered(asked)
+
+    def _judge_refusals(self, event: Reported) -> None:
+        """Whoever asks for a request that has failed at the prefill end is told so."""
+        self._failed.update(event.failed)
+        for asked in list(self._heard):
+            if asked.request not in self._failed or asked.request in self._again:
+                continue
+            self.judged += 1
+            self._heard[asked] += 1
+            if self._heard[asked] > ANSWERED_IN:
+                del self._heard[asked]
+                text = f"{asked.rank} has asked {asked.source} for request {asked.request}, which has failed there"
+                self._add(asked.request, f"{text}, and was not told so")
+
+    def _judge_reported(self, asked: _Asked) -> None:
+        """Nothing is written any more after Drained, so there is nothing to report."""
+        if self._drained.get(asked):
+            text = f"{asked.source} has stopped writing request {asked.request} for {asked.rank}, and reports it later"
+            self._add(asked.request, text)
 
     def _unanswered(self, asked: _Asked) -> None:
         text = f"{asked.source} was asked by {asked.rank} to stop writing request {asked.request}, and has not answered"
