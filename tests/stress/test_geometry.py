@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rigs.settings import with_settings
 
+from kvcheck.core.base.paging import pages_for
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.hicache.controller import Transfer, TransferController
 from kvcheck.core.cache.pools.pool import Holding, KVPool
@@ -135,3 +137,29 @@ def test_ends_and_ranks_hand_out_other_ids(name: str) -> None:
         assert all(each["state"] != each["rows"] for each in ids), "a row is no slot"
     slots = [each.metadata.lease(0) for each in ends]
     assert slots[0] != slots[2]
+
+
+class _BuiltError(Exception):
+    """The engine is not built: only what it would be built from is looked at."""
+
+
+@pytest.mark.parametrize("name", ["llama-3-tiny", "gpt-oss-tiny"])
+@pytest.mark.parametrize("scenario", [TRANSFER, "nvlink-aux"])
+def test_few_pages_and_few_requests_on_their_way_have_their_turns(scenario: str, name: str) -> None:
+    """Mostly it is the slots that hold requests back. Then a limit that is counted wrongly is never met."""
+    target, kinds = Mock(spec=BuiltinTarget), Counter[str]()
+    target.build.side_effect = _BuiltError
+    for schedule in range(24):
+        plan = Plan(scenario=scenario, shape=name, schedule=schedule)
+        made, shape = SCENARIOS.load(scenario)(), shape_named(name)
+        load = made.load(shape, seed=workload_seed(plan), requests=None, trace=None, variant=plan.variant)
+        with pytest.raises(_BuiltError):
+            made.run(target, shape, load, backend=EagerBackend(), emit=lambda event: None, variant=plan.variant)
+        setup: Setup = target.build.call_args.args[0]
+        assert setup.pair is not None
+        longest = pages_for(max(job.prompt_tokens for job in load.jobs), shape.page_size)
+        is_tight, is_few = setup.pair.prefill_sizes.pages == longest, setup.config.max_prefilling < setup.metadata_slots
+        assert longest <= setup.pair.prefill_sizes.pages and not (is_tight and is_few)
+        assert not is_tight or made.table.variant(plan.variant)["fault kind"] != "losses"
+        kinds.update({"tight": is_tight, "few": is_few})
+    assert kinds["few"] == 8 and kinds["tight"] >= 3

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend.backend import Backend
@@ -55,10 +56,11 @@ LATE_ROUNDS = 4
 RETRIES = {"none": None, "at once": 0, "later": 3}
 """Rounds after which failed requests are sent again."""
 MESSAGES = "messages"
+LOSSES = "losses"
 FAULT_KINDS = {
     "short lists, refusals": ("shorter", "refused"),
     "long lists, refusals": ("longer", "refused"),
-    "losses": ("vanished", "lost"),
+    LOSSES: ("vanished", "lost"),
 }
 STATE_FAMILIES = ("nsa", "swa", "mamba")
 """Families that send index pages, windows or states beside KV."""
@@ -66,6 +68,11 @@ FAULTY_LEGS = ("state", "kv", "seal")
 LOST_MESSAGES = {"Want": Want, "Status": Status}
 PATIENCE = 200
 """Rounds of a room. Where one leg at a time is held back, healthy rooms took up to 131; under random orders, 13."""
+LIMITS = 3
+"""One schedule in so many lets few requests be on their way, and another one gives the prefill end few pages. Mostly it
+is the slots of metadata that hold requests back, and then no other limit is ever met."""
+FEW_COMING = 2
+"""Requests on their way to the decode end where they are few."""
 ANSWERS = (Done, Abort, Drained)
 TOO_LATE = "nothing complete from"
 """How the reason of a room that is too late begins; the ranks it waited for follow."""
@@ -145,18 +152,22 @@ class PDTransfer:
         way = row["metadata path"]
         paths = dict.fromkeys(LEGS, self.path)
         setup = make_setup(shape, load, backend, emit, share_prefixes=False)
+        if variant % LIMITS == 1:
+            setup = replace(setup, config=replace(setup.config, max_prefilling=FEW_COMING))
+        # Behind a request whose fault shows only by waiting, those that wait for its pages would run out of time.
+        is_tight = variant % LIMITS == 2 and row["fault kind"] != LOSSES
         emit(HandoversKnown({job.request: bytes_for(shape, job.prompt_tokens, decode) for job in load.jobs}))
         pair = PairSetup(
             prefill_ranks=prefill,
             decode_ranks=decode,
-            prefill_sizes=prefill_sizes(setup.sizes, load.jobs, shape),
+            prefill_sizes=prefill_sizes(setup.sizes, load.jobs, shape, is_tight=is_tight),
             paths=paths if way == MESSAGES else paths | {"aux": way, "seal": way},
             room_of=room_of,
             refuses=faults.refuses,
             vanishes=faults.vanishes,
             tamper=faults.tamper,
             copies=faults.copies,
-            patience=PATIENCE,
+            patience=PATIENCE * (len(load.jobs) if is_tight else 1),  # one prompt may wait for all others
             aux_over_messages=way == MESSAGES,
         )
         engine = target.build(replace(setup, pair=pair))
@@ -371,8 +382,13 @@ def room_of(request: int) -> int:
     return (0, (1 << 64) - 1)[request - 1] if request <= 2 else Rng(request).next_u64()
 
 
-def prefill_sizes(sizes: PoolSizes, jobs: tuple[Job, ...], shape: ModelShape) -> PoolSizes:
-    """Room for a few prompts, in another number of pages and rows than the decode end has."""
+def prefill_sizes(sizes: PoolSizes, jobs: tuple[Job, ...], shape: ModelShape, *, is_tight: bool = False) -> PoolSizes:
+    """Room for a few prompts, in another number of pages and rows than the decode end has.
+
+    is_tight: the longest prompt takes every page.
+    """
     longest = max(job.prompt_tokens for job in jobs)
     pages = max(sizes.pages + 2, 2 * (longest // shape.page_size + 1)) | 1
+    if is_tight:
+        pages = pages_for(longest, shape.page_size)
     return replace(sizes, pages=pages, requests=sizes.requests + 2, max_tokens=sizes.max_tokens + 2)
