@@ -156,7 +156,9 @@ def routes(layout: EndLayout, *, sources: int, targets: int) -> Mapping[tuple[in
     found: dict[tuple[int, int], dict[Piece, ShardSlice]] = {}
     for buffer in layout.buffers:
         for piece in shard_slices(buffer.total_shards, sources, targets):
-            found.setdefault((piece.source_rank, piece.target_rank), {})[buffer.space, buffer.name] = piece
+            pieces = found.setdefault((piece.source_rank, piece.target_rank), {})
+            assert (buffer.space, buffer.name) not in pieces, "neighbouring shards of two ranks are one slice"
+            pieces[buffer.space, buffer.name] = piece
     return found
 
 
