@@ -37,8 +37,8 @@ class Page:
 class CacheModel:
     """Both tiers of one cache.
 
-    clock: counts uses of the cache: lookups, and prefixes that were computed. locks_host: the cache has locked a page on
-    the host, so locks are how it keeps pages there.
+    clock: counts uses of the cache: lookups, and prefixes that were computed. locks_host: the cache has locked a page
+    on the host, so locks are how it keeps pages there.
     """
 
     def __init__(self) -> None:
