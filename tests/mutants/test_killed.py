@@ -43,11 +43,11 @@ pages, in a race and in a page that is lost, in each buffer, or also in what is 
 LATER = {
     "abort-frees-what-is-sent": 3,
     "align-broadcasts": 7,
+    "aux-stride-of-the-sender": 3,
     "align-trims-tail": 13,
     "arrived-room-freed-alone": 3,
     "backup-before-forward": 7,
     "backup-of-every-second-node": 5,
-    "give-up-frees-what-is-sent": 13,
     "load-without-pin": 6,
     "move-changes-indices": 3,
     "seal-without-aux": 7,

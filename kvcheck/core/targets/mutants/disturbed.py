@@ -172,7 +172,7 @@ DISTURBED: tuple[Mutant, ...] = (
         bug="e",
         parts=replace(FIXED, sender=GivesUpAtOnce),
         scenario="pd-transfer",
-        shape="llama-3-tiny",
+        shape="qwen3-next-tiny",
         killed_by="ordering",
         code="KV202",
         shows="Pages and slot of a prompt that nobody took in time are freed while they are still being sent.",

@@ -17,7 +17,7 @@ from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.request import RunningRequest
 from kvcheck.core.cache.transfer.layout import BufferLayout
 from kvcheck.core.cache.transfer.receiver import SUCCESS, InboundRoom, Receiver
-from kvcheck.core.cache.transfer.seal import Content, Seal, Sealer
+from kvcheck.core.cache.transfer.seal import Content, Seal, Sealer, parse
 from kvcheck.core.cache.transfer.writer import Writer
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED
@@ -65,7 +65,9 @@ class OldSeal(Receiver):
     """Any seal in the slot counts, and a slot keeps its seal when it gets a new owner."""
 
     def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
-        return bool(self._seals[receiving.slot * self._ranks + self.sources[peer].rank].any())
+        seal = parse(self._seals[receiving.slot * self._ranks + self.sources[peer].rank])
+        receiving.size += seal.bytes if seal is not None else 0
+        return seal is not None
 
     def _clear_seals(self, rows: IndexArray) -> None:
         if len(rows) == len(self._seals):
