@@ -277,7 +277,15 @@ class ScrubbingPool(KVPool):
     def close(self, holding: Holding, *, given: Given | None = None) -> None:
         own = np.arange(len(holding.pages)) >= holding.shared
         pages = holding.pages[own if given is None else own & ~given.full]
-        if len(pages):
+        if holding.is_open:
+            self.check_open(holding)  # what is refused is not cleared
+            self.allocators["full"].check_freeable(pages)
+            self.allocators["full"].check_owned(pages, holding.request)
+            if self.has_window:
+                mine = own[: len(holding.window_pages)] & (holding.window_pages > 0)
+                mine &= True if given is None else ~given.window[: len(mine)]
+                self.allocators["window"].check_owned(holding.window_pages[mine], holding.request)
+        if holding.is_open and len(pages):
             TAKEN["stream-ordered-reuse"] += 1
             owner = self.sets["full"]
             chunks = tuple(
