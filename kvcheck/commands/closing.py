@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvcheck.commands.report import write_reports
 from kvcheck.commands.session import Session
-from kvcheck.commands.terminal import findings_block, place_lines, verdict_lines, warn
+from kvcheck.commands.terminal import findings_block, left_out_lines, place_lines, verdict_lines, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.situation_matrix import matrix_lines
@@ -29,7 +29,8 @@ def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, i
         code = _code_without_record(record.exit_code)
         record = session.record(complete=not interrupted, exit_code=code)
     session.say()
-    for line in [*matrix_lines(record), *findings_block(record.findings), *verdict_lines(record)]:
+    told = [*matrix_lines(record), *left_out_lines(record), *findings_block(record.findings)]
+    for line in [*told, *verdict_lines(record)]:
         session.say(line)
     if interrupted and session.resumes:
         session.say(f" next   {session.repro} --resume")

@@ -171,6 +171,16 @@ def verdict_lines(record: RunRecord) -> list[str]:
     ]
 
 
+def left_out_lines(record: RunRecord) -> list[str]:
+    """How many schedules of passing cells were planned and not run; nothing if all ran."""
+    cells = [row for row in record.scenarios if row.verdict is Verdict.PASS and row.coverage is not None]
+    wanted = sum(max(row.coverage.wanted, row.schedules) for row in cells if row.coverage is not None)
+    left = wanted - sum(row.schedules for row in cells)
+    if not left or server_of(record) is not None:
+        return []
+    return [f" left out    {left:,} of {wanted:,} planned schedules, for want of time; --max-time gives them more", ""]
+
+
 def place_lines(record: RunRecord, where: str) -> list[str]:
     """The last two lines: report and exit code."""
     return [f" report {where}", f" exit {record.exit_code}"]

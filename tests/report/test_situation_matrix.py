@@ -9,7 +9,8 @@ from dataclasses import replace
 from rigs.literal_record import PASSED
 from rigs.live_record import LIVE
 
-from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.commands.terminal import left_out_lines
+from kvcheck.core.base.record import Coverage, Evidence, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.situations import SITUATIONS, STATES, situations_of
 from kvcheck.core.report.situation_matrix import matrices, matrix_lines, matrix_section, scenarios_of
 from kvcheck.core.report.to_csv import tables
@@ -88,3 +89,15 @@ def test_the_table_has_a_row_a_situation_with_zeros() -> None:
 def test_every_situation_has_a_sentence() -> None:
     assert all(each.shows.endswith(".") and ": " in each.shows for each in SITUATIONS.values())
     assert len({(state.subject, state.name) for state in STATES}) == len(STATES)
+
+
+def test_a_green_run_that_was_cut_short_says_how_much_it_left_out() -> None:
+    record = record_of("retract-resume", COUNTS)
+    (row,) = record.scenarios
+    cut = replace(record, scenarios=(replace(row, coverage=Coverage(wanted=24, floor=3)),))
+    assert "21 of 24 planned schedules" in left_out_lines(cut)[0] and "--max-time" in left_out_lines(cut)[0]
+    whole = replace(row, schedules=24, coverage=Coverage(wanted=24, floor=3))
+    for each in (record, replace(record, scenarios=(whole,)), LIVE):
+        assert left_out_lines(each) == []
+    failed = replace(row, verdict=Verdict.FAIL, coverage=Coverage(wanted=24, floor=3))
+    assert left_out_lines(replace(record, scenarios=(failed,))) == [], "a cell ends with its first finding"
