@@ -188,8 +188,13 @@ POINTS = [
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(("rank", "at", "number"), POINTS)
+@pytest.mark.parametrize(
+    ("transport", "rank", "at", "number"),
+    [
+        *(("tcp", *point) for point in POINTS),
+        *(pytest.param("mooncake", *point, marks=pytest.mark.mooncake) for point in POINTS[::3]),
+    ],
+)
 def test_a_killed_rank_leaves_the_other_clean(transport: str, rank: str, at: str, number: int) -> None:
     check_survivors(plan_of(transport=transport), rank, at, number)
 
