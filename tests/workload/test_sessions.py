@@ -34,16 +34,16 @@ SETTINGS = st.tuples(st.sampled_from([1, 2, 4, 8, 64]), st.integers(6, 40), st.i
 
 
 @given(SETTINGS)
-def test_every_job_fits_half_the_pool_and_brings_something_new(settings: tuple[int, int, int, int]) -> None:
+def test_every_job_fits_half_the_pool_and_brings_at_most_two_pages(settings: tuple[int, int, int, int]) -> None:
     page, pages, sessions, seed = settings
     jobs = session_jobs(page, page * pages, requests=40, sessions=sessions, seed=seed)
     assert [job.request for job in jobs] == [*range(1, 41)]
     assert [job.arrival for job in jobs] == [request // 2 for request in range(1, 41)]
     for at, job in enumerate(jobs):
         assert job.total_tokens <= page * pages // 2
-        assert 1 <= job.own_prompt_tokens <= 2 * page
+        assert 0 <= job.own_prompt_tokens <= 2 * page
         assert 1 <= job.output_tokens <= 2 * page
-        assert prompt(job)[-1] == job.request
+        assert prompt(job)[-1] == job.request or not job.own_prompt_tokens
         authors = {author for author in prompt(job) if author != job.request}
         kept = job.prompt_tokens - job.own_prompt_tokens
         assert prompt(job)[:kept].count(job.request) == 0
@@ -77,6 +77,15 @@ def test_prompts_are_kept_whole_cut_to_pages_and_cut_inside_a_page() -> None:
     assert any(kept == whole for kept, whole in cuts)
     assert any(kept < whole and kept % page == 0 for kept, whole in cuts)
     assert any(kept < whole and kept % page for kept, whole in cuts)
+
+
+def test_some_prompts_repeat_what_was_served_and_end_with_a_page_or_inside_one() -> None:
+    page = 8
+    jobs = session_jobs(page, page * 400, requests=60, sessions=1, seed=1)
+    repeats = [job for job in jobs if not job.own_prompt_tokens]
+    assert 3 <= len(repeats) <= 20
+    assert {bool(job.prompt_tokens % page) for job in repeats} == {False, True}
+    assert all(any(shared(job, before) == job.prompt_tokens for before in jobs[: job.request - 1]) for job in repeats)
 
 
 def test_the_working_set_is_larger_than_the_pool_and_sessions_take_turns() -> None:

@@ -270,9 +270,9 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV706",
             "copy held up",
-            "A copy between the tiers had run and was not acknowledged, or loads left an engine idle.",
-            "A round that is counted wrongly before finished copies are looked at; a turn that is never passed on.",
-            "No release yet; users see pages that stay locked and a cache that seems full, and slow loads.",
+            "A copy had run and was not acknowledged, loads left an engine idle, or a failed fetch began again and again.",
+            "A round counted wrongly before finished copies are looked at; a failure that is forgotten.",
+            "vLLM #49328: a request whose load failed was loaded again and again, and never scheduled.",
         ),
         _code(
             "KV801",

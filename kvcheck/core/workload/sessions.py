@@ -2,7 +2,8 @@
 
 Invariants:
 - The jobs depend on the arguments alone.
-- A session's next prompt is a leading part of its last one, at least one page long, followed by new tokens.
+- A session's next prompt is a leading part of its last one, at least one page long, followed by new tokens; one in
+  eight has no new ones, so that all of it may be cached.
 - prompt + output of a job is never more than half of the pool.
 """
 
@@ -27,7 +28,7 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
             f"session requests: expected a pool of at least 6 pages of {page_size} tokens, and at least 1 request and "
             f"1 session; got {capacity_tokens} tokens, {requests} and {sessions}"
         )
-    mix = Rng(seed)
+    mix, repeats = Rng(seed), Rng(seed ^ 0xA6A1)
     last: dict[int, tuple[tuple[int, int], ...]] = {}
     jobs: list[Job] = []
     for request in range(1, requests + 1):
@@ -42,8 +43,8 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
             new = to_edge if to_edge > 0 else to_edge + page_size
         room = half - output
         kept = min(kept, max(0, room - 1) // page_size * page_size)
-        new = max(1, min(new, room - kept))
-        blocks = merge_runs([*leading_runs(before, kept), (request, new)])
+        new = 0 if kept and repeats.chance(1, 8) else max(1, min(new, room - kept))
+        blocks = merge_runs([*leading_runs(before, kept), *[(request, new)] * (new > 0)])
         speculative = mix.chance(1, 4)
         jobs.append(
             Job(

@@ -132,6 +132,7 @@ def test_requests_continue_independently_and_may_start_behind_a_shared_prefix() 
             RESUMED_ONE_BEHIND, "computes position 64, expected 65: its committed length is off by -1", id="behind"
         ),
         pytest.param((Forward(1, 0, 64), Forward(1, 66, 67)), "computes position 66, expected 64", id="gap"),
+        pytest.param((Forward(1, 64, 64),), "computed no position from 64 on", id="nothing left to compute"),
         pytest.param(SAVED_ONE_AHEAD, "saved with 65 tokens, expected the 64 committed ones", id="uncommitted"),
         pytest.param(RESTORED_SHORT, "restored with 64 tokens, expected the 65 saved ones", id="restored short"),
         pytest.param(NEVER_SAVED, "restored with 64 tokens", id="never saved"),

@@ -16,8 +16,9 @@ from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.caching import CachingOracle
 from kvcheck.core.stress.oracles.caching_rounds import LOOKS, TURNS
+from kvcheck.core.stress.oracles.caching_store import VAIN
 from kvcheck.core.stress.oracles.oracle import judge
-from kvcheck.core.workload.events import Completed, Counted, Submitted
+from kvcheck.core.workload.events import Aborted, Completed, Counted, Submitted
 from kvcheck.core.workload.report_events import Reported
 from kvcheck.core.workload.tier_events import (
     Asked,
@@ -43,6 +44,9 @@ LATE = LOOKS * PERIOD + 2
 def looking(*, host: int = 9, uses: int | None = 1) -> Declared:
     """A cache that looks at its copies every PERIOD rounds, and has two engines for loads."""
     return replace(rules(host=host, uses=uses), ack_rounds=PERIOD, load_lanes=ENGINES)
+
+
+VAIN_FETCH: Events = (Asked(7, chain("abc"), True), Transferred("prefetch", 7, 0, True))
 
 
 def rounds(count: int) -> Events:
@@ -200,6 +204,16 @@ GOOD: dict[str, Events] = {
         Transferred("prefetch", 7, 0, True),
     ),
     "what is fetched hangs on a page that is kept": BEHIND,
+    "a fetch that brought nothing begins again a few times": (rules(host=9), *VAIN_FETCH * VAIN, finds("abc", 0)),
+    "fetches of which one brought something": (
+        rules(host=9),
+        *VAIN_FETCH * (VAIN - 1),
+        Asked(7, chain("abc"), True),
+        *gains("host", "a"),
+        Transferred("prefetch", 7, 1, True, chain("a")),
+        *VAIN_FETCH * VAIN,
+    ),
+    "fetches of a request that was sent again": (rules(host=9), *VAIN_FETCH * VAIN, Aborted(7), *VAIN_FETCH * VAIN),
     "nobody says how much is wanted": (rules(), *A_THEN_B, *evicts("device", "a"), *evicts("device", "b")),
 }
 
@@ -250,6 +264,11 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
         (looking(), *computes("a"), *rounds(LATE)),
         "KV704",
         ("is not backed up", f"{LATE} rounds and 0 uses"),
+    ),
+    "a failed fetch begins again and again": (
+        (rules(host=9), *VAIN_FETCH * (VAIN + 1)),
+        "KV706",
+        ("request 7 waits", f"after {VAIN} fetches"),
     ),
     "one more goes than was asked for": (
         (rules(), *A_THEN_B, RoomWanted("device", "full", 1), *evicts("device", "a"), *evicts("device", "b")),

@@ -18,6 +18,10 @@ from kvcheck.core.stress.oracles.residency import SPACES, first_seen
 from kvcheck.core.workload.events import Aborted
 from kvcheck.core.workload.tier_events import Asked, Damaged, Deleted, Stored, StoreKeeps, Transferred
 
+VAIN = 3
+"""Fetches in a row that bring a request nothing. The builtin cache asks once; an engine may try again, but has to go on
+without the store at some time (vLLM #49328 never did)."""
+
 
 @dataclass(slots=True)
 class Fetch:
@@ -39,6 +43,7 @@ class StoreRules(CachingRules):
         self._doubtful: dict[str, set[bytes]] = {space: set() for space in SPACES}
         self._fetching: dict[int, Fetch] = {}
         self._gave_up_fetch = 0
+        self._vain: dict[int, int] = {}  # by request, its fetches in a row that brought nothing
         self._keeps = False
         self._damaged: set[str] = set()
         self._objects: dict[str, tuple[str, bytes]] = {}  # by key, the space and hash of what was stored whole
@@ -95,6 +100,7 @@ class StoreRules(CachingRules):
                 return
 
     def _aborted(self, event: Aborted) -> None:
+        self._vain.pop(event.request, None)
         if event.request in self._fetching:
             self._fetching[event.request].is_wanted = False
 
@@ -109,6 +115,7 @@ class StoreRules(CachingRules):
         start, stop = self._cache.fetchable(event.chain, self._stored)
         if event.is_fetching:
             self._fetching[event.request] = Fetch(event.chain, start, stop)
+            self._judge_repeats(event)
             if start and self._cache.locks_host and not self._cache.is_locked("host", event.chain[start - 1]):
                 self._add(
                     "KV703",
@@ -129,8 +136,21 @@ class StoreRules(CachingRules):
                 tier="storage",
             )
 
+    def _judge_repeats(self, event: Asked) -> None:
+        """A request does not wait for the store for ever."""
+        if self._vain.get(event.request, 0) == VAIN:
+            self._add(
+                "KV706",
+                f"request {event.request} waits for pages of the store, and began to fetch them again after {VAIN} "
+                "fetches in a row that brought nothing",
+                request=event.request,
+                tier="storage",
+            )
+
     def _fetched(self, event: Transferred) -> None:
         fetch = self._fetching.pop(event.request, None) if event.kind == "prefetch" else None
+        if event.kind == "prefetch":
+            self._vain[event.request] = 0 if event.chain else self._vain.get(event.request, 0) + 1
         if fetch is not None and fetch.is_wanted:
             self._judge_fetch(event, fetch)
 

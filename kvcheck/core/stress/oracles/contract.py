@@ -56,6 +56,14 @@ class ContractOracle:
     def _forward(self, event: Forward) -> None:
         self.judged += 1
         key = (self._process, event.request)
+        if event.stop <= event.start:  # LMCache #3322: the whole prompt was served, and nothing was left to compute
+            self._add(
+                "KV301",
+                event.request,
+                None,
+                f"a pass of request {event.request} computed no position from {event.start} on, so that its token comes "
+                "from nothing; the last prompt token has to be computed",
+            )
         reached = self._reached.get(key)
         self._first.setdefault(key, event.start)
         if reached is None or event.start == reached:
