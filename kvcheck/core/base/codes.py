@@ -270,7 +270,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV706",
             "copy held up",
-            "A copy had run and was not acknowledged, loads left an engine idle, or a failed fetch began again and again.",
+            "A copy had run and was not acknowledged, loads left an engine idle, or a failed fetch kept beginning.",
             "A round counted wrongly before finished copies are looked at; a failure that is forgotten.",
             "vLLM #49328: a request whose load failed was loaded again and again, and never scheduled.",
         ),

@@ -18,7 +18,7 @@ from kvcheck.core.stress.mutation.edits import (
     read_sources,
 )
 from kvcheck.core.stress.mutation.operators import OPERATORS
-from kvcheck.core.stress.mutation.source import STANDING_PARTS, STANDINGS, Source
+from kvcheck.core.stress.mutation.source import STANDING_PARTS, STANDINGS, TELLERS, Source
 
 FILE = "core/cache/example.py"
 
@@ -117,6 +117,8 @@ def test_every_operator_is_tried_above() -> None:
         "def f(a):\n    assert a < 1, a[2]\n",
         "def f(a, listener):\n    listener.took(a, 1)\n",
         "def f(a, listener):\n    if listener is not None and not a:\n        listener.took(a, 1)\n",
+        "class A:\n    def f(self, a):\n        self.rows.tell_wanted('device', a, 1)\n",
+        "class A:\n    def _tell_lock(self, a):\n        self.took(a, 1)\n",
         "class A:\n    def states(self):\n        return f(self.a, self.b[1])\n",
         "class A:\n    __slots__ = ('a', 'b')\n    n: int = field(default=1)\n",
         "if TYPE_CHECKING:\n    LEGS = (1, 2)\n",
@@ -154,6 +156,17 @@ def test_only_functions_that_are_left_out_ask_for_standings() -> None:
             if any(re.search(rf"\.{known}\(", body) for known in STANDINGS | STANDING_PARTS):
                 asking.add(here)
     assert asking and asking <= STANDINGS | STANDING_PARTS
+
+
+def test_what_tells_the_listener_of_a_prefix_cache_does_nothing_else() -> None:
+    """Each of them is there, asks for the listener, and has a name that no function with another work has."""
+    found = dict.fromkeys(TELLERS, 0)
+    for file, text in read_sources(package_folder()).items():
+        for name, first, last in Source(file, text).functions:
+            if (here := name.rpartition(".")[2]) in TELLERS:
+                found[here] += 1
+                assert "self._listener" in "\n".join(text.splitlines()[first:last]), name
+    assert set(found.values()) == {1}
 
 
 def test_a_table_of_a_module_loses_rows() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rigs.cache_histories import Events, backs_up, chain, computes, evicts, finds, gains, rules
+from rigs.cache_histories import Events, backs_up, chain, computes, evicts, finds, gains, hash_id, rules
 
 from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.history import History
@@ -46,6 +46,8 @@ def looking(*, host: int = 9, uses: int | None = 1) -> Declared:
     return replace(rules(host=host, uses=uses), ack_rounds=PERIOD, load_lanes=ENGINES)
 
 
+BACKED_UP: Events = (rules(host=9), StoreKeeps(), *computes("a"), *backs_up("a"))
+ENDED = Counted("full", 9, 0, 9)
 VAIN_FETCH: Events = (Asked(7, chain("abc"), True), Transferred("prefetch", 7, 0, True))
 
 
@@ -55,6 +57,9 @@ def rounds(count: int) -> Events:
 
 def touched(space: str, *units: int) -> tuple[Footprint, ...]:
     return (Footprint(space, ("k",), (0, 1), np.array(units, dtype=np.int64)),)
+
+
+PUT = Submitted(5, "storage.put", "store", touched("host.full", hash_id(b"a")), ())
 
 
 def backup(number: int, *, at: int = 0) -> Events:
@@ -204,6 +209,18 @@ GOOD: dict[str, Events] = {
         Transferred("prefetch", 7, 0, True),
     ),
     "what is fetched hangs on a page that is kept": BEHIND,
+    "what is backed up is queued for the store": (*BACKED_UP, PUT, ENDED),
+    "what is backed up came from the store": (
+        *BACKED_UP[:2],
+        Asked(7, chain("ab"), True),
+        *gains("host", "a"),
+        Transferred("prefetch", 7, 1, True, chain("a")),
+        Transferred("backup", 7, 1, True, chain("a")),
+        ENDED,
+    ),
+    "what is backed up was deleted from the store": (*BACKED_UP, Deleted("full", (b"a",)), ENDED),
+    "there is no store": (BACKED_UP[0], *BACKED_UP[2:], ENDED),
+    "the run was cut short before it was queued": BACKED_UP,
     "a fetch that brought nothing begins again a few times": (rules(host=9), *VAIN_FETCH * VAIN, finds("abc", 0)),
     "fetches of which one brought something": (
         rules(host=9),
@@ -269,6 +286,16 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
         (rules(host=9), *VAIN_FETCH * (VAIN + 1)),
         "KV706",
         ("request 7 waits", f"after {VAIN} fetches"),
+    ),
+    "what is backed up is not queued for the store": (
+        (*BACKED_UP, ENDED),
+        "KV704",
+        ("1 pages were backed up", "never queued for the store"),
+    ),
+    "another page is queued for the store": (
+        (*BACKED_UP, replace(PUT, reads=touched("host.full", 1)), ENDED),
+        "KV704",
+        ("never queued for the store",),
     ),
     "one more goes than was asked for": (
         (rules(), *A_THEN_B, RoomWanted("device", "full", 1), *evicts("device", "a"), *evicts("device", "b")),

@@ -1,8 +1,8 @@
 """Source: a module's text and syntax tree, with the nodes that may be edited and where each of them stands.
 
 Invariants:
-- What changes no behaviour is left out: docstrings, annotations, decorators, messages, Protocol bodies, listeners, and
-  what only says in which state a request is.
+- What changes no behaviour is left out: docstrings, annotations, decorators, messages, Protocol bodies, listeners and
+  who tells them, and what only says in which state a request is.
 - Offsets count bytes of the UTF-8 text, as `ast` does.
 """
 
@@ -22,6 +22,13 @@ STANDINGS = frozenset({"states", "room_states", "deadline"})
 """Functions that tell the scenarios in which state a request is, or how long it has. The cache itself never asks."""
 STANDING_PARTS = frozenset({"_waiting_state", "_prefilling_state", "_sending_state", "_room_state"})
 """What those functions alone call."""
+TELLERS = frozenset(
+    {
+        *("_tell_lock", "_tell_asked", "_tell_lookup", "_tell_computed", "_tell_moving", "_tell_stored"),
+        *("tell_wanted", "tell_chosen"),
+    }
+)
+"""Functions that tell the listener of a prefix cache what happens, and do nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +127,9 @@ class Source:
         raise AssertionError("a statement stands in a block")
 
     def _tells(self, node: ast.Expr) -> bool:
-        return "listener" in self.of(node).lower()
+        call = node.value
+        name = call.func.attr if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else ""
+        return name in TELLERS or "listener" in self.of(node).lower()
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -162,7 +171,7 @@ class Source:
         if isinstance(node, ast.ClassDef):
             return any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            return node.name in UNJUDGED_FUNCTIONS | STANDINGS | STANDING_PARTS
+            return node.name in UNJUDGED_FUNCTIONS | STANDINGS | STANDING_PARTS | TELLERS
         if isinstance(node, ast.If):
             return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         if isinstance(node, ast.Assign | ast.AnnAssign):

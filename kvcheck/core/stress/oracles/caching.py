@@ -98,6 +98,8 @@ class CachingOracle(StoreRules, RoundRules):
     def finish(self) -> None:
         """A run in which backups were due long ago and none was ever started or refused. Pages may have left before."""
         self._judge_lanes()
+        if self._is_over:
+            self.judge_unstored()
         if self._due_long and not self._backups_seen:
             self._add(
                 "KV704",

@@ -15,7 +15,7 @@ from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import ROOT
 from kvcheck.core.stress.oracles.caching_rules import CachingRules
 from kvcheck.core.stress.oracles.residency import SPACES, first_seen
-from kvcheck.core.workload.events import Aborted
+from kvcheck.core.workload.events import Aborted, Submitted
 from kvcheck.core.workload.tier_events import Asked, Damaged, Deleted, Stored, StoreKeeps, Transferred
 
 VAIN = 3
@@ -43,6 +43,8 @@ class StoreRules(CachingRules):
         self._doubtful: dict[str, set[bytes]] = {space: set() for space in SPACES}
         self._fetching: dict[int, Fetch] = {}
         self._gave_up_fetch = 0
+        self._backed_up: dict[bytes, None] = {}  # pages, in order
+        self._in_store: set[bytes] = set()  # pages that were queued for the store, or came from it
         self._vain: dict[int, int] = {}  # by request, its fetches in a row that brought nothing
         self._keeps = False
         self._damaged: set[str] = set()
@@ -52,6 +54,7 @@ class StoreRules(CachingRules):
         """The kinds of event that these rules read."""
         return (
             (Asked, self._asked),
+            (Submitted, self._queued),
             (Stored, self._is_stored),
             (StoreKeeps, self._store_keeps),
             (Damaged, self._is_damaged),
@@ -136,6 +139,30 @@ class StoreRules(CachingRules):
                 tier="storage",
             )
 
+    def _queued(self, event: Submitted) -> None:
+        """A write to the store: it reads pages of the host and writes none."""
+        if event.writes:
+            return
+        units = {unit for each in event.reads if each.space == "host.full" for unit in each.rows.tolist()}
+        if units:
+            held = self._cache.held["host", "full"]
+            self._in_store.update(each for each, unit in held.items() if unit in units)
+
+    def judge_unstored(self) -> None:
+        """At the end of a run: what was backed up was queued for the store behind the host."""
+        if not self._keeps:
+            return
+        self.judged += 1
+        doubtful = self._doubtful["full"] | self._in_store
+        missing = [each for each in self._backed_up if each not in doubtful]
+        if missing:
+            self._add(
+                "KV704",
+                f"{len(missing)} pages were backed up to the host and never queued for the store behind it, the first "
+                f"of them {missing[0].hex()[:8]}",
+                tier="storage",
+            )
+
     def _judge_repeats(self, event: Asked) -> None:
         """A request does not wait for the store for ever."""
         if self._vain.get(event.request, 0) == VAIN:
@@ -149,7 +176,10 @@ class StoreRules(CachingRules):
 
     def _fetched(self, event: Transferred) -> None:
         fetch = self._fetching.pop(event.request, None) if event.kind == "prefetch" else None
+        if event.kind == "backup":
+            self._backed_up |= dict.fromkeys(event.chain)
         if event.kind == "prefetch":
+            self._in_store.update(event.chain)
             self._vain[event.request] = 0 if event.chain else self._vain.get(event.request, 0) + 1
         if fetch is not None and fetch.is_wanted:
             self._judge_fetch(event, fetch)

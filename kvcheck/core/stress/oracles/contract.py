@@ -61,8 +61,8 @@ class ContractOracle:
                 "KV301",
                 event.request,
                 None,
-                f"a pass of request {event.request} computed no position from {event.start} on, so that its token comes "
-                "from nothing; the last prompt token has to be computed",
+                f"a pass of request {event.request} computed no position from {event.start} on, so that its token "
+                "comes from nothing; the last prompt token has to be computed",
             )
         reached = self._reached.get(key)
         self._first.setdefault(key, event.start)

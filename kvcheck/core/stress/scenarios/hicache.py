@@ -131,7 +131,8 @@ class HiCacheScenario:
         readers = Readers(early_send=True, replay_every=REPLAY_EVERY)
         row = self.table.variant(variant)
         wanted = "memory" if load.from_trace else row["store"]
-        emit(StoreKeeps())
+        if wanted != NO_STORE:
+            emit(StoreKeeps())
         with faulty_store(None if wanted == NO_STORE else wanted, lambda key: emit(Damaged(key))) as store:
             # One of the ranks that share a store, beside engines of other models, dtypes and layouts.
             tier = replace(
