@@ -46,6 +46,7 @@ TRACED = 6
 """Schedules of each cell that are traced: the portfolio's first six differ in order and settings."""
 INTERRUPTED = 130
 SURVIVED = ("survived", "unknown")
+LEFT_OUTCOMES = (*SURVIVED, "hang", "crash")
 
 Files = Annotated[
     list[str] | None, typer.Argument(help="Files or folders below kvcheck/core/cache, such as hicache. Default: all.")
@@ -117,7 +118,7 @@ def mutate(
         complain("interrupted: what was judged is kept")
         interrupted = True
     sweep()  # stores of schedules that were cut short
-    results = [known[name] for name in chosen.ids if name in known]
+    results = [chosen.told(known[name]) for name in chosen.ids if name in known]
     return _close(out, campaign, results, fail_under, interrupted=interrupted)
 
 
@@ -137,7 +138,7 @@ class _Task:
     def choose(self) -> _Chosen:
         """The edits to judge. Raises UsageError."""
         from kvcheck.core.stress.mutation.campaign import sampled
-        from kvcheck.core.stress.mutation.equivalent import reasons_for
+        from kvcheck.core.stress.mutation.equivalent import LEFT, reasons_for
 
         _check_operators(self.operators)
         names = identifiers_of([*self.sources.values()])
@@ -156,7 +157,7 @@ class _Task:
         if not chosen:
             raise UsageError("no edit is left to judge: expected other files, operators or an --again with more in it")
         edits = {edit.id: edit for edit in sampled(chosen, self.sample, self.seed)}
-        return _Chosen(edits=edits, reasons=reasons_for(every))
+        return _Chosen(edits=edits, reasons=reasons_for(every), left=reasons_for(every, LEFT))
 
     @property
     def earlier_files(self) -> set[str]:
@@ -189,16 +190,22 @@ class _Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chosen:
-    """Generated edits by id, or bugs by name. reasons: why edits are equivalent, by id."""
+    """Generated edits by id, or bugs by name. reasons: why edits are equivalent, left: why nothing finds them."""
 
     edits: Mapping[str, Edit] = field(default_factory=dict)
     bugs: Mapping[str, HandEdit] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    left: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ids(self) -> list[str]:
         """Ids and names."""
         return [*self.edits, *self.bugs]
+
+    def told(self, result: Result) -> Result:
+        """The result, with the reason why nothing finds the edit, if there is one."""
+        is_left = result.outcome in LEFT_OUTCOMES and result.id in self.left
+        return replace(result, reason=self.left[result.id]) if is_left else result
 
 
 def _run(

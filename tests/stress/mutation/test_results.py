@@ -9,7 +9,7 @@ import pytest
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.mutation.edits import edits_of, identifiers_of, package_folder, read_sources
-from kvcheck.core.stress.mutation.equivalent import read_equivalent, reasons_for
+from kvcheck.core.stress.mutation.equivalent import LEFT, LIST, read_equivalent, reasons_for
 from kvcheck.core.stress.mutation.results import Campaign, Result, ResultFile, read_results
 
 CAMPAIGN = Campaign(code="0123", seed=1, schedules=24, cpu_s=10.0)
@@ -92,6 +92,9 @@ def test_the_list_of_equivalent_edits_needs_arguments_and_known_ids(tmp_path: Pa
 def test_every_listed_edit_is_one_of_the_source_as_it_is() -> None:
     sources = read_sources(package_folder())
     names = identifiers_of([*sources.values()])
-    listed = read_equivalent()
-    found = reasons_for({file: edits_of(file, sources[file], names) for file in listed})
-    assert sorted(found) == sorted(name for rows in listed.values() for name in rows)
+    every = {file: edits_of(file, text, names) for file, text in sources.items()}
+    equivalent, left = (read_equivalent(path) for path in (LIST, LEFT))
+    for path, listed in ((LIST, equivalent), (LEFT, left)):
+        assert sorted(reasons_for(every, path)) == sorted(name for rows in listed.values() for name in rows)
+    both = set(reasons_for(every, LIST)) & set(reasons_for(every, LEFT))
+    assert not both, "an equivalent edit is no survivor"

@@ -31,6 +31,7 @@ ROWS = [
     result(
         "k2", "killed", oracle="content", code="KV102", schedules=1, cpu_s=0.1, total_cpu_s=0.5, operator="turn-loop"
     ),
+    result("s2", "survived", schedules=24, reason="it only costs time"),
     result("s1", "survived", schedules=24, cpu_s=4.0, total_cpu_s=4.4, cells={"hicache/llama-3-tiny": 24}),
     result("n1", "unknown", schedules=6, total_cpu_s=0.9, message="nothing was loaded"),
     result("u1", "unreached", line_number=9, function="Offload.drop"),
@@ -41,7 +42,7 @@ ROWS = [
 
 
 def test_the_share_is_of_what_ran() -> None:
-    assert share_of(ROWS) == 2 / 5
+    assert share_of(ROWS) == 2 / 6
     assert summary_lines(ROWS)[0].split()[-3:] == ["share", "not", "green"]
     assert share_of([row for row in ROWS if row.outcome in ("unreached", "equivalent", "invalid")]) is None
 
@@ -49,14 +50,15 @@ def test_the_share_is_of_what_ran() -> None:
 def test_the_page_counts_and_tells() -> None:
     text = page(CAMPAIGN, ROWS)
     for wanted in (
-        "| all | 8 | 2 | 1 | 1 | 1 | 0 | 1 | 1 | 1 | 0 | 40.0 % | 80.0 % |",
+        "| all | 9 | 2 | 1 | 2 | 1 | 0 | 1 | 1 | 1 | 0 | 33.3 % | 66.7 % |",
         "## By file: product",
         "## By file: instrument",
-        "| core/cache/offload.py | 7 | 2 | 1 | 1 | 0 | 0 | 1 | 1 | 1 | 0 | 50.0 % | 75.0 % |",
+        "| core/cache/offload.py | 8 | 2 | 1 | 2 | 0 | 0 | 1 | 1 | 1 | 0 | 40.0 % | 60.0 % |",
         "| content | KV102 | 2 |",
         "      -    a\n      +    b\n",
         "median 0.9, in total 7",
         "## Hangs",
+        "  Left: it only costs time\n",
     ):
         assert wanted in text, wanted
     assert "## Crashes" not in text
@@ -67,7 +69,7 @@ def test_the_page_counts_and_tells() -> None:
 def test_the_terminal_has_a_line_an_operator() -> None:
     lines = summary_lines(ROWS)
     assert [line.split()[0] for line in lines] == ["operator", "drop-not", "turn-loop", "all"]
-    assert lines[-1].split()[1:3] == ["8", "2"] and lines[-1].endswith("40.0 %      80.0 %")
+    assert lines[-1].split()[1:3] == ["9", "2"] and lines[-1].endswith("33.3 %      66.7 %")
 
 
 def test_text_of_source_stays_text(tmp_path: Path) -> None:

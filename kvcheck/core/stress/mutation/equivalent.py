@@ -1,4 +1,4 @@
-"""Equivalent edits: a list of ids, each with the argument why no run can tell the edit from the original.
+"""Edits that are explained: equivalent ones with the argument for it, and survivors with why they are left.
 
 Invariants:
 - Every id is an edit of its file as it is today. One that is not is an error: its argument speaks of other code.
@@ -14,6 +14,8 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.mutation.edits import Edit
 
 LIST = Path(__file__).parent / "equivalent.toml"
+LEFT = Path(__file__).parent / "survivors.toml"
+"""Survivors that are judged all the same, each with the reason why nothing finds it."""
 
 
 def read_equivalent(path: Path = LIST) -> dict[str, dict[str, str]]:

@@ -156,6 +156,7 @@ def _told(result: Result) -> list[str]:
     ]
     why = [text for text in (result.message, result.note, result.line) if text]
     lines += [f"  {escaped(text)}" for text in why]
+    lines += [f"  Left: {escaped(result.reason)}"] if result.reason else []
     return [*lines, f"  {escaped(f'{result.schedules} schedules, {result.cpu_s:.1f} CPU s: {tried}')}", ""]
 
 
