@@ -29,7 +29,7 @@ from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
 
 SCHEDULES = 16
 SEED = 1
-SHOWN_BY = {"ring-rearmed-early": 2, "abort-said-once": 4, "admits-whole-batches": 3}
+SHOWN_BY = {"ring-rearmed-early": 3, "fetch-replaces-computed": 2, "abort-said-once": 4, "admits-whole-batches": 3}
 """Seed of the workloads that show a mutant which those of SEED show late."""
 MOST_CAUSES = dict.fromkeys(
     (
@@ -42,6 +42,11 @@ MOST_CAUSES = dict.fromkeys(
 pages, in a race and in a page that is lost, in each buffer, or also in what is let through."""
 LATER = {
     "abort-frees-what-is-sent": 3,
+    "align-trims-one-side": 3,
+    "offload-saves-wrong-pages": 1,
+    "ring-rearmed-early": 6,
+    "seal-without-kv": 3,
+    "seal-without-state": 3,
     "align-broadcasts": 7,
     "aux-stride-of-the-sender": 3,
     "align-trims-tail": 13,
@@ -51,6 +56,7 @@ LATER = {
     "load-without-pin": 6,
     "move-changes-indices": 3,
     "seal-without-aux": 7,
+    "split-forgets-load": 12,
     "timeout-counts-as-drain": 9,
     "write-back-without-pin": 5,
 }

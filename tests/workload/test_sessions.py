@@ -88,6 +88,16 @@ def test_some_prompts_repeat_what_was_served_and_end_with_a_page_or_inside_one()
     assert all(any(shared(job, before) == job.prompt_tokens for before in jobs[: job.request - 1]) for job in repeats)
 
 
+def test_some_prompts_share_a_part_of_what_the_prompt_beside_them_continues() -> None:
+    page = 8
+    jobs = session_jobs(page, page * 400, requests=60, sessions=6, seed=1)
+    arriving = [(jobs[at], jobs[at + 1]) for at in range(1, len(jobs) - 1, 2)]
+    assert all(one.arrival == other.arrival for one, other in arriving)
+    parts = [(shared(*each), each[0].prompt_tokens) for each in arriving]
+    split = [kept for kept, whole in parts if page <= kept < whole and kept % page == 0]
+    assert len(split) >= 3
+
+
 def test_the_working_set_is_larger_than_the_pool_and_sessions_take_turns() -> None:
     page, pages = 8, 10
     jobs = session_jobs(page, page * pages, requests=60, sessions=6, seed=1)

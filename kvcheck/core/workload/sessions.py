@@ -2,8 +2,9 @@
 
 Invariants:
 - The jobs depend on the arguments alone.
-- A session's next prompt is a leading part of its last one, at least one page long, followed by new tokens; one in
-  eight has no new ones, so that all of it may be cached.
+- A session's next prompt is a leading part of its last one, at least one page long, followed by new tokens.
+- One prompt in eight has no new tokens, so that all of it may be cached. One in eight continues what the prompt that
+  arrives with it continues, from a page further ahead, so that it may split what is loaded for that one.
 - prompt + output of a job is never more than half of the pool.
 """
 
@@ -28,13 +29,18 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
             f"session requests: expected a pool of at least 6 pages of {page_size} tokens, and at least 1 request and "
             f"1 session; got {capacity_tokens} tokens, {requests} and {sessions}"
         )
-    mix, repeats = Rng(seed), Rng(seed ^ 0xA6A1)
+    mix, repeats, twins = Rng(seed), Rng(seed ^ 0xA6A1), Rng(seed ^ 0x7815)
+    pair: tuple[tuple[tuple[int, int], ...], int] = (), 0
     last: dict[int, tuple[tuple[int, int], ...]] = {}
     jobs: list[Job] = []
     for request in range(1, requests + 1):
         session = mix.below(sessions) if mix.chance(1, 4) else request % sessions
         before = last.get(session, ())
         kept = _kept(mix, sum(tokens for _, tokens in before), page_size)
+        cut, is_twin = twins.below(max(1, pair[1] // page_size - 1)), twins.chance(1, 4)
+        is_twin = is_twin and request % 2 == 1 and pair[1] >= 2 * page_size
+        if is_twin:
+            before, kept = pair[0], page_size * (1 + cut)
         output = 1 + mix.below(max(1, page_size // 2) if mix.chance(1, 2) else 2 * page_size)
         new = 1 + mix.below(2 * page_size)
         near = mix.below(6) - 1
@@ -58,7 +64,9 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
                 wants_hidden=mix.chance(1, 2) and speculative,
             )
         )
-        last[session] = blocks
+        pair = before, kept
+        if not is_twin:
+            last[session] = blocks
     return tuple(jobs)
 
 

@@ -98,7 +98,7 @@ class CachingOracle(StoreRules, RoundRules):
     def finish(self) -> None:
         """A run in which backups were due long ago and none was ever started or refused. Pages may have left before."""
         self._judge_lanes()
-        if self._is_over:
+        if self._is_over and not self.findings:  # pages that were lost were never stored either
             self.judge_unstored()
         if self._due_long and not self._backups_seen:
             self._add(
