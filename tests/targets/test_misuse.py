@@ -25,7 +25,7 @@ from kvcheck.core.stress.schedule import STRIDE, Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.misuse import Misuses, misuses
 from kvcheck.core.targets.misuse.call import NOT_NOW, Attempt, Misuse
-from kvcheck.core.targets.misuse.stores import file_attempts
+from kvcheck.core.targets.misuse.folders import folder_attempts
 from kvcheck.core.targets.parts import FIXED
 from kvcheck.core.workload.events import Event, Misused
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
@@ -157,7 +157,7 @@ def test_every_check_holds_on_the_code_as_it_is(name: str, is_pair: bool, half: 
 
 
 def test_every_check_of_a_store_in_a_folder_holds() -> None:
-    assert [each.make() for each in file_attempts()] == [None] * len(file_attempts())
+    assert [each.make() for each in folder_attempts()] == [None] * len(folder_attempts())
 
 
 def test_names_tell_the_calls_apart() -> None:

@@ -79,7 +79,7 @@ class FileStore:
             with self._shelf(key, make=True) as shelf:
                 if not _holds(shelf, key, data):
                     self._write(shelf, key, data)
-                os.fsync(shelf)  # even if the object was there: its writer may have died before this step
+                self._sync(shelf)  # even if the object was there: its writer may have died before this step
         except OSError as error:
             raise StorageError(
                 f"page store {self.folder} could not keep {len(data)} bytes as {key[:2]}/{key[2:4]}/{key}: "
@@ -143,7 +143,7 @@ class FileStore:
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(draft, rest) :]
-            os.fsync(draft)
+            self._sync(draft)
             with self._ledger() as ledger:
                 self._account(ledger, shelf, key, size=len(data))
                 os.replace(name, key, src_dir_fd=self._drafts, dst_dir_fd=shelf)
@@ -162,6 +162,10 @@ class FileStore:
         if used - old + size > self._capacity_bytes:
             raise self._full(size, used=used)
         _write_count(ledger, used - old + size)
+
+    def _sync(self, opened: int) -> None:
+        """The bytes of a file, or the names of a folder, are on the disk when this returns."""
+        os.fsync(opened)
 
     def _full(self, size: int, *, used: int) -> StorageError:
         return StorageError(
@@ -199,8 +203,8 @@ class FileStore:
             shelf = _open_folder(outer, key[2:4], make=make)
             try:
                 if make and key[:4] not in self._durable:
-                    os.fsync(self._root)
-                    os.fsync(outer)
+                    self._sync(self._root)
+                    self._sync(outer)
                     self._durable.add(key[:4])
                 yield shelf
             finally:

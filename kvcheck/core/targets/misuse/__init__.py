@@ -21,6 +21,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.targets.misuse import ids, stores, tree
 from kvcheck.core.targets.misuse.call import Attempt
 from kvcheck.core.targets.misuse.ends import Ends, transfer_attempts
+from kvcheck.core.targets.misuse.folders import folder_attempts
 from kvcheck.core.targets.misuse.host import host_attempts
 from kvcheck.core.targets.misuse.pools import pool_attempts
 from kvcheck.core.targets.misuse.queues import queue_attempts
@@ -65,7 +66,7 @@ def misuses(
         once += tree_attempts(scene) if cached is not None else ()
         once += host_attempts(scene) if has_host else ()
         once += stores.store_attempts() if store is not None else ()
-        once += stores.file_attempts() if isinstance(store, FileStore) else ()
+        once += folder_attempts() if isinstance(store, FileStore) else ()
     always = [attempt for each in allocators for attempt in ids.live_attempts(each)]
     always += tree.live_attempts(cached) if cached is not None else ()
     always += stores.live_attempts(store) if store is not None else ()

@@ -1,19 +1,22 @@
 """Misuse of a host pool: ids, layers, buffers, words and payloads that do not fit.
 
 Invariants:
-- Copies are planned and never run, so no row moves a byte; what is unpacked is what was packed.
+- Copies that are refused, or at an edge, are planned and not run. Copies that are run go between a host pool and words
+  of their own; what is unpacked is what was packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
 
 from kvcheck.core.base.errors import LayoutMismatch, LengthMismatch, UsageError
 from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import ChunkWork
 from kvcheck.core.cache.hicache.host_pool import HostPool, layout_axes
 from kvcheck.core.targets.misuse.call import Attempt, Misuse, on_each
 from kvcheck.core.targets.misuse.scene import PAGES, Scene, StillBackend, ids
@@ -75,6 +78,10 @@ class Copies:
         self.host.unpack("full", 0, change(self.host.pack("full", 0)))
         return True
 
+    def numbered(self) -> dict[str, torch.Tensor]:
+        """Words of their own: every word of a buffer is another one."""
+        return {name: torch.arange(each.numel(), dtype=torch.int64).view_as(each) for name, each in self.words.items()}
+
     def kept(self) -> object:
         """What no refused call may change."""
         return self.scene.backend.acts, self.host.size_bytes()
@@ -128,7 +135,69 @@ WRONG_IDS: tuple[tuple[str, type[LayoutMismatch | LengthMismatch], dict[str, Ind
 )
 EDGES = {"host": ids(0, UNITS - 1), "device": ids(1, PAGES)}
 
+LAYOUTS = ("layer-first", "page-first", "page-first-direct")
+METHODS = ("kernel", "direct")
+PAIRS: tuple[tuple[IndexArray, IndexArray], ...] = (
+    (ids(0, 1, 2), ids(2, 3, 4)),
+    (ids(0, 1, 2), ids(1, 3, 5)),
+    (ids(0, 2), ids(1, 2)),
+    (ids(2, 1, 0), ids(4, 5, 6)),
+    (ids(0, 1, 2), ids(PAGES, 1, 2)),
+)
+"""Host ids and device ids: runs on both sides, on one side alone, and on neither."""
+
+
+def _moved(layout: str, method: str) -> Callable[[Copies], object]:
+    """Units go to the host and come back, to the bit, and no other unit changes."""
+
+    def call(each: Copies) -> bool:
+        host = _host(each.scene, layout=layout, method=method)
+        return all(_there_and_back(each, host, hosts, devices) for hosts, devices in PAIRS)
+
+    return call
+
+
+def _there_and_back(each: Copies, host: HostPool, hosts: IndexArray, devices: IndexArray) -> bool:
+    words = each.numbered()
+    back = {name: torch.full_like(of, -1) for name, of in words.items()}
+    _run(host.backup_chunks("full", each.names, host=hosts, device=devices, words=words))
+    for layer in range(each.layers):
+        _run(host.load_chunks("full", each.names, layer=layer, host=hosts, device=devices, words=back))
+    for name in each.names:
+        source, target = (_by_unit(of[name]) for of in (words, back))
+        kept = [host.unit_words("full", name, unit) for unit in hosts.tolist()]
+        if not all(torch.equal(one, source[:, unit]) for one, unit in zip(kept, devices.tolist(), strict=True)):
+            return False
+        untouched = np.setdiff1d(np.arange(PAGES + 1), devices)
+        if not torch.equal(target[:, devices], source[:, devices]) or not bool((target[:, untouched] == -1).all()):
+            return False
+    return True
+
+
+def _by_unit(words: torch.Tensor) -> torch.Tensor:
+    """[L, units, r, W]"""
+    return words.view(words.shape[0], PAGES + 1, -1, words.shape[2])
+
+
+def _run(chunks: Iterable[ChunkWork]) -> None:
+    for chunk in chunks:
+        chunk()
+
+
+def _copied(each: Copies) -> bool:
+    """Nobody changes a unit through the words that were given out of it."""
+    given = each.host.unit_words("full", each.names[0], 0)
+    before = given.clone()
+    given += 1
+    return torch.equal(before, each.host.unit_words("full", each.names[0], 0))
+
+
 COPIES: tuple[Misuse[Copies], ...] = (
+    *(
+        Misuse(f"copies by {method} with a host in {layout}", None, _moved(layout, method))
+        for layout, method in product(LAYOUTS, METHODS)
+    ),
+    Misuse("words of a unit that are changed by who has them", None, _copied),
     *(Misuse(f"backup with {what}", error, _backup(**given)) for what, error, given in WRONG_IDS),
     *(Misuse(f"load with {what}", error, _load(**given)) for what, error, given in WRONG_IDS),
     Misuse("backup to one host id twice", LayoutMismatch, _backup(host=ids(1, 1))),

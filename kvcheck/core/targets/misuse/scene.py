@@ -31,12 +31,17 @@ PAGES, ROWS, LONGEST = 7, 4, 3
 
 
 class StillBackend(EagerBackend):
-    """Runs operations at once and counts what it is asked for. is_pending: it says that no signal is reached."""
+    """Runs operations at once and counts what it is asked for. is_pending: it says that no signal is reached.
+
+    pending: signals that are not reached. waited: who waited, a lane or the process (None), wait by wait.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.acts = 0
         self.is_pending = False
+        self.pending: list[Signal] = []
+        self.waited: list[Lane | None] = []
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
         self.acts += 1
@@ -62,8 +67,12 @@ class StillBackend(EagerBackend):
         self.acts += 1
         super().record(signal, lane=lane)
 
+    def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
+        self.waited.append(lane)
+        super().wait(signal, lane=lane)
+
     def query(self, signal: Signal) -> bool:
-        return not self.is_pending
+        return not (self.is_pending or any(each is signal for each in self.pending))
 
 
 class Count:

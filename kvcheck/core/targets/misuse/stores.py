@@ -7,12 +7,9 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from functools import cached_property, partial
 
 from kvcheck.core.base.errors import LengthMismatch, StorageError, UsageError
-from kvcheck.core.base.scratch import ScratchFolder
-from kvcheck.core.cache.hicache.file_store import FileStore
 from kvcheck.core.cache.hicache.memory_store import MemoryStore
 from kvcheck.core.cache.hicache.storage import (
     HASH_BYTES,
@@ -78,10 +75,18 @@ def _closed(call: str) -> Callable[[Stores], object]:
 
 
 def _still_there(stores: Stores) -> bool:
-    """Bytes of another length are not taken for those under the key; the right ones are."""
+    """Bytes of another length are not taken for those under the key, which is counted; the right ones are."""
     wrong = [stores.full.get(KEY, len(BYTES) + more) for more in (-1, 1)]
-    stores.full.refused = 0
-    return wrong == [None, None] and stores.full.get(KEY, len(BYTES)) == BYTES
+    refused, stores.full.refused = stores.full.refused, 0
+    return (wrong, refused) == ([None, None], 2) and stores.full.get(KEY, len(BYTES)) == BYTES
+
+
+def _gone(stores: Stores) -> bool:
+    """An object that was removed is not there, and leaves its room to another one."""
+    stores.full.remove(KEY)
+    given = stores.full.contains(KEY), stores.full.get(KEY, len(BYTES)), stores.full.keys()
+    stores.full.put(KEY, BYTES)
+    return given == (False, None, ()) and stores.full.refused == 0
 
 
 def _put_again(stores: Stores) -> bool:
@@ -116,6 +121,7 @@ STORES: tuple[Misuse[Stores], ...] = (
     ),
     Misuse("put of bytes that there is just room for", None, _put_again),
     Misuse("get of bytes of another length", None, _still_there),
+    Misuse("get of an object that was removed", None, _gone),
     Misuse("damage to an object that is not there", UsageError, lambda stores: stores.full.corrupt(OTHER, at=0)),
     Misuse("an object that lacks its last byte", None, _refused_object(lambda data: data[:-1])),
     Misuse("an object with a byte more", None, _refused_object(lambda data: data + b"0")),
@@ -154,64 +160,9 @@ STORES: tuple[Misuse[Stores], ...] = (
 )
 
 
-def _in_folder(act: Callable[[FileStore], object], room: int | None = 0) -> Callable[[Stores], object]:
-    """Do it with a new store in a folder, with room for an object and so many bytes more; None: without a bound."""
-
-    def call(stores: Stores) -> object:
-        capacity = None if room is None else object_bytes(KEY, len(BYTES)) + room
-        with ScratchFolder("store") as folder, closing(FileStore(folder.path, capacity)) as store:
-            return act(store)
-
-    return call
-
-
-def _with_key(call: str, key: str, store: PageStore) -> object:
+def with_key(call: str, key: str, store: PageStore) -> object:
+    """A call with one of the wrong keys."""
     return CALLS[call](store, WRONG_KEYS[key])
-
-
-def _closed_file(call: str) -> Callable[[FileStore], object]:
-    def act(store: FileStore) -> object:
-        store.close()
-        return CALLS[call](store, KEY)
-
-    return act
-
-
-def _refill(store: FileStore) -> bool:
-    """Objects that there is just room for, one after another under one key."""
-    for payload in (BYTES, BYTES[::-1]):
-        store.put(KEY, payload)
-    is_kept = store.get(KEY, len(BYTES)) == BYTES[::-1]
-    store.remove(KEY)
-    store.put(OTHER, BYTES)
-    return is_kept and store.get(OTHER, len(BYTES)) == BYTES and not store.contains(KEY)
-
-
-def _overfill(store: FileStore) -> None:
-    """A second object where there is room for one."""
-    store.put(KEY, BYTES)
-    store.put(OTHER, b"")
-
-
-FILES: tuple[Misuse[Stores], ...] = (
-    *(Misuse(f"{call} in a folder that is closed", StorageError, _in_folder(_closed_file(call))) for call in CALLS),
-    *(
-        Misuse(f"{call} in a folder, with a key {key}", UsageError, _in_folder(partial(_with_key, call, key), None))
-        for call, key in zip(CALLS, WRONG_KEYS, strict=False)
-    ),
-    Misuse("put into a folder without room", StorageError, _in_folder(_overfill)),
-    Misuse(
-        "put of an object that a folder never has room for",
-        StorageError,
-        _in_folder(lambda store: store.put(KEY, BYTES), -1),
-    ),
-    Misuse("put of objects that a folder has just room for", None, _in_folder(_refill)),
-)
-
-
-def file_attempts() -> list[Attempt]:
-    """Of stores in folders of their own."""
-    return on_each(FILES, Stores(), lambda stores: None)
 
 
 def store_attempts() -> list[Attempt]:
@@ -220,7 +171,7 @@ def store_attempts() -> list[Attempt]:
 
 
 LIVE: tuple[Misuse[PageStore], ...] = tuple(
-    Misuse(f"{call} in the engine's store, with a key {key}", UsageError, partial(_with_key, call, key))
+    Misuse(f"{call} in the engine's store, with a key {key}", UsageError, partial(with_key, call, key))
     for call, key in (("put", "one digit too short"), ("contains", "that is a path"), ("remove", "in upper case"))
 )
 

@@ -2,6 +2,7 @@
 
     scene's tree    root -- [page 0] -- [page 1, page 2]        the first node is locked once on both tiers
                        \\-- [page 3]                             nobody uses it
+                       \\-- [page 4] -- [page 5]                 the host alone holds both
 
 Invariants:
 - Rows for an engine's own tree take a node that is as the row needs it, where there is one.
@@ -16,10 +17,11 @@ import numpy as np
 from kvcheck.core.base.errors import LengthMismatch, UsageError
 from kvcheck.core.cache.backend.backend import Lane
 from kvcheck.core.cache.hicache.cache import CacheConfig
-from kvcheck.core.cache.hicache.node import Node, SpaceCopy, WindowPages
-from kvcheck.core.cache.hicache.radix_tree import Offer, PrefixTree
+from kvcheck.core.cache.hicache.controller import leading_reached
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Tier, WindowPages
+from kvcheck.core.cache.hicache.radix_tree import Offer, PrefixTree, Tokens
 from kvcheck.core.targets.misuse.call import NOT_NOW, Attempt, Misuse, on_each
-from kvcheck.core.targets.misuse.scene import Scene, ids
+from kvcheck.core.targets.misuse.scene import Scene, StillBackend, ids
 
 TOKENS = np.arange(1 << 12, dtype=np.int64)
 
@@ -34,16 +36,29 @@ class Grove:
         self.above = self.tree.insert(self.prompt(1), Offer(full=ids(1))).node
         self.below = self.tree.insert(self.prompt(3), Offer(full=ids(1, 2, 3))).node
         self.leaf = self.tree.insert(TOKENS[self.size :][: self.size], Offer(full=ids(4))).node
+        self.hosted = self._hosted(0, 1)
+        self.behind = self._hosted(1, 2)
         self.tree.lock(self.above)
         self.tree.lock_host(self.above)
 
-    def prompt(self, pages: int, more: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def prompt(self, pages: int, more: int = 0) -> Tokens:
         """The first tokens of one prompt."""
         return TOKENS[: pages * self.size + more]
 
+    def on_host(self, pages: int) -> Tokens:
+        """The first tokens of the prompt that the host holds."""
+        return TOKENS[4 * self.size :][: pages * self.size]
+
+    def _hosted(self, start: int, stop: int) -> Node:
+        tier = Tier()
+        tier.full = np.arange(start, stop, dtype=np.int64)
+        node = self.tree.insert_host(self.on_host(stop), start, tier)
+        assert node is not None  # what is before it was put there just now
+        return node
+
     def kept(self) -> object:
         """What no refused call may change."""
-        return _locks((self.tree.root, self.above, self.below, self.leaf))
+        return _locks((self.tree.root, self.above, self.below, self.leaf, self.hosted, self.behind))
 
 
 def _locks(nodes: Iterable[Node]) -> object:
@@ -72,7 +87,41 @@ def _removed(grove: Grove) -> bool:
     """A leaf goes and comes back."""
     grove.tree.remove(grove.leaf)
     grove.leaf = grove.tree.insert(TOKENS[grove.size :][: grove.size], Offer(full=ids(4))).node
-    return len(grove.tree.root.children) == 2
+    return len(grove.tree.root.children) == 3
+
+
+def _known(grove: Grove) -> bool:
+    """What both tiers hold of a prompt that goes on, on one tier and on the other."""
+    given = [grove.tree.known(tokens) for tokens in (grove.prompt(4), grove.on_host(3), grove.on_host(0))]
+    told = [(each.node, each.pages, each.servable, each.held["full"]) for each in given]
+    return told == [
+        (grove.below, 3, 3, [True] * 3),
+        (grove.behind, 2, 2, [True] * 2),
+        (grove.tree.root, 0, 0, []),
+    ]
+
+
+def _behind_two(grove: Grove) -> bool:
+    """A page that comes to the host behind two nodes hangs on the second of them."""
+    tier = Tier()
+    tier.full = ids(2)
+    node = grove.tree.insert_host(grove.on_host(3), 2, tier)
+    if node is None or node.parent is not grove.behind:
+        return False
+    grove.tree.remove(node)
+    return True
+
+
+def _told_apart(grove: Grove) -> bool:
+    """Prompts that differ in one token of their first page share no page, whichever token it is."""
+    for at in range(grove.size):
+        other = grove.prompt(3).copy()
+        other[at] = len(TOKENS) + at
+        if grove.tree.device_match(other) != (grove.tree.root, 0):
+            return False
+        if not set(grove.tree.chain(other)).isdisjoint(grove.tree.chain(grove.prompt(3))):
+            return False
+    return True
 
 
 TREE: tuple[Misuse[Grove], ...] = (
@@ -92,6 +141,9 @@ TREE: tuple[Misuse[Grove], ...] = (
     Misuse("remove of a node with children", LengthMismatch, lambda grove: grove.tree.remove(grove.above)),
     Misuse("remove of the root", LengthMismatch, lambda grove: grove.tree.remove(grove.tree.root)),
     Misuse("remove of a leaf", None, _removed),
+    Misuse("what is known of a prompt that goes on", None, _known),
+    Misuse("a page that comes to the host behind two prefixes", None, _behind_two),
+    Misuse("prompts that differ in one token", None, _told_apart),
     Misuse(
         "an unknown eviction order",
         UsageError,
@@ -163,6 +215,38 @@ def _armed_twice(grove: Grove) -> bool:
     return (first, second, gate.begin()) == (0, None, 0)
 
 
+def _armed_in_turn(grove: Grove) -> bool:
+    """Each entry of a ring stands for one load until that was seen to finish."""
+    gate = grove.scene.parts.gate(grove.scene.backend, lanes=1, layers=1, entries=3)
+    armed = [gate.begin() for _ in gate.ring]
+    if None in armed or len(set(armed)) < len(armed) or gate.begin() is not None:
+        return False
+    first = armed[0]
+    assert first is not None
+    gate.retire(first)
+    return gate.begin() == first and gate.begin() is None
+
+
+def _waits_on_its_lane(grove: Grove) -> bool:
+    """A read of a load in flight makes the lane that reads wait, and not the process."""
+    backend, lane = grove.scene.backend, Lane(0, "misused")
+    gate = grove.scene.parts.gate(backend, lanes=1, layers=1, entries=1)
+    producer = gate.begin()
+    assert producer is not None
+    gate.consume([producer])
+    backend.waited.clear()
+    gate.wait(0, lane)
+    return bool(backend.waited) and set(backend.waited) == {lane}
+
+
+def _leading(grove: Grove) -> bool:
+    """What is done behind a copy that is not is acknowledged after it."""
+    backend = StillBackend()
+    signals = [backend.signal() for _ in range(4)]
+    backend.pending = [signals[1]]
+    return leading_reached(backend, [(signals[0],), (signals[2], signals[1]), (signals[3],)]) == 1
+
+
 def _layer_done(lanes: int) -> Callable[[Grove], object]:
     """A layer is queued on so many lanes, of two."""
 
@@ -180,6 +264,9 @@ GATE: tuple[Misuse[Grove], ...] = (
     Misuse("a gate without an entry", LengthMismatch, _gate(1, 0)),
     Misuse("a gate of one layer and one entry", None, _gate(1, 1)),
     Misuse("an entry that is armed while its load runs", None, _armed_twice),
+    Misuse("entries that are armed while other loads run", None, _armed_in_turn),
+    Misuse("a read that waits for a load", None, _waits_on_its_lane),
+    Misuse("a copy that is done behind one that is not", None, _leading),
     # ValueError: the length of two lists that one caller makes is stated by a strict zip.
     Misuse("a layer that is done on one lane of two", ValueError, _layer_done(1)),
     Misuse("a layer that is done on three lanes of two", ValueError, _layer_done(3)),
