@@ -90,7 +90,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV203",
             "status before data",
-            "A request was declared done before all of its bytes had landed.",
+            "A request or a copy was declared done before all of its bytes had landed.",
             "A completion that means 'sent', taken for 'visible'.",
             "SGLang #23252: status over TCP overtook NVLink bytes.",
         ),
@@ -212,7 +212,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV605",
             "wrong report",
-            "A scheduler reported of a request what cannot follow its earlier reports, or what was not done.",
+            "A scheduler or a cache reported what cannot follow its earlier reports, or what was not done.",
             "A report that is not renewed each round; an abort or a failure that is told to nobody; a counter that is "
             "raised in another place than where the thing happens.",
             "No release yet; users see it as requests that end twice or never, and as statistics that do not add up.",
@@ -242,7 +242,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV702",
             "refused with room",
-            "A backup, a load or a prefetch was given up although room was free or could have been made.",
+            "A backup, a load, a prefetch or a state was given up although room was free or could be made.",
             "Room that is counted without what eviction would free; locks that are kept too long.",
             "SGLang #16370: a prefetch that did not fit was abandoned, whatever room was left.",
         ),
@@ -256,7 +256,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV704",
             "copy not started",
-            "A backup that the write policy asks for, or a prefetch of stored pages, never started.",
+            "A backup that the write policy asks for, or a prefetch of stored pages, never started, or left some out.",
             "A use that is not counted, a branch that returns early, a failure that is taken for a refusal.",
             "SGLang #33714: prompts prefilled in chunks were never backed up; #27619: prefetches skipped under load.",
         ),

@@ -22,7 +22,7 @@ from kvcheck.core.cache.hicache.storage import PageStore
 from kvcheck.core.cache.hicache.storage_tier import StoredUnit
 from kvcheck.core.targets.target import Standing
 from kvcheck.core.workload.events import Emit, Happened
-from kvcheck.core.workload.tier_events import Deleted
+from kvcheck.core.workload.tier_events import Answered, Deleted
 
 PINNED = {
     "device": ("in use", "being backed up", "being loaded"),
@@ -77,10 +77,16 @@ class Prefixes:
             if node is None or _state_of(node, self._storing()) != standing.state:
                 return False
             if happening == "evict":
-                return self._cache.evict_node(node, "device" if node.device.is_live else "host")
+                tier = "device" if node.device.is_live else "host"
+                return self._answered((tier,), node.chain, self._cache.evict_node(node, tier))
             if happening == "remove":
-                return self._cache.remove(node)
+                return self._answered(("device", "host"), _whole(node), self._cache.remove(node))
             return happening == "pressure" and self._press(standing.state)
+
+    def _answered(self, tiers: tuple[str, ...], chain: tuple[bytes, ...], is_gone: bool) -> bool:
+        """Tell what the cache says, which is True where these pages have left these tiers."""
+        self._emit(Answered(tiers, chain, is_gone))
+        return is_gone
 
     def _press(self, state: str) -> bool:
         """Take one page of others from a tier that may not give up a prefix in this state."""
@@ -180,6 +186,11 @@ def _state_of(node: Node, storing: frozenset[bytes]) -> str:
     if node.device.is_live:
         return "in use" if node.locks else "on both tiers" if node.host.is_live else "on the device"
     return "on the host"
+
+
+def _whole(node: Node) -> tuple[bytes, ...]:
+    """The pages of a prefix and of all that continues it."""
+    return (*node.chain, *(each for child in node.children.values() for each in _whole(child)))
 
 
 def _name(node: Node) -> str:

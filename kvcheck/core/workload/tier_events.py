@@ -107,8 +107,19 @@ class Flushed:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """Somebody asked for these pages to leave these tiers, and this is the answer. is_gone: they have left. With both
+    tiers the pages are a prefix and all that continues it."""
+
+    tiers: tuple[str, ...]
+    chain: tuple[bytes, ...]
+    is_gone: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
-    """A backup or a prefetch of these pages or this state was given up: the host has no room in that space."""
+    """A backup or a prefetch of these pages or this state was given up: the host has no room in that space. A snapshot
+    of a state was given up where the device has none."""
 
     kind: str
     request: int
@@ -196,6 +207,7 @@ TierEvent = (
     | RoomWanted
     | Chosen
     | Flushed
+    | Answered
     | Refused
     | Moving
     | Transferred

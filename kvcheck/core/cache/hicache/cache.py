@@ -197,6 +197,7 @@ class HiCache:
             return  # another request has cached a longer run; this one is offered again at the end
         state = self._snapshot(holding) if self._pool.has_state else None
         if self._pool.has_state and state is None:
+            self._tell_refused(tokens, holding.request)
             return
         self._tell_computed(tokens, holding.request, priority=lease.priority)
         taken = self.tree.insert(tokens, self._offer(holding, pages, state), priority=lease.priority)
@@ -355,6 +356,11 @@ class HiCache:
     def _tell_computed(self, tokens: Tokens, request: int, *, priority: int) -> None:
         if self._listener is not None:
             self._listener.computed(request=request, chain=self.tree.chain(tokens), priority=priority)
+
+    def _tell_refused(self, tokens: Tokens, request: int) -> None:
+        if self._listener is not None:
+            chain = self.tree.chain(tokens)[-1:]
+            self._listener.refused(kind="snapshot", request=request, space="state", chain=chain)
 
     # What moves between a request and the tree
 

@@ -77,7 +77,8 @@ class CacheListener(StoreListener, Protocol):
         """Somebody asked for these pages to leave these tiers, whatever the order says; they are about to."""
 
     def refused(self, *, kind: str, request: int, space: str, chain: tuple[bytes, ...]) -> None:
-        """A backup or a prefetch of these pages or this state was given up: the host has no room in that space."""
+        """A backup or a prefetch of these pages or this state was given up: the host has no room in that space. A
+        snapshot of a state was given up where the device has none."""
 
     def moving(self, *, number: int, kind: str, copies: tuple[SpaceCopy, ...]) -> None:
         """A transfer was made, with these index values."""

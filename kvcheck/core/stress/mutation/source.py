@@ -25,6 +25,7 @@ STANDING_PARTS = frozenset({"_waiting_state", "_prefilling_state", "_sending_sta
 TELLERS = frozenset(
     {
         *("_tell_lock", "_tell_asked", "_tell_lookup", "_tell_computed", "_tell_moving", "_tell_stored"),
+        "_tell_refused",
         *("tell_wanted", "tell_chosen"),
     }
 )

@@ -1,11 +1,13 @@
 """The caching oracle: what a prefix cache should have achieved, by a model of pages beside the product's tree.
 
     KV701 victims    first in the declared order among what could go
-    KV702 room       a backup, a load or a prefetch is given up only where no room can be made
+    KV702 room       a backup, a load, a prefetch or a state is given up only where no room can be made
     KV703 hits       what was computed is cached, leaves a tier by eviction alone, and is served when found
-    KV704 copies     backups that the write policy asks for, and prefetches, are started
+    KV704 copies     backups that the write policy asks for, and prefetches, are started, with their companions
     KV705 need       nothing is given up once there is as much room as was asked for
     KV706 turns      a copy that has run is acknowledged within two looks, and loads use every engine
+    KV203 copies     a copy is acknowledged when all of it has run, not before
+    KV605 answers    what is asked to go is gone where the cache says so, and could not go where it says not
 
 Invariants:
 - A cache is judged by the rules that it declares. Without a declaration nothing is judged.
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import RANKS, ROOT, USES, Page, allocator_of
+from kvcheck.core.stress.oracles.caching_answers import AnswerRules
 from kvcheck.core.stress.oracles.caching_rounds import RoundRules
 from kvcheck.core.stress.oracles.caching_store import StoreRules
 from kvcheck.core.stress.oracles.plain_cache import PlainCache
@@ -55,7 +58,7 @@ class _Due:
     pages: dict[bytes, Page]
 
 
-class CachingOracle(StoreRules, RoundRules):
+class CachingOracle(StoreRules, RoundRules, AnswerRules):
     """Evictions in the declared order, no copy left out, and nothing lost that was cached."""
 
     def __init__(self) -> None:
@@ -90,6 +93,7 @@ class CachingOracle(StoreRules, RoundRules):
             (Transferred, self._transferred),
             *self.store_handlers(),
             *self.round_handlers(),
+            *self.answer_handlers(),
             (Reported, self._reported),
             (Finished, self._finished),
             (Counted, self._counted),
@@ -249,6 +253,7 @@ class CachingOracle(StoreRules, RoundRules):
         if not event.added and event.chain:
             self._judge_loss(event)
         self._backups_seen |= event.added and event.tier == "host"
+        self._note_companions(event)
         self._note_due(self._cache.change(event))
 
     def _judge_loss(self, event: TierChanged) -> None:
@@ -390,20 +395,21 @@ class CachingOracle(StoreRules, RoundRules):
         self.judged += 1
         if event.kind == "prefetch":
             self._gave_up_fetch = event.request
-        elif event.space == "full":
+        elif event.kind == "backup" and event.space == "full":
             self._backups_seen = True
             self._refused.update(event.chain)
             for each in event.chain:
                 if (page := self._cache.pages.get(each)) is not None:
                     page.refused_at = self._cache.clock
-        room = self._cache.room("host", event.space)
+        tier = "device" if event.kind == "snapshot" else "host"
+        room = self._cache.room(tier, event.space)
         if room >= len(event.chain):
             self._add(
                 "KV702",
                 f"a {event.kind} of {len(event.chain)} {event.space} for request {event.request} is given up; "
-                f"the host has room, free or evictable, for {room}",
+                f"the {tier} has room, free or evictable, for {room}",
                 request=event.request,
-                tier="host",
+                tier=tier,
             )
 
 

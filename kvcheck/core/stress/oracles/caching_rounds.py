@@ -1,4 +1,4 @@
-"""Rules of the caching oracle on rounds: copies that have run are acknowledged soon, and loads take turns.
+"""Rules of the caching oracle on rounds: copies are acknowledged soon after they have run, and loads take turns.
 
     backup    reads the device, writes the host      named by the number of the transfer, through the host units
     load      reads the host, writes the device      the same; one operation may serve several
@@ -122,6 +122,8 @@ class RoundRules(CachingRules):
         begun = self._begun[event.kind]
         if (copy := next((each for each in begun if each.name == name), None)) is not None:
             begun.remove(copy)
+            if copy.running:
+                self._early(copy)
 
     def _round_over(self, event: Reported) -> None:
         self._rounds += 1
@@ -138,15 +140,27 @@ class RoundRules(CachingRules):
                     begun.remove(copy)
                     self._late(copy)
 
-    def _late(self, copy: _Copy) -> None:
-        looks = self._declared.ack_rounds if self._declared is not None else None
-        whose = f"a prefetch for request {copy.name}" if copy.kind == "prefetch" else f"{copy.kind} {copy.name}"
+    def _early(self, copy: _Copy) -> None:
         self._add(
-            "KV706",
-            f"{whose} has run, and is not acknowledged {copy.waited} rounds later; the cache looks every {looks}",
+            "KV203",
+            f"{_whose(copy)} is acknowledged before all of it has run",
             request=copy.name if copy.kind == "prefetch" else None,
             tier="host",
         )
+
+    def _late(self, copy: _Copy) -> None:
+        looks = self._declared.ack_rounds if self._declared is not None else None
+        self._add(
+            "KV706",
+            f"{_whose(copy)} has run, and is not acknowledged {copy.waited} rounds later; "
+            f"the cache looks every {looks}",
+            request=copy.name if copy.kind == "prefetch" else None,
+            tier="host",
+        )
+
+
+def _whose(copy: _Copy) -> str:
+    return f"a prefetch for request {copy.name}" if copy.kind == "prefetch" else f"{copy.kind} {copy.name}"
 
 
 def _on_host(footprints: Iterable[Footprint]) -> list[Footprint]:
