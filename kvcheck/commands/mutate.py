@@ -204,8 +204,13 @@ class _Chosen:
 
     def told(self, result: Result) -> Result:
         """The result, with the reason why nothing finds the edit, if there is one."""
-        is_left = result.outcome in LEFT_OUTCOMES and result.id in self.left
-        return replace(result, reason=self.left[result.id]) if is_left else result
+        if result.outcome not in LEFT_OUTCOMES or result.id not in self.left:
+            return result
+        from kvcheck.core.stress.mutation.equivalent import LEGAL
+
+        reason = self.left[result.id]
+        outcome = "legal" if reason.startswith(LEGAL) and result.outcome in SURVIVED else result.outcome
+        return replace(result, reason=reason, outcome=outcome)
 
 
 def _run(

@@ -59,6 +59,8 @@ def news(body: str, operator: str, names: str = "", *, head: str = "def f(a, b):
         ("swap-names", "return g(host=a.host, device=a.device)", {"return g(host=a.device, device=a.host)"}),
         ("swap-names", "return g(a, b.c)", set()),
         ("swap-names", "return a, b", {"return b, a"}),
+        ("swap-names", "return max(a, b)", set()),
+        ("swap-names", "try:\n    g()\nexcept (a, b):\n    pass", set()),
         (
             "drop-row",
             "for c in (a, b, 1):\n    g(c)",

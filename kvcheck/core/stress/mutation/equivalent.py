@@ -14,6 +14,8 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.mutation.edits import Edit
 
 LIST = Path(__file__).parent / "equivalent.toml"
+LEGAL = "a legal choice"
+"""How the reason of a survivor begins that is another correct way to do it: a finding of it would be a false alarm."""
 LEFT = Path(__file__).parent / "survivors.toml"
 """Survivors that are judged all the same, each with the reason why nothing finds it."""
 

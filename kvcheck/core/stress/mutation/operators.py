@@ -126,7 +126,9 @@ def shift_bound(source: Source, node: ast.AST, names: frozenset[str]) -> Iterato
 
 
 def swap_names(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator[Change]:
-    """Two neighbours of one kind, in a call's or a tuple's elements."""
+    """Two neighbours of one kind, in a call's or a tuple's elements, where their order means something."""
+    if _is_symmetric(source, node):
+        return
     if isinstance(node, ast.Call):
         groups: list[list[ast.expr]] = [[*node.args], [each.value for each in node.keywords]]
     elif isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Load):
@@ -140,6 +142,15 @@ def swap_names(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator
                 until, end = source.span(other)
                 between = source.between(middle, until)
                 yield start, end, source.between(until, end) + between + source.between(start, middle)
+
+
+def _is_symmetric(source: Source, node: ast.AST) -> bool:
+    """A call of min or max, the errors that are caught together, the types that a value may have."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in ("min", "max")
+    parent = source.parents.get(node)
+    is_check = isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id == "isinstance"
+    return is_check or (isinstance(parent, ast.ExceptHandler) and parent.type is node)
 
 
 def drop_row(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator[Change]:

@@ -16,11 +16,11 @@ from pathlib import Path
 from kvcheck.core.base.errors import UsageError
 
 RESULTS_FILE = "results.jsonl"
-OUTCOMES = ("killed", "unknown", "survived", "hang", "crash", "unreached", "equivalent", "invalid", "unclear")
+OUTCOMES = ("killed", "unknown", "survived", "hang", "crash", "unreached", "equivalent", "legal", "invalid", "unclear")
 NOT_GREEN = ("killed", "unknown", "hang", "crash")
 """Outcomes with which a default run does not pass, whether an oracle names the edit or not."""
 JUDGED = ("killed", "unknown", "survived", "hang", "crash", "unclear")
-"""Outcomes of edits that ran and are not equivalent: what shares are shares of."""
+"""Outcomes of edits that ran and are faults: neither equivalent nor legal. Shares are shares of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,8 @@ class Result:
 
     oracle, code, line, message: of the first finding, the plan line that shows it. kinds: every oracle and code of that
     schedule. cells: schedules that ran, by cell. cpu_s: of the schedules. total_cpu_s: with imports. reason: why an
-    edit is equivalent. note: what else is worth a line. is_guard: the edit is in a check. link, what, expect: of an
-    edit written by hand.
+    edit is equivalent or legal, or why nothing finds it. note: what else is worth a line. is_guard: the edit is in a
+    check. link, what, expect: of an edit written by hand.
     """
 
     id: str

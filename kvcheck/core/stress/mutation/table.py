@@ -1,7 +1,7 @@
 """Tables of a campaign as CSV and Markdown: shares by file and operator, kills by oracle, and what was not killed.
 
 Invariants:
-- A share is of the edits that ran and are not equivalent: all but unreached, equivalent and invalid ones. `share`
+- A share is of the edits that ran and are faults: all but unreached, equivalent, legal and invalid ones. `share`
   counts kills; `not green` also hangs, crashes and missing evidence, with which a run does not pass either.
 - Text from source cannot become markup, a link or a formula.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -39,12 +40,13 @@ COLUMNS = (
         "what",
     ),
 )
+KILLED = ("killed",)
 COUNTED = ("edits", *OUTCOMES, "share", "not green")
 
 
 def share_of(results: Sequence[Result]) -> float | None:
     """The killed share of those that were judged; None if none was."""
-    return _share(results, ("killed",))
+    return _share(results, KILLED)
 
 
 def _share(results: Sequence[Result], outcomes: Sequence[str]) -> float | None:
@@ -80,6 +82,7 @@ def page(campaign: Campaign, results: Sequence[Result]) -> str:
             for each in rows:
                 lines += _told(each)
     lines += _places("Unreached", "Each is a situation that no surveyed schedule leads to.", results, "unreached")
+    lines += _places("Legal", "Other correct ways to do it. A finding of one would be a false alarm.", results, "legal")
     lines += _places("Equivalent", "No run can tell these from the original.", results, "equivalent")
     return "\n".join(lines) + "\n"
 
@@ -110,6 +113,7 @@ def _head(campaign: Campaign, results: Sequence[Result]) -> list[str]:
         table_line(("in checks", *_row([each for each in results if each.is_guard]))),
         table_line(("elsewhere", *_row([each for each in results if not each.is_guard]))),
         "",
+        *_with_legal(results),
         "Edits in checks change what is refused. Illegal calls between the rounds of a run find them.",
         "",
     ]
@@ -121,6 +125,16 @@ def _head(campaign: Campaign, results: Sequence[Result]) -> list[str]:
     return lines
 
 
+def _with_legal(results: Sequence[Result]) -> list[str]:
+    """The share of kills if legal choices counted as survivors."""
+    strict = _share(
+        [replace(each, outcome="survived") if each.outcome == "legal" else each for each in results], KILLED
+    )
+    if strict is None or not any(each.outcome == "legal" for each in results):
+        return []
+    return [f"Legal choices count neither way. Counted as survivors, the share of kills is {100 * strict:.1f} %.", ""]
+
+
 def _counts(name: str, results: Sequence[Result], key: Callable[[Result], str]) -> list[str]:
     lines = [table_line((name, *COUNTED)), "|" + " --- |" * (1 + len(COUNTED))]
     for value in sorted({key(each) for each in results}):
@@ -130,7 +144,7 @@ def _counts(name: str, results: Sequence[Result], key: Callable[[Result], str]) 
 
 def _row(results: Sequence[Result]) -> list[str]:
     count = Counter(each.outcome for each in results)
-    shares = (_share(results, ("killed",)), _share(results, NOT_GREEN))
+    shares = (_share(results, KILLED), _share(results, NOT_GREEN))
     return [
         str(len(results)),
         *(str(count[name]) for name in OUTCOMES),
