@@ -19,7 +19,7 @@ from kvcheck.core.stress.oracles.caching_rounds import LOOKS, TURNS
 from kvcheck.core.stress.oracles.caching_store import VAIN
 from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.workload.events import Aborted, Completed, Counted, Submitted
-from kvcheck.core.workload.report_events import Reported
+from kvcheck.core.workload.report_events import Reported, Sent
 from kvcheck.core.workload.tier_events import (
     Asked,
     Damaged,
@@ -46,6 +46,7 @@ def looking(*, host: int = 9, uses: int | None = 1) -> Declared:
     return replace(rules(host=host, uses=uses), ack_rounds=PERIOD, load_lanes=ENGINES)
 
 
+PAGES = Modelled(page_size=2, window=0, has_state=False)
 BACKED_UP: Events = (rules(host=9), StoreKeeps(), *computes("a"), *backs_up("a"))
 ENDED = Counted("full", 9, 0, 9)
 VAIN_FETCH: Events = (Asked(7, chain("abc"), True), Transferred("prefetch", 7, 0, True))
@@ -221,6 +222,9 @@ GOOD: dict[str, Events] = {
     "what is backed up was deleted from the store": (*BACKED_UP, Deleted("full", (b"a",)), ENDED),
     "there is no store": (BACKED_UP[0], *BACKED_UP[2:], ENDED),
     "the run was cut short before it was queued": BACKED_UP,
+    "the whole pages before the last token are looked up": (PAGES, rules(), Sent(7, 0, 4), finds("a", 0)),
+    "a page that ends before the last token is looked up": (PAGES, rules(), Sent(7, 0, 5), finds("ab", 0)),
+    "nobody says how long a prompt is": (PAGES, rules(), finds("a", 0)),
     "a fetch that brought nothing begins again a few times": (rules(host=9), *VAIN_FETCH * VAIN, finds("abc", 0)),
     "fetches of which one brought something": (
         rules(host=9),
@@ -296,6 +300,16 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
         (*BACKED_UP, replace(PUT, reads=touched("host.full", 1)), ENDED),
         "KV704",
         ("never queued for the store",),
+    ),
+    "the last whole page is not looked up": (
+        (PAGES, rules(), Sent(7, 0, 5), finds("a", 0)),
+        "KV703",
+        ("1 pages of the prompt of request 7 were looked up", "its 5 tokens", "2 whole pages"),
+    ),
+    "nothing is looked up": (
+        (PAGES, rules(), Sent(7, 0, 3), replace(finds("a", 0), chain=())),
+        "KV703",
+        ("0 pages of the prompt",),
     ),
     "one more goes than was asked for": (
         (rules(), *A_THEN_B, RoomWanted("device", "full", 1), *evicts("device", "a"), *evicts("device", "b")),

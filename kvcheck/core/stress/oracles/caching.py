@@ -28,7 +28,7 @@ from kvcheck.core.stress.oracles.caching_rounds import RoundRules
 from kvcheck.core.stress.oracles.caching_store import StoreRules
 from kvcheck.core.stress.oracles.plain_cache import PlainCache
 from kvcheck.core.workload.events import Allocated, Counted, Finished, Forward, Freed
-from kvcheck.core.workload.report_events import Reported
+from kvcheck.core.workload.report_events import Reported, Sent
 from kvcheck.core.workload.tier_events import (
     Chosen,
     Computed,
@@ -70,6 +70,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         self._due_long = 0
         self._backups_seen = False
         self._served: dict[int, int] = {}
+        self._prompts: dict[int, int] = {}
         self._committed: dict[int, int] = {}
         self._plain = PlainCache(0)
         self._hits: dict[int, tuple[int, int]] = {}
@@ -81,6 +82,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
             (Declared, self._is_declared),
             (Allocated, self._allocated),
             (Freed, self._freed),
+            (Sent, self._is_sent),
             (LookedUp, self._looked_up),
             (Forward, self._forward),
             (Computed, self._computed),
@@ -158,10 +160,21 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
 
     # Lookups: loads, and what is served
 
+    def _is_sent(self, event: Sent) -> None:
+        self._prompts[event.request] = event.prompt
+
     def _looked_up(self, event: LookedUp) -> None:
         if self._declared is None:
             return
         self._used()
+        pages = max(0, self._prompts.get(event.request, 0) - 1) // self._cache.model.page_size
+        if len(event.chain) < pages:
+            self._add(
+                "KV703",
+                f"{len(event.chain)} pages of the prompt of request {event.request} were looked up; the last of its "
+                f"{self._prompts[event.request]} tokens has to be computed, and {pages} whole pages lie before it",
+                request=event.request,
+            )
         if event.device_only:
             self._judge_load(event)
             if self._due and self._due[-1].use == self._cache.clock:
