@@ -86,7 +86,7 @@ def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         alive = pids(server.log)
     finally:
         server.stop(within_s=0.5)
-    assert len(alive) == 2 and not any(map(is_alive, alive))
+    assert len(alive) == 2 and poll(lambda: not any(map(is_alive, alive)))
 
 
 @pytest.mark.processes
