@@ -142,7 +142,8 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV308",
             "check does not hold",
-            "A check let an illegal call through, refused it wrongly, or refused a legal one.",
+            "A check let an illegal call through, refused it wrongly or refused a legal one, or a legal call at an "
+            "edge went wrong.",
             "A check that was left out, raises another error or comes after a change; a bound that is off by one.",
             "No release yet; the next wrong caller then corrupts memory where it should have been stopped.",
         ),

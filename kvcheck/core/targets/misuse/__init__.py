@@ -23,9 +23,12 @@ from kvcheck.core.targets.misuse.call import Attempt
 from kvcheck.core.targets.misuse.ends import Ends, transfer_attempts
 from kvcheck.core.targets.misuse.folders import folder_attempts
 from kvcheck.core.targets.misuse.host import host_attempts
+from kvcheck.core.targets.misuse.pair_rounds import pair_attempts
 from kvcheck.core.targets.misuse.pools import pool_attempts
 from kvcheck.core.targets.misuse.queues import queue_attempts
+from kvcheck.core.targets.misuse.rounds import round_attempts
 from kvcheck.core.targets.misuse.scene import Scene
+from kvcheck.core.targets.misuse.sizes import size_attempts
 from kvcheck.core.targets.misuse.texts import text_attempts
 from kvcheck.core.targets.misuse.tree import tree_attempts
 from kvcheck.core.targets.misuse.values import value_attempts
@@ -57,12 +60,13 @@ def misuses(
     """
     scene = Scene(parts, shape)
     if half == 0:
-        once = [*ids.allocator_attempts(), *pool_attempts(scene), *value_attempts(scene)]
+        once = [*ids.allocator_attempts(), *pool_attempts(scene), *size_attempts(scene), *value_attempts(scene)]
     else:
         ends = Ends(scene) if is_pair else None
-        once = queue_attempts(scene, ends)
+        once = [*queue_attempts(scene, ends), *round_attempts(scene)]
         if ends is not None:
             once += [*text_attempts(ends.layouts["prefill"], ends.layouts["decode"]), *transfer_attempts(ends)]
+            once += pair_attempts(scene)
         once += tree_attempts(scene) if cached is not None else ()
         once += host_attempts(scene) if has_host else ()
         once += stores.store_attempts() if store is not None else ()

@@ -33,19 +33,20 @@ SLOTS, ROOM, PATIENCE = 2, 5, 9
 
 
 class Ends:
-    """A prefill rank and a decode rank, with one slot of two leased at each."""
+    """A prefill rank and a decode rank, with one slot leased at the decode rank."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, *, slots: int = SLOTS) -> None:
         self.scene = scene
+        self.now = 0
         self.fabric = LoopbackFabric()
         self.metadata, self.backends, self.layouts = {}, {}, {}
         for end in ("prefill", "decode"):
             own = self.backends[end] = ScopedBackend(scene.backend, f"{end}-0")
-            slots: MetadataBuffers = scene.parts.metadata(
-                end, slots=SLOTS, hidden_size=scene.shape.hidden_size, backend=own, lane=own.lane("forward")
+            rows: MetadataBuffers = scene.parts.metadata(
+                end, slots=slots, hidden_size=scene.shape.hidden_size, backend=own, lane=own.lane("forward")
             )
-            self.metadata[end] = slots
-            self.layouts[end] = end_layout(scene.pool, slots, whole=scene.shape, rank=0, ranks=1)
+            self.metadata[end] = rows
+            self.layouts[end] = end_layout(scene.pool, rows, whole=scene.shape, rank=0, ranks=1)
         self.wires = {end: self.fabric.end(own) for end, own in self.backends.items()}
         self.sender = self.make_sender(self.layouts["decode"])
         self.receiver = self.make_receiver(self.layouts["prefill"])
@@ -64,7 +65,7 @@ class Ends:
             self.backends["prefill"],
             layout=self.layouts["prefill"],
             peers=(peer,),
-            clock=lambda: 0,
+            clock=lambda: self.now,
             patience=PATIENCE,
             sealer=self.scene.parts.sealer,
             writer=self.scene.parts.writer,
@@ -79,7 +80,7 @@ class Ends:
             self.backends["decode"],
             layout=self.layouts["decode"],
             peers=(peer,),
-            clock=lambda: 0,
+            clock=lambda: self.now,
             patience=PATIENCE,
             sealer=self.scene.parts.sealer,
         )

@@ -123,6 +123,15 @@ def _use(subject: Owned, *, is_reached: bool) -> object:
     return False
 
 
+def _use_of_changed(subject: Owned) -> bool:
+    """A use is of the ids that were named, whatever the caller does with its list afterwards."""
+    named, before = ids(subject.held), subject.allocator.pins
+    use = subject.allocator.hold(named, lambda: False)
+    named[0] = subject.last
+    subject.allocator.drop(use)
+    return subject.allocator.pins == before
+
+
 def _unpin_edges(subject: Owned) -> bool:
     """The first and the last id can be pinned and unpinned."""
     edges = ids(subject.held, subject.last)
@@ -159,6 +168,7 @@ ALLOCATOR: tuple[Misuse[Owned], ...] = (
     Misuse("free of an id that was pinned twice and unpinned once", FreeInFlight, _held_twice),
     Misuse("free of an id that a queued operation uses", FreeInFlight, lambda each: _use(each, is_reached=False)),
     Misuse("free of an id whose operation has run", None, lambda each: _use(each, is_reached=True)),
+    Misuse("hold of ids in a list that changes afterwards", None, _use_of_changed),
     Misuse("free of no id", None, lambda each: each.allocator.free(ids())),
     Misuse("check_freeable of no id", None, lambda each: each.allocator.check_freeable(ids())),
     Misuse(

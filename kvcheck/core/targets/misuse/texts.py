@@ -133,6 +133,11 @@ def _right_values() -> Iterator[Message]:
     yield varied(RIGHT[5], row="")
 
 
+def _longest(peers: Peers) -> bool:
+    """A right message, and blanks up to the greatest length."""
+    return decode(encode(RIGHT[4]).ljust(MAX_MESSAGE_BYTES)) == RIGHT[4]
+
+
 def _too_long(peers: Peers) -> Message:
     """A right message, and blanks up to one byte beyond the greatest length."""
     return decode(encode(RIGHT[4]).ljust(MAX_MESSAGE_BYTES + 1))
@@ -150,6 +155,7 @@ MESSAGES: tuple[Misuse[Peers], ...] = (
         lambda peers: all(decode(encode(each)) == each for each in _right_values()),
     ),
     Misuse("a message that is one byte too long", TransferError, _too_long),
+    Misuse("a message of the greatest length", None, _longest),
 )
 
 
@@ -176,7 +182,8 @@ def _json(**changes: object) -> Callable[[Peers], object]:
 
 
 def _json_fields(row: list[object]) -> Callable[[Peers], object]:
-    return _json(fields=[row])
+    """Read a layout with a right field and this one."""
+    return _json(fields=[["right", 1, "b", 1], row])
 
 
 def _json_without(name: str) -> Callable[[Peers], object]:
@@ -305,6 +312,14 @@ def _blocks(
     return call
 
 
+def _parts_of_rows(peers: Peers) -> bool:
+    """The second shard of each row goes to a target that keeps it alone, row by row, in two runs of units."""
+    ours, theirs = RowLayout(**ROWS), RowLayout(**(ROWS | {"row_bytes": 16, "shards": 1}))
+    made = byte_blocks(ours, theirs, np.array([(1, 2, 1), (2, 1, 1)]), varied(PIECE, source_first=1, count=1))
+    places = [(2, 4), (3, 5), (4, 2), (5, 3)]  # rows at the source, rows at the target
+    return np.array_equal(made, [[source * 32 + 16, target * 16, 16] for source, target in places])
+
+
 def _paired(source: tuple[int, int], target: tuple[int, int], needed: range = range(1, 3)) -> Callable[[Peers], object]:
     """Pair runs of pages: first logical page and count."""
 
@@ -369,6 +384,9 @@ BLOCKS: tuple[Misuse[Peers], ...] = (
     Misuse("blocks of no unit", LayoutMismatch, _blocks((1, 1, 0))),
     Misuse("blocks of all units", None, _blocks((1, 1, 2))),
     Misuse("blocks of the last unit", None, _blocks((2, 2, 1))),
+    Misuse("blocks of parts of rows in two runs", None, _parts_of_rows),
+    Misuse("shards for no target", LayoutMismatch, _slices(2, 1, 0)),
+    Misuse("shards for no source", LayoutMismatch, _slices(2, 0, 1)),
     Misuse("shards for sources that do not divide them", LayoutMismatch, _slices(2, 3, 2)),
     Misuse("shards for targets that do not divide them", LayoutMismatch, _slices(2, 2, 3)),
     Misuse("shards for more sources and fewer targets", None, _slices(2, 4, 1)),
