@@ -358,3 +358,29 @@ def test_a_table_is_watched_entry_by_entry() -> None:
     table.write(1, 2, np.array([7, 8]))
     assert backend.found == []
     assert table.read_view()[1].tolist() == [0, 0, 7, 8, 0]
+
+
+def declared(span: tuple[int, int]) -> list[str]:
+    """What the audit says of an operation that declares all of page 1 and this span of page 2, of 4 tokens."""
+    memory = Memory(space="full", buffer="k", layers=1, units=3, tokens=4)
+    backend = AuditBackend(EagerBackend(), lambda name, shape: memory)
+    backend.empty("device.full.k", (1, 12, 1), torch.int64, Place.DEVICE)
+    footprint = Footprint("full", ("k",), (0, 1), np.array([1, 2]), np.array([(0, 4), span]))
+    backend.submit(Operation("copy", ()), lane=backend.lane("forward"), reads=(footprint,))
+    return [found.message for found in backend.findings()]
+
+
+@pytest.mark.parametrize("span", [(0, 4), (3, 4), (2, 2)])
+def test_a_span_inside_its_unit_is_right(span: tuple[int, int]) -> None:
+    assert declared(span) == []
+
+
+@pytest.mark.parametrize("span", [(0, 5), (4, 5), (-1, 2), (3, 2)])
+def test_a_span_that_leaves_its_unit_is_named(span: tuple[int, int]) -> None:
+    where = f"unit 2, rows {span[0]} to {span[1]}, and a unit has 4"
+    assert declared(span) == [f"copy declares that it reads full.k, {where}"]
+
+
+def test_spans_of_page_rows_are_tokens_of_the_page() -> None:
+    memory = Memory(space="full", buffer="index", layers=1, units=3)
+    assert memory.beyond(Footprint("full", ("index",), (0, 1), np.array([1]), np.array([(0, 64)]))) is None

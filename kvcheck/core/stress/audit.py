@@ -6,7 +6,7 @@ gather or scatter.
 
 Invariants:
 - It works on the CPU backends only. The operations that run, and their order, are those of a run without it.
-- A chunk may touch less than was declared, never more.
+- A chunk may touch less than was declared, never more. What is declared lies inside its page, slot or table row.
 - All memory that a backend hands out has a name, so footprints name it. Other memory belongs to one operation: if a
   second one touches what the first has written, footprints should have named it.
 - Accesses outside torch (numpy, lists, other threads) are not seen. Of a row that several ranks write in parts, it is
@@ -16,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -116,6 +116,34 @@ class Shared:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """A span that a footprint declares and that leaves its unit. span: unit, start and stop."""
+
+    operation: str
+    verb: str
+    memory: Memory
+    span: tuple[int, int, int]
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """Of one kind, one finding."""
+        return self.operation, f"declares what it {self.verb}", self.memory.space, self.memory.buffer or ""
+
+    def finding(self) -> Finding:
+        """The finding KV306 for this span."""
+        unit, start, stop = self.span
+        what = self.memory.space if self.memory.buffer is None else f"{self.memory.space}.{self.memory.buffer}"
+        return Finding(
+            code="KV306",
+            oracle="audit",
+            buffer=self.memory.buffer,
+            page=unit,
+            message=f"{self.operation} declares that it {self.verb} {what}, unit {unit}, rows {start} to {stop}, and a "
+            f"unit has {self.memory.tokens}",
+        )
+
+
 def is_audited(plan: Plan) -> bool:
     """True if the schedule runs under the audit. It follows from the plan alone, so a replay is audited as well.
 
@@ -155,14 +183,15 @@ class _Known:
 
 
 class AuditBackend:
-    """A CPU backend whose operations are watched. `found`: for each call that touched too much, the first such place.
+    """A CPU backend whose operations are watched. `found`: for each call that touched too much, the first such place,
+    and for each footprint that leaves its unit, the first such span.
 
     every: of each name of an operation, the first WATCHED_FIRST are watched and then one in so many.
     """
 
     def __init__(self, inner: Backend, name_memory: Naming, *, every: int = 1) -> None:
         self.name, self.device = inner.name, inner.device
-        self.found: list[Excess | Shared] = []
+        self.found: list[Excess | Shared | Beyond] = []
         self.judged = 0
         self._inner = inner
         self._name_memory = name_memory
@@ -218,6 +247,7 @@ class AuditBackend:
         self, operation: Operation, reads: tuple[Footprint, ...], writes: tuple[Footprint, ...]
     ) -> Operation:
         declared = _Declared(self._counts.total(), operation.name, reads, writes)
+        self.found += declared.beyond([memory for memory, _ in self._known.named.values()])
         watched = replace(operation, chunks=self._all_watched(declared, operation.chunks))
         if (stage := operation.stage) is not None:
             watched = replace(watched, stage=lambda: self._staged(declared, stage))
@@ -265,6 +295,14 @@ class _Declared:
         self.name = name
         self._footprints = {"reads": reads, "writes": writes}
         self._places: dict[tuple[str, Memory], Places] = {}
+
+    def beyond(self, memories: Sequence[Memory]) -> Iterator[Beyond]:
+        """Spans that leave their units."""
+        for verb, footprints in self._footprints.items():
+            for footprint in footprints:
+                for memory in memories if footprint.spans is not None else ():
+                    if memory.is_named(footprint) and (span := memory.beyond(footprint)) is not None:
+                        yield Beyond(self.name, verb, memory, span)
 
     def places(self, verb: str, memory: Memory, masks: Masks) -> Places:
         """The places of a memory that it names for this verb; its chunks ask again and again."""

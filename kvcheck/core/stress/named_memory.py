@@ -81,13 +81,26 @@ class Memory:
         """Which places the footprints hold, flat, in the order of the memory."""
         places = np.zeros(self.lengths, dtype=np.bool_)
         for footprint in footprints:
-            if footprint.space == self.space and self._is_named(footprint):
+            if self.is_named(footprint):
                 places[slice(*footprint.layers)] |= masks.of(self, footprint)
         return places.transpose(self._axes).reshape(-1)
 
-    def _is_named(self, footprint: Footprint) -> bool:
+    def is_named(self, footprint: Footprint) -> bool:
         """True if the footprint names this buffer, or a part of its rows as "buffer/rank"."""
+        if footprint.space != self.space:
+            return False
         return self.buffer is None or any(name.partition("/")[0] == self.buffer for name in footprint.buffers)
+
+    def beyond(self, footprint: Footprint) -> tuple[int, int, int] | None:
+        """The first span of a footprint that leaves its unit here: unit, start and stop; None if none does."""
+        if footprint.spans is None or self.tokens == 1:
+            return None
+        starts, stops = footprint.spans[:, 0], footprint.spans[:, 1]
+        outside = np.flatnonzero((starts < 0) | (starts > stops) | (stops > self.tokens))
+        if not len(outside):
+            return None
+        at = int(outside[0])
+        return int(footprint.rows[at]), int(starts[at]), int(stops[at])
 
     def at(self, place: int) -> tuple[int, int, int]:
         """Layer, unit and token of a place, which is counted in the order of the memory."""
