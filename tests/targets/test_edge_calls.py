@@ -156,6 +156,14 @@ class AsksAll(DecodeScheduler):
         self.config = own
 
 
+class JoinsNothing(DecodeScheduler):
+    """Runs a request without what came with it."""
+
+    def _join(self, active: RunningRequest) -> None:
+        active.metadata = None
+        super()._join(active)
+
+
 class Unmarked(Receiver):
     """Leaves in the memory of a room what was there."""
 
@@ -171,7 +179,7 @@ class Silent(Receiver):
 
 
 class Credulous(Receiver):
-    """Hears everybody."""
+    """Hears everybody, and waits for everybody's seal."""
 
     def poll(self) -> None:
         own = self.sources
@@ -219,9 +227,14 @@ class LosesAborts(Sender):
         ),
         (replace(FIXED, scheduler=KeepsNothing), "llama-3-tiny", {"the tokens that are offered"}),
         (replace(FIXED, decode_scheduler=AsksAll), "llama-3-tiny", {"one prompt more than may be on its way"}),
+        (replace(FIXED, decode_scheduler=JoinsNothing), "llama-3-tiny", {"a prompt from end to end"}),
         (replace(FIXED, receiver=Unmarked), "llama-3-tiny", {"the memory of a room that is asked for"}),
         (replace(FIXED, receiver=Silent), "llama-3-tiny", {"the reason of an abort at the other end"}),
-        (replace(FIXED, receiver=Credulous), "llama-3-tiny", {"messages of a rank that is no peer"}),
+        (
+            replace(FIXED, receiver=Credulous),
+            "llama-3-tiny",
+            {"messages of a rank that is no peer", "a prompt from end to end"},
+        ),
         (replace(FIXED, sender=WaitsForEver), "llama-3-tiny", {"open of a room that is asked for"}),
         (
             replace(FIXED, sender=LosesAborts),

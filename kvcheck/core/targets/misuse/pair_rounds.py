@@ -18,7 +18,7 @@ from kvcheck.core.cache.transfer.receiver import TRANSFERRING
 from kvcheck.core.cache.transfer.sender import REFUSED, WANTED
 from kvcheck.core.targets.misuse.call import Attempt, Misuse, on_each
 from kvcheck.core.targets.misuse.ends import PATIENCE, ROOM, Ends
-from kvcheck.core.targets.misuse.rounds import FIRST, SECOND, ZeroDecoder, deps, request
+from kvcheck.core.targets.misuse.rounds import ENOUGH, FIRST, SECOND, ZeroDecoder, deps, request
 from kvcheck.core.targets.misuse.scene import ROWS, Scene
 
 ENDED_WITHIN = 3
@@ -66,6 +66,21 @@ def _sent_again(scene: Scene) -> bool:
     early = scheduler.settle(scheduler.poll()).admitted
     ends.sender.poll()  # it says that it writes nothing
     return is_ended and not early and scheduler.settle(scheduler.poll()).admitted == [FIRST]
+
+
+def _end_to_end(scene: Scene) -> bool:
+    """A prompt of two chunks is computed at one end and ended at the other, which is given its metadata once."""
+    ends = _ends(scene)
+    decode, prefill = _decode(ends, SchedulerConfig(max_running=1)), _prefill(ends)
+    decoder = decode.parts.decoder
+    assert isinstance(decoder, ZeroDecoder)
+    finished: list[tuple[int, tuple[int, ...]]] = []
+    for each in (decode, prefill):
+        each.submit(request(FIRST, scene.page + 1))
+    for _ in range(ENOUGH):
+        prefill.settle(prefill.poll())
+        finished += decode.settle(decode.poll()).finished
+    return finished == [(FIRST, (0,))] and decoder.joined == [FIRST] and decode.is_idle and prefill.is_idle
 
 
 def _reason(scene: Scene) -> bool:
@@ -195,6 +210,7 @@ def _abort_unwanted(scene: Scene) -> bool:
 
 
 PAIR: tuple[Misuse[Scene], ...] = (
+    Misuse("a prompt from end to end", None, _end_to_end),
     Misuse("one prompt more than may be on its way", None, _most_coming),
     Misuse("a request that is sent again while it is drained", None, _sent_again),
     Misuse("a prompt that does not fit beside one under way", None, _too_many),

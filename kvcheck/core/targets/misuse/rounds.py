@@ -15,6 +15,7 @@ import torch
 
 from kvcheck.core.cache.backend.backend import Backend, Signal
 from kvcheck.core.cache.hicache.cache import HiCache, Lease
+from kvcheck.core.cache.hicache.node import Transfer
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree
 from kvcheck.core.cache.pools.pool import Given, Holding, KVPool
 from kvcheck.core.cache.scheduler.decoder import Chunk
@@ -32,12 +33,13 @@ ENOUGH = 12
 
 
 class ZeroDecoder:
-    """Each pass is over when it is queued, and its tokens are 0."""
+    """Each pass is over when it is queued, and its tokens are 0. joined: requests that came with their metadata."""
 
     def __init__(self, pool: KVPool) -> None:
         self._backend: Backend = pool.backend
         self._lane = pool.forward
         self._count = 0
+        self.joined: list[int] = []
 
     def forward(self, chunks: Sequence[Chunk]) -> Signal:
         self._count = len(chunks)
@@ -52,20 +54,23 @@ class ZeroDecoder:
         return {"output_ids": torch.zeros(1, dtype=torch.int32)}
 
     def join(self, request_id: int, row: MetadataRow) -> None:
-        """It needs nothing to go on."""
+        """Note the request."""
+        self.joined.append(request_id)
 
 
 class BareCache:
     """A prefix cache without a prefix, that notes what a scheduler asks it for.
 
-    fetching: requests for which the store has pages; they are on their way for ever.
+    fetching: requests for which the store has pages; they are on their way for ever. loading: requests for which the
+    host has pages; they are there at once.
     """
 
-    def __init__(self, page_size: int, *, fetching: Iterable[int] = ()) -> None:
+    def __init__(self, page_size: int, *, fetching: Iterable[int] = (), loading: Iterable[int] = ()) -> None:
         self.fetched: list[tuple[int, int]] = []
         self.admitted: list[tuple[int, int]] = []
         self.kept: list[int] = []
         self._fetching = set(fetching)
+        self._loading = set(loading)
         self._begun: set[int] = set()
         self._root = PrefixTree(page_size).root
 
@@ -81,7 +86,11 @@ class BareCache:
     def admit(self, tokens: Tokens, holding: Holding, *, priority: int = 0) -> Lease:
         """Note a request and how many of its tokens are looked for in the tree."""
         self.admitted.append((holding.request, len(tokens)))
-        return Lease(node=self._root, holding=holding, priority=priority)
+        load = Transfer(
+            number=1, kind="load", request=holding.request, nodes=[], copies=(), lock=self._root, producer=0
+        )
+        loads = [load] if holding.request in self._loading else []
+        return Lease(node=self._root, holding=holding, priority=priority, loads=loads)
 
     def keep(self, lease: Lease, tokens: Tokens) -> None:
         """Note how many tokens the tree is offered while their request goes on."""
@@ -202,6 +211,13 @@ def _past_fetching(scene: Scene) -> bool:
     return _scheduler(scene, 1, 1, cache=cache, max_prefilling=2).step().admitted == [SECOND]
 
 
+def _told_loading(scene: Scene) -> bool:
+    """Of two prompts, the one that has a part loaded is reported as loading."""
+    cache = BareCache(scene.page, loading=(SECOND,))
+    report = _scheduler(scene, 1, 1, cache=cache, max_prefilling=2).step()
+    return report.admitted == [FIRST, SECOND] and report.loading == [SECOND]
+
+
 def _whole_pages(scene: Scene) -> bool:
     """Of a prompt of two pages and a token, the last token is computed, and both pages are looked for."""
     cache = BareCache(scene.page)
@@ -228,6 +244,7 @@ ROUNDS: tuple[Misuse[Scene], ...] = (
     Misuse("resume when as many run as may", None, _resume_behind),
     Misuse("one fetch more than may be prefilled together", None, _most_fetching),
     Misuse("a prompt behind one that is fetched", None, _past_fetching),
+    Misuse("a prompt of which a part is loaded", None, _told_loading),
     Misuse("the tokens that are looked for", None, _whole_pages),
     Misuse("the tokens that are offered", None, _kept_prompt),
 )
