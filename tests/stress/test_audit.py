@@ -58,7 +58,7 @@ def test_every_operation_of_the_product_declares_what_it_touches(shape: str) -> 
     ("scenario", "shape", "requests", "schedule"),
     [  # schedules that load: fewer requests hardly do, and index pages are large
         ("hicache", "deepseek-v3.2-tiny", 16, 1),
-        ("hicache", "deepseek-v3.2-tiny", 16, 3),
+        ("hicache", "deepseek-v3.2-tiny", 16, 5),
         ("hicache-hybrid", "gpt-oss-tiny", 16, 1),
         ("hicache-hybrid", "gpt-oss-tiny", 16, 4),
         ("hicache-hybrid", "qwen3-next-tiny", 24, 0),
