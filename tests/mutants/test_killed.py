@@ -34,12 +34,12 @@ SHOWN_BY = {"ring-rearmed-early": 3, "fetch-replaces-computed": 2, "abort-said-o
 MOST_CAUSES = dict.fromkeys(
     (
         *("ack-by-kv-alone", "write-back-without-pin", "abort-keeps-saved-copy", "value-dropped-before-restored"),
-        "aborted-fetch-forgotten",
+        *("aborted-fetch-forgotten", "offload-skips-index-buffer", "restore-skips-index-buffer"),
     ),
     2,
 ) | {"offload-value-aliases-pool": 3}
 """Causes of a mutant's schedule, where not one: what is broken shows in backups and in loads, in a value and in its
-pages, in a race and in a page that is lost, in each buffer, or also in what is let through."""
+pages, in a race and in a page that is lost, in each buffer, or also in what is let through or in a call at the edge."""
 LATER = {
     "abort-frees-what-is-sent": 3,
     "align-trims-one-side": 3,
