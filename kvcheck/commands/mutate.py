@@ -203,7 +203,9 @@ class _Chosen:
         return [*self.edits, *self.bugs]
 
     def told(self, result: Result) -> Result:
-        """The result, with the reason why nothing finds the edit, if there is one."""
+        """The result, with the reason why nothing finds the edit, by the lists as they are now."""
+        if result.outcome in SURVIVED and result.id in self.reasons:
+            return replace(result, reason=self.reasons[result.id], outcome="equivalent")
         if result.outcome not in LEFT_OUTCOMES or result.id not in self.left:
             return result
         from kvcheck.core.stress.mutation.equivalent import LEGAL

@@ -171,10 +171,14 @@ def test_a_bug_by_hand_is_found_with_the_code_that_was_expected(
 
 def test_a_survivor_has_its_reason_and_a_legal_choice_is_none() -> None:
     result = Result(id="a", file="f", line_number=1, function="g", operator="drop-not", diff="", outcome="survived")
-    chosen = _Chosen(left={"a": "a legal choice: either will do", "b": "it only costs time"})
+    left = {"a": "a legal choice: either will do", "b": "it only costs time"}
+    chosen = _Chosen(left=left, reasons={"e": "nobody reads it"})
+    late = chosen.told(replace(result, id="e"))
+    assert (late.outcome, late.reason) == ("equivalent", "nobody reads it")
     assert (chosen.told(result).outcome, chosen.told(result).reason) == ("legal", "a legal choice: either will do")
     other = replace(result, id="b")
     assert (chosen.told(other).outcome, chosen.told(other).reason) == ("survived", "it only costs time")
-    for same in (replace(result, outcome="killed"), replace(result, id="c"), replace(result, outcome="unclear")):
+    found = replace(result, id="e", outcome="killed")
+    for same in (replace(result, outcome="killed"), replace(result, id="c"), replace(result, outcome="unclear"), found):
         assert chosen.told(same) == same, "what a run finds is no legal choice"
     assert chosen.told(replace(result, outcome="crash")).outcome == "crash"
