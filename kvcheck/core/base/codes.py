@@ -134,8 +134,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV306",
             "undeclared access",
-            "An operation touched memory that none of its footprints names, or a footprint names rows that are not "
-            "there.",
+            "An operation touched memory that it does not declare, or declares rows that are not there.",
             "A copy whose index list and footprint are computed from different things; a staging buffer that several "
             "copies share.",
             "Found by the audit of footprints alone: one schedule in seven runs under it, the third of a cell first.",

@@ -131,15 +131,14 @@ def check_what_was_done(supervisor: Supervisor) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
-    ("leg", "shape", "late_s"),
+    ("transport", "leg", "shape", "late_s"),
     [
-        ("kv", "llama-3-tiny", 0),
-        ("aux", "llama-3-tiny", 0),
-        ("seal", "llama-3-tiny", 0),
-        ("state", "gpt-oss-tiny", 0),
-        ("kv", "llama-3-tiny", 4.0),
+        pytest.param("mooncake", "kv", "llama-3-tiny", 0, marks=pytest.mark.mooncake),
+        ("tcp", "aux", "llama-3-tiny", 0),
+        pytest.param("mooncake", "seal", "llama-3-tiny", 0, marks=pytest.mark.mooncake),
+        ("tcp", "state", "gpt-oss-tiny", 0),
+        ("tcp", "kv", "llama-3-tiny", 4.0),
     ],
 )
 def test_an_engine_that_says_done_too_early_turns_the_run_red(
@@ -191,8 +190,8 @@ POINTS = [
 @pytest.mark.parametrize(
     ("transport", "rank", "at", "number"),
     [
-        *(("tcp", *point) for point in POINTS),
-        *(pytest.param("mooncake", *point, marks=pytest.mark.mooncake) for point in POINTS[::3]),
+        *(("tcp", *point) for point in POINTS[::2]),
+        *(pytest.param("mooncake", *point, marks=pytest.mark.mooncake) for point in POINTS[1::4]),
     ],
 )
 def test_a_killed_rank_leaves_the_other_clean(transport: str, rank: str, at: str, number: int) -> None:
@@ -200,10 +199,14 @@ def test_a_killed_rank_leaves_the_other_clean(transport: str, rank: str, at: str
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
-    ("rank", "at", "number"),
-    [("prefill-1", "wrote", 2), ("prefill-0", "send", 3), ("decode-1", "receive", 3), ("decode-0", "send", 5)],
+    ("transport", "rank", "at", "number"),
+    [
+        ("tcp", "prefill-1", "wrote", 2),
+        pytest.param("mooncake", "prefill-0", "send", 3, marks=pytest.mark.mooncake),
+        pytest.param("mooncake", "decode-1", "receive", 3, marks=pytest.mark.mooncake),
+        ("tcp", "decode-0", "send", 5),
+    ],
 )
 def test_a_killed_rank_of_four_leaves_three_clean(transport: str, rank: str, at: str, number: int) -> None:
     check_survivors(plan_of(transport=transport, ranks="2x2"), rank, at, number)

@@ -2,6 +2,7 @@
 
 Invariants:
 - Every call steps a scheduler of its own, between two ends on a pool of their own.
+- A message may come late: what one of them has to bring about is waited for, with a clock that stands still.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from kvcheck.core.targets.misuse.ends import PATIENCE, ROOM, Ends
 from kvcheck.core.targets.misuse.rounds import ENOUGH, FIRST, SECOND, ZeroDecoder, deps, request
 from kvcheck.core.targets.misuse.scene import ROWS, Scene
 
+HEARD = 20
+"""Looks at its messages within which an end has heard what was said to it."""
 ENDED_WITHIN = 3
 """Rounds in which an aborted prompt that was never computed has to be reported."""
 
@@ -64,8 +67,11 @@ def _sent_again(scene: Scene) -> bool:
     is_ended = scheduler.abort(FIRST)
     scheduler.submit(request(FIRST, 1, attempt=1))
     early = scheduler.settle(scheduler.poll()).admitted
-    ends.sender.poll()  # it says that it writes nothing
-    return is_ended and not early and scheduler.settle(scheduler.poll()).admitted == [FIRST]
+    admitted: list[int] = []
+    for _ in range(2 * HEARD):  # the source hears of the abort, and says that it writes nothing
+        ends.sender.poll()
+        admitted += scheduler.settle(scheduler.poll()).admitted
+    return is_ended and not early and admitted == [FIRST]
 
 
 def _end_to_end(scene: Scene) -> bool:
@@ -77,7 +83,7 @@ def _end_to_end(scene: Scene) -> bool:
     finished: list[tuple[int, tuple[int, ...]]] = []
     for each in (decode, prefill):
         each.submit(request(FIRST, scene.page + 1))
-    for _ in range(ENOUGH):
+    for _ in range(ENOUGH + 3 * HEARD):  # it is asked for, reported and answered
         prefill.settle(prefill.poll())
         finished += decode.settle(decode.poll()).finished
     return finished == [(FIRST, (0,))] and decoder.joined == [FIRST] and decode.is_idle and prefill.is_idle
@@ -91,7 +97,7 @@ def _reason(scene: Scene) -> bool:
     scheduler.submit(request(FIRST, 1))
     scheduler.settle(scheduler.poll())
     is_ended = scheduler.abort(FIRST)
-    ends.sender.poll()
+    _hear(ends)
     return is_ended and ends.sender.reason(FIRST) == ABORTED
 
 
@@ -121,9 +127,15 @@ def _stranger(scene: Scene) -> bool:
         stranger.send(name, Status(room=ROOM, generation=generation, is_ok=False, reason="misused"))
         stranger.send(name, Abort(room=ROOM, attempt=0, generation=generation, reason="misused"))
         stranger.send(name, Drained(room=ROOM, generation=generation))
-    ends.receiver.poll()
-    ends.sender.poll()
+    _hear(ends)
     return ends.room.status == TRANSFERRING and bool(ends.room.writers) and not ends.sender.reason(ROOM)
+
+
+def _hear(ends: Ends) -> None:
+    """Both ends look at their messages, also for those that come late."""
+    for _ in range(HEARD):
+        ends.receiver.poll()
+        ends.sender.poll()
 
 
 def _ask(ends: Ends, number: int, tokens: int) -> None:
@@ -140,13 +152,13 @@ def _ask(ends: Ends, number: int, tokens: int) -> None:
         runs=(("kv.full", 0, pages),),
     )
     ends.wires["decode"].send(ends.layouts["prefill"].name, want)
-    ends.sender.poll()
+    _hear(ends)
 
 
 def _say(ends: Ends, message: Message) -> None:
     """The decode rank says something to the prefill rank."""
     ends.wires["decode"].send(ends.layouts["prefill"].name, message)
-    ends.sender.poll()
+    _hear(ends)
 
 
 def _asked_early(scene: Scene) -> bool:
