@@ -222,7 +222,6 @@ def test_the_races_are_all_there() -> None:
     ("scenario", "shape", "operations", "pairs"),
     [
         ("hicache", "deepseek-v3-tiny", 400, 4),
-        ("hicache", "glm-5.1-tiny", 1200, 1),
         ("hicache-hybrid", "qwen3-next-tiny", 600, 2),
         ("retract-resume", "llama-3-tiny", 300, 3),
     ],

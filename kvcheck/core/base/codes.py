@@ -142,8 +142,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV308",
             "check does not hold",
-            "A check let an illegal call through, refused it wrongly or refused a legal one, or a legal call at an "
-            "edge went wrong.",
+            "An illegal call was let through or refused wrongly, or a legal one at an edge went wrong.",
             "A check that was left out, raises another error or comes after a change; a bound that is off by one.",
             "No release yet; the next wrong caller then corrupts memory where it should have been stopped.",
         ),
@@ -243,7 +242,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV702",
             "refused with room",
-            "A backup, a load, a prefetch or a state was given up although room was free or could be made.",
+            "A backup, load, prefetch or state was given up although room was free or could be made.",
             "Room that is counted without what eviction would free; locks that are kept too long.",
             "SGLang #16370: a prefetch that did not fit was abandoned, whatever room was left.",
         ),
@@ -257,7 +256,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV704",
             "copy not started",
-            "A backup that the write policy asks for, or a prefetch of stored pages, never started, or left some out.",
+            "A backup that the policy asks for, or a prefetch, never started or left something out.",
             "A use that is not counted, a branch that returns early, a failure that is taken for a refusal.",
             "SGLang #33714: prompts prefilled in chunks were never backed up; #27619: prefetches skipped under load.",
         ),
@@ -271,7 +270,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV706",
             "copy held up",
-            "A copy had run and was not acknowledged, loads left an engine idle, or a failed fetch kept beginning.",
+            "A copy had run and was not acknowledged, loads left an engine idle, or a fetch kept failing.",
             "A round counted wrongly before finished copies are looked at; a failure that is forgotten.",
             "vLLM #49328: a request whose load failed was loaded again and again, and never scheduled.",
         ),

@@ -95,12 +95,12 @@ def outcome(supervisor: Supervisor, plan: Plan, *, troubled: frozenset[str], has
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
-    ("shape", "ranks", "scenario"),
+    ("transport", "shape", "ranks", "scenario"),
     [
-        ("llama-3-tiny", "2x2", "pd-transfer"),
-        pytest.param("gpt-oss-tiny", "1x2", "nvlink-aux", marks=pytest.mark.processes(starts=True)),
+        ("tcp", "llama-3-tiny", "2x2", "pd-transfer"),
+        pytest.param("tcp", "gpt-oss-tiny", "1x2", "nvlink-aux", marks=pytest.mark.processes(starts=True)),
+        pytest.param("mooncake", "llama-3-tiny", "2x2", "pd-transfer", marks=pytest.mark.mooncake),
     ],
 )
 def test_every_request_arrives_and_its_bytes_are_counted_apart(
