@@ -31,7 +31,15 @@ from kvcheck.core.stress.mutation.edits import (
     package_folder,
     read_sources,
 )
-from kvcheck.core.stress.mutation.results import RESULTS_FILE, Campaign, Result, ResultFile, read_results
+from kvcheck.core.stress.mutation.equivalent import LEFT, explained, reasons_for
+from kvcheck.core.stress.mutation.results import (
+    RESULTS_FILE,
+    SURVIVED,
+    Campaign,
+    Result,
+    ResultFile,
+    read_results,
+)
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.mutation.campaign import Subject
@@ -45,8 +53,6 @@ DEFAULT_CPU_S = 10.0
 TRACED = 6
 """Schedules of each cell that are traced: the portfolio's first six differ in order and settings."""
 INTERRUPTED = 130
-SURVIVED = ("survived", "unknown")
-LEFT_OUTCOMES = (*SURVIVED, "hang", "crash")
 
 Files = Annotated[
     list[str] | None, typer.Argument(help="Files or folders below kvcheck/core/cache, such as hicache. Default: all.")
@@ -118,7 +124,7 @@ def mutate(
         complain("interrupted: what was judged is kept")
         interrupted = True
     sweep()  # stores of schedules that were cut short
-    results = [chosen.told(known[name]) for name in chosen.ids if name in known]
+    results = [explained(known[name], chosen.reasons, chosen.left) for name in chosen.ids if name in known]
     return _close(out, campaign, results, fail_under, interrupted=interrupted)
 
 
@@ -138,7 +144,6 @@ class _Task:
     def choose(self) -> _Chosen:
         """The edits to judge. Raises UsageError."""
         from kvcheck.core.stress.mutation.campaign import sampled
-        from kvcheck.core.stress.mutation.equivalent import LEFT, reasons_for
 
         _check_operators(self.operators)
         names = identifiers_of([*self.sources.values()])
@@ -201,18 +206,6 @@ class _Chosen:
     def ids(self) -> list[str]:
         """Ids and names."""
         return [*self.edits, *self.bugs]
-
-    def told(self, result: Result) -> Result:
-        """The result, with the reason why nothing finds the edit, by the lists as they are now."""
-        if result.outcome in SURVIVED and result.id in self.reasons:
-            return replace(result, reason=self.reasons[result.id], outcome="equivalent")
-        if result.outcome not in LEFT_OUTCOMES or result.id not in self.left:
-            return result
-        from kvcheck.core.stress.mutation.equivalent import LEGAL
-
-        reason = self.left[result.id]
-        outcome = "legal" if reason.startswith(LEGAL) and result.outcome in SURVIVED else result.outcome
-        return replace(result, reason=reason, outcome=outcome)
 
 
 def _run(

@@ -172,13 +172,17 @@ def verdict_lines(record: RunRecord) -> list[str]:
 
 
 def left_out_lines(record: RunRecord) -> list[str]:
-    """How many schedules of passing cells were planned and not run; nothing if all ran."""
-    cells = [row for row in record.scenarios if row.verdict is Verdict.PASS and row.coverage is not None]
-    wanted = sum(max(row.coverage.wanted, row.schedules) for row in cells if row.coverage is not None)
-    left = wanted - sum(row.schedules for row in cells)
-    if not left or server_of(record) is not None:
+    """How many schedules of passing cells did not run before the time was up; nothing if all ran.
+
+    An interrupted run says so itself, and how to go on.
+    """
+    passing = [row for row in record.scenarios if row.verdict is Verdict.PASS]
+    planned = [(row.coverage.wanted, row.schedules) for row in passing if row.coverage is not None]
+    left = sum(max(0, wanted - ran) for wanted, ran in planned)
+    if not left or not record.complete or server_of(record) is not None:
         return []
-    return [f" left out    {left:,} of {wanted:,} planned schedules, for want of time; --max-time gives them more", ""]
+    total = f"{sum(wanted for wanted, _ in planned):,} planned schedules"
+    return [f" left out    {left:,} of {total}: the time was up; for more, --max-time SECONDS", ""]
 
 
 def place_lines(record: RunRecord, where: str) -> list[str]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvcheck.commands.main import run
-from kvcheck.commands.mutate import _Chosen
 from kvcheck.core.stress.mutation.edits import edits_of, identifiers_of, package_folder, read_sources
-from kvcheck.core.stress.mutation.results import Result, read_results
+from kvcheck.core.stress.mutation.results import read_results
 
 CELL = ["--scenario", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "2", "--jobs", "1"]
 
@@ -167,18 +165,3 @@ def test_a_bug_by_hand_is_found_with_the_code_that_was_expected(
     assert not results["other-code"].is_expected and results["other-code"].is_kill
     assert printed.count("(not as expected)") == 1
     assert results["any"].schedules and results["any"].reaching == 1
-
-
-def test_a_survivor_has_its_reason_and_a_legal_choice_is_none() -> None:
-    result = Result(id="a", file="f", line_number=1, function="g", operator="drop-not", diff="", outcome="survived")
-    left = {"a": "a legal choice: either will do", "b": "it only costs time"}
-    chosen = _Chosen(left=left, reasons={"e": "nobody reads it"})
-    late = chosen.told(replace(result, id="e"))
-    assert (late.outcome, late.reason) == ("equivalent", "nobody reads it")
-    assert (chosen.told(result).outcome, chosen.told(result).reason) == ("legal", "a legal choice: either will do")
-    other = replace(result, id="b")
-    assert (chosen.told(other).outcome, chosen.told(other).reason) == ("survived", "it only costs time")
-    found = replace(result, id="e", outcome="killed")
-    for same in (replace(result, outcome="killed"), replace(result, id="c"), replace(result, outcome="unclear"), found):
-        assert chosen.told(same) == same, "what a run finds is no legal choice"
-    assert chosen.told(replace(result, outcome="crash")).outcome == "crash"

@@ -96,6 +96,7 @@ def test_a_green_run_that_was_cut_short_says_how_much_it_left_out() -> None:
     (row,) = record.scenarios
     cut = replace(record, scenarios=(replace(row, coverage=Coverage(wanted=24, floor=3)),))
     assert "21 of 24 planned schedules" in left_out_lines(cut)[0] and "--max-time" in left_out_lines(cut)[0]
+    assert left_out_lines(replace(cut, complete=False)) == [], "the last lines say that it was interrupted"
     whole = replace(row, schedules=24, coverage=Coverage(wanted=24, floor=3))
     for each in (record, replace(record, scenarios=(whole,)), LIVE):
         assert left_out_lines(each) == []

@@ -6,6 +6,9 @@ Invariants:
 
 from __future__ import annotations
 
+from kvcheck.core.stress.history import History
+from kvcheck.core.stress.oracles.caching import CachingOracle
+from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.workload.events import Allocated, Event, Freed
 from kvcheck.core.workload.tier_events import Chosen, Computed, Declared, LookedUp, TierChanged, Transferred
 
@@ -65,3 +68,15 @@ def evicts(tier: str, text: str, *, start: int = 0, space: str = "full", passed:
 def later(uses: int) -> Events:
     """So many uses of the cache by prompts that it knows nothing of."""
     return tuple(finds("?", 0, request=99) for _ in range(uses))
+
+
+def check_good(events: Events) -> None:
+    """The caching oracle has nothing to say of it."""
+    assert [each.message for each in judge(CachingOracle(), History.of(*events))] == []
+
+
+def check_bad(events: Events, code: str, words: tuple[str, ...]) -> None:
+    """The caching oracle has one finding of it, with this code and these words."""
+    (finding,) = judge(CachingOracle(), History.of(*events))
+    assert (finding.code, finding.oracle) == (code, "caching")
+    assert all(each in finding.message for each in words), finding.message

@@ -7,16 +7,15 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.offload import Offload
-from kvcheck.core.cache.pools.allocator import AllocationListener
 from kvcheck.core.cache.pools.buffers import BufferSet
-from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
+from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.request import Request, RunningRequest
@@ -46,17 +45,8 @@ def test_nothing_is_told_of_the_code_as_it_is(name: str) -> None:
 class ShortConv(KVPool):
     """Keeps one input of the convolution too few."""
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        sizes: PoolSizes,
-        *,
-        backend: Backend,
-        listener: AllocationListener | None = None,
-        buffers: type[BufferSet] = BufferSet,
-    ) -> None:
-        shorter = replace(shape, conv_kernel=shape.conv_kernel - 1)
-        super().__init__(shorter, sizes, backend=backend, listener=listener, buffers=buffers)
+    def __init__(self, shape: ModelShape, *values: Any, **named: Any) -> None:
+        super().__init__(replace(shape, conv_kernel=shape.conv_kernel - 1), *values, **named)
 
 
 class LongRanges(BufferSet):

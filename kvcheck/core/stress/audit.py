@@ -80,7 +80,6 @@ class Excess:
         layer, unit, token = self.memory.at(self.place)
         row = token if self.memory.tokens > 1 else None
         where = f"layer {layer}, unit {unit + self.memory.first}" + ("" if row is None else f", row {row}")
-        what = self.memory.space if self.memory.buffer is None else f"{self.memory.space}.{self.memory.buffer}"
         return Finding(
             code="KV306",
             oracle="audit",
@@ -88,7 +87,7 @@ class Excess:
             layer=layer,
             page=unit + self.memory.first,
             row=row,
-            message=f"{self.operation} {self.verb} {what}, {where}, which no footprint of it names",
+            message=f"{self.operation} {self.verb} {self.memory.name}, {where}, which no footprint of it names",
         )
 
 
@@ -133,14 +132,13 @@ class Beyond:
     def finding(self) -> Finding:
         """The finding KV306 for this span."""
         unit, start, stop = self.span
-        what = self.memory.space if self.memory.buffer is None else f"{self.memory.space}.{self.memory.buffer}"
         return Finding(
             code="KV306",
             oracle="audit",
             buffer=self.memory.buffer,
             page=unit,
-            message=f"{self.operation} declares that it {self.verb} {what}, unit {unit}, rows {start} to {stop}, and a "
-            f"unit has {self.memory.tokens}",
+            message=f"{self.operation} declares that it {self.verb} {self.memory.name}, unit {unit}, rows {start} to "
+            f"{stop}, and a unit has {self.memory.tokens}",
         )
 
 

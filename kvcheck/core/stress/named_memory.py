@@ -85,6 +85,11 @@ class Memory:
                 places[slice(*footprint.layers)] |= masks.of(self, footprint)
         return places.transpose(self._axes).reshape(-1)
 
+    @property
+    def name(self) -> str:
+        """The space, and the buffer if it is one of several."""
+        return self.space if self.buffer is None else f"{self.space}.{self.buffer}"
+
     def is_named(self, footprint: Footprint) -> bool:
         """True if the footprint names this buffer, or a part of its rows as "buffer/rank"."""
         if footprint.space != self.space:

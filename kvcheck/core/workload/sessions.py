@@ -3,8 +3,8 @@
 Invariants:
 - The jobs depend on the arguments alone.
 - A session's next prompt is a leading part of its last one, at least one page long, followed by new tokens.
-- One prompt in eight has no new tokens, so that all of it may be cached. One in eight continues what the prompt that
-  arrives with it continues, from a page further ahead, so that it may split what is loaded for that one.
+- One prompt in eight has no new tokens, so that all of it may be cached. At most one in eight shares a shorter part
+  of the prefix of the prompt that arrives with it. Its lookup may split a node that is being loaded.
 - prompt + output of a job is never more than half of the pool.
 """
 
@@ -20,8 +20,8 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
 
     Sessions take turns, so each comes back after the others have pushed its prefix down a tier. One job in four belongs
     to a random session. New text is a fraction of a page to two pages long; half of the prompts end with a page, or one
-    token before or behind its end. Half of the outputs are shorter than half a
-    page, the others reach two pages, so running requests need more than the pool. Two jobs arrive in each round.
+    token before or behind its end. Half of the outputs are shorter than half a page, the others reach two pages, so
+    running requests need more than the pool. Two jobs arrive in each round.
     """
     half = capacity_tokens // 2
     if half < 3 * page_size or requests < 1 or sessions < 1:

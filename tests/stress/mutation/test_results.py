@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.mutation.edits import edits_of, identifiers_of, package_folder, read_sources
-from kvcheck.core.stress.mutation.equivalent import LEFT, LIST, read_equivalent, reasons_for
+from kvcheck.core.stress.mutation.equivalent import LEFT, LIST, explained, read_equivalent, reasons_for
 from kvcheck.core.stress.mutation.results import Campaign, Result, ResultFile, read_results
 
 CAMPAIGN = Campaign(code="0123", seed=1, schedules=24, cpu_s=10.0)
@@ -98,3 +99,22 @@ def test_every_listed_edit_is_one_of_the_source_as_it_is() -> None:
         assert sorted(reasons_for(every, path)) == sorted(name for rows in listed.values() for name in rows)
     both = set(reasons_for(every, LIST)) & set(reasons_for(every, LEFT))
     assert not both, "an equivalent edit is no survivor"
+
+
+def test_a_survivor_has_its_reason_and_a_legal_choice_is_none() -> None:
+    result = Result(id="a", file="f", line_number=1, function="g", operator="drop-not", diff="", outcome="survived")
+    left = {"a": "a legal choice: either will do", "b": "it only costs time"}
+    equivalent = {"e": "nobody reads it"}
+
+    def told(each: Result) -> Result:
+        return explained(each, equivalent, left)
+
+    late = told(replace(result, id="e"))
+    assert (late.outcome, late.reason) == ("equivalent", "nobody reads it")
+    assert (told(result).outcome, told(result).reason) == ("legal", "a legal choice: either will do")
+    other = replace(result, id="b")
+    assert (told(other).outcome, told(other).reason) == ("survived", "it only costs time")
+    found = replace(result, id="e", outcome="killed")
+    for same in (replace(result, outcome="killed"), replace(result, id="c"), replace(result, outcome="unclear"), found):
+        assert told(same) == same, "what a run finds is no legal choice"
+    assert told(replace(result, outcome="crash")).outcome == "crash"

@@ -10,12 +10,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rigs.cache_histories import Events, backs_up, chain, computes, evicts, finds, gains, loses, rules
+from rigs.cache_histories import (
+    Events,
+    backs_up,
+    chain,
+    check_bad,
+    check_good,
+    computes,
+    evicts,
+    finds,
+    gains,
+    loses,
+    rules,
+)
 
 from kvcheck.core.cache.backend.backend import Footprint
-from kvcheck.core.stress.history import History
-from kvcheck.core.stress.oracles.caching import CachingOracle
-from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.workload.events import Allocated, Completed, Submitted
 from kvcheck.core.workload.tier_events import Answered, Flushed, Locked, Modelled, Moving, Refused, Transferred
 
@@ -198,12 +207,9 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_history_has_no_findings(name: str) -> None:
-    assert [each.message for each in judge(CachingOracle(), History.of(*GOOD[name]))] == []
+    check_good(GOOD[name])
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_history_has_this_one_finding(name: str) -> None:
-    events, code, words = BAD[name]
-    (finding,) = judge(CachingOracle(), History.of(*events))
-    assert (finding.code, finding.oracle) == (code, "caching")
-    assert all(each in finding.message for each in words), finding.message
+    check_bad(*BAD[name])

@@ -10,14 +10,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rigs.cache_histories import Events, backs_up, chain, computes, evicts, finds, gains, hash_id, rules
+from rigs.cache_histories import (
+    Events,
+    backs_up,
+    chain,
+    check_bad,
+    check_good,
+    computes,
+    evicts,
+    finds,
+    gains,
+    hash_id,
+    rules,
+)
 
 from kvcheck.core.cache.backend.backend import Footprint
-from kvcheck.core.stress.history import History
-from kvcheck.core.stress.oracles.caching import CachingOracle
 from kvcheck.core.stress.oracles.caching_rounds import LOOKS, TURNS
 from kvcheck.core.stress.oracles.caching_store import VAIN
-from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.workload.events import Aborted, Completed, Counted, Submitted
 from kvcheck.core.workload.report_events import Reported, Sent
 from kvcheck.core.workload.tier_events import (
@@ -333,12 +342,9 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_history_has_no_findings(name: str) -> None:
-    assert [each.message for each in judge(CachingOracle(), History.of(*GOOD[name]))] == []
+    check_good(GOOD[name])
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_history_has_this_one_finding(name: str) -> None:
-    events, code, words = BAD[name]
-    (finding,) = judge(CachingOracle(), History.of(*events))
-    assert (finding.code, finding.oracle) == (code, "caching")
-    assert all(each in finding.message for each in words), finding.message
+    check_bad(*BAD[name])

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.mutation.edits import Edit
+from kvcheck.core.stress.mutation.results import SURVIVED, Result
 
 LIST = Path(__file__).parent / "equivalent.toml"
 LEGAL = "a legal choice"
-"""How the reason of a survivor begins that is another correct way to do it: a finding of it would be a false alarm."""
+"""A reason that begins with this marks another correct way to do it. A finding about it would be a false alarm."""
 LEFT = Path(__file__).parent / "survivors.toml"
 """Survivors that are judged all the same, each with the reason why nothing finds it."""
 
@@ -41,3 +43,15 @@ def reasons_for(edits: Mapping[str, Sequence[Edit]], path: Path = LIST) -> dict[
             if gone := sorted(set(rows) - {edit.id for edit in edits[file]}):
                 raise UsageError(f"{path}: expected ids of edits of {file}, got {', '.join(gone)}; remove their rows")
     return reasons
+
+
+def explained(result: Result, equivalent: Mapping[str, str], left: Mapping[str, str]) -> Result:
+    """The result with its reason, by the lists as they are now. equivalent, left: reasons by id. A kill needs none."""
+    reason = equivalent.get(result.id)
+    if reason is not None and result.outcome in SURVIVED:
+        return replace(result, reason=reason, outcome="equivalent")
+    reason = left.get(result.id)
+    if reason is None or result.outcome not in (*SURVIVED, "hang", "crash"):
+        return result
+    is_legal = reason.startswith(LEGAL) and result.outcome in SURVIVED
+    return replace(result, reason=reason, outcome="legal" if is_legal else result.outcome)

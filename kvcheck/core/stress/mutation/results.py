@@ -17,6 +17,8 @@ from kvcheck.core.base.errors import UsageError
 
 RESULTS_FILE = "results.jsonl"
 OUTCOMES = ("killed", "unknown", "survived", "hang", "crash", "unreached", "equivalent", "legal", "invalid", "unclear")
+SURVIVED = ("survived", "unknown")
+"""Outcomes of edits that no oracle found."""
 NOT_GREEN = ("killed", "unknown", "hang", "crash")
 """Outcomes with which a default run does not pass, whether an oracle names the edit or not."""
 JUDGED = ("killed", "unknown", "survived", "hang", "crash", "unclear")

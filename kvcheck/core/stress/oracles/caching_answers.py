@@ -1,11 +1,11 @@
-"""Rules of the caching oracle on what goes beside pages and on what is asked of a cache: companions and answers.
+"""Rules of the caching oracle on companions of backups, and on answers to requests to evict or remove a prefix.
 
     backup     of pages      takes the states, and the window pages that its end sees, which the device holds of them
     answer     it is gone    no page of it is left on the tiers
                it stays      something locks it, or hangs on it
 
 Invariants:
-- A companion that was refused room is expected no more. Whether there was room is judged by itself.
+- A companion whose backup was refused for lack of room is not expected. KV702 judges that refusal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMPANIONS = ("window", "state")
 
 
 class AnswerRules(CachingRules):
-    """Backups take what their pages need, and what a cache says of a flush is so."""
+    """A backup includes the companions of its pages, and an answer of the cache is true."""
 
     def __init__(self) -> None:
         super().__init__()

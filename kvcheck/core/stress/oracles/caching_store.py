@@ -19,8 +19,8 @@ from kvcheck.core.workload.events import Aborted, Submitted
 from kvcheck.core.workload.tier_events import Asked, Damaged, Deleted, Stored, StoreKeeps, Transferred
 
 VAIN = 3
-"""Fetches in a row that bring a request nothing. The builtin cache asks once; an engine may try again, but has to go on
-without the store at some time (vLLM #49328 never did)."""
+"""How many fetches in a row may bring a request nothing. The builtin cache fetches once. An engine may try again, but
+has to compute the pages in the end (vLLM #49328 never did)."""
 
 
 @dataclass(slots=True)

@@ -131,9 +131,10 @@ class HiCacheScenario:
         readers = Readers(early_send=True, replay_every=REPLAY_EVERY)
         row = self.table.variant(variant)
         wanted = "memory" if load.from_trace else row["store"]
-        if wanted != NO_STORE:
+        kind = None if wanted == NO_STORE else wanted
+        if kind is not None:
             emit(StoreKeeps())
-        with faulty_store(None if wanted == NO_STORE else wanted, lambda key: emit(Damaged(key))) as store:
+        with faulty_store(kind, lambda key: emit(Damaged(key))) as store:
             # One of the ranks that share a store, beside engines of other models, dtypes and layouts.
             tier = replace(
                 host_tier(shape, load, row, store),

@@ -2,7 +2,7 @@
 
 Invariants:
 - Every call steps a scheduler of its own, between two ends on a pool of their own.
-- A message may come late: what one of them has to bring about is waited for, with a clock that stands still.
+- A message may be delivered late, so every call polls both ends several times. The clock does not advance meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvcheck.core.targets.misuse.rounds import ENOUGH, FIRST, SECOND, ZeroDecode
 from kvcheck.core.targets.misuse.scene import ROWS, Scene
 
 HEARD = 20
-"""Looks at its messages within which an end has heard what was said to it."""
+"""Polls after which an end has received every message that was sent to it."""
 ENDED_WITHIN = 3
 """Rounds in which an aborted prompt that was never computed has to be reported."""
 
@@ -132,7 +132,7 @@ def _stranger(scene: Scene) -> bool:
 
 
 def _hear(ends: Ends) -> None:
-    """Both ends look at their messages, also for those that come late."""
+    """Poll both ends until every message has been received, also one that is delivered late."""
     for _ in range(HEARD):
         ends.receiver.poll()
         ends.sender.poll()
