@@ -48,6 +48,7 @@ from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
+from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import mooncake_cell
 from kvcheck.core.stress.schedule import Plan
 
@@ -67,7 +68,7 @@ Names = Annotated[
 
 TRANSPORT_HELP = (
     "loopback: one process. tcp, mooncake: one for each rank. Under torchrun, mooncake listens on all interfaces. "
-    "Default: loopback, and for pd-transfer with llama-3-tiny also one schedule over mooncake, where it can be used."
+    "Default: loopback, and for pd-transfer with llama-3-tiny also a cell over mooncake, where it can be used."
 )
 Transport = Annotated[str | None, typer.Option(help=TRANSPORT_HELP)]
 Ranks = Annotated[
@@ -84,7 +85,7 @@ Target = Annotated[
 
 SCHEDULES_HELP = (
     f"Schedules of each cell (scenario and shape). Default: {DEFAULT_SCHEDULES}; "
-    "1 for a trace, and for ranks that are processes. The cell over mooncake that a run has by default always takes 1."
+    f"1 for a trace, and for ranks that are processes. The cell over mooncake that a run has by default: {MOST}."
 )
 MAX_TIME_HELP = (
     "Seconds after which the whole run stops. Default: "
@@ -166,7 +167,7 @@ def stress(
         workers = 1 if place is not None else jobs or _workers(base, row, len(plans))
         limit = _limit(began, max_time, cpu_s=DEFAULT_CPU_S - beside.cpu_s if bounded else None)
         _plan_cells(session, plans, wanted, min_schedules, fails_on_conditional=fail_on_conditional)
-        _plan_cells(session, beside.plans, 1, None, fails_on_conditional=fail_on_conditional)
+        _plan_cells(session, beside.plans, min(wanted, MOST), MOST, fails_on_conditional=fail_on_conditional)
         tasks = _tasks(session, out if resume else None)
         session.warnings += [*row.untried(base, plans), *beside.untried, *exposure(base, place)]
         _tell_head(session, drawn, workers, engine)

@@ -10,7 +10,7 @@ from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.caching import CachingOracle
 from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.workload.events import Allocated, Event, Freed
-from kvcheck.core.workload.tier_events import Chosen, Computed, Declared, LookedUp, TierChanged, Transferred
+from kvcheck.core.workload.tier_events import Asked, Chosen, Computed, Declared, LookedUp, TierChanged, Transferred
 
 Events = tuple[Event, ...]
 
@@ -35,6 +35,11 @@ def gains(tier: str, text: str, *, start: int = 0, space: str = "full") -> Event
     ids = tuple(hash_id(each) for each in added)
     name = space if tier == "device" else f"host.{space}"
     return (Allocated(name, ids, 1), TierChanged(tier, space, added, ids, True))
+
+
+def hosts(text: str, *, start: int = 0) -> Events:
+    """The host alone gets the pages of a prompt that the store was asked for."""
+    return (Asked(99, chain(text), False), *gains("host", text, start=start))
 
 
 def loses(tier: str, text: str, *, start: int = 0, space: str = "full") -> Events:

@@ -67,7 +67,9 @@ def cell(
 
 def test_it_joins_a_run_by_default(usable: Callable[..., None]) -> None:
     simulated = replace(SIMULATED, seed=7)
-    found = mooncake_cell([replace(simulated, shape="gpt-oss-tiny"), simulated], transport=None, max_time_s=60, least=1)
+    found = mooncake_cell(
+        [replace(simulated, shape="gpt-oss-tiny"), simulated], transport=None, max_time_s=120, least=3
+    )
     (plan,) = found.plans
     assert (plan.cell, plan.kind, plan.seed, found.untried) == (NAME, Kind.RANKS, 7, ())
     assert plan.cell != simulated.cell and parse_line(plan.line()) == plan and found.cpu_s > 0
@@ -102,7 +104,7 @@ def test_a_transport_that_is_named_leaves_it_out(transport: str, usable: Callabl
     [
         ({"why": "the library could not be loaded: libnuma.so.1; next: apt-get"}, {}, "libnuma.so.1; next: apt-get"),
         ({"path": None}, {}, "refuses a network namespace (Operation not permitted), so its engine would listen"),
-        ({}, {"max_time_s": 59.0}, "--max-time 59 is short for it; next: --max-time 60 or more"),
+        ({}, {"max_time_s": 119.0}, "--max-time 119 is short for it; next: --max-time 120 or more"),
         ({}, {"least": 4}, "--min-schedules asks for 4; next: kvcheck stress pd-transfer --shape llama-3-tiny "),
     ],
     ids=["library", "network", "time", "schedules"],
@@ -188,13 +190,23 @@ def test_an_interrupted_run_goes_on_with_its_other_cells(
     code, record = ran(monkeypatch, tmp_path, ranks=ranks, simulated=StandIn(error=KeyboardInterrupt()))
     assert code == 130 and {row.id: row.verdict for row in record.scenarios}[NAME] is Verdict.PASS
     code, record = ran(monkeypatch, tmp_path, "--resume", ranks=ranks)
-    assert code == 0 and len(ranks.ran) == 1, "the cell was done"
-    assert {row.id: row.schedules for row in record.scenarios} == {"pd-transfer/llama-3-tiny": 3, NAME: 1}
+    assert code == 0 and len(ranks.ran) == 3, "the cell was done"
+    assert {row.id: row.schedules for row in record.scenarios} == {"pd-transfer/llama-3-tiny": 3, NAME: 3}
     assert record.identity is not None and record.identity.code is not None
     assert evidence_problems([record], code=record.identity.code) == ()
-    (problem,) = evidence_problems([record], code=record.identity.code, min_schedules=3)
-    assert f"{NAME} passed after too few schedules: --min-schedules asks for 3, got 1" in problem.message
+    problems = evidence_problems([record], code=record.identity.code, min_schedules=4)
+    (problem,) = [each for each in problems if NAME in each.message]
+    assert f"{NAME} passed after too few schedules: --min-schedules asks for 4, got 3" in problem.message
     assert "--transport loopback, which leaves this cell over processes out" in problem.message
+
+
+def test_it_passes_on_no_fewer_schedules_than_another_cell(
+    usable: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code, record = ran(monkeypatch, tmp_path, "--schedules", "2", ranks=StandIn())
+    assert code == 4
+    for row in record.scenarios:
+        assert (row.schedules, row.verdict) == (2, Verdict.UNKNOWN) and "a pass takes 3" in str(row.reason)
 
 
 def test_trouble_of_the_machine_is_unknown_and_ends_no_other_cell(

@@ -193,6 +193,22 @@ class LosesAborts(Sender):
         return ""
 
 
+class RefusesInSilence(Sender):
+    """Refuses a room that it never opened, and tells nobody."""
+
+    def refuse(self, room: int, attempt: int, reason: str) -> None:
+        self._wants.end(room, attempt, reason)
+
+
+class SendsAnyLength(Sender):
+    """Looks at what a rank has asked for after it has sent it."""
+
+    def _each_peer(self, sending, write):  # type: ignore[no-untyped-def]
+        for peer in self._peers:
+            write(peer)
+        super()._each_peer(sending, lambda peer: None)
+
+
 @pytest.mark.parametrize(
     ("parts", "name", "calls"),
     [
@@ -224,6 +240,12 @@ class LosesAborts(Sender):
             replace(FIXED, receiver=Credulous),
             "llama-3-tiny",
             {"messages of a rank that is no peer", "a prompt from end to end"},
+        ),
+        (replace(FIXED, sender=RefusesInSilence), "llama-3-tiny", {"refusal of a room that is asked for"}),
+        (
+            replace(FIXED, sender=SendsAnyLength),
+            "llama-3-tiny",
+            {"a prompt that has another length at the other end"},
         ),
         (replace(FIXED, sender=WaitsForEver), "llama-3-tiny", {"open of a room that is asked for"}),
         (

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+LARGE_PAGE = 32
+"""Tokens of a page from which on outputs cross fewer pages, as each token costs a pass."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:

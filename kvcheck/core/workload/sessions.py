@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.workload.jobs import Job, leading_runs, merge_runs
+from kvcheck.core.workload.jobs import LARGE_PAGE, Job, leading_runs, merge_runs
 
 
 def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, sessions: int, seed: int) -> tuple[Job, ...]:
@@ -21,7 +21,8 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
     Sessions take turns, so each comes back after the others have pushed its prefix down a tier. One job in four belongs
     to a random session. New text is a fraction of a page to two pages long; half of the prompts end with a page, or one
     token before or behind its end. Half of the outputs are shorter than half a page, the others reach two pages, so
-    running requests need more than the pool. Two jobs arrive in each round.
+    running requests need more than the pool; pages of many tokens are crossed once, as each token costs a pass. Two
+    jobs arrive in each round.
     """
     half = capacity_tokens // 2
     if half < 3 * page_size or requests < 1 or sessions < 1:
@@ -29,6 +30,7 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
             f"session requests: expected a pool of at least 6 pages of {page_size} tokens, and at least 1 request and "
             f"1 session; got {capacity_tokens} tokens, {requests} and {sessions}"
         )
+    short, long = _output_bounds(page_size)
     mix, repeats, twins = Rng(seed), Rng(seed ^ 0xA6A1), Rng(seed ^ 0x7815)
     pair: tuple[tuple[tuple[int, int], ...], int] = (), 0
     last: dict[int, tuple[tuple[int, int], ...]] = {}
@@ -41,7 +43,7 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
         is_twin = is_twin and request % 2 == 1 and pair[1] >= 2 * page_size
         if is_twin:
             before, kept = pair[0], page_size * (1 + cut)
-        output = 1 + mix.below(max(1, page_size // 2) if mix.chance(1, 2) else 2 * page_size)
+        output = 1 + mix.below(short if mix.chance(1, 2) else long)
         new = 1 + mix.below(2 * page_size)
         near = mix.below(6) - 1
         if near <= 1:  # half of the prompts end at the end of a page, or one token beside it
@@ -68,6 +70,13 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
         if not is_twin:
             last[session] = blocks
     return tuple(jobs)
+
+
+def _output_bounds(page: int) -> tuple[int, int]:
+    """The most tokens of a short output and of a long one."""
+    if page < LARGE_PAGE:
+        return max(1, page // 2), 2 * page
+    return page // 8, page + page // 4
 
 
 def _kept(mix: Rng, tokens: int, page: int) -> int:

@@ -14,13 +14,12 @@ from typing import Final
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.workload.jobs import Job, leading_runs, merge_runs
+from kvcheck.core.workload.jobs import LARGE_PAGE, Job, leading_runs, merge_runs
 from kvcheck.core.workload.traces import BLOCK_TOKENS, TraceRow
 
 SAMPLE_SEED: Final = 20250221
 SAMPLE_REQUESTS: Final = 400
 
-LARGE_PAGE: Final = 32
 _RECENT: Final = 12  # a prefix is shared with one of the last twelve requests; most of those are still cached
 
 

@@ -16,6 +16,7 @@ from rigs.cache_histories import (
     evicts,
     finds,
     gains,
+    hosts,
     later,
     loses,
     rules,
@@ -34,6 +35,7 @@ from kvcheck.core.workload.tier_events import (
     Modelled,
     Refused,
     Stored,
+    TierChanged,
     Transferred,
 )
 
@@ -121,7 +123,7 @@ GOOD: dict[str, Events] = {
     "too few uses for a backup": (rules(host=9, uses=2), *computes("a"), *later(2 * SOON)),
     "no backup under a prefix that has none": (
         rules(host=1),
-        *gains("host", "x"),
+        *hosts("x"),
         Locked("host", b"x", True),
         *computes("a"),
         Refused("backup", 7, "full", chain("a")),
@@ -132,7 +134,7 @@ GOOD: dict[str, Events] = {
     "write-back": (rules(uses=None, host=9), *computes("a"), *backs_up("a"), *evicts("device", "a")),
     "write-back without room": (
         rules(uses=None, host=1),
-        *gains("host", "x"),
+        *hosts("x"),
         Locked("host", b"x", True),
         *computes("a"),
         Chosen("device", "full", chain("a")),
@@ -161,14 +163,14 @@ GOOD: dict[str, Events] = {
         rules(device=1, host=9),
         *computes("a"),
         *backs_up("a"),
-        *gains("host", "ab", start=1),
+        *hosts("ab", start=1),
         finds("ab", 2),
         finds("ab", 1, device_only=True),
     ),
     "a state slot stays for every request that can be opened": (
         STATES,
         rules(device=9, host=9, state=2, rows=2),
-        *gains("host", "a"),
+        *hosts("a"),
         *gains("host", "a", space="state"),
         finds("a", 1),
         finds("a", 0, device_only=True),
@@ -269,7 +271,7 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
         ("by priority", "priority is 2 or higher"),
     ),
     "the host gives up what was used last": (
-        (rules(host=9), *gains("host", "a"), finds("?", 0), *gains("host", "b"), *evicts("host", "b")),
+        (rules(host=9), *hosts("a"), finds("?", 0), *hosts("b"), *evicts("host", "b")),
         "KV701",
         ("host full", "by lru"),
     ),
@@ -301,13 +303,28 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
         "KV701",
         ("is in use on the device",),
     ),
+    "a page is kept under a hash that no prompt has": (
+        (
+            rules(host=9),
+            *computes("abc"),
+            Asked(8, chain("abcd"), True),
+            TierChanged("host", "full", (b"ad",), (3,), True),
+        ),
+        "KV703",
+        ("host full 3", b"ad".hex(), "no page of a prompt"),
+    ),
+    "a companion is kept under a hash that no prompt has": (
+        (STATES, rules(host=9), *computes("ab"), TierChanged("host", "state", (b"b",), (3,), True)),
+        "KV703",
+        ("host state 3", b"b".hex()),
+    ),
     "a backup is refused though the host has room": (
         (rules(host=2), *computes("ab"), Refused("backup", 7, "full", chain("ab"))),
         "KV702",
         ("a backup of 2 full for request 7", "for 2"),
     ),
     "a backup is refused though the host could make room": (
-        (rules(host=2), *gains("host", "xy"), *computes("ab"), Refused("backup", 7, "full", chain("ab"))),
+        (rules(host=2), *hosts("xy"), *computes("ab"), Refused("backup", 7, "full", chain("ab"))),
         "KV702",
         ("for 2",),
     ),
@@ -317,12 +334,12 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
         ("a backup of 1 window",),
     ),
     "a load is refused though the device has room": (
-        (rules(device=2, host=9), *gains("host", "ab"), finds("ab", 2), finds("ab", 0, device_only=True)),
+        (rules(device=2, host=9), *hosts("ab"), finds("ab", 2), finds("ab", 0, device_only=True)),
         "KV702",
         ("was served 0 of the 2 pages", "2 full were not loaded back"),
     ),
     "a load is refused though the device could make room": (
-        (rules(device=1, host=9), *gains("host", "a"), *computes("x"), *backs_up("x"), finds("a", 0, device_only=True)),
+        (rules(device=1, host=9), *hosts("a"), *computes("x"), *backs_up("x"), finds("a", 0, device_only=True)),
         "KV702",
         ("has room, free or evictable, for 1 full",),
     ),
@@ -343,7 +360,7 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
         (
             STATES,
             rules(device=9, host=9, state=3, rows=2),
-            *gains("host", "a"),
+            *hosts("a"),
             *gains("host", "a", space="state"),
             finds("a", 0, device_only=True),
         ),

@@ -21,6 +21,7 @@ from rigs.cache_histories import (
     finds,
     gains,
     hash_id,
+    hosts,
     rules,
 )
 
@@ -186,7 +187,7 @@ GOOD: dict[str, Events] = {
     ),
     "what lies behind a refused page is due at its next use, though that page is backed up before": (
         looking(host=1),
-        *gains("host", "x"),
+        *hosts("x"),
         Locked("host", b"x", True),
         *computes("abc"),
         Refused("backup", 7, "full", chain("a")),
@@ -328,8 +329,8 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
     "the host gives up more than was asked for": (
         (
             rules(host=9),
-            *gains("host", "a"),
-            *gains("host", "b"),
+            *hosts("a"),
+            *hosts("b"),
             RoomWanted("host", "full", 1),
             *evicts("host", "a"),
             *evicts("host", "b"),

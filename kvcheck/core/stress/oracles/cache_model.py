@@ -74,6 +74,10 @@ class CacheModel:
             for before, each in zip((ROOT, *chain), chain, strict=False):
                 self._parents[each] = before
 
+    def knows(self, each: bytes) -> bool:
+        """The hash is that of a page of a prompt that was looked up, asked for or computed."""
+        return each in self._parents
+
     def look_up(self, event: LookedUp) -> None:
         """The pages that a lookup serves are used. One that could not load all that it found is another's first try."""
         self.clock += 1

@@ -263,11 +263,27 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
     def _changed(self, event: TierChanged) -> None:
         if self._declared is None or self._is_over:
             return
-        if not event.added and event.chain:
+        if event.added:
+            self._judge_hashes(event)
+        elif event.chain:
             self._judge_loss(event)
         self._backups_seen |= event.added and event.tier == "host"
         self._note_companions(event)
         self._note_due(self._cache.change(event))
+
+    def _judge_hashes(self, event: TierChanged) -> None:
+        """A page is kept under a hash that a prompt has. Under any other one it is lost, or found by a wrong prompt."""
+        self.judged += 1
+        for each, unit in zip(event.chain, event.ids, strict=True):
+            if not self._cache.knows(each):
+                self._add(
+                    "KV703",
+                    f"{event.tier} {event.space} {unit} is kept under the hash {each.hex()[:8]}; no page of a prompt "
+                    "that was looked up, fetched or computed has this hash",
+                    tier=event.tier,
+                    page=unit,
+                )
+                return
 
     def _judge_loss(self, event: TierChanged) -> None:
         """Pages leave a tier by an eviction, and under write-back only with a backup."""

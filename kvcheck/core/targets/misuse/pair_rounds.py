@@ -15,7 +15,7 @@ from kvcheck.core.cache.scheduler.decode import ABORTED, DecodeScheduler
 from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
 from kvcheck.core.cache.scheduler.request import SchedulerConfig
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want
-from kvcheck.core.cache.transfer.receiver import TRANSFERRING
+from kvcheck.core.cache.transfer.receiver import FAILED, TRANSFERRING
 from kvcheck.core.cache.transfer.sender import REFUSED, WANTED
 from kvcheck.core.targets.misuse.call import Attempt, Misuse, on_each
 from kvcheck.core.targets.misuse.ends import PATIENCE, ROOM, Ends
@@ -138,9 +138,9 @@ def _hear(ends: Ends) -> None:
         ends.sender.poll()
 
 
-def _ask(ends: Ends, number: int, tokens: int) -> None:
-    """The decode rank asks for a prompt into its first pages."""
-    pages = tuple(range(1, 1 + pages_for(tokens, ends.scene.page)))
+def _ask(ends: Ends, number: int, tokens: int, *, first: int = 1) -> None:
+    """The decode rank asks for a prompt into its pages from `first` on."""
+    pages = tuple(range(first, first + pages_for(tokens, ends.scene.page)))
     want = Want(
         room=number,
         attempt=0,
@@ -181,6 +181,37 @@ def _aborted_early(scene: Scene) -> bool:
     is_over = not ends.sender.unopened
     ends.sender.open(FIRST, FIRST, 1)
     return is_over and ends.sender.reason(FIRST) == "misused"
+
+
+def _refused_early(scene: Scene) -> bool:
+    """A room that was asked for and is refused before it is opened has failed at the decode end, and is drained."""
+    ends = _ends(scene)
+    pool, slots = ends.scene.pool, ends.slots
+    held, slot = pool.open(FIRST), slots.lease(FIRST)
+    assert held is not None and slot is not None and pool.grow(held, 1, query=0)
+    room = ends.receiver.expect(FIRST, held, 1, slot)
+    _hear(ends)
+    ends.sender.refuse(FIRST, 0, "misused")
+    _hear(ends)
+    return room.status == FAILED and not room.writers
+
+
+def _other_length(scene: Scene) -> bool:
+    """Of a prompt that has another length at the decode end, nothing is sent."""
+    ends = _ends(scene)
+    pool, held = ends.scene.pool, ends.scene.one
+    free = max(held.pages.tolist()) + 1
+    rows = pool.extent(held, 1)
+    views = []
+    for buffer in pool.sets["full"].spec.buffers:
+        view = pool.sets["full"].write_view(buffer.name)
+        view[:, torch.from_numpy(rows.rows("full", buffer))] = 1
+        views.append((view, view.clone()))
+    ends.sender.open(FIRST, held.request, 2)
+    ends.sender.begin(FIRST, held)
+    _ask(ends, FIRST, 1, first=free)
+    ends.sender.send_pages(FIRST, 2, ends.backends["prefill"].signal())
+    return ends.sender.readiness(FIRST) == REFUSED and all(torch.equal(view, before) for view, before in views)
 
 
 def _not_taken(scene: Scene) -> bool:
@@ -232,6 +263,8 @@ PAIR: tuple[Misuse[Scene], ...] = (
     Misuse("open of a room that is asked for", None, _asked_early),
     Misuse("open of a room that was aborted", None, _aborted_early),
     Misuse("a room that a decode rank could not take", None, _not_taken),
+    Misuse("refusal of a room that is asked for", None, _refused_early),
+    Misuse("a prompt that has another length at the other end", None, _other_length),
     Misuse("the memory of a room that is asked for", None, _marked),
     Misuse("messages of a rank that is no peer", None, _stranger),
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cached_property, partial
 
 from kvcheck.core.base.errors import LengthMismatch, StorageError, UsageError
+from kvcheck.core.cache.hicache.file_store import FileStore
 from kvcheck.core.cache.hicache.memory_store import MemoryStore
 from kvcheck.core.cache.hicache.storage import (
     HASH_BYTES,
@@ -20,6 +21,7 @@ from kvcheck.core.cache.hicache.storage import (
     pack_object,
     unpack_object,
 )
+from kvcheck.core.cache.hicache.storage import STORES as page_stores
 from kvcheck.core.targets.misuse.call import Attempt, Misuse, on_each
 
 KEY = "0a" * HASH_BYTES
@@ -115,6 +117,8 @@ TWO = [True, True]
 STORES: tuple[Misuse[Stores], ...] = (
     *(Misuse(f"{call} with a key {key}", UsageError, _keyed(call, key)) for call in CALLS for key in WRONG_KEYS),
     *(Misuse(f"{call} in a store that is closed", StorageError, _closed(call)) for call in CALLS),
+    Misuse("a store in memory, by its name", None, lambda stores: page_stores.load("memory") is MemoryStore),
+    Misuse("a store in files, by its name", None, lambda stores: page_stores.load("files") is FileStore),
     Misuse("put into a store without room", StorageError, lambda stores: stores.full.put(OTHER, b"")),
     Misuse(
         "put of one byte more than there is room for", StorageError, lambda stores: stores.full.put(KEY, BYTES + b"0")

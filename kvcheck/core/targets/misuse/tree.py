@@ -2,7 +2,7 @@
 
     scene's tree    root -- [page 0] -- [page 1, page 2]        the first node is locked once on both tiers
                        \\-- [page 3]                             nobody uses it
-                       \\-- [page 4] -- [page 5]                 the host alone holds both
+                       \\-- [page 4] -- [page 5, page 6]         the host alone holds both
 
 Invariants:
 - Rows for an engine's own tree take a node that is as the row needs it, where there is one.
@@ -37,7 +37,7 @@ class Grove:
         self.below = self.tree.insert(self.prompt(3), Offer(full=ids(1, 2, 3))).node
         self.leaf = self.tree.insert(TOKENS[self.size :][: self.size], Offer(full=ids(4))).node
         self.hosted = self._hosted(0, 1)
-        self.behind = self._hosted(1, 2)
+        self.behind = self._hosted(1, 3)
         self.tree.lock(self.above)
         self.tree.lock_host(self.above)
 
@@ -92,24 +92,24 @@ def _removed(grove: Grove) -> bool:
 
 def _known(grove: Grove) -> bool:
     """What both tiers hold of a prompt that goes on, on one tier and on the other."""
-    given = [grove.tree.known(tokens) for tokens in (grove.prompt(4), grove.on_host(3), grove.on_host(0))]
+    given = [grove.tree.known(tokens) for tokens in (grove.prompt(4), grove.on_host(4), grove.on_host(0))]
     told = [(each.node, each.pages, each.servable, each.held["full"]) for each in given]
     return told == [
         (grove.below, 3, 3, [True] * 3),
-        (grove.behind, 2, 2, [True] * 2),
+        (grove.behind, 3, 3, [True] * 3),
         (grove.tree.root, 0, 0, []),
     ]
 
 
 def _behind_two(grove: Grove) -> bool:
-    """A page that comes to the host behind two nodes hangs on the second of them."""
+    """A page that comes to the host behind two nodes hangs on the second of them, under the hash of all before it."""
     tier = Tier()
-    tier.full = ids(2)
-    node = grove.tree.insert_host(grove.on_host(3), 2, tier)
+    tier.full = ids(3)
+    node = grove.tree.insert_host(grove.on_host(5), 3, tier)
     if node is None or node.parent is not grove.behind:
         return False
     grove.tree.remove(node)
-    return True
+    return node.chain == grove.tree.chain(grove.on_host(4))[3:]
 
 
 def _told_apart(grove: Grove) -> bool:
