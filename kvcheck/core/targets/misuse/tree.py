@@ -109,7 +109,7 @@ def _behind_two(grove: Grove) -> bool:
     if node is None or node.parent is not grove.behind:
         return False
     grove.tree.remove(node)
-    return node.chain == grove.tree.chain(grove.on_host(4))[3:]
+    return len(node.keys) == 1 and node.chain == grove.tree.chain(grove.on_host(4))[3:]
 
 
 def _told_apart(grove: Grove) -> bool:
