@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SCHEDULES = 24
 DEFAULT_CPU_S = 55.0
-"""CPU seconds of each process: on an idle machine, a run of everything takes a minute. A busy one takes longer, and
-tries as much."""
+"""CPU seconds of each process: on an idle machine, a run of everything takes a minute and a half. A busy one takes
+longer, and tries as much."""
 
 Names = Annotated[
     list[str] | None, typer.Argument(help="See kvcheck list scenarios, or server-scenarios. Default: all of them.")
