@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvcheck.core.base.cells import keys_of
+from kvcheck.core.base.cells import is_engine, keys_of
 from kvcheck.core.base.record import Finding
 
 GUARDS = frozenset({"KV202", "KV301", "KV308", "KV402", "KV403"})
@@ -64,7 +64,7 @@ def signature(finding: Finding) -> Signature:
     kind = (finding.oracle, finding.code, finding.tier, _buffer(finding), finding.condition)
     if finding.oracle in SINGLE:
         return (*kind, finding.id or finding.message)
-    if "target" in keys_of(finding.schedule):
+    if is_engine(keys_of(finding.schedule).get("target", "")):
         return (*kind, finding.cell, finding.lane)
     if finding.oracle == "ordering":
         return (finding.oracle, finding.code, finding.tier, *_operations(finding))
