@@ -127,7 +127,7 @@ def _check_target(plan: Plan) -> None:
         return
     if not is_own(plan.target):
         known = ", ".join((*TARGETS.names(), *ENGINE_NAMES))
-        raise UsageError(f"unknown target {plan.target!r}; known: {known}, and MODULE:NAME of your own")
+        raise UsageError(f"unknown target {plan.target!r}; a target of your own is MODULE:NAME; known: {known}")
     if plan.mutant is not None:
         raise UsageError(f"--mutant {plan.mutant}: it is put into kvcheck's own target; leave --target out")
     if plan.kind is Kind.RANKS:

@@ -140,9 +140,9 @@ WRONG = {
         "class T:\n    name, capabilities, build = 't', {'teleport'}, lambda self, setup: None\ntarget = T()",
         "unknown capability 'teleport'; known: hicache, loopback, metadata",
     ),
-    "no name": ("{}:", "", "unknown target '{}:'; known: builtin, sglang, vllm, lmcache, and MODULE:NAME of your own"),
-    "a path": ("./{}.py:target", "", "known: builtin, sglang, vllm, lmcache, and MODULE:NAME of your own"),
-    "two names": ("{}:target:other", "", "and MODULE:NAME of your own"),
+    "no name": ("{}:", "", "unknown target '{}:'; a target of your own is MODULE:NAME; known: builtin, "),
+    "a path": ("./{}.py:target", "", "a target of your own is MODULE:NAME; known: builtin, sglang, vllm, lmcache"),
+    "two names": ("{}:target:other", "", "a target of your own is MODULE:NAME"),
 }
 
 

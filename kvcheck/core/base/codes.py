@@ -249,7 +249,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV703",
             "cached prefix lost",
-            "What was computed is not cached under its hash, left a tier without an eviction, or is computed again.",
+            "What was computed is not cached under its hash, left unevicted, or is computed again.",
             "A match that is cut short, pages that are freed instead of kept, a last block that is left out.",
             "vLLM #48596: the last block was not offloaded, so that its hits were missed.",
         ),
