@@ -26,6 +26,7 @@ from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest, file_digest
 from kvcheck.core.base.record import Identity
+from kvcheck.core.cache.transfer.mooncake.library import BUILDS
 from kvcheck.core.stress.schedule import MAX_DIGITS, Kind, Plan, parse_ranks
 
 if TYPE_CHECKING:
@@ -78,11 +79,13 @@ def tool() -> dict[str, str]:
 def environment() -> dict[str, object]:
     """Facts that a reader needs to judge a record."""
     versions: dict[str, str | None] = {}
-    for name in ("torch", "numpy", "triton", "mooncake-transfer-engine"):
+    for name in ("torch", "numpy", "triton", *BUILDS):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = None
+    if found := [name for name in BUILDS if versions[name] is not None]:  # builds of one library
+        versions = {name: version for name, version in versions.items() if name not in BUILDS or name in found}
     return {
         "python": platform.python_version(),
         "system": platform.system(),
