@@ -138,11 +138,11 @@ def engine_env(
     say(f" 2/6  environment in {folder}")
     _begin(order)
     with tempfile.TemporaryDirectory(prefix="kvcheck-engine-") as scratch:
-        asked, wheel = _take(order, Path(scratch))
-        needs = NEEDS[order.engine]
+        asks, wheel = _take(order, Path(scratch))
+        needs, python = NEEDS[order.engine], _python_version(order.folder)
         say(" 4/6  packages of the release")
-        _pip(order.folder, "install", *pins(asked, (*needs.full, *order.also)))
-        _pip(order.folder, "install", "--no-deps", *pins(asked, needs.own))
+        _pip(order.folder, "install", *pins(asks, (*needs.full, *order.also), python))
+        _pip(order.folder, "install", "--no-deps", *pins(asks, needs.own, python))
         say(f" 5/6  {order.engine}")
         version = _put_engine(order, wheel)
     say(" 6/6  imports")
@@ -247,11 +247,11 @@ def _make_base(order: Order) -> None:
         write_text(has, "\n".join((*known, *lacks)) + "\n")
 
 
-def _take(order: Order, scratch: Path) -> tuple[dict[str, str], Path | None]:
-    """What the engine asks for, by name, and its wheel; a checkout has none."""
+def _take(order: Order, scratch: Path) -> tuple[tuple[str, ...], Path | None]:
+    """What the engine asks for, and its wheel; a checkout has none."""
     if order.source is not None:
         say(f" 3/6  {order.source.checkout}: {commit_of(order.source.package) or 'git knows no commit of it'}")
-        return order.source.asked, None
+        return order.source.asks, None
     release = f"{order.engine}=={order.version}"
     say(f" 3/6  {release}")
     _pip(order.folder, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), release)
@@ -308,6 +308,11 @@ def _site(folder: Path) -> Path:
     """Where an environment keeps its packages."""
     command = [str(folder / "bin" / "python"), "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     return Path(_run(command, "say where its packages are").strip())
+
+
+def _python_version(folder: Path) -> str:
+    command = [str(folder / "bin" / "python"), "-I", "-c", "import platform; print(platform.python_version())"]
+    return _run(command, "say its version").strip()
 
 
 def _pip(folder: Path, action: str, *arguments: str) -> None:

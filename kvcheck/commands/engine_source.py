@@ -31,13 +31,13 @@ UNVERSIONED = "0+source"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A checkout. package: the folder of the engine's package. asked: the versions that it asks for, by name."""
+    """A checkout. package: the folder of the engine's package. asks: its requirements, one a line."""
 
     engine: str
     checkout: Path
     package: Path
     version: str
-    asked: dict[str, str]
+    asks: tuple[str, ...]
 
 
 def source_of(engine: str, checkout: Path) -> Source:
@@ -52,7 +52,7 @@ def source_of(engine: str, checkout: Path) -> Source:
         checkout=checkout,
         package=package,
         version=_version(project, package),
-        asked=_asked(project, package.parent),
+        asks=_asks(project, package.parent),
     )
 
 
@@ -83,8 +83,8 @@ def check_requirement(text: str) -> None:
         raise UsageError(f"expected the name of a package, with a version or without, got {text!r}")
 
 
-def requirements_of_wheel(wheel: Path) -> dict[str, str]:
-    """Name -> versions of what a wheel asks for here, without extras. Raises UnknownVerdict for a file that is none."""
+def requirements_of_wheel(wheel: Path) -> tuple[str, ...]:
+    """What a wheel asks for, one a line. Raises UnknownVerdict for a file that is no wheel."""
     try:
         with zipfile.ZipFile(wheel) as packed:
             (name,) = (
@@ -93,23 +93,28 @@ def requirements_of_wheel(wheel: Path) -> dict[str, str]:
             text = packed.read(name).decode("utf-8")
     except (zipfile.BadZipFile, ValueError, OSError) as error:
         raise UnknownVerdict(f"{wheel.name}: not a wheel with one METADATA: {error}") from error
-    return _by_name(Parser().parsestr(text).get_all("Requires-Dist") or [])
+    return tuple(Parser().parsestr(text).get_all("Requires-Dist") or ())
 
 
-def pins(asked: dict[str, str], names: Iterable[str]) -> list[str]:
-    """Each name with the versions that are asked for; one that nobody asks for has none."""
+def pins(asks: Iterable[str], names: Iterable[str], python: str) -> list[str]:
+    """Each name with the versions that are asked for under this version of Python; one that nobody asks for has none.
+
+    The first of several lines about a package counts, and lines of extras do not.
+    """
+    asked = _by_name(asks, python)
     return [f"{name}{asked.get(canonicalize_name(name), '')}" for name in names]
 
 
-def _by_name(lines: Iterable[str]) -> dict[str, str]:
+def _by_name(lines: Iterable[str], python: str) -> dict[str, str]:
+    where = {"extra": "", "python_full_version": python, "python_version": ".".join(python.split(".")[:2])}
     found: dict[str, str] = {}
     for line in lines:
         try:
             each = Requirement(line.partition(" #")[0].strip())
         except InvalidRequirement:  # an option or a link of a requirements file, which names no version
             continue
-        if each.marker is None or each.marker.evaluate({"extra": ""}):
-            found[canonicalize_name(each.name)] = str(each.specifier)
+        if each.marker is None or each.marker.evaluate(where):
+            found.setdefault(canonicalize_name(each.name), str(each.specifier))
     return found
 
 
@@ -134,12 +139,9 @@ def _version(project: dict[str, object], package: Path) -> str:
     return UNVERSIONED
 
 
-def _asked(project: dict[str, object], root: Path) -> dict[str, str]:
+def _asks(project: dict[str, object], root: Path) -> tuple[str, ...]:
     told = project.get("dependencies")
     if isinstance(told, list):
-        return _by_name(str(line) for line in told)
-    found: dict[str, str] = {}
-    for name in LISTS:
-        if (root / name).is_file():
-            found = {**_by_name((root / name).read_text(encoding="utf-8").splitlines()), **found}
-    return found
+        return tuple(str(line) for line in told)
+    files = [root / name for name in LISTS if (root / name).is_file()]
+    return tuple(line for file in files for line in file.read_text(encoding="utf-8", errors="replace").splitlines())
