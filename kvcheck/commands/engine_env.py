@@ -35,7 +35,7 @@ from kvcheck.core.base.identity import commit_of
 from kvcheck.core.probes import import_check
 from kvcheck.core.probes.frame.probe_server import VARIABLES
 from kvcheck.core.probes.installed import ENGINES
-from kvcheck.core.report.store import make_folder, write_text
+from kvcheck.core.report.store import write_text
 
 TORCH = "torch==2.13.0"
 MARKER = "kvcheck-env.json"
@@ -218,7 +218,7 @@ def _begin(order: Order) -> None:
     if (order.folder / MARKER).is_file():
         say(f"      {order.folder} was not finished: it is made anew")
         shutil.rmtree(order.folder)
-    make_folder(order.folder)
+    _make_folder(order.folder)
     _mark(order, made=False)
     _run([order.python, "-I", "-m", "venv", str(order.folder)], "make an environment")
     write_text(_site(order.folder) / "base.pth", f"{_site(order.base)}\n")
@@ -229,7 +229,7 @@ def _make_base(order: Order) -> None:
     has = order.base / HAS
     if order.base.exists() and not has.is_file() and (not order.base.is_dir() or any(order.base.iterdir())):
         raise UsageError(f"--base {order.base}: expected a new folder or a base, which has a {HAS}; name another")
-    make_folder(order.base)
+    _make_folder(order.base)
     if not has.is_file():
         write_text(has, "")
     known = has.read_text(encoding="utf-8").split()
@@ -302,6 +302,13 @@ def _check_imports(order: Order) -> None:
         if lines or status:
             last = tail(said.fileno(), 20_000).splitlines()[-1:]
             raise UnknownVerdict(f"{order.folder} is not made: {'; '.join(lines or last) or f'status {status}'}")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror or error}; expected a folder that can be written") from error
 
 
 def _site(folder: Path) -> Path:

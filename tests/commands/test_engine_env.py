@@ -235,6 +235,7 @@ def test_a_checkout_as_target_gets_a_hint_that_works(tmp_path: Path, capsys: pyt
         (["sglang==--index-url", "new"], "expected ENGINE==VERSION"),
         (["sglnag==1", "new"], "sglang"),
         (["sglang==1", "full"], "it holds files that engine-env did not make"),
+        (["sglang==1", "new", "--base", "full/file/base"], "Not a directory; expected a folder that can be written"),
         (["sglang==1", "full/file"], "expected a new folder, got a file"),
         (["sglang==1", "new", "--base", "new"], "expected another folder than the environment itself"),
         (["sglang==1", "new", "--base", "full"], "expected a new folder or a base"),
