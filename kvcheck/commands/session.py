@@ -33,6 +33,7 @@ from kvcheck.core.base.record import (
     to_plain,
 )
 from kvcheck.core.base.scratch import sweep
+from kvcheck.core.report.gate.baseline import LEFT_OUT
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import RunStore
 from kvcheck.core.stress.schedule import Plan
@@ -237,7 +238,7 @@ class Session:
         )
 
     def _unkept(self) -> list[str]:
-        return [f"{self.left_out:,} more findings were made and are not in this record"] if self.left_out else []
+        return [f"{self.left_out:,} {LEFT_OUT}"] if self.left_out else []
 
     def save(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
         """Write the record, whole or not at all. Returns the record, also where it could not be saved."""

@@ -16,6 +16,7 @@ from kvcheck.core.base.registry import Registry
 from kvcheck.core.report.gate.result import GateResult
 
 if TYPE_CHECKING:
+    from kvcheck.core.report.comparison.changes import Changes
     from kvcheck.core.report.comparison.compare import ComparisonWriter
 
 Writer = Callable[[RunRecord, Path], None]
@@ -53,6 +54,12 @@ COMPARISON_WRITERS: Registry[ComparisonWriter] = Registry(
         "md": "kvcheck.core.report.comparison.to_md:write",
         "html": "kvcheck.core.report.comparison.to_html:write",
     },
+)
+
+ChangesWriter = Callable[["Changes", Path], None]
+
+CHANGES_WRITERS: Registry[ChangesWriter] = Registry(
+    "format of changes", {"json": "kvcheck.core.report.comparison.changes:write_json"}
 )
 
 # What a writer puts into a folder. Kept here, so that a path can be checked without loading a writer.

@@ -19,6 +19,7 @@ from kvcheck.core.base.cells import cell_of, lines_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, is_requirement, server_of
+from kvcheck.core.report.comparison.changes import Changes
 from kvcheck.core.report.wording import counted, evidence_text, observed_texts, why_text
 
 NOT_RUN = "not run"
@@ -118,9 +119,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All tables; the verdict is the worst of all runs."""
+    """All tables; the verdict is the worst of all runs. changes: of the second run, where kvcheck compare asked."""
 
     tables: tuple[Table, ...]
+    changes: Changes | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:
