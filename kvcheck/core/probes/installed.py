@@ -55,11 +55,6 @@ def checkout_of(engine: str, folder: Path) -> Path | None:
     return next((place for place in places if (place / "__init__.py").is_file()), None)
 
 
-def is_engine(target: str) -> bool:
-    """Whether a target names an installed engine."""
-    return target.partition(":")[0] in ENGINES.names()
-
-
 def parse_target(target: str) -> EngineTarget:
     """The engine and interpreter of "sglang" or "sglang:/path". Raises UsageError for a path without an interpreter."""
     name, colon, place = target.partition(":")
