@@ -98,7 +98,7 @@ def place_of(finding: Finding) -> str:
 
 def _reader(finding: Finding) -> str | None:
     """What an engine's probe looked at. The lanes of kvcheck's own engine are its queues, which tell no bugs apart."""
-    return finding.lane if "target" in keys_of(finding.schedule) else None
+    return finding.lane if is_engine(keys_of(finding.schedule).get("target", "")) else None
 
 
 def in_causal_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
