@@ -158,6 +158,16 @@ def test_the_reader_names_a_place_for_an_engine_alone() -> None:
     assert place_of(replace(FOREIGN, lane="h2d.1")) == place_of(FOREIGN)
 
 
+def test_a_target_of_the_users_own_has_rows_of_its_own() -> None:
+    line = "retract-resume:shape=glm-5.1-tiny,target=my.pool%3Aparts,seed=1,schedule=0"
+    own = replace(FOREIGN, lane="h2d.1", schedule=line)
+    assert place_of(own) == place_of(FOREIGN), "its lanes are queues of kvcheck"
+    record = replace(run(own), plan={"schedules": 400, "cells": [line]})
+    (row,) = rows_of(record, owner="me", reason="r", expires=DAY)
+    assert row.engine == "my.pool:parts"
+    assert row.covers(record, own) and not row.covers(run(FOREIGN), FOREIGN)
+
+
 def test_a_symptom_goes_with_its_cause() -> None:
     symptom = replace(FOREIGN, code="KV501", oracle="output", cause=f"{PASSED.run_id}.1")
     assert judged(ROW, record=run(FOREIGN, symptom)).exit_code == 0

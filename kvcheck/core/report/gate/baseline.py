@@ -26,7 +26,7 @@ from functools import cache
 from kvcheck.core.base.causes import place_of
 from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, server_of
-from kvcheck.core.report.gate.builds import BUILTIN, engine_of
+from kvcheck.core.report.gate.builds import BUILTIN, engine_of, own_target_of
 from kvcheck.core.report.wording import counted
 
 LEFT_OUT = "more findings were made and are not in this record"
@@ -181,10 +181,10 @@ IsEnough = Callable[[RunRecord, ScenarioResult], bool]
 
 
 def engine_name(record: RunRecord) -> str:
-    """What a row calls the subject of a run: builtin, an installed engine, or a server's engine."""
+    """What a row calls the subject of a run: builtin, an installed engine, MODULE:NAME, or a server's engine."""
     if (server := server_of(record)) is not None:
         return f"{engine_and_version(server)[0]} server"
-    return engine_of(record) or BUILTIN
+    return engine_of(record) or own_target_of(record) or BUILTIN
 
 
 def roots(findings: Sequence[Finding]) -> list[tuple[int, Finding]]:
