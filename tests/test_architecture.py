@@ -123,7 +123,7 @@ MAY_CATCH_ALL = {
     "core.probes.frame.guard": "whatever an engine raises is its finding, or what cannot be driven",
     "core.stress.runner": "a crash of an oracle is UNKNOWN and a crash of the target is a finding",
     "core.targets.misuse.call": "whatever an illegal call raises is compared with the error that its check states",
-    "commands.report": "a writer that breaks changes no verdict",
+    **dict.fromkeys(("commands.report", "commands.stories"), "a writer or a story that breaks changes no verdict"),
     "core.stress.mutation.server": "an edited module may raise anything, and its process must not go on",
     **dict.fromkeys(("commands.main", "commands.worker"), "the last place where a crash of our own becomes exit 70"),
 }

@@ -2,7 +2,7 @@
 
 Invariants:
 - A run without a finding does nothing here and imports nothing for it.
-- A story changes no verdict. Without the time for one, a sentence stands in its place.
+- A story changes no verdict, whatever happens while it is made. A warning says that there is none.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 
 from kvcheck.commands.session import Session
 from kvcheck.commands.targets import target_of
+from kvcheck.commands.terminal import warn
 
 STORIES_S = 30.0
 """Seconds of wall time that all stories of a run may take; with --max-time at most a tenth of that."""
@@ -24,10 +25,23 @@ def tell_stories(session: Session, max_time_s: float | None) -> None:
     from kvcheck.core.stress.stories import stories, with_stories
 
     limit_s = STORIES_S if max_time_s is None else min(STORIES_S, max(LEAST_S, max_time_s / 10))
-    told = stories(
-        session.findings,
-        target_of,
-        until=time.monotonic() + limit_s,
-        told=lambda done, of: session.progress(f"telling how it came about: schedule {done + 1} of {of}"),
-    )
-    session.findings = with_stories(session.findings, told)
+    try:
+        told = stories(
+            session.findings,
+            target_of,
+            until=time.monotonic() + limit_s,
+            told=lambda done, of: session.progress(f"telling how it came about: schedule {done + 1} of {of}"),
+        )
+    except KeyboardInterrupt:
+        _leave_out(session, "interrupted: how findings came about is not told")
+    except Exception as error:  # findings that were made must be printed, whatever is wrong with their stories
+        failed = f"{type(error).__name__}: {error}"
+        _leave_out(session, f"how findings came about is not told: {failed}; please report it with the run.json")
+    else:
+        session.findings = with_stories(session.findings, told)
+
+
+def _leave_out(session: Session, why: str) -> None:
+    session.clear_progress()
+    session.warnings.append(why)
+    warn(why)

@@ -245,9 +245,9 @@ def _picked(notes: StoryNotes, pieces: Sequence[_Piece]) -> list[_Piece]:
     """The pieces that are told, in the order of time."""
     moment, finding = notes.moment or 0, notes.finding
     before = [each for each in pieces if each.first.at <= moment]
-    behind = [each for each in pieces if each.first.at > moment and each.is_operation]
+    behind = [each for each in pieces if each.first.at > moment and each.is_operation and not each.is_named]
     named = [each for each in pieces if each.is_named]
-    chosen = [*named[:MOST_STEPS], *[each for each in behind if not each.is_named][:BEHIND]]
+    chosen = [*named[:MOST_STEPS], *[each for each in behind if any(_waits_too(one, each) for one in named)][:BEHIND]]
     seen = finding.seen_request
     foreign = [each for each in before if each.kind == WRITE and each.touch and each.touch.owner == seen]
     chosen += foreign[-1:] if seen not in (None, finding.request) else []
@@ -259,6 +259,11 @@ def _picked(notes: StoryNotes, pieces: Sequence[_Piece]) -> list[_Piece]:
             chosen.append(each)
     kept = list({each.first.at: each for each in chosen}.values())[:MOST_STEPS]
     return sorted(kept, key=lambda each: each.first.at)
+
+
+def _waits_too(named: _Piece, behind: _Piece) -> bool:
+    """A step behind the moment waits for one that the finding names, in another lane."""
+    return named.first.lane != behind.first.lane and _is_waited_for(named, behind)
 
 
 def _moves_bytes(piece: _Piece) -> bool:
