@@ -6,7 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.base.cells import KNOWN_ANSWERS, keys_of
+from kvcheck.core.base.cells import KNOWN_ANSWERS, is_engine, keys_of
 from kvcheck.core.base.record import Finding
 
 IN_ONE_PROCESS = (None, "loopback")
@@ -22,7 +22,7 @@ def why_untold(finding: Finding) -> str | None:
         return "nobody sees inside a running server"
     if not finding.schedule:
         return "it is of no one schedule"
-    if keys.get("target", "builtin") != "builtin":
+    if is_engine(keys.get("target", "")):
         return "an installed engine is not observed operation by operation"
     if keys.get("transport") not in IN_ONE_PROCESS:
         return "the ranks were processes of their own, whose order nobody recorded"
