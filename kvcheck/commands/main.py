@@ -31,6 +31,7 @@ from kvcheck.core.base.errors import KvcheckError, UnknownVerdict, machine_troub
 COMMANDS: dict[str, tuple[str, str]] = {
     "stress": ("kvcheck.commands.stress:stress", "Run schedules over a KV cache; check every word it serves."),
     "replay": ("kvcheck.commands.replay:replay", "Run a printed schedule again, or the findings of a run."),
+    "show": ("kvcheck.commands.show:show", "Show how a finding came about: timeline, history, words."),
     "selftest": ("kvcheck.commands.selftest:selftest", "Check that kvcheck finds every mutant (a bug put back)."),
     "mutate": ("kvcheck.commands.mutate:mutate", "Edit the cache in many small ways; say which edits a run kills."),
     "bench": ("kvcheck.commands.bench:bench", "Measure what copies, waits, checks and seals cost here."),
@@ -64,6 +65,8 @@ EXAMPLES: dict[str, str] = {
     "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --trace conversation.jsonl --requests 1000",
     "replay": "Examples: kvcheck replay 20260102-030405-0c4e91d7.1 --times 100 | "
     "kvcheck replay retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3",
+    "show": "Examples: kvcheck show | kvcheck show 20260102-030405-0c4e91d7 1 | "
+    "kvcheck show 20260102 2 -o perfetto=trace.json",
     "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token | "
     "kvcheck selftest --aa 200 | kvcheck selftest --aa 100 --planted 20",
     "mutate": "Examples: kvcheck mutate --sample 200 | kvcheck mutate hicache offload.py --cpu 4 | "

@@ -19,6 +19,7 @@ from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResul
 from kvcheck.core.base.server_facts import is_requirement, server_of
 from kvcheck.core.report.prices import has_price
 from kvcheck.core.report.printable import printable
+from kvcheck.core.report.story_text import command
 from kvcheck.core.report.wording import counted, coverage_text, observed_texts, rounds_word, seen_text, whose_text
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
@@ -99,8 +100,8 @@ def _cache_counts(evidence: Evidence) -> list[str]:
     ]
 
 
-def bug_lines(number: int, bug: Bug) -> list[str]:
-    """A cause with its symptoms, as a block."""
+def bug_lines(number: int, bug: Bug, run: str | None = None) -> list[str]:
+    """A cause with its symptoms, as a block. run: how to name its run to `kvcheck show`, if not by its id."""
     finding = bug.cause
     known = CODES.get(finding.code)  # None: it is from a run that was resumed, made by another version
     title = known.title if known else "unknown code"
@@ -124,16 +125,18 @@ def bug_lines(number: int, bug: Bug) -> list[str]:
     if proof is not None:
         lines.append(f"    proof   {proof['confirmed']}")
         lines.append(f"            {proof.get('replay', '')}")
+    told = command(bug, run)
+    lines += [] if told is None else [f"    story   {told}"]
     return [*lines, f"    more    kvcheck explain {finding.code}"]
 
 
-def findings_block(findings: tuple[Finding, ...]) -> list[str]:
+def findings_block(findings: tuple[Finding, ...], run: str | None = None) -> list[str]:
     """The first causes, each code before a code's second cause, and how many were left out."""
     found = bugs(findings)
     first_of_code = {bug.cause.code: bug for bug in reversed(found)}
     ordered = sorted(found, key=lambda bug: (bug.cause.condition is not None, bug is not first_of_code[bug.cause.code]))
     shown = ordered[:MAX_SHOWN]
-    lines = [line for number, bug in enumerate(shown, 1) for line in (*bug_lines(number, bug), "")]
+    lines = [line for number, bug in enumerate(shown, 1) for line in (*bug_lines(number, bug, run), "")]
     if len(found) > len(shown):
         noun = "more cause" if len(found) < len(findings) else "more finding"
         lines.append(f"    and {counted(len(found) - len(shown), noun)} in the report")

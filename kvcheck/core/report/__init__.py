@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvcheck.core.base.record import RunRecord
+from kvcheck.core.base.record import Finding, RunRecord
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.report.gate.result import GateResult
 
@@ -60,6 +60,13 @@ ChangesWriter = Callable[["Changes", Path], None]
 
 CHANGES_WRITERS: Registry[ChangesWriter] = Registry(
     "format of changes", {"json": "kvcheck.core.report.comparison.changes:write_json"}
+)
+
+StoryWriter = Callable[[Finding, Path], None]
+
+STORY_WRITERS: Registry[StoryWriter] = Registry(
+    "format of a story",
+    {"perfetto": ("kvcheck.core.report.to_perfetto:write", "Writes a trace: lanes as threads, waits as arrows.")},
 )
 
 # What a writer puts into a folder. Kept here, so that a path can be checked without loading a writer.
