@@ -1,7 +1,7 @@
-"""Judge: compares rows of the user's pool with the marks of their owners, and says what those that differ hold.
+"""Judge: compares rows of the user's pool with their owners' content, and says what those that differ hold.
 
 Invariants:
-- All bytes of a row are compared. A row is a finding only if it differs from the mark of its owner.
+- All bytes of a row are compared. A row is a finding only if it differs from its owner's content.
 - Of each buffer, layer and rule there is one finding, which counts the rows that are wrong.
 """
 
@@ -14,7 +14,7 @@ import torch
 
 from kvcheck.core.base.record import Finding
 from kvcheck.testing.buffers import Buffer
-from kvcheck.testing.marks import Marks, Owner, dump
+from kvcheck.testing.ownership import Owner, Ownership, dump
 
 TELLING = 8
 """Bytes of a row that are enough to name the place that it was written for."""
@@ -36,7 +36,7 @@ class Wrong:
 class RowJudge:
     """What one call has compared and found."""
 
-    marks: Marks
+    ownership: Ownership
     buffers: Sequence[Buffer]
     words: dict[str, int] = field(default_factory=dict)
     reads: int = 0
@@ -49,7 +49,7 @@ class RowJudge:
         if not len(wrong):
             return None
         at = int(wrong[0])
-        return self._wrong(held, seen[at], wanted[at], self.marks.owners[held.unit, ids[at]], at, len(wrong))
+        return self._wrong(held, seen[at], wanted[at], self.ownership.owners[held.unit, ids[at]], at, len(wrong))
 
     def count(self, name: str, size: int, reads: int) -> None:
         """Count bytes that were compared by other means."""
@@ -93,7 +93,7 @@ class RowJudge:
 
     def _story(self, held: Buffer, row: torch.Tensor, owner: Owner) -> tuple[str, str, int | None]:
         """The code of the bytes, what they are, and the request that wrote them."""
-        holders = self.marks.owners_of(held, row)
+        holders = self.ownership.owners_of(held, row)
         if holders and all(holder.request == owner.request for holder in holders):
             return "KV301", f"the row of its position {_some(holders)}", owner.request
         if holders:
@@ -102,12 +102,12 @@ class RowJudge:
                 named = " or ".join(f"request {request}" for request in requests)
                 return "KV102", f"bytes of {named}, which its few bytes cannot tell apart", None
             return "KV102", f"request {holders[0].request}'s bytes (its position {_some(holders)})", holders[0].request
-        place = self.marks.buffer_of(held, row, self.buffers) if len(row) >= TELLING else None
+        place = self.ownership.buffer_of(held, row, self.buffers) if len(row) >= TELLING else None
         if place is not None:
             other, holder = place
             story = f"the row of request {holder.request}, position {holder.position}, of {other.where}"
             return "KV106", story, holder.request
-        among = self.marks.owners_in(held, row)
+        among = self.ownership.owners_in(held, row)
         foreign = [request for request in among if request != owner.request]
         if foreign:
             named = " and ".join(f"request {request}" for request in among)

@@ -18,7 +18,7 @@ import torch
 from kvcheck.testing.buffers import Buffer, Pool, Units, bytes_of, find_buffers, is_readable, overlap
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import RowJudge
-from kvcheck.testing.marks import Marks
+from kvcheck.testing.ownership import Ownership
 from kvcheck.testing.reached import reached
 from kvcheck.testing.round_trip import (
     BYSTANDER,
@@ -87,10 +87,10 @@ def waits(
     found = find_buffers(pool, units, exclude=exclude, include=include)
     plan = plan_of(units, ids, into, padding, drawn)
     make = as_ids if as_ids is not None else tensors_on(found.buffers[0].rows.device)
-    scene = _Scene(found, units, plan, RowJudge(Marks(), found.buffers), streams)
+    scene = _Scene(found, units, plan, RowJudge(Ownership(), found.buffers), streams)
     named = list(range(layers)) if isinstance(layers, int) else list(layers)
     streams.release()
-    mark(scene.judge.marks, found, units, SAVED, plan.ids)
+    mark(scene.judge.ownership, found, units, SAVED, plan.ids)
     copy = save(make(list(plan.ids)))
     streams.release()
 
@@ -122,15 +122,15 @@ class _Scene:
 
     def give_to_next(self) -> None:
         """Another request's rows everywhere but at the bystander's."""
-        mark(self.judge.marks, self.found, self.units, BYSTANDER, self.plan.held)
-        mark(self.judge.marks, self.found, self.units, NEXT, (*self.plan.free, *self.plan.ids))
+        mark(self.judge.ownership, self.found, self.units, BYSTANDER, self.plan.held)
+        mark(self.judge.ownership, self.found, self.units, NEXT, (*self.plan.free, *self.plan.ids))
 
     def understood(self, begin: Callable[[], None], read: Callable[[], object], what: str) -> list[Buffer]:
         """The buffers of which the reader returns rows once the load has finished, in the order of its tensors."""
         self.streams.release()
         begin()
         self.streams.release()
-        give(self.judge.marks, self.found, self.units, SAVED, self.plan.into)
+        give(self.judge.ownership, self.found, self.units, SAVED, self.plan.into)
         known: list[Buffer] = []
         odd: list[str] = []
         for tensor in _tensors(read()):
@@ -167,13 +167,13 @@ class _Scene:
                 "load put nothing on a stream of its own, so there was nothing to wait for. Make the pool and its "
                 "streams inside the block of streams(), and see that load uses them on this machine"
             )
-        give(self.judge.marks, self.found, self.units, SAVED, self.plan.into)
+        give(self.judge.ownership, self.found, self.units, SAVED, self.plan.into)
         for held, rows in zip(known, seen, strict=True):
             self._judge(held, rows, reader, what)
 
     def _judge(self, held: Buffer, seen: torch.Tensor, reader: str, what: str) -> None:
         ids = rows_named(self.plan.into, held.unit, self.units)
-        wrong = self.judge.compare(held, ids, seen, self.judge.marks.wanted(held, ids))
+        wrong = self.judge.compare(held, ids, seen, self.judge.ownership.wanted(held, ids))
         if wrong is None:
             return
         early = wrong.code in STALE
@@ -194,9 +194,9 @@ class _Scene:
         """Whether a tensor is this buffer, or a copy of its rows as they were saved."""
         ids = rows_named(self.plan.into, held.unit, self.units)
         if overlap(tensor, held.rows):
-            return torch.equal(held.read(ids), self.judge.marks.wanted(held, ids))
+            return torch.equal(held.read(ids), self.judge.ownership.wanted(held, ids))
         return tensor.numel() * tensor.element_size() == len(ids) * held.size and torch.equal(
-            self._rows_of(tensor, held), self.judge.marks.wanted(held, ids)
+            self._rows_of(tensor, held), self.judge.ownership.wanted(held, ids)
         )
 
     def _rows_of(self, tensor: torch.Tensor, held: Buffer) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 from kvcheck.core.base.record import Finding
 from kvcheck.testing.buffers import bytes_of, is_readable, overlap
 from kvcheck.testing.failures import Judged, NotJudged, settled
-from kvcheck.testing.marks import dump
+from kvcheck.testing.ownership import dump
 from kvcheck.testing.reached import Held, reached
 from kvcheck.testing.trial import conclude
 

@@ -22,7 +22,7 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.testing.buffers import Buffer, Pool, Units, bytes_of, find_buffers, is_readable, overlap
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import RowJudge, Wrong
-from kvcheck.testing.marks import Marks, dump
+from kvcheck.testing.ownership import Ownership, dump
 from kvcheck.testing.reached import Held, reached
 from kvcheck.testing.trial import conclude, seed_of
 
@@ -51,7 +51,7 @@ def check_round_trip(
 ) -> Judged:
     """Judge that a saved request comes back whole, alone, and from memory of its own.
 
-    Every tensor below `pool` is found and overwritten with marks that name request, position, buffer and layer. Then
+    Every tensor below `pool` is found and overwritten with words that name request, position, buffer and layer. Then
     `copy = save(ids)`; another request gets the slots; `load(copy, into)`; and every row of every buffer is compared.
 
     slots: the size of the tensors' dimension that ids number. page_size: ids a page; a tensor with a row a page is
@@ -72,14 +72,14 @@ def check_round_trip(
     found = find_buffers(pool, units, exclude=exclude, include=include)
     plan = plan_of(units, ids, into, padding, seed_of(seed))
     make = as_ids if as_ids is not None else tensors_on(found.buffers[0].rows.device)
-    judge = RowJudge(Marks(), found.buffers)
+    judge = RowJudge(Ownership(), found.buffers)
     for request, owned in ((SAVED, plan.ids), (BYSTANDER, plan.held), (NEXT, plan.free)):
-        mark(judge.marks, found, units, request, owned)
+        mark(judge.ownership, found, units, request, owned)
     copy = save(make(list(plan.ids)))
     wait_for_device(found)
     _check_saved_nothing_else(judge, found, units, plan)
     saved = [(each, bytes_of(each.tensor)) for each in _saved_tensors(copy, pool)]
-    mark(judge.marks, found, units, NEXT, (*plan.free, *plan.ids))
+    mark(judge.ownership, found, units, NEXT, (*plan.free, *plan.ids))
     _judge_saved(judge, found, units, plan, saved)
     left = found.not_tried if saved else (*found.not_tried, "the saved value: no tensor was found in it")
     if judge.findings:  # load would read what the next owner wrote
@@ -87,7 +87,9 @@ def check_round_trip(
     load(copy, make(list(plan.into)))
     again = find_buffers(pool, units, exclude=exclude, include=include)
     if [each.key for each in again.buffers] != [each.key for each in found.buffers]:
-        raise NotJudged("load replaced tensors of the pool by others of another shape or name, which have no marks")
+        raise NotJudged(
+            "load replaced tensors of the pool by others of another shape or name, which have no known content"
+        )
     wait_for_device(again)
     judge.buffers = again.buffers
     lossy = _judge_loaded(judge, again, units, plan)
@@ -162,16 +164,16 @@ def rows_named(ids: Sequence[int], unit: str, units: Units) -> list[int]:
     return [number // units.page_size for number in ids[:: units.page_size]] if is_by_page else list(ids)
 
 
-def mark(marks: Marks, found: Pool, units: Units, request: int, ids: Sequence[int]) -> None:
-    """Make the request the owner of these slots and write its marks to them, in every buffer."""
+def mark(ownership: Ownership, found: Pool, units: Units, request: int, ids: Sequence[int]) -> None:
+    """Make the request the owner of these slots and write its content to them, in every buffer."""
     for unit in dict.fromkeys(each.unit for each in found.buffers):
-        marks.write(found.buffers, unit, request, rows_named(ids, unit, units))
+        ownership.write(found.buffers, unit, request, rows_named(ids, unit, units))
 
 
-def give(marks: Marks, found: Pool, units: Units, request: int, ids: Sequence[int]) -> None:
+def give(ownership: Ownership, found: Pool, units: Units, request: int, ids: Sequence[int]) -> None:
     """Make the request the owner of these slots, and write nothing."""
     for unit in dict.fromkeys(each.unit for each in found.buffers):
-        marks.give(unit, request, rows_named(ids, unit, units))
+        ownership.give(unit, request, rows_named(ids, unit, units))
 
 
 def tensors_on(device: torch.device) -> Callable[[list[int]], object]:
@@ -189,18 +191,18 @@ def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: Units, plan: 
     """Raise NotJudged if save changed rows of others: they are where it keeps values, or it is wrong."""
     for held in found.buffers:
         rows = rows_named([*plan.held, *plan.free], held.unit, units)
-        seen, wanted = held.read(rows), judge.marks.wanted(held, rows)
+        seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
         if not torch.equal(seen, wanted):
             at = int(torch.nonzero((seen != wanted).any(1))[0])
+            owner = judge.ownership.owners[held.unit, rows[at]].request
             raise NotJudged(
-                f"save changed {held.unit} {rows[at]} of {held.where}, which request "
-                f"{judge.marks.owners[held.unit, rows[at]].request} owns. If save keeps values there, or it is scratch "
-                f"memory, pass exclude=({held.name!r},); if it holds KV, save must not write it"
+                f"save changed {held.unit} {rows[at]} of {held.where}, which request {owner} owns. If save keeps values "
+                f"there, or it is scratch memory, pass exclude=({held.name!r},); if it holds KV, save must not write it"
             )
 
 
 def _saved_tensors(copy: object, pool: object) -> tuple[Held, ...]:
-    """The tensors of a saved value, without those that are the pool's own, whole: a way back to the pool is no copy."""
+    """The tensors of a saved value. A tensor of the pool itself, whole, is a way back to the pool and no copy."""
     own = {_place(each.tensor) for each in reached(pool) if is_readable(each.tensor)}
     found = reached(copy, root="copy", but=(pool,))
     return tuple(each for each in found if is_readable(each.tensor) and _place(each.tensor) not in own)
@@ -246,15 +248,15 @@ def _judge_loaded(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> str
     """Judge the restored rows, and those of everybody else. Returns a buffer whose rows are nobody's, all of them."""
     unmoved: dict[str, list[tuple[Buffer, Wrong]]] = {}
     lossy: list[str] = []
-    before = {held.key: judge.marks.wanted(held, rows_named(plan.into, held.unit, units)) for held in found.buffers}
+    before = {held.key: judge.ownership.wanted(held, rows_named(plan.into, held.unit, units)) for held in found.buffers}
     everybody = [*plan.ids, *plan.held, *plan.free]
     others = [number for number in everybody if number not in set(plan.into)]
     for held in found.buffers:
         _judge_others(judge, held, rows_named(others, held.unit, units))
-    give(judge.marks, found, units, SAVED, plan.into)
+    give(judge.ownership, found, units, SAVED, plan.into)
     for held in found.buffers:
         rows = rows_named(plan.into, held.unit, units)
-        seen, wanted = held.read(rows), judge.marks.wanted(held, rows)
+        seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
         wrong = judge.compare(held, rows, seen, wanted)
         if wrong is None:
             continue
@@ -296,9 +298,9 @@ def _find_unmoved(judge: RowJudge, parts: Sequence[tuple[Buffer, Wrong]], rows: 
 
 def _judge_others(judge: RowJudge, held: Buffer, rows: Sequence[int]) -> None:
     """Find rows of other requests that load changed."""
-    wrong = judge.compare(held, rows, held.read(rows), judge.marks.wanted(held, rows))
+    wrong = judge.compare(held, rows, held.read(rows), judge.ownership.wanted(held, rows))
     if wrong is not None:
-        owner = judge.marks.owners[held.unit, rows[wrong.at]].request
+        owner = judge.ownership.owners[held.unit, rows[wrong.at]].request
         judge.find(
             "KV403",
             "lifetime",

@@ -1,10 +1,10 @@
-"""Marks: what is written to a row of the user's pool, and whose row it is that is read.
+"""Ownership: what is written to a row of the user's pool, and whose row it is that is read.
 
-A mark is the row that the content rule gives to (buffer, layer, request, position), cut to what a buffer can hold.
+The bytes of a row are those that the content rule gives to (buffer, layer, request, position), cut to what it can hold.
 
 Invariants:
 - Elements of a floating type are finite, normal and no NaN: a copy by way of a wider type keeps them.
-- A row is attributed to a request only if it is that request's mark, all of it. A row of few bytes can be the mark of
+- A row is attributed to a request only if all of it is that request's content. A row of few bytes can be that of
   several, and is then attributed to all of them.
 """
 
@@ -32,7 +32,7 @@ class Owner:
 
 
 @dataclass(slots=True)
-class Marks:
+class Ownership:
     """Who owns which row, as it was given last: (unit, id) -> owner. everybody: all owners that there ever were."""
 
     owners: dict[tuple[str, int], Owner] = field(default_factory=dict)
@@ -45,25 +45,25 @@ class Marks:
             self.everybody[unit, Owner(request, at)] = None
 
     def write(self, buffers: Sequence[Buffer], unit: str, request: int, ids: Sequence[int]) -> None:
-        """Make the request the owner of these rows, and write its marks to every buffer with this unit."""
+        """Make the request the owner of these rows, and write its content to every buffer with this unit."""
         self.give(unit, request, ids)
         for held in buffers:
             if held.unit == unit:
                 held.write(ids, rows_of(held, request, range(len(ids))))
 
     def wanted(self, held: Buffer, ids: Sequence[int]) -> torch.Tensor:
-        """The marks of whoever owns these rows."""
+        """The content of whoever owns these rows."""
         mine = [self.owners[held.unit, number] for number in ids]
         return _rows(held, mine)
 
     def owners_of(self, held: Buffer, row: torch.Tensor) -> tuple[Owner, ...]:
-        """The owners whose mark the row is: one at most, unless a row has too few bytes to tell them apart."""
+        """The owners whose content the row is: one at most, unless a row has too few bytes to tell them apart."""
         known = [owner for unit, owner in self.everybody if unit == held.unit]
         hits = torch.nonzero((_rows(held, known) == row).all(1)).view(-1).tolist()
         return tuple(known[hit] for hit in hits)
 
     def owners_in(self, held: Buffer, row: torch.Tensor) -> tuple[int, ...]:
-        """The requests whose marks have an aligned word of 8 bytes of the row at its place."""
+        """The requests whose content has an aligned word of 8 bytes of the row at its place."""
         whole = len(row) // 8 * 8
         if not whole:
             return ()
@@ -73,7 +73,7 @@ class Marks:
         return tuple(dict.fromkeys(owner.request for owner, hit in zip(known, hits.tolist(), strict=True) if hit))
 
     def buffer_of(self, held: Buffer, row: torch.Tensor, others: Sequence[Buffer]) -> tuple[Buffer, Owner] | None:
-        """The other buffer or layer whose mark the row is, and whose."""
+        """The other buffer or layer whose content the row is, and whose."""
         for other in others:
             if other.key != held.key and other.size == held.size and len(found := self.owners_of(other, row)) == 1:
                 return other, found[0]
@@ -81,7 +81,7 @@ class Marks:
 
 
 def rows_of(held: Buffer, request: int, positions: Sequence[int]) -> torch.Tensor:
-    """The marks of a request in a buffer: [positions, bytes] uint8."""
+    """The content of a request in a buffer: [positions, bytes] uint8."""
     site = Site(held.unit, held.name, "", -1 if held.layer is None else held.layer)
     rows = content(site, request, positions, held.size)
     if held.dtype is torch.bool:
