@@ -94,6 +94,12 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         "for people's own tests; no cache of ours",
     ),
     "commands": (("core",), "argv to exit code; nothing imports a command"),
+    "commands.pytest_asks": ((), "pytest loads it and the plugin in every project, so they import nothing"),
+    "commands.pytest_run": (
+        ("testing", "commands", "core.report.wording"),
+        "the one user of kvcheck.testing: tests of others, as a run",
+    ),
+    "commands.pytest_plugin": (("testing", "commands.pytest_asks", "commands.pytest_run"), "--kvcheck, and fixtures"),
     "__main__": (("commands.main",), "python -m kvcheck"),
     "kvcheck": ((), "the version, for everybody"),
 }
@@ -418,7 +424,8 @@ def test_nothing_is_dead_and_every_table_row_leads_somewhere() -> None:
     sources = {module: path.read_text() for module, path in MODULE_FILES.items()}
     packages = {module for module, path in MODULE_FILES.items() if path.name == "__init__.py"}
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-    entry_points = {target.partition(":")[0].removeprefix("kvcheck.") for target in project["scripts"].values()}
+    targets = (project["scripts"] | project["entry-points"]["pytest11"]).values()
+    entry_points = {target.partition(":")[0].removeprefix("kvcheck.") for target in targets}
     found = loose_ends(sources, packages, entry_points)
     assert not found, "\n".join(found)
 
