@@ -1,13 +1,15 @@
 """Reached: every tensor below an object, however it is kept, with the way to it.
 
 Invariants:
-- Attributes, slots, lists, tuples and mappings are followed, whatever their classes. What lies too deep is named.
+- Attributes, slots, lists, tuples, queues and mappings are followed, whatever their classes. What lies too deep is
+  NotJudged.
 - An object is visited once. Tensors come in the order in which a reader of the code would list them.
 """
 
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,7 +17,9 @@ from fnmatch import fnmatchcase
 import numpy as np
 import torch
 
-MAX_DEPTH = 12
+from kvcheck.testing.failures import NotJudged
+
+MAX_DEPTH = 40
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, range, type(None), torch.dtype, torch.device, torch.layout)
 _CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 
@@ -60,7 +64,9 @@ def _walk(thing: object, path: str, stem: str, keys: tuple[int, ...], depth: int
         yield Held(path or "pool", thing, stem or "pool", keys)
         return
     if depth == MAX_DEPTH:
-        return
+        raise NotJudged(
+            f"{path} lies more than {MAX_DEPTH} objects deep; pass the object that holds the buffers themselves"
+        )
     for step, plain, key, member in _members(thing):
         below, bare = (f"{path}{step}", f"{stem}{plain}") if path or step[0] == "[" else (step[1:], plain[1:])
         numbered = keys if key is None else (*keys, key)
@@ -76,7 +82,7 @@ def _members(thing: object) -> Iterator[tuple[str, str, int | None, object]]:
             else:
                 name = f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
                 yield name, name, None, member
-    elif isinstance(thing, (list, tuple)) and not hasattr(thing, "_fields"):
+    elif isinstance(thing, (list, tuple, deque)) and not _is_named_tuple(thing):
         for at, member in enumerate(thing):
             yield f"[{at}]", "", at, member
     else:
@@ -85,8 +91,8 @@ def _members(thing: object) -> Iterator[tuple[str, str, int | None, object]]:
 
 
 def _attributes(thing: object) -> Iterator[tuple[str, object]]:
-    if hasattr(thing, "_fields"):  # a named tuple
-        yield from ((name, getattr(thing, name)) for name in thing._fields)
+    if _is_named_tuple(thing):
+        yield from ((name, getattr(thing, name)) for name in getattr(type(thing), "_fields", ()))
         return
     yield from vars(thing).items() if hasattr(thing, "__dict__") else ()
     for kind in type(thing).__mro__:
@@ -94,6 +100,10 @@ def _attributes(thing: object) -> Iterator[tuple[str, object]]:
         for name in (slots,) if isinstance(slots, str) else slots:
             if not name.startswith("__") and hasattr(thing, name):
                 yield name, getattr(thing, name)
+
+
+def _is_named_tuple(thing: object) -> bool:
+    return isinstance(thing, tuple) and hasattr(type(thing), "_fields")
 
 
 def _literal(name: str) -> str:

@@ -196,8 +196,9 @@ def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: Units, plan: 
             at = int(torch.nonzero((seen != wanted).any(1))[0])
             owner = judge.ownership.owners[held.unit, rows[at]].request
             raise NotJudged(
-                f"save changed {held.unit} {rows[at]} of {held.where}, which request {owner} owns. If save keeps values "
-                f"there, or it is scratch memory, pass exclude=({held.name!r},); if it holds KV, save must not write it"
+                f"save changed {held.unit} {rows[at]} of {held.where}, which request {owner} owns. "
+                f"If save keeps values there, or it is scratch memory, pass exclude=({held.name!r},); if it holds KV, "
+                "save must not write it"
             )
 
 

@@ -7,8 +7,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import deque, namedtuple
+from functools import reduce
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -197,9 +199,12 @@ class Dictionaries:
         self.caches = {f"model.layers.{at}": self.Pair(torch.zeros(SLOTS, 4), torch.zeros(SLOTS, 4)) for at in range(2)}
         self.layers = [self.Layer(), self.Layer()]
         self.owner = self  # a circle
+        self.ring = deque([torch.zeros(SLOTS, 2)])
+        self.mock = MagicMock()
 
     def buffers(self) -> list[torch.Tensor]:
-        return [*(each for pair in self.caches.values() for each in pair), *(each.scale for each in self.layers)]
+        pairs = [each for pair in self.caches.values() for each in pair]
+        return [*pairs, *(each.scale for each in self.layers), *self.ring]
 
     save, load = Pool.save, Pool.load
 
@@ -429,6 +434,7 @@ def with_tensor(tensor: torch.Tensor) -> Pool:
         (with_tensor(torch.zeros(SLOTS, 2).to_sparse()), {}, "extra is sparse_coo of float32 on cpu"),
         (with_tensor(torch.zeros(SLOTS, 2, device="meta")), {}, "extra is float32 on meta"),
         (with_tensor(torch.zeros(SLOTS, 1).expand(SLOTS, 4)), {}, "extra is expanded"),
+        (reduce(lambda inner, _: [inner], range(50), Pool()), {"save": len, "load": len}, "40 objects deep"),
         (Quantises(), {}, "copy to a narrower type"),
         (StagesInside(), {}, "of host, which request 2 owns. If save keeps values there"),
         (Pool(), {"exclude": ("kk",)}, "the pool has k, v, k_scale"),
