@@ -30,6 +30,7 @@ from kvcheck.testing.round_trip import (
     plan_of,
     rows_named,
     tensors_on,
+    wait_for_device,
 )
 from kvcheck.testing.streams import Streams
 from kvcheck.testing.trial import conclude, seed_of
@@ -96,6 +97,7 @@ def waits(
 
     def begin() -> None:
         scene.give_to_next()
+        wait_for_device(found)  # what another stream loads must not overtake it
         load(copy, make(list(plan.into)))
 
     readers: Mapping[str, Reader] = read if isinstance(read, Mapping) else {"read": read}

@@ -25,7 +25,9 @@ from torch.utils._pytree import tree_leaves
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
+from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, Machine, SideEvent, SideStream
+from kvcheck.testing.failures import NotJudged
 
 SLOW_TAGS = ("data_dependent_output", "dynamic_output_shape")
 _MISSING = object()
@@ -136,7 +138,10 @@ def streams(*, device: str | None = None) -> Iterator[Streams]:
 
 
 def _on_device(kind: str) -> Iterator[Streams]:
-    made = _RealStreams(kind)
+    try:
+        made = _RealStreams(kind)
+    except CannotDrive as why:
+        raise NotJudged(f"no streams of {kind}: {why}; with device='cpu' there are stand-ins") from why
     with _replaced(torch.cuda, {"stream": partial(made.entered, torch.cuda.stream)}):
         try:
             yield made

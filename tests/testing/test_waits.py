@@ -7,7 +7,8 @@ Invariants:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -235,3 +236,47 @@ def test_equal_seeds_give_equal_orders() -> None:
 
     texts = [outcome(seed) for seed in range(12)]
     assert texts == [outcome(seed) for seed in range(12)] and len(set(texts)) > 6
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a torch.cuda with one device was asked, in order."""
+    lines: list[str] = []
+
+    @contextmanager
+    def on_stream(stream: object) -> Iterator[object]:
+        lines.append(f"on {stream}")
+        yield stream
+        lines.append(f"off {stream}")
+
+    stand_ins = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "set_device": lambda index: lines.append(f"device {index}"),
+        "synchronize": lambda: lines.append("synchronize"),
+        "default_stream": lambda: "main",
+        "stream": on_stream,
+        "_sleep": lambda cycles: lines.append("hold"),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return lines
+
+
+def test_on_a_device_work_is_held_behind_the_entry_into_a_side_stream(told: list[str]) -> None:
+    entered = torch.cuda.stream
+    with streams() as held:
+        assert held.is_real
+        with torch.cuda.stream("side"):
+            told.append("at once")
+        held.hold(0, is_lazy=True)
+        told.clear()
+        with torch.cuda.stream("side"), torch.cuda.stream("main"):
+            told.append("work")
+        assert told == ["on side", "hold", "on main", "work", "off main", "off side"] and held.queued == 1
+    assert told[-1] == "synchronize" and torch.cuda.stream is entered
+
+
+def test_a_device_that_is_not_there_is_not_judged(told: list[str]) -> None:
+    with pytest.raises(NotJudged, match=r"no streams of cuda:3.*1 CUDA devices"), streams(device="cuda:3"):
+        pass
