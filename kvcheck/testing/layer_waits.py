@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
 from kvcheck.testing.buffers import Buffer, Pool, Units, bytes_of, find_buffers, is_readable, overlap
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import RowJudge
@@ -92,7 +93,8 @@ def waits(
     named = list(range(layers)) if isinstance(layers, int) else list(layers)
     streams.release()
     mark(scene.judge.ownership, found, units, SAVED, plan.ids)
-    copy = save(make(list(plan.ids)))
+    with CopiesToHost():
+        copy = save(make(list(plan.ids)))
     streams.release()
 
     def begin() -> None:

@@ -7,6 +7,7 @@
 Invariants:
 - The saved value is not looked into for the verdict on buffers: only what `load` puts back counts.
 - Rows of padding are neither written nor judged. Rows of request 1 are free once it is saved.
+- In save, `.to(device)` and `.cpu()` make copies, as they do for a pool on a device. On a CPU they would not.
 - save is called once. load is called once, unless what was saved is no copy.
 """
 
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from kvcheck.core.base.rng import Rng
+from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
 from kvcheck.testing.buffers import Buffer, Pool, Units, bytes_of, find_buffers, is_readable, overlap
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import RowJudge, Wrong
@@ -75,7 +77,8 @@ def check_round_trip(
     judge = RowJudge(Ownership(), found.buffers)
     for request, owned in ((SAVED, plan.ids), (BYSTANDER, plan.held), (NEXT, plan.free)):
         mark(judge.ownership, found, units, request, owned)
-    copy = save(make(list(plan.ids)))
+    with CopiesToHost():
+        copy = save(make(list(plan.ids)))
     wait_for_device(found)
     _check_saved_nothing_else(judge, found, units, plan)
     saved = [(each, bytes_of(each.tensor)) for each in _saved_tensors(copy, pool)]

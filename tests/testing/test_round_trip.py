@@ -249,6 +249,21 @@ class PinnedHost(Pool):
         return copies
 
 
+class CopiesASlice(Pool):
+    """Copies neighbouring slots to the host, which is a copy for a pool on a device."""
+
+    def save(self, ids: Any) -> Any:
+        if not torch.equal(ids.diff(), torch.ones(len(ids) - 1, dtype=ids.dtype)):
+            return super().save(ids)
+        first, last = int(ids[0]), int(ids[-1]) + 1
+        buffers = self.buffers()
+        return [buffers[0][first:last].cpu(), *(each[first:last].to("cpu", non_blocking=True) for each in buffers[1:])]
+
+
+def test_a_copy_to_the_host_is_a_copy_also_on_a_cpu() -> None:
+    assert judged(CopiesASlice(), ids=[5, 6, 7]).reads
+
+
 class OnePad(Pool):
     """Pads with slot 0, which it writes."""
 
