@@ -58,28 +58,19 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         "the wire between processes, with an engine that moves the bytes",
     ),
     "core.cache.scheduler": (CACHE[:-1], "drives pools, offload, host tier and transfer together"),
-    "core.workload": (
-        (*MOVED, "core.cache.transfer", "core.cache.scheduler"),
-        "feeds a scheduler; names no target",
-    ),
+    "core.workload": ((*MOVED, "core.cache.transfer", "core.cache.scheduler"), "feeds a scheduler; names no target"),
     "core.workload.mismatch": ((), "plain numbers that an event holds"),
     **dict.fromkeys(KINDS, ((), "plain values: hashes, ids and counts")),
     "core.workload.events": (
         (*KINDS, "core.workload.mismatch", "core.base.content", "core.cache.backend.backend"),
         "made by whoever observes a part, judged by the oracles: values of the layers below, none of their parts",
     ),
-    "core.targets": (
-        (*CACHE, *EVENTS),
-        "puts the parts together, fixed or broken on purpose",
-    ),
+    "core.targets": ((*CACHE, *EVENTS), "puts the parts together, fixed or broken on purpose"),
     "core.probes.frame": (CONTENT, "runs where there is torch alone"),
     **dict.fromkeys(ENGINES, ((*CONTENT, "core.probes.frame"), "its names, what is tried")),
     "core.probes.installed": (("core.probes.frame", *ENGINES), "engines by name"),
     "core.probes": (("core.probes.frame", "core.probes.installed"), "installed engines; nothing of the cache"),
-    "core.stress.history": (
-        ("core.workload.events", "core.cache.backend.backend"),
-        "passes events on, and makes those of a backend",
-    ),
+    "core.stress.history": (("core.workload.events", "core.cache.backend.backend"), "passes events on, makes some"),
     "core.stress.clocks": ((), "numbers and edges; it knows no event"),
     "core.stress.access_log": (("core.cache.backend.backend",), "footprints and numbers; it knows no event"),
     "core.stress.oracles": (
@@ -92,16 +83,23 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.stress": ((*JUDGED, "core.probes"), "runs targets under workloads; knows no benchmark"),
     "core.live": (CONTENT, "a server is reached from outside: nothing of the cache, of a target or of a probe"),
     "core.report": ((), "a record is all it needs, so that any stored run can be shown again"),
-    "core.stress.mutation.table": (
-        ("core.stress.mutation", "core.report"),
-        "a campaign's tables are written as all others",
-    ),
+    "core.stress.mutation.table": (("core.stress.mutation", "core.report"), "its tables are written as all others"),
     "core.bench": (JUDGED, "times targets under workloads; knows no schedule search"),
     "core.bench.case_recorder": ((*JUDGED, "core.bench", "core.stress.history"), "the recorder is what it times"),
     "core.bench.fresh_rounds": (("core.bench", "core.report.gate"), "measures rows that the gate asks for"),
     "core.bench.gate_trials": (("core.bench", "core.report.gate"), "tries the gate on arms beside themselves"),
     "core.bench.gpu_jobs": (("core.report.store",), "a job's result is the record that it stored"),
+    "testing": (
+        ("core.base.content", "core.base.rng", "core.probes.frame"),
+        "for people's own tests; no cache of ours",
+    ),
     "commands": (("core",), "argv to exit code; nothing imports a command"),
+    "commands.pytest_asks": ((), "pytest loads it and the plugin in every project, so they import nothing"),
+    "commands.pytest_run": (
+        ("testing", "commands", "core.report.wording"),
+        "the one user of kvcheck.testing: tests of others, as a run",
+    ),
+    "commands.pytest_plugin": (("testing", "commands.pytest_asks", "commands.pytest_run"), "--kvcheck, and fixtures"),
     "__main__": (("commands.main",), "python -m kvcheck"),
     "kvcheck": ((), "the version, for everybody"),
 }
@@ -425,8 +423,9 @@ def test_no_file_is_long() -> None:
 def test_nothing_is_dead_and_every_table_row_leads_somewhere() -> None:
     sources = {module: path.read_text() for module, path in MODULE_FILES.items()}
     packages = {module for module, path in MODULE_FILES.items() if path.name == "__init__.py"}
-    scripts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["scripts"]
-    entry_points = {target.partition(":")[0].removeprefix("kvcheck.") for target in scripts.values()}
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    targets = (project["scripts"] | project["entry-points"]["pytest11"]).values()
+    entry_points = {target.partition(":")[0].removeprefix("kvcheck.") for target in targets}
     found = loose_ends(sources, packages, entry_points)
     assert not found, "\n".join(found)
 

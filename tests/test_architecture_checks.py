@@ -66,6 +66,8 @@ def test_checker_accepts(module: str, code: str) -> None:
         ("kernels.hold", "from kvcheck.core.base.errors import UsageError", "kernels may not import core.base.errors"),
         ("kernels.hold", "from kvcheck import __version__", "kernels may not import __version__"),
         ("core.bench.cases", "from kvcheck.commands.stress import run", "may not import commands.stress.run"),
+        ("core.report.store", "from kvcheck.testing import watch", "may not import testing.watch"),
+        ("testing.owned", "from kvcheck.core.cache.pools import POOLS", "may not import core.cache.pools.POOLS"),
         ("core.cache.pools.mha", 'ROWS = {"a": "kvcheck.core.stress.runner:run"}', "may not import core.stress.runner"),
         ("core.stress.runner", "from kvcheck.core.targets.mutants import metadata", "only commands"),
         ("core.targets.builtin", "from kvcheck.core.targets import mutants", "only commands"),

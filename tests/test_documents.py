@@ -45,7 +45,10 @@ MADE_LATER = {  # what a command makes, by its first part, or by its name: the r
     "known_answers.json": "a file of a model folder",
     "conversation_trace.jsonl": "what the reader downloads",
 }
-OPTIONS_OF_OTHERS = {"--speculative-eagle-topk": "SGLang's server"}
+OPTIONS_OF_OTHERS = {
+    "--speculative-eagle-topk": "SGLang's server",
+    **dict.fromkeys(("--kvcheck-seed", "--kvcheck-out"), "pytest's, by kvcheck's plugin"),
+}
 PATH = re.compile(r"(?:\.{1,2}/)*[\w.*<>{}-]+(?:/[\w.*<>{}-]+)*/?")
 FILE_NAME = re.compile(r"[\w<>*-]+\.(?:py|md|toml|json|jsonl|sh|html|csv|txt|j2)")
 MODULE = re.compile(r"kvcheck(?:\.\w+)+(?::\w+(?:\.\w+)*)?")

@@ -1,0 +1,74 @@
+"""pytest's plugin: `pytest --kvcheck`, its fixtures and its marker.
+
+Invariants:
+- Without --kvcheck nothing of kvcheck but this module and `pytest_asks` is imported, and only tests that ask for
+  kvcheck are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvcheck.commands.pytest_asks import MARKER, asks
+
+if TYPE_CHECKING:
+    from kvcheck.commands.pytest_run import PoolChecks
+    from kvcheck.testing import Streams
+
+RUN = "kvcheck-run"
+OFF = "needs pytest --kvcheck"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("kvcheck", "KV cache integrity")
+    group.addoption("--kvcheck", action="store_true", help="run the tests that ask for kvcheck, and show its findings")
+    group.addoption("--kvcheck-seed", type=int, default=0, metavar="N", help="the first seed of each test (default 0)")
+    group.addoption(
+        "--kvcheck-out",
+        type=Path,
+        metavar="DIR",
+        help="keep a record of the run there, for kvcheck report and kvcheck gate",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"{MARKER}(count): run the test with so many seeds, under pytest --kvcheck")
+    if config.getoption("kvcheck"):
+        from kvcheck.commands.pytest_run import CheckedRun
+
+        config.pluginmanager.register(CheckedRun(config), RUN)
+    elif config.getoption("kvcheck_out") is not None:
+        raise pytest.UsageError("--kvcheck-out keeps a record of what --kvcheck judges: add --kvcheck")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if asks(item) and not item.config.getoption("kvcheck"):
+        pytest.skip(OFF)
+
+
+@pytest.fixture
+def kvcheck_seed(request: pytest.FixtureRequest) -> int:
+    """The seed of this run of the test: what kvcheck.testing draws from, and what the test may draw from."""
+    seed: int = getattr(request, "param", request.config.getoption("kvcheck_seed"))
+    return seed
+
+
+@pytest.fixture
+def kvcheck_pool(request: pytest.FixtureRequest) -> PoolChecks:
+    """check_round_trip and watch of kvcheck.testing. A test that asks for it has to judge something."""
+    from kvcheck.commands.pytest_run import PoolChecks
+
+    return PoolChecks()
+
+
+@pytest.fixture
+def kvcheck_streams(request: pytest.FixtureRequest) -> Iterator[Streams]:
+    """The streams of kvcheck.testing, for the whole test. A test that asks for it has to judge something."""
+    from kvcheck.testing import streams
+
+    with streams() as held:
+        yield held

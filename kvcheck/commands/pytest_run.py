@@ -1,0 +1,259 @@
+"""A run of pytest under --kvcheck: seeds of tests, findings as failures, and the record of the run.
+
+Invariants:
+- A test that asks for kvcheck and judges nothing fails.
+- A seed that failed is kept in pytest's cache until it passes, and runs first.
+- The record holds what each test judged. It is written by one process, also where pytest has several.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pytest
+
+from kvcheck.commands.pytest_asks import MARKER, SEED, asks
+from kvcheck.core.base.errors import KvcheckError, UsageError
+from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, Verdict, to_plain, value_from
+from kvcheck.testing import IntegrityError, NotJudged, check_round_trip, watch
+from kvcheck.testing.trial import Trial, trial
+
+if TYPE_CHECKING:
+    from kvcheck.commands.session import Session
+
+SCENARIO = "own-code"
+KEPT = "kvcheck/failed_seeds"
+TRIAL = pytest.StashKey[Trial]()
+JUDGED = "kvcheck_judged"
+"""The attribute of a test's report that carries its Outcome, as plain JSON, from a worker to the process that waits."""
+REASON_AT_MOST = 300
+
+
+class PoolChecks:
+    """What the fixture kvcheck_pool gives."""
+
+    round_trip = staticmethod(check_round_trip)
+    watch = staticmethod(watch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one run of a test gave. cell: its node id without the seed. reason: why it is no evidence, or None."""
+
+    cell: str
+    function: str
+    seed: int
+    evidence: Evidence
+    findings: tuple[Finding, ...]
+    reason: str | None
+    duration_s: float
+
+
+@dataclass(slots=True)
+class CheckedRun:
+    """The hooks of one run, registered by --kvcheck."""
+
+    config: pytest.Config
+    planned: dict[str, list[int]] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    session: Session | None = None
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        marker = metafunc.definition.get_closest_marker(MARKER)
+        if marker is None:
+            return
+        count = marker.args[0] if len(marker.args) == 1 and not marker.kwargs else None
+        if not isinstance(count, int) or count < 1:
+            raise pytest.UsageError(
+                f"{metafunc.definition.nodeid}: expected @pytest.mark.{MARKER}(N) with N of 1 or more"
+            )
+        first: int = self.config.getoption("kvcheck_seed")
+        kept = self._kept().get(metafunc.definition.nodeid, [])
+        seeds = [*kept, *(seed for seed in range(first, first + count) if seed not in kept)]
+        if SEED not in metafunc.fixturenames:
+            metafunc.fixturenames.append(SEED)
+        metafunc.parametrize(SEED, seeds, indirect=True, ids=[f"seed{seed}" for seed in seeds])
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        kept = self._kept()
+        items.sort(key=lambda item: self.seed(item) not in kept.get(_function(item), ()))
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        out: Path | None = self.config.getoption("kvcheck_out")
+        if out is None or hasattr(self.config, "workerinput"):
+            return
+        from kvcheck.commands.session import Session
+
+        again = shlex.join(["pytest", *map(str, self.config.invocation_params.args)])
+        try:
+            self.session = Session(argv=[*sys.argv], repro=again, seed=None, plan={"cells": []}, out=out, quiet=True)
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from error
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for item in session.items:
+            if asks(item):
+                self.planned.setdefault(self.cell(item), []).append(self.seed(item))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        with trial(self.seed(item)) as made:
+            item.stash[TRIAL] = made
+            result = yield
+        if asks(item) and not made.judged:
+            raise NotJudged("the test asks for kvcheck and judged nothing: call a check of kvcheck.testing in it")
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        error = None if call.excinfo is None else call.excinfo.value
+        if call.excinfo is not None and isinstance(error, (IntegrityError, NotJudged)):
+            shown = call.excinfo.getrepr(style="value")
+            if shown.reprcrash is not None:
+                shown.reprcrash.message = str(error)  # the line of pytest's summary
+            report.longrepr = shown
+        if call.when == "call" or (call.when == "setup" and error is not None):
+            made = item.stash.get(TRIAL, None)
+            if asks(item) or isinstance(error, (IntegrityError, NotJudged)) or (made is not None and made.judged):
+                setattr(report, JUDGED, to_plain(self._outcome(item, error, made or Trial(), call.duration)))
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if hasattr(report, JUDGED):
+            self.outcomes.append(value_from(Outcome, getattr(report, JUDGED), JUDGED))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(self.config, "workerinput"):
+            return
+        self._keep_failed()
+        if self.session is not None:
+            self.session.results, self.session.plan = self._results(), {"cells": self._lines()}
+            for outcome in self.outcomes:
+                self.session.keep(outcome.findings)
+            is_whole = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+            self.session.save(complete=is_whole, exit_code=None if is_whole else 130)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        from kvcheck.core.report.wording import counted
+
+        words = sum(sum(each.evidence.words_verified.values()) for each in self.outcomes)
+        cells = len({each.cell for each in self.outcomes})
+        counts = f"{counted(cells, 'test')}, {counted(len(self.outcomes), 'schedule')}"
+        told = f"kvcheck: {counts}, {counted(words, 'word')} judged"
+        terminalreporter.write_line(told)
+        if self.session is not None:
+            folder = self.session.folder
+            saved = f"kvcheck: record {folder / 'run.json'}; next: kvcheck report {folder}"
+            terminalreporter.write_line(saved if self.session.is_saved else f"kvcheck: no record in {folder}")
+
+    def seed(self, item: pytest.Item) -> int:
+        """The seed of a test."""
+        chosen: int = _parameters(item).get(SEED, self.config.getoption("kvcheck_seed"))
+        return chosen
+
+    def cell(self, item: pytest.Item) -> str:
+        """The node id of a test without its seed."""
+        start, bracket, rest = item.nodeid.partition("[")
+        if SEED not in _parameters(item) or not bracket:
+            return item.nodeid
+        parts = [part for part in rest.removesuffix("]").split("-") if part]
+        named = f"seed{self.seed(item)}"
+        parts = [*parts[: parts.index(named)], *parts[parts.index(named) + 1 :]] if named in parts else parts
+        return f"{start}[{'-'.join(parts)}]" if parts else start
+
+    def _outcome(self, item: pytest.Item, error: BaseException | None, made: Trial, duration_s: float) -> Outcome:
+        cell = self.cell(item)
+        findings = error.findings if isinstance(error, IntegrityError) else ()
+        reason = None
+        if error is not None and not findings:
+            skipped = isinstance(error, pytest.skip.Exception)
+            kind = "skipped" if skipped else "not judged" if isinstance(error, KvcheckError) else type(error).__name__
+            reason = f"{kind}: {error}"[:REASON_AT_MOST]
+        again = shlex.join(["pytest", "--kvcheck", item.nodeid])
+        marker = item.get_closest_marker(MARKER)
+        if self.seed(item) not in range(1 if marker is None else marker.args[0]):
+            again += f" --kvcheck-seed {self.seed(item)}"
+        return Outcome(
+            cell=cell,
+            function=_function(item),
+            seed=self.seed(item),
+            evidence=made.evidence(),
+            findings=tuple(replace(each, scenario=SCENARIO, shape=cell, replay=again) for each in findings),
+            reason=reason,
+            duration_s=round(duration_s, 3),
+        )
+
+    def _results(self) -> list[ScenarioResult]:
+        """A row for each test that was judged, or that asked for it."""
+        cells = dict.fromkeys([*self.planned, *(each.cell for each in self.outcomes)])
+        return [self._result(cell, [each for each in self.outcomes if each.cell == cell]) for cell in cells]
+
+    def _result(self, cell: str, runs: list[Outcome]) -> ScenarioResult:
+        wanted = self.planned.get(cell) or [each.seed for each in runs]
+        ran = {each.seed for each in runs}
+        left = [seed for seed in wanted if seed not in ran]
+        evidence = Evidence(schedules=0)
+        for each in runs:
+            evidence = evidence.plus(each.evidence)
+        unrun = f"did not run with seed {', '.join(map(str, left))}" if left else None
+        reason = next((each.reason for each in runs if each.reason), unrun)
+        verdict = Verdict.PASS if reason is None else Verdict.UNKNOWN
+        if any(each.findings for each in runs):
+            verdict, reason = Verdict.FAIL, None
+        return ScenarioResult(
+            id=f"{SCENARIO}/{cell}",
+            shape=cell,
+            verdict=verdict,
+            code=None if reason is None else "KV990",
+            reason=reason,
+            schedules=evidence.schedules,
+            duration_s=round(sum(each.duration_s for each in runs), 3),
+            evidence=evidence,
+            coverage=Coverage(
+                wanted=len(wanted),
+                floor=len(wanted),
+                tried=tuple(f"seed:{seed}" for seed in wanted if seed in ran),
+                not_tried=tuple(f"seed:{seed}" for seed in left),
+            ),
+        )
+
+    def _lines(self) -> list[str]:
+        cells = dict.fromkeys([*self.planned, *(each.cell for each in self.outcomes)])
+        return [f"{SCENARIO}:shape={quote(cell, safe='/:[]')}" for cell in cells]
+
+    def _kept(self) -> dict[str, list[int]]:
+        cache = getattr(self.config, "cache", None)
+        kept = None if cache is None else cache.get(KEPT, None)
+        return kept if isinstance(kept, dict) else {}
+
+    def _keep_failed(self) -> None:
+        cache = getattr(self.config, "cache", None)
+        if cache is None:
+            return
+        kept = {name: list(seeds) for name, seeds in self._kept().items()}
+        for each in self.outcomes:
+            seeds = kept.setdefault(each.function, [])
+            if each.findings and each.seed not in seeds:
+                seeds.append(each.seed)
+            elif not each.findings and each.reason is None and each.seed in seeds:
+                seeds.remove(each.seed)
+        cache.set(KEPT, {name: seeds for name, seeds in kept.items() if seeds})
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _parameters(item: pytest.Item) -> dict[str, Any]:
+    callspec = getattr(item, "callspec", None)
+    found: dict[str, Any] = {} if callspec is None else callspec.params
+    return found

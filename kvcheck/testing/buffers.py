@@ -1,0 +1,283 @@
+"""Buffers: the tensors of the user's object whose rows are numbered by slots or pages, read and written row by row.
+
+Invariants:
+- There is no list of buffers: it would omit what the code under test omits. A buffer that is added later is found.
+- A tensor with a dimension of slots or pages is judged, unless it is excluded by name or holds an id a slot. One of two
+  or more dimensions without any is NotJudged, unless its memory belongs to tensors that are judged.
+- Memory that several names lead to is one buffer.
+- Rows are read and written as integers of the element's size, wherever they lie and whatever their strides are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvcheck.testing.failures import NotJudged
+from kvcheck.testing.reached import Held, reached
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+IDS = (torch.int16, torch.int32, torch.int64, torch.bool)
+"""Types of which one element a slot is an id, a length or a flag, and no content."""
+LISTED = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """How rows are numbered. slots: ids that there are. page_size: ids of a page. name: what an id numbers."""
+
+    slots: int
+    page_size: int = 1
+    name: str = "token"
+
+    def __post_init__(self) -> None:
+        if self.slots < 2 or self.page_size < 1 or self.slots % self.page_size:
+            raise NotJudged(
+                f"expected slots= as a multiple of page_size= and at least 2, got {self.slots} and {self.page_size}"
+            )
+
+    @property
+    def pages(self) -> int:
+        return self.slots // self.page_size
+
+    def __str__(self) -> str:
+        return f"{self.slots} slots" + (f" or {self.pages} pages" if self.page_size > 1 else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """One layer of a buffer. unit: what a row holds. rows: bits of the tensor, [rows, ...] or [pages, tokens, ...].
+
+    split: tokens of a page where rows has both dimensions, else 0.
+    """
+
+    name: str
+    layer: int | None
+    unit: str
+    rows: torch.Tensor
+    dtype: torch.dtype
+    split: int = 0
+
+    @property
+    def where(self) -> str:
+        """In words: "k, layer 3"."""
+        return self.name if self.layer is None else f"{self.name}, layer {self.layer}"
+
+    @property
+    def key(self) -> tuple[str, int | None]:
+        """Equal for the same buffer of the same object, whenever it is looked for."""
+        return self.name, self.layer
+
+    @property
+    def size(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self._dims()) * self.rows.element_size()
+
+    def read(self, ids: Sequence[int]) -> torch.Tensor:
+        """Copies of these rows on the host: [ids, bytes] uint8."""
+        if not len(ids):
+            return torch.zeros(0, self.size, dtype=torch.uint8)
+        found = self.rows[self._index(ids)].reshape(len(ids) * math.prod(self._dims())).contiguous()
+        return found.view(torch.uint8).reshape(len(ids), self.size).cpu()
+
+    def write(self, ids: Sequence[int], rows: torch.Tensor) -> None:
+        """Put these bytes there: [ids, bytes] uint8."""
+        if len(ids):
+            bits = rows.contiguous().view(-1).view(self.rows.dtype).reshape(len(ids), *self._dims())
+            self.rows[self._index(ids)] = bits.to(self.rows.device)
+
+    def row(self, number: int) -> torch.Tensor:
+        """A view of one row."""
+        return self.rows[divmod(number, self.split)] if self.split else self.rows[number]
+
+    def _dims(self) -> tuple[int, ...]:
+        return tuple(self.rows.shape[2:] if self.split else self.rows.shape[1:])
+
+    def _index(self, ids: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        at = torch.tensor(list(ids), dtype=torch.int64, device=self.rows.device)
+        return (at // self.split, at % self.split) if self.split else (at,)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The buffers of an object. not_tried: tensors that are left out, each with the reason."""
+
+    buffers: tuple[Buffer, ...]
+    not_tried: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """A tensor with rows. at: their dimension. tokens: that of a page's tokens, if any. is_page: a row is a page."""
+
+    held: Held
+    at: int
+    tokens: int | None
+    is_page: bool
+
+
+def find_buffers(thing: object, units: Units, *, exclude: Collection[str] = (), include: Collection[str] = ()) -> Pool:
+    """The buffers of an object. Raises NotJudged for what does not fit."""
+    every = reached(thing)
+    _check_names(every, exclude, "exclude")
+    _check_names(every, include, "include")
+    left: list[str] = []
+    matched: list[_Match] = []
+    odd: list[Held] = []
+    for held in every:
+        if held.is_named(exclude):
+            left.append(f"{held.path}: excluded by name")
+            continue
+        if not held.tensor.numel():
+            continue
+        _check_kind(held)
+        match = _match(held, units)
+        if match is not None and not (_is_id_list(held) and not held.is_named(include)):
+            _check_rows(held)
+            matched.append(match)
+        elif match is not None:
+            left.append(f"{held.path}: one {_kind(held)} a slot is an id or a flag; include={held.path!r} judges it")
+        elif held.tensor.dim() < 2:
+            left.append(f"{held.path}: no dimension of {units}")
+        else:
+            odd.append(held)
+    kept = _each_byte_once(matched, odd, units)
+    if not kept:
+        shapes = ", ".join(f"{each.path} {list(each.tensor.shape)}" for each in every[:LISTED]) or "no tensor at all"
+        raise NotJudged(
+            f"no tensor below {type(thing).__name__} has a dimension of {units}; found {shapes}. Pass the number of "
+            "rows of the pool's tensors as slots="
+        )
+    return Pool(tuple(part for each in kept for part in _parts(each, units)), tuple(left))
+
+
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether its bytes lie in memory as its shape and strides say."""
+    is_plain = tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
+    return is_plain and (tensor.element_size() in BITS or tensor.is_complex())
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor's bytes on the host."""
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    bits = torch.view_as_real(plain).reshape(-1) if plain.is_complex() else plain
+    return bits.view(torch.uint8).cpu().clone()
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have a byte in common."""
+    if not (is_readable(one) and is_readable(other) and one.numel() and other.numel()) or one.device != other.device:
+        return False
+    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    taken: dict[int, torch.Tensor] = {}
+    _map_of(taken, one).fill_(True)
+    return bool(_map_of(taken, other).any())
+
+
+def _map_of(maps: dict[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    """One bool for each byte of the tensor, as a view of the map of its storage."""
+    storage, size = tensor.untyped_storage(), tensor.element_size()
+    if storage.data_ptr() not in maps:
+        maps[storage.data_ptr()] = torch.zeros(storage.nbytes(), dtype=torch.bool)
+    strides = (*(stride * size for stride in tensor.stride()), 1)
+    return maps[storage.data_ptr()].as_strided((*tensor.shape, size), strides, tensor.storage_offset() * size)
+
+
+def _check_names(every: Sequence[Held], names: Collection[str], option: str) -> None:
+    for name in [names] if isinstance(names, str) else names:
+        if isinstance(names, str) or not any(held.is_named((name,)) for held in every):
+            known = ", ".join(dict.fromkeys(held.stem for held in every)) or "none"
+            what = "a tuple of names" if isinstance(names, str) else "names of tensors"
+            raise NotJudged(f"{option}={names!r}: expected {what}; the pool has {known}")
+
+
+def _check_kind(held: Held) -> None:
+    if not is_readable(held.tensor):
+        raise NotJudged(
+            f"{held.path} is {_kind(held)} on {held.tensor.device}, whose bytes kvcheck cannot read. If it holds no "
+            f"KV, pass exclude=({held.path!r},)"
+        )
+
+
+def _check_rows(held: Held) -> None:
+    sizes = zip(held.tensor.shape, held.tensor.stride(), strict=True)
+    if any(size > 1 and stride == 0 for size, stride in sizes):
+        raise NotJudged(f"{held.path} is expanded: its rows share memory. Pass exclude=({held.path!r},)")
+
+
+def _kind(held: Held) -> str:
+    layout = "" if held.tensor.layout == torch.strided else f"{held.tensor.layout} of "
+    return f"{layout}{held.tensor.dtype}".replace("torch.", "")
+
+
+def _is_id_list(held: Held) -> bool:
+    return held.tensor.dim() == 1 and held.tensor.dtype in IDS
+
+
+def _match(held: Held, units: Units) -> _Match | None:
+    shape = held.tensor.shape
+    by_slot = [at for at, size in enumerate(shape) if size == units.slots]
+    by_page = [at for at, size in enumerate(shape) if size == units.pages] if units.page_size > 1 else []
+    if len(by_slot) + len(by_page) > 1:
+        raise NotJudged(
+            f"{held.path} {list(shape)} has more than one dimension of {units}. Build the pool with a number of slots "
+            "that no other dimension has, such as 61, or 61 pages"
+        )
+    if by_slot:
+        return _Match(held, by_slot[0], None, False)
+    if not by_page:
+        return None
+    tokens = next((at for at in range(by_page[0] + 1, len(shape)) if shape[at] == units.page_size), None)
+    return _Match(held, by_page[0], tokens, tokens is None)
+
+
+def _each_byte_once(matched: Sequence[_Match], odd: Sequence[Held], units: Units) -> list[_Match]:
+    """The tensors that cover all memory of buffers, in the order in which they were reached."""
+    maps: dict[int, torch.Tensor] = {}
+    kept: list[int] = []
+    sizes = [each.held.tensor.numel() * each.held.tensor.element_size() for each in matched]
+    for at in sorted(range(len(matched)), key=lambda at: -sizes[at]):
+        covered = _map_of(maps, matched[at].held.tensor)
+        if bool(covered.all()):
+            continue
+        if bool(covered.any()):
+            path = matched[at].held.path
+            raise NotJudged(f"{path} shares a part of its memory with another buffer. Pass exclude=({path!r},)")
+        covered.fill_(True)
+        kept.append(at)
+    for held in odd:
+        if not bool(_map_of(maps, held.tensor).all()):
+            raise NotJudged(
+                f"{held.path} {list(held.tensor.shape)} has no dimension of {units}, so nothing says which of its rows "
+                f"are a request's. If it holds no KV, pass exclude=({held.path!r},); if it has a row a page, pass "
+                "page_size="
+            )
+    return [matched[at] for at in sorted(kept)]
+
+
+def _parts(match: _Match, units: Units) -> Iterator[Buffer]:
+    """The layers of a tensor: one for each index of the dimensions before that of the rows."""
+    held, tensor = match.held, match.held.tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    bits = tensor.view(BITS[tensor.element_size()])
+    for index in itertools.product(*(range(size) for size in tensor.shape[: match.at])):
+        part = bits[index]
+        if match.tokens is not None:
+            part = part.movedim(match.tokens - match.at, 1)
+        numbers = (*held.keys, *index)
+        is_lone = len(numbers) == 1
+        inner = f"[{', '.join(map(str, index))}]" if index else ""
+        yield Buffer(
+            name=held.stem if is_lone else f"{held.path}{inner}",
+            layer=numbers[0] if is_lone else None,
+            unit="page" if match.is_page else units.name,
+            rows=part,
+            dtype=held.tensor.dtype,
+            split=0 if match.tokens is None else units.page_size,
+        )

@@ -1,0 +1,123 @@
+"""Judge: compares rows of the user's pool with their owners' content, and says what those that differ hold.
+
+Invariants:
+- All bytes of a row are compared. A row is a finding only if it differs from its owner's content.
+- Of each buffer, layer and rule there is one finding, which counts the rows that are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kvcheck.core.base.record import Finding
+from kvcheck.testing.buffers import Buffer
+from kvcheck.testing.ownership import Owner, Ownership, dump
+
+TELLING = 8
+"""Bytes of a row that are enough to name the place that it was written for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """The first row of several that differs. code: the kind of bytes. story: what the row holds, after "holds"."""
+
+    code: str
+    story: str
+    at: int
+    rows: int
+    seen_request: int | None
+    minimal: dict[str, object]
+
+
+@dataclass(slots=True)
+class RowJudge:
+    """What one call has compared and found."""
+
+    ownership: Ownership
+    buffers: Sequence[Buffer]
+    words: dict[str, int] = field(default_factory=dict)
+    reads: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    def compare(self, held: Buffer, ids: Sequence[int], seen: torch.Tensor, wanted: torch.Tensor) -> Wrong | None:
+        """Compare rows: [ids, bytes] each. Returns what is wrong with the first one that differs."""
+        self.count(held.name, seen.numel(), len(ids))
+        wrong = torch.nonzero((seen != wanted).any(1)).view(-1)
+        if not len(wrong):
+            return None
+        at = int(wrong[0])
+        return self._wrong(held, seen[at], wanted[at], self.ownership.owners[held.unit, ids[at]], at, len(wrong))
+
+    def count(self, name: str, size: int, reads: int) -> None:
+        """Count bytes that were compared by other means."""
+        self.reads += reads
+        self.words[name] = self.words.get(name, 0) + -(-size // 8)
+
+    def find(
+        self,
+        code: str,
+        oracle: str,
+        message: str,
+        held: Buffer | None,
+        wrong: Wrong | None = None,
+        *,
+        row: int | None = None,
+        request: int | None = None,
+        seen_request: int | None = None,
+        lane: str | None = None,
+    ) -> None:
+        """Add a finding about rows of a buffer. lane: who read them."""
+        found = Finding(
+            code=code,
+            oracle=oracle,
+            message=message,
+            tier="device",
+            buffer=None if held is None else held.name,
+            layer=None if held is None else held.layer,
+            row=row,
+            request=request,
+            seen_request=wrong.seen_request if seen_request is None and wrong is not None else seen_request,
+            lane=lane,
+            minimal=None if wrong is None else wrong.minimal,
+        )
+        self.findings.append(found)
+
+    def _wrong(self, held: Buffer, seen: torch.Tensor, wanted: torch.Tensor, owner: Owner, at: int, rows: int) -> Wrong:
+        first = int(torch.nonzero(seen != wanted)[0])
+        minimal: dict[str, object] = {"seen": dump(seen, first), "wanted": dump(wanted, first)}
+        code, story, request = self._story(held, seen, owner)
+        return Wrong(code, story, at, rows, request, minimal)
+
+    def _story(self, held: Buffer, row: torch.Tensor, owner: Owner) -> tuple[str, str, int | None]:
+        """The code of the bytes, what they are, and the request that wrote them."""
+        holders = self.ownership.owners_of(held, row)
+        if holders and all(holder.request == owner.request for holder in holders):
+            return "KV301", f"the row of its position {_some(holders)}", owner.request
+        if holders:
+            requests = dict.fromkeys(holder.request for holder in holders)
+            if len(requests) > 1:
+                named = " or ".join(f"request {request}" for request in requests)
+                return "KV102", f"bytes of {named}, which its few bytes cannot tell apart", None
+            return "KV102", f"request {holders[0].request}'s bytes (its position {_some(holders)})", holders[0].request
+        place = self.ownership.buffer_of(held, row, self.buffers) if len(row) >= TELLING else None
+        if place is not None:
+            other, holder = place
+            story = f"the row of request {holder.request}, position {holder.position}, of {other.where}"
+            return "KV106", story, holder.request
+        among = self.ownership.owners_in(held, row)
+        foreign = [request for request in among if request != owner.request]
+        if foreign:
+            named = " and ".join(f"request {request}" for request in among)
+            return "KV103", f"a torn row with words of {named}", foreign[0]
+        if among:
+            return "KV103", "its own row in part, and bytes that nobody wrote", owner.request
+        if not bool(row.any()):
+            return "KV104", "zeros, which nobody wrote there", None
+        return "KV105", "bytes that nobody wrote", None
+
+
+def _some(holders: Sequence[Owner]) -> str:
+    return " or ".join(str(holder.position) for holder in holders)

@@ -1,0 +1,213 @@
+"""waits: a reader of a layer waits for the load of that layer, also when the load is late.
+
+Each layer is read after a load of its own, so the wait of another reader does not count.
+
+Invariants:
+- A reader is judged only if it gives the right rows when the load has finished. Otherwise the call is NotJudged.
+- A load that puts nothing on a stream of its own is NotJudged: there was nothing to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
+from kvcheck.testing.buffers import Buffer, Pool, Units, bytes_of, find_buffers, is_readable, overlap
+from kvcheck.testing.failures import Judged, NotJudged, settled
+from kvcheck.testing.judge import RowJudge
+from kvcheck.testing.ownership import Ownership
+from kvcheck.testing.reached import reached
+from kvcheck.testing.round_trip import (
+    BYSTANDER,
+    NEXT,
+    SAVED,
+    Plan,
+    give,
+    mark,
+    plan_of,
+    rows_named,
+    tensors_on,
+    wait_for_device,
+)
+from kvcheck.testing.streams import Streams
+from kvcheck.testing.trial import conclude, seed_of
+
+STALE = ("KV101", "KV102", "KV103", "KV104")
+"""Rows that the load has not reached, or not whole."""
+LATE_AT_RANDOM = 3
+"""Every third seed lets the load get on between other calls; the others hold it until somebody waits."""
+
+Reader = Callable[[int, Any], object]
+"""Gives what it reads of a layer and of slots."""
+
+Saved = TypeVar("Saved")
+
+
+def waits(
+    pool: object,
+    *,
+    streams: Streams,
+    save: Callable[[Any], Saved],
+    load: Callable[[Saved, Any], object],
+    read: Reader | Mapping[str, Reader],
+    layers: int | Sequence[int],
+    slots: int,
+    page_size: int = 1,
+    ids: Sequence[int] | None = None,
+    into: Sequence[int] | None = None,
+    padding: Collection[int] = (0,),
+    exclude: Collection[str] = (),
+    include: Collection[str] = (),
+    as_ids: Callable[[list[int]], object] | None = None,
+    unit: str = "token",
+    seed: int | None = None,
+) -> Judged:
+    """Judge that `read(layer, ids)` waits for what `load(copy, ids)` does on a stream of its own.
+
+    Call it inside `with streams() as held:` and make the pool there, so that its torch.cuda.Stream and Event are
+    kvcheck's. The copy is saved once. Then, for each reader and layer, the slots hold another request's rows, `load` is
+    called, nothing of it has run yet, and what the reader returns is compared with what was saved.
+
+    read: returns rows of these slots, or whole buffers of the layer, as a tensor or in lists, tuples, mappings or
+    objects. Several readers are a mapping from their names: what one waits for does not count for another. layers: how
+    many, or which. The other parameters are those of check_round_trip.
+
+    Raises IntegrityError with KV201 for rows that were read before they were loaded. Raises NotJudged if nothing ran on
+    a stream, or if what `read` returns is no row of a buffer even after the load.
+
+    A pass says that this reader saw the rows of this load in the order that was tried. With stand-in streams a reader
+    without a wait is found each time, also one that waits for the event of an earlier layer; a wait that is longer than
+    needed is no finding. It says nothing of work in other threads, of C++ extensions with streams of their own, of a
+    buffer that `read` does not return (the result names them), or of a load whose source is reused too early.
+    """
+    units = Units(slots=slots, page_size=page_size, name=unit)
+    drawn = seed_of(seed)
+    found = find_buffers(pool, units, exclude=exclude, include=include)
+    plan = plan_of(units, ids, into, padding, drawn)
+    make = as_ids if as_ids is not None else tensors_on(found.buffers[0].rows.device)
+    scene = _Scene(found, units, plan, RowJudge(Ownership(), found.buffers), streams)
+    named = list(range(layers)) if isinstance(layers, int) else list(layers)
+    streams.release()
+    mark(scene.judge.ownership, found, units, SAVED, plan.ids)
+    with CopiesToHost():
+        copy = save(make(list(plan.ids)))
+    streams.release()
+
+    def begin() -> None:
+        scene.give_to_next()
+        wait_for_device(found)  # what another stream loads must not overtake it
+        load(copy, make(list(plan.into)))
+
+    readers: Mapping[str, Reader] = read if isinstance(read, Mapping) else {"read": read}
+    for name, reader in readers.items():
+        for layer in named if drawn % 2 == 0 else reversed(named):
+            scene.race(begin, lambda: reader(layer, make(list(plan.into))), name, layer, drawn)  # noqa: B023
+    left = dict.fromkeys(held.where for held in found.buffers if held.key not in scene.shown)
+    not_tried = (*found.not_tried, *(f"{where}: no reader returned a row of it" for where in left))
+    judge, raced = scene.judge, len(named) * len(readers)
+    return conclude(settled(judge.findings, judge.words, judge.reads, orderings=raced, not_tried=not_tried))
+
+
+@dataclass(slots=True)
+class _Scene:
+    """One pool under loads that are late."""
+
+    found: Pool
+    units: Units
+    plan: Plan
+    judge: RowJudge
+    streams: Streams
+    shown: set[tuple[str, int | None]] = field(default_factory=set)
+    """Keys of buffers of which a reader has returned rows."""
+
+    def give_to_next(self) -> None:
+        """Another request's rows everywhere but at the bystander's."""
+        mark(self.judge.ownership, self.found, self.units, BYSTANDER, self.plan.held)
+        mark(self.judge.ownership, self.found, self.units, NEXT, (*self.plan.free, *self.plan.ids))
+
+    def understood(self, begin: Callable[[], None], read: Callable[[], object], what: str) -> list[Buffer]:
+        """The buffers of which the reader returns rows once the load has finished, in the order of its tensors."""
+        self.streams.release()
+        begin()
+        self.streams.release()
+        give(self.judge.ownership, self.found, self.units, SAVED, self.plan.into)
+        known: list[Buffer] = []
+        odd: list[str] = []
+        for tensor in _tensors(read()):
+            held = next((each for each in self.found.buffers if self._is_of(tensor, each)), None)
+            if held is None:
+                odd.append(f"{list(tensor.shape)} of {tensor.dtype}".replace("torch.", ""))
+            else:
+                known.append(held)
+        if odd or not known:
+            told = f"{', '.join(odd)}, which is" if odd else "no tensor, and so"
+            raise NotJudged(
+                f"{what} returned {told} no row of a buffer as it was saved, though the load had finished. Let it "
+                "return the rows as they lie in the buffers, and see whether check_round_trip passes"
+            )
+        return known
+
+    def race(self, begin: Callable[[], None], read: Callable[[], object], reader: str, layer: int, seed: int) -> None:
+        """Read while the load is late, and judge what was read."""
+        what = f"{reader} of layer {layer}"
+        known = self.understood(begin, read, what)
+        self.shown |= {held.key for held in known}
+        self.streams.release()
+        self.streams.hold(seed, is_lazy=seed % LATE_AT_RANDOM != LATE_AT_RANDOM - 1)
+        begin()
+        queued, loading = self.streams.queued, self.streams.progress()
+        got = _tensors(read())
+        self.streams.finish_since(loading)
+        if len(got) != len(known):
+            raise NotJudged(f"{what} returned {len(got)} tensors during a load, and {len(known)} after one")
+        seen = [self._rows_of(tensor, held) for tensor, held in zip(got, known, strict=True)]
+        self.streams.release()
+        if not queued:
+            raise NotJudged(
+                "load put nothing on a stream of its own, so there was nothing to wait for. Make the pool and its "
+                "streams inside the block of streams(), and see that load uses them on this machine"
+            )
+        give(self.judge.ownership, self.found, self.units, SAVED, self.plan.into)
+        for held, rows in zip(known, seen, strict=True):
+            self._judge(held, rows, reader, what)
+
+    def _judge(self, held: Buffer, seen: torch.Tensor, reader: str, what: str) -> None:
+        ids = rows_named(self.plan.into, held.unit, self.units)
+        wrong = self.judge.compare(held, ids, seen, self.judge.ownership.wanted(held, ids))
+        if wrong is None:
+            return
+        early = wrong.code in STALE
+        self.judge.find(
+            "KV201" if early else wrong.code,
+            "content",
+            f"{what} {'did not wait for its load' if early else 'during a load'}: {held.unit} {ids[wrong.at]} of "
+            f"{held.where}, holds {wrong.story}; expected request {SAVED}, position {wrong.at}; {wrong.rows} "
+            f"of {len(ids)} rows are wrong",
+            held,
+            wrong,
+            row=ids[wrong.at],
+            request=SAVED,
+            lane=reader,
+        )
+
+    def _is_of(self, tensor: torch.Tensor, held: Buffer) -> bool:
+        """Whether a tensor is this buffer, or a copy of its rows as they were saved."""
+        ids = rows_named(self.plan.into, held.unit, self.units)
+        if overlap(tensor, held.rows):
+            return torch.equal(held.read(ids), self.judge.ownership.wanted(held, ids))
+        return tensor.numel() * tensor.element_size() == len(ids) * held.size and torch.equal(
+            self._rows_of(tensor, held), self.judge.ownership.wanted(held, ids)
+        )
+
+    def _rows_of(self, tensor: torch.Tensor, held: Buffer) -> torch.Tensor:
+        """The rows of the slots that the tensor shows at this moment."""
+        ids = rows_named(self.plan.into, held.unit, self.units)
+        return held.read(ids) if overlap(tensor, held.rows) else bytes_of(tensor).reshape(len(ids), held.size)
+
+
+def _tensors(got: object) -> list[torch.Tensor]:
+    return [each.tensor for each in reached(got) if each.tensor.numel() and is_readable(each.tensor)]

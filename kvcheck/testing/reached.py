@@ -1,0 +1,111 @@
+"""Reached: every tensor below an object, however it is kept, with the way to it.
+
+Invariants:
+- Attributes, slots, lists, tuples, queues and mappings are followed, whatever their classes. What lies too deep is
+  NotJudged.
+- An object is visited once. Tensors come in the order in which a reader of the code would list them.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+import torch
+
+from kvcheck.testing.failures import NotJudged
+
+MAX_DEPTH = 40
+_PLAIN = (str, bytes, bytearray, int, float, complex, bool, range, type(None), torch.dtype, torch.device, torch.layout)
+_CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor that was reached. path: the way to it, such as "layers[3].k". stem: the path without its indices.
+
+    keys: these indices, of lists and of mappings with numbers as keys.
+    """
+
+    path: str
+    tensor: torch.Tensor
+    stem: str
+    keys: tuple[int, ...]
+
+    def is_named(self, names: Collection[str]) -> bool:
+        """Whether one of the names, or patterns such as "scratch*", is its path, its stem or the start of its path."""
+        return any(
+            fnmatchcase(self.path, _literal(name))
+            or fnmatchcase(self.stem, _literal(name))
+            or self.path.startswith((f"{name}.", f"{name}["))
+            for name in names
+        )
+
+
+def reached(thing: object, *, root: str = "", but: Collection[object] = ()) -> tuple[Held, ...]:
+    """The tensors below an object, itself included. root: its name. but: objects that are not entered."""
+    return tuple(_walk(thing, root, root, (), 0, {id(each) for each in but}))
+
+
+def _walk(thing: object, path: str, stem: str, keys: tuple[int, ...], depth: int, seen: set[int]) -> Iterator[Held]:
+    if isinstance(thing, (*_PLAIN, *_CODE)) or id(thing) in seen:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, np.ndarray):
+        try:
+            thing = torch.from_numpy(thing)
+        except (TypeError, ValueError):
+            return  # strings and objects: no tensor could hold them
+    if isinstance(thing, torch.Tensor):
+        yield Held(path or "pool", thing, stem or "pool", keys)
+        return
+    if depth == MAX_DEPTH:
+        raise NotJudged(
+            f"{path} lies more than {MAX_DEPTH} objects deep; pass the object that holds the buffers themselves"
+        )
+    for step, plain, key, member in _members(thing):
+        below, bare = (f"{path}{step}", f"{stem}{plain}") if path or step[0] == "[" else (step[1:], plain[1:])
+        numbered = keys if key is None else (*keys, key)
+        yield from _walk(member, below, bare, numbered, depth + 1, seen)
+
+
+def _members(thing: object) -> Iterator[tuple[str, str, int | None, object]]:
+    """(step of the path, the same without an index, index, member) of what an object holds."""
+    if isinstance(thing, Mapping):
+        for key, member in thing.items():
+            if isinstance(key, int):
+                yield f"[{key}]", "", key, member
+            else:
+                name = f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+                yield name, name, None, member
+    elif isinstance(thing, (list, tuple, deque)) and not _is_named_tuple(thing):
+        for at, member in enumerate(thing):
+            yield f"[{at}]", "", at, member
+    else:
+        for name, member in _attributes(thing):
+            yield f".{name}", f".{name}", None, member
+
+
+def _attributes(thing: object) -> Iterator[tuple[str, object]]:
+    if _is_named_tuple(thing):
+        yield from ((name, getattr(thing, name)) for name in getattr(type(thing), "_fields", ()))
+        return
+    yield from vars(thing).items() if hasattr(thing, "__dict__") else ()
+    for kind in type(thing).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if not name.startswith("__") and hasattr(thing, name):
+                yield name, getattr(thing, name)
+
+
+def _is_named_tuple(thing: object) -> bool:
+    return isinstance(thing, tuple) and hasattr(type(thing), "_fields")
+
+
+def _literal(name: str) -> str:
+    """A pattern in which brackets stand for themselves, as in paths."""
+    return name.replace("[", "[[]")

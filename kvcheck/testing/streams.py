@@ -1,0 +1,302 @@
+"""streams: stand-ins for torch.cuda's streams and events, so that a missing wait is seen on a machine without a GPU.
+
+What a side stream is given runs when somebody waits for it, or earlier if the seed says so. Code on the main stream
+runs at once. Who reads without the wait therefore reads what was there before the load.
+
+Invariants:
+- On a side stream every operation runs when the stream gets to it, with what its arguments hold then. The shape of a
+  result is known at once, and its values only then.
+- Reading a value on the host (item, tolist of a result, nonzero) waits for the stream, as on a device.
+- What was replaced in torch.cuda is put back at the end. Equal seeds and equal calls give equal orders.
+- Streams belong to one thread: other threads run everything at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.probes.frame.cuda_streams import CudaMachine
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, Machine, SideEvent, SideStream
+from kvcheck.testing.failures import NotJudged
+
+SLOW_TAGS = ("data_dependent_output", "dynamic_output_shape")
+_MISSING = object()
+
+
+class Streams:
+    """The streams of one block of `streams()`: what `waits` holds back. Code under test needs torch.cuda's names only.
+
+    is_real: they are a device's, and held work is work behind a spinning kernel.
+    """
+
+    is_real = False
+
+    def __init__(self, machine: _LateMachine) -> None:
+        self._machine = machine
+
+    @property
+    def queued(self) -> int:
+        """Operations that side streams were given since the last `hold` or `release`."""
+        return self._machine.queued
+
+    def hold(self, seed: int, *, is_lazy: bool) -> None:
+        """From now on side streams run when they are waited for; or, unless is_lazy, also whenever the seed says so."""
+        self._machine.follow(LAZY if is_lazy else RANDOM, seed)
+
+    def release(self) -> None:
+        """Run everything, and from now on run work at once."""
+        self._machine.follow(EAGER, 0)
+
+    def progress(self) -> Mapping[SideStream, int]:
+        """How much each side stream has been given so far."""
+        return self._machine.given()
+
+    def finish_since(self, before: Mapping[SideStream, int]) -> None:
+        """Wait for the streams that were given something since then, and for no other one but those they wait for."""
+        for stream, count in self._machine.given().items():
+            if count > before.get(stream, 0):
+                stream.reach(stream.put_count)
+
+
+class _RealStreams(Streams):
+    """Streams of a CUDA device, with holds where a side stream is entered."""
+
+    is_real = True
+
+    def __init__(self, device: str) -> None:
+        self._cuda = CudaMachine(device)
+
+    @property
+    def queued(self) -> int:
+        return self._cuda.queued
+
+    def hold(self, seed: int, *, is_lazy: bool) -> None:
+        self._cuda.reset(LAZY if is_lazy else RANDOM, seed)
+
+    def release(self) -> None:
+        self._cuda.reset(EAGER, 0)
+
+    def progress(self) -> Mapping[SideStream, int]:
+        return {}
+
+    def finish_since(self, before: Mapping[SideStream, int]) -> None:
+        """Nothing: what is copied to the host from a device waits for the current stream."""
+
+    @contextmanager
+    def entered(self, enter: Callable[[Any], Any], stream: Any) -> Iterator[Any]:
+        """torch.cuda.stream, with a hold behind the entry into a side stream."""
+        with enter(stream) as made:
+            if stream is not None and stream != torch.cuda.default_stream():
+                self._cuda.queue(lambda: None)
+            yield made
+
+
+@contextmanager
+def streams(*, device: str | None = None) -> Iterator[Streams]:
+    """In here torch.cuda's Stream, Event, stream(), current_stream() and synchronize() belong to kvcheck.
+
+    Make the pool and its streams inside the block: streams of before are not held back. device: "cpu" for stand-ins,
+    "cuda" or "cuda:N" for a real device's streams; without it, cuda where torch sees one.
+
+    With stand-ins, tensors lie on the CPU, and in the thread of the block what a side stream is given runs late. So a
+    missing wait is found each time. On a device, `torch.cuda.stream(...)` is entered behind a spinning kernel of about
+    20 ms; a reader that forgets to wait then reads too early unless something else took longer, so that a pass says
+    only that no wrong read was seen. This has not run on a GPU yet.
+
+    Not replaced: streams of C++ extensions, CUDA graphs, `with stream:` on a device, other threads.
+    """
+    kind = device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
+    if kind != "cpu":
+        yield from _on_device(kind)
+        return
+    machine = _LateMachine()
+    event = type("Event", (_LateEvent,), {"machine": machine})
+    stream = type("Stream", (_LateStream,), {"machine": machine, "event": event})
+    names: dict[str, Any] = {
+        "Stream": stream,
+        "Event": event,
+        "ExternalStream": stream,
+        "StreamContext": machine.on,
+        "stream": machine.on,
+        "current_stream": lambda *_: machine.current,
+        "default_stream": lambda *_: machine.main,
+        "set_stream": lambda chosen: setattr(machine, "current", chosen),
+        "synchronize": machine.synchronize,
+    }
+    with _replaced(torch.cuda, names), _replaced(torch.Tensor, _methods(machine)), _Late(machine):
+        yield Streams(machine)
+
+
+def _on_device(kind: str) -> Iterator[Streams]:
+    try:
+        made = _RealStreams(kind)
+    except CannotDrive as why:
+        raise NotJudged(f"no streams of {kind}: {why}; with device='cpu' there are stand-ins") from why
+    with _replaced(torch.cuda, {"stream": partial(made.entered, torch.cuda.stream)}):
+        try:
+            yield made
+        finally:
+            made.release()
+
+
+class _LateMachine(Machine):
+    """A Machine that belongs to one thread and keeps its streams when its order changes."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._here: SideStream | None = None
+        super().__init__()
+
+    @property
+    def current(self) -> SideStream:
+        """The thread's stream: other threads have the main one."""
+        is_ours = self._here is not None and threading.get_ident() == self._thread
+        return self._here if is_ours and self._here is not None else self.main
+
+    @current.setter
+    def current(self, stream: SideStream) -> None:
+        if threading.get_ident() == self._thread:
+            self._here = stream
+
+    def follow(self, order: str, seed: int) -> None:
+        """Run everything that is queued, and follow this order from now on."""
+        self.settle()
+        self._order, self._mix, self.queued = order, Rng(seed), 0
+
+    def given(self) -> dict[SideStream, int]:
+        """How much each side stream has been given so far."""
+        return {stream: stream.put_count for stream in self._side}
+
+    def late(self, work: Callable[[], object]) -> None:
+        """Put work on the current stream. It runs as work of no stream, so that nothing of it is put off again."""
+
+        def run() -> None:
+            with self.on(self.main):
+                work()
+
+        self.queue(run)
+
+
+class _LateStream(SideStream):
+    """A stream that makes events of its own machine."""
+
+    event: type[SideEvent]
+
+    def record_event(self, event: SideEvent | None = None) -> SideEvent:
+        made = event or self.event()
+        made.record(self)
+        return made
+
+    def query(self) -> bool:
+        """Whether all has run. Who asks again and again gets there."""
+        is_done = super().query()
+        if not is_done:
+            self.advance()
+        return is_done
+
+
+class _LateEvent(SideEvent):
+    """An event that comes nearer each time that somebody asks for it."""
+
+    def query(self) -> bool:
+        is_done = super().query()
+        if not is_done and self._record is not None:
+            self._record[0].advance()
+        return is_done
+
+
+class _Late(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Puts off what runs on a side stream."""
+
+    def __init__(self, machine: _LateMachine) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._machine = machine
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: with True, torch imports its compiler, which takes two seconds."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        stream = self._machine.current
+        if stream.is_main or _is_view(func):
+            return func(*args, **named)
+        if any(tag.name in SLOW_TAGS for tag in func.tags):
+            stream.synchronize()
+            return func(*args, **named)
+        if func._schema.is_mutable:
+            self._machine.late(lambda: func(*args, **named))
+            return _written(func, args, named)
+        given = [each for each in tree_leaves((args, named)) if isinstance(each, torch.Tensor)]
+        made = func(*args, **named)
+        if given:
+            self._machine.late(lambda: _refill(made, func(*args, **named)))
+        return made
+
+
+def _is_view(func: Any) -> bool:
+    """Whether what it returns is a part of what it was given, and nothing is written."""
+    returned = [each.alias_info for each in func._schema.returns]
+    return not func._schema.is_mutable and any(each is not None for each in returned)
+
+
+def _written(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """What an operation that writes returns: the arguments that it writes."""
+    rows = zip(func._schema.arguments, range(len(func._schema.arguments)), strict=True)
+    value = {each.name: args[at] if at < len(args) else named.get(each.name) for each, at in rows}
+    found = [
+        value[each.name] for each in func._schema.arguments if each.alias_info is not None and each.alias_info.is_write
+    ]
+    count = len(func._schema.returns)
+    return None if not count else found[0] if count == 1 else tuple(found[:count])
+
+
+def _refill(made: Any, now: Any) -> None:
+    """Put the values that an operation gives now into the tensors that it returned earlier."""
+    for before, after in zip(tree_leaves(made), tree_leaves(now), strict=True):
+        if isinstance(before, torch.Tensor) and before.data_ptr() != after.data_ptr():
+            before.copy_(after)
+
+
+def _methods(machine: _LateMachine) -> dict[str, Any]:
+    """Methods of tensors that read values without an operation: on a side stream they wait for it, as on a device."""
+
+    def reading(read: Callable[..., Any]) -> Callable[..., Any]:
+        def wait_and_read(tensor: torch.Tensor, *args: Any, **named: Any) -> Any:
+            if not machine.current.is_main:
+                machine.current.synchronize()
+            return read(tensor, *args, **named)
+
+        return wait_and_read
+
+    reads = {name: reading(getattr(torch.Tensor, name)) for name in ("tolist", "numpy")}
+    return {**reads, "record_stream": lambda *_: None}
+
+
+@contextmanager
+def _replaced(holder: Any, names: Mapping[str, Any]) -> Iterator[None]:
+    """In here the holder has these attributes."""
+    before = {name: vars(holder).get(name, _MISSING) for name in names}
+    for name, value in names.items():
+        setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is _MISSING:
+                delattr(holder, name)
+            else:
+                setattr(holder, name, value)

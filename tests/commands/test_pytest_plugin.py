@@ -1,0 +1,175 @@
+"""pytest --kvcheck in a project of its own: what is skipped, shown, kept and recorded.
+
+Invariants:
+- Each test starts pytest as a user does, with the entry point of pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rigs.plugged import run_pytest
+
+from kvcheck.commands.main import run
+from kvcheck.core.base.record import Verdict, read_record
+
+pytestmark = pytest.mark.processes
+
+POOL = """
+import pytest
+import torch
+from kvcheck.testing import check_round_trip, waits
+
+class Pool:
+    def __init__(self):
+        self.k, self.k_scale = torch.zeros(31, 4), torch.zeros(31, 2)
+    def save(self, ids):
+        return self.k[ids], self.k_scale[ids]
+    def load(self, copy, ids):
+        self.k[ids], self.k_scale[ids] = copy
+
+class Forgets(Pool):
+    def load(self, copy, ids):
+        self.k[ids] = copy[0]
+"""
+NOTHING_ASKED = """
+import sys
+def test_plain():
+    assert not {"torch", "typer", "kvcheck.testing", "kvcheck.commands.pytest_run"} & {*sys.modules}
+"""
+SEEDED = """
+import pathlib
+@pytest.mark.kvcheck_schedules(5)
+@pytest.mark.parametrize("size", [1, 2])
+def test_seeds(kvcheck_pool, kvcheck_seed, size):
+    with open("order.txt", "a") as order:
+        order.write(f"{size}:{kvcheck_seed} ")
+    is_bad = size == 2 and kvcheck_seed == 3 and not pathlib.Path("fixed").exists()
+    pool = (Forgets if is_bad else Pool)()
+    kvcheck_pool.round_trip(pool, save=pool.save, load=pool.load, slots=31)
+"""
+
+
+def project(folder: Path, body: str) -> Path:
+    """A folder with one file of tests."""
+    made = folder / "project"
+    made.mkdir(exist_ok=True)
+    (made / "test_it.py").write_text(body)
+    return made
+
+
+def order_of(folder: Path) -> list[str]:
+    """Which runs of test_seeds there were since the last call."""
+    path = folder / "order.txt"
+    text = path.read_text()
+    path.unlink()
+    return text.split()
+
+
+@pytest.mark.processes(starts=True)  # a forked process has torch
+def test_without_the_option_nothing_is_imported_and_who_asks_is_skipped(tmp_path: Path) -> None:
+    done = run_pytest(project(tmp_path, NOTHING_ASKED), "-q", "--strict-markers")
+    assert done.returncode == 0, done.stdout
+    asking = (
+        "import pytest\n@pytest.mark.kvcheck_schedules(3)\ndef test_a(): 1 / 0\n"
+        "def test_b(kvcheck_pool): 1 / 0\ndef test_c(): pass\n"
+    )
+    done = run_pytest(project(tmp_path, asking), "-q", "-rs", "--strict-markers")
+    assert done.returncode == 0 and "1 passed, 2 skipped" in done.stdout and "needs pytest --kvcheck" in done.stdout
+
+
+def test_a_failure_is_the_finding_and_other_tests_are_as_they_were(tmp_path: Path) -> None:
+    body = POOL + (
+        "def test_red(kvcheck_pool):\n    pool = Forgets()\n"
+        "    kvcheck_pool.round_trip(pool, save=pool.save, load=pool.load, slots=31)\n"
+        "def test_plain():\n    assert 1 == 2\n"
+        "def test_nothing(kvcheck_pool):\n    pass\n"
+        "def test_wrong(kvcheck_pool):\n    kvcheck_pool.round_trip(Pool(), save=len, load=len, slots=30)\n"
+    )
+    done = run_pytest(project(tmp_path, body), "-q", "--kvcheck")
+    red, plain, nothing, wrong = re.split(r"^_+ test_\w+ _+$", done.stdout, flags=re.MULTILINE)[1:]
+    assert done.returncode == 1 and red.startswith("\nKV304 buffer not moved\n  where   k_scale"), done.stdout
+    assert "request 3's bytes" in red and "kvcheck explain KV304" in red and "def " not in red and "Finding(" not in red
+    assert ">       assert 1 == 2" in plain, "pytest's own"
+    assert "the test asks for kvcheck and judged nothing" in nothing
+    assert "k [31, 4] has no dimension of 30 slots" in wrong
+    assert "FAILED test_it.py::test_red - KV304 buffer not moved" in done.stdout
+
+
+def test_a_seed_that_failed_runs_first_until_it_passes(tmp_path: Path) -> None:
+    folder = project(tmp_path, POOL + SEEDED)
+    first = run_pytest(folder, "-q", "--kvcheck")
+    assert first.returncode == 1 and "9 passed" in first.stdout and "test_seeds[seed3-2]" in first.stdout, first.stdout
+    assert sorted(order_of(folder)) == sorted(f"{size}:{seed}" for size in (1, 2) for seed in range(5))
+    run_pytest(folder, "-q", "--kvcheck", "--kvcheck-seed", "100")
+    again = order_of(folder)
+    assert {*again[:2]} == {"1:3", "2:3"} and len(again) == 12, "a kept seed is added to those that were asked for"
+    more = run_pytest(folder, "-q", "--kvcheck", "--kvcheck-seed", "3", "--kvcheck-out", "runs")
+    assert more.returncode == 1 and len(order_of(folder)) == 10
+    (folder / "fixed").touch()
+    assert run_pytest(folder, "-q", "--kvcheck").returncode == 0
+    assert {*order_of(folder)[:2]} == {"1:3", "2:3"}
+    assert run_pytest(folder, "-q", "--kvcheck", "--kvcheck-seed", "100").returncode == 0
+    assert len(order_of(folder)) == 10, "it has passed, so it is no longer kept"
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_the_record_is_one_that_report_and_gate_read(
+    tmp_path: Path, workers: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = (
+        "def test_plain_call():\n    pool = Forgets()\n"
+        "    check_round_trip(pool, save=pool.save, load=pool.load, slots=31, seed=7)\n"
+        "def test_not_about_kv():\n    pass\n"
+    )
+    folder = project(tmp_path, POOL + SEEDED + plain)
+    done = run_pytest(folder, "-q", "--kvcheck", "--kvcheck-out", "runs", *workers)
+    (path,) = (folder / "runs").glob("*/run.json")
+    record = read_record(path)
+    assert done.returncode == 1 and record.verdict is Verdict.FAIL and record.complete and record.exit_code == 1
+    rows = {row.id: row for row in record.scenarios}
+    assert {name: (row.verdict.value, row.schedules) for name, row in rows.items()} == {
+        "own-code/test_it.py::test_seeds[1]": ("pass", 5),
+        "own-code/test_it.py::test_seeds[2]": ("fail", 5),
+        "own-code/test_it.py::test_plain_call": ("fail", 1),
+    }
+    replays = {each.replay for each in record.findings}
+    assert "pytest --kvcheck 'test_it.py::test_seeds[seed3-2]'" in replays
+    assert {each.code for each in record.findings} == {"KV304", "KV102"}
+    assert "-q --kvcheck --kvcheck-out runs" in record.repro and record.repro.startswith("pytest ")
+    assert str(path.relative_to(folder)) in done.stdout
+    assert run(["gate", str(path)]) == 1 and "KV304 own-code/test_it.py::test_seeds[2]" in capsys.readouterr().out
+    assert run(["report", str(path), "-o", f"html={tmp_path / 'page.html'}", "-o", f"csv={tmp_path / 'csv'}"]) == 0
+    assert "own-code/test_it.py::test_seeds[2]" in (tmp_path / "page.html").read_text()
+
+
+def test_a_green_record_passes_the_gate_and_one_without_a_verdict_does_not(tmp_path: Path) -> None:
+    folder = project(tmp_path, POOL + SEEDED)
+    (folder / "fixed").touch()
+    assert run_pytest(folder, "-q", "--kvcheck", "--kvcheck-out", "green").returncode == 0
+    (green,) = (folder / "green").glob("*/run.json")
+    assert run(["gate", str(green)]) == 0
+    assert read_record(green).evidence.words_verified["k_scale"] > 0
+    project(tmp_path, POOL + SEEDED + "def test_broken(kvcheck_pool):\n    1 / 0\n")
+    assert run_pytest(folder, "-q", "--kvcheck", "--kvcheck-out", "unknown").returncode == 1
+    (unknown,) = (folder / "unknown").glob("*/run.json")
+    record = read_record(unknown)
+    assert record.verdict is Verdict.UNKNOWN and run(["gate", str(unknown)]) == 4
+    assert "ZeroDivisionError" in json.dumps(json.loads(unknown.read_text())["scenarios"])
+    assert run(["replay", str(green)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments", "told"),
+    [
+        ("def test_a(): pass\n", ("--kvcheck-out", "runs"), "add --kvcheck"),
+        ("import pytest\n@pytest.mark.kvcheck_schedules\ndef test_a(): pass\n", ("--kvcheck",), "with N of 1 or more"),
+        ("def test_a(): pass\n", ("--kvcheck", "--kvcheck-out", "test_it.py"), "cannot write"),
+    ],
+)
+def test_wrong_use_is_said_in_a_line(tmp_path: Path, body: str, arguments: tuple[str, ...], told: str) -> None:
+    done = run_pytest(project(tmp_path, body), "-q", *arguments)
+    assert done.returncode in (2, 4) and told in done.stdout + done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,282 @@
+"""waits and streams: readers without the wait are found each time; every legal way to wait stays green.
+
+Invariants:
+- Each legal way to wait is also tried with the wait taken out, so that it is known to be needed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from kvcheck.testing import IntegrityError, Judged, NotJudged, Streams, streams, waits
+
+SLOTS, LAYERS = 31, 2
+SEEDS = range(6)
+
+
+class Pool:
+    """Loads on a stream, an event a layer; readers wait as `wait` says."""
+
+    def __init__(self, wait: Callable[[Pool, int], object] | None = None) -> None:
+        self.k = [torch.zeros(SLOTS, 4) for _ in range(LAYERS)]
+        self.v = [torch.zeros(SLOTS, 4, dtype=torch.bfloat16) for _ in range(LAYERS)]
+        self.stream = torch.cuda.Stream()
+        self.other = torch.cuda.Stream()
+        self.loaded = [torch.cuda.Event() for _ in range(LAYERS)]
+        self.wait = wait
+
+    def save(self, ids: Any) -> Any:
+        return [(k[ids], v[ids]) for k, v in zip(self.k, self.v, strict=True)]
+
+    def load(self, copy: Any, ids: Any) -> None:
+        with torch.cuda.stream(self.stream):
+            for layer, (k, v) in enumerate(copy):
+                self.k[layer][ids] = k
+                self.v[layer].index_copy_(0, ids, v)
+                self.loaded[layer].record(self.stream)
+
+    def read(self, layer: int, ids: Any) -> Any:
+        if self.wait is not None:
+            self.wait(self, layer)
+        return self.k[layer][ids], self.v[layer][ids]
+
+
+def judge(held: Streams, pool: Any, **options: Any) -> Judged:
+    own = {"save": pool.save, "load": pool.load, "read": pool.read, "layers": LAYERS, "slots": SLOTS}
+    return waits(pool, streams=held, **own | options)
+
+
+def poll(pool: Pool, layer: int) -> None:
+    while not pool.loaded[layer].query():
+        pass
+
+
+def poll_stream(pool: Pool, layer: int) -> None:
+    while not pool.stream.query():
+        pass
+
+
+WAITS: dict[str, Callable[[Pool, int], object]] = {
+    "the current stream waits for the event": lambda pool, layer: pool.loaded[layer].wait(),
+    "named stream": lambda pool, layer: torch.cuda.current_stream().wait_event(pool.loaded[layer]),
+    "the process waits for the event": lambda pool, layer: pool.loaded[layer].synchronize(),
+    "the process waits for the stream": lambda pool, layer: pool.stream.synchronize(),
+    "wait_stream": lambda pool, layer: torch.cuda.current_stream().wait_stream(pool.stream),
+    "the process waits for all": lambda pool, layer: torch.cuda.synchronize(),
+    "a later layer's event": lambda pool, layer: pool.loaded[LAYERS - 1].wait(),
+    "asks the event again and again": poll,
+    "asks the stream again and again": poll_stream,
+}
+
+
+@pytest.mark.parametrize("way", WAITS)
+def test_a_reader_that_waits_is_green(way: str) -> None:
+    for seed in SEEDS:
+        with streams(device="cpu") as held:
+            result = judge(held, Pool(WAITS[way]), seed=seed)
+        assert result.orderings == LAYERS and set(result.words) == {"k", "v"} and not result.not_tried
+
+
+@pytest.mark.parametrize("seed", [seed for seed in SEEDS if seed % 3 != 2])
+def test_a_reader_without_the_wait_is_found_with_layer_row_and_owner(seed: int) -> None:
+    with streams(device="cpu") as held, pytest.raises(IntegrityError) as caught:
+        judge(held, Pool(), seed=seed)
+    assert {(each.code, each.buffer, each.layer) for each in caught.value.findings} == {
+        ("KV201", name, layer) for name in ("k", "v") for layer in range(LAYERS)
+    }
+    first = caught.value.findings[0]
+    assert first.seen_request == 3 and first.lane == "read"
+    assert f"read of layer {first.layer} did not wait for its load: token {first.row} of" in first.message
+
+
+def test_a_reader_that_waits_for_an_earlier_layer_is_found() -> None:
+    with streams(device="cpu") as held, pytest.raises(IntegrityError) as caught:
+        judge(held, Pool(lambda pool, layer: pool.loaded[0].wait()))
+    assert {(each.code, each.layer) for each in caught.value.findings} == {("KV201", 1)}
+
+
+def test_the_wait_of_one_reader_does_not_count_for_another() -> None:
+    def values(layer: int, ids: Any) -> Any:
+        pool.loaded[layer].wait()
+        return pool.v[layer][ids]
+
+    with streams(device="cpu") as held:
+        pool = Pool()
+        readers = {"values": values, "keys": lambda layer, ids: pool.k[layer]}
+        with pytest.raises(IntegrityError) as caught:
+            judge(held, pool, read=readers)
+    assert {(each.code, each.lane, each.buffer) for each in caught.value.findings} == {("KV201", "keys", "k")}
+
+
+class OnAnotherStream(Pool):
+    """Reads on a stream for computing, which waits for the load, or does not."""
+
+    def read(self, layer: int, ids: Any) -> Any:
+        with torch.cuda.stream(self.other):
+            if self.wait is not None:
+                self.wait(self, layer)
+            return self.k[layer][ids], self.v[layer][ids] * 1
+
+
+class Staged(Pool):
+    """Copies to a staging buffer first, by two streams that wait for each other."""
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for layer, rows in enumerate(copy):
+            with torch.cuda.stream(self.other):
+                staged = [torch.empty_like(each).copy_(each, non_blocking=True) for each in rows]
+                arrived = torch.cuda.current_stream().record_event()
+            with self.stream:
+                self.stream.wait_event(arrived)
+                order = ids.sort().indices
+                for held, each in zip((self.k, self.v), staged, strict=True):
+                    each.record_stream(self.stream)
+                    held[layer][ids[order]] = each[order]
+                self.loaded[layer].record()
+
+
+class Chosen(Pool):
+    """Names its stream as the current one, reads sizes on the host, and computes masks."""
+
+    def load(self, copy: Any, ids: Any) -> None:
+        before = torch.cuda.current_stream()
+        torch.cuda.set_stream(self.stream)
+        for layer, (k, v) in enumerate(copy):
+            mask = torch.ones(len(ids), dtype=torch.bool)
+            mask.logical_and_(ids > 0)
+            at = ids[mask.nonzero().view(-1)]
+            assert len(at.tolist()) == len(ids) == int((at > 0).sum())
+            torch.index_select(k, 0, torch.arange(len(ids)), out=torch.empty_like(k))
+            self.k[layer].index_put_((at,), k)
+            self.v[layer][at] = v
+            self.loaded[layer].record()
+        torch.cuda.set_stream(before)
+
+
+@pytest.mark.parametrize("kind", [OnAnotherStream, Staged, Chosen], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_other_ways_to_load_and_read_are_green_with_the_wait_and_red_without(kind: type[Pool], seed: int) -> None:
+    with streams(device="cpu") as held:
+        assert judge(held, kind(WAITS["named stream"]), seed=seed).orderings == LAYERS
+        if seed % 3 != 2:
+            with pytest.raises(IntegrityError, match="KV201"):
+                judge(held, kind(), seed=seed)
+
+
+def test_a_reader_may_return_whole_buffers_and_what_none_returns_is_named() -> None:
+    with streams(device="cpu") as held:
+        pool = Pool()
+
+        def whole(layer: int, ids: Any) -> Any:
+            pool.loaded[layer].wait()
+            return {"k": pool.k[layer]}
+
+        result = judge(held, pool, read=whole)
+    assert result.not_tried == tuple(f"v, layer {layer}: no reader returned a row of it" for layer in range(LAYERS))
+
+
+class AtOnce(Pool):
+    def load(self, copy: Any, ids: Any) -> None:
+        for layer, (k, v) in enumerate(copy):
+            self.k[layer][ids], self.v[layer][ids] = k, v
+
+
+class InAThread(AtOnce):
+    """Another thread's work runs at once: what it does to the current stream is not seen either."""
+
+    def load(self, copy: Any, ids: Any) -> None:
+        def work() -> None:
+            with torch.cuda.stream(self.stream):
+                super(InAThread, self).load(copy, ids)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "told"),
+    [
+        (AtOnce, {}, "load put nothing on a stream of its own"),
+        (InAThread, {}, "load put nothing on a stream of its own"),
+        (Pool, {"read": lambda layer, ids: torch.zeros(3)}, "returned [3] of float32, which is no row of a buffer"),
+        (Pool, {"read": lambda layer, ids: None}, "returned no tensor"),
+        (Pool, {"load": lambda copy, ids: None}, "no row of a buffer as it was saved, though the load had finished"),
+        (Pool, {"slots": 30}, "no dimension of 30 slots"),
+    ],
+)
+def test_what_cannot_be_judged_is_said(kind: type[Pool], options: dict[str, Any], told: str) -> None:
+    with streams(device="cpu") as held, pytest.raises(NotJudged) as caught:
+        judge(held, kind(), **options)
+    assert told in str(caught.value)
+
+
+def test_torch_is_as_it_was_behind_the_block() -> None:
+    before = (torch.cuda.Stream, torch.cuda.Event, torch.cuda.stream, torch.cuda.synchronize, torch.Tensor.tolist)
+    with pytest.raises(ZeroDivisionError), streams(device="cpu"):
+        assert torch.cuda.Stream is not before[0]
+        raise ZeroDivisionError
+    after = (torch.cuda.Stream, torch.cuda.Event, torch.cuda.stream, torch.cuda.synchronize, torch.Tensor.tolist)
+    assert before == after and "record_stream" not in vars(torch.Tensor)
+
+
+def test_equal_seeds_give_equal_orders() -> None:
+    def outcome(seed: int) -> str:
+        with streams(device="cpu") as held:
+            try:
+                return str(judge(held, Pool(), seed=seed))
+            except IntegrityError as error:
+                return str(error)
+
+    texts = [outcome(seed) for seed in range(12)]
+    assert texts == [outcome(seed) for seed in range(12)] and len(set(texts)) > 6
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a torch.cuda with one device was asked, in order."""
+    lines: list[str] = []
+
+    @contextmanager
+    def on_stream(stream: object) -> Iterator[object]:
+        lines.append(f"on {stream}")
+        yield stream
+        lines.append(f"off {stream}")
+
+    stand_ins = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "set_device": lambda index: lines.append(f"device {index}"),
+        "synchronize": lambda: lines.append("synchronize"),
+        "default_stream": lambda: "main",
+        "stream": on_stream,
+        "_sleep": lambda cycles: lines.append("hold"),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return lines
+
+
+def test_on_a_device_work_is_held_behind_the_entry_into_a_side_stream(told: list[str]) -> None:
+    entered = torch.cuda.stream
+    with streams() as held:
+        assert held.is_real
+        with torch.cuda.stream("side"):
+            told.append("at once")
+        held.hold(0, is_lazy=True)
+        told.clear()
+        with torch.cuda.stream("side"), torch.cuda.stream("main"):
+            told.append("work")
+        assert told == ["on side", "hold", "on main", "work", "off main", "off side"] and held.queued == 1
+    assert told[-1] == "synchronize" and torch.cuda.stream is entered
+
+
+def test_a_device_that_is_not_there_is_not_judged(told: list[str]) -> None:
+    with pytest.raises(NotJudged, match=r"no streams of cuda:3.*1 CUDA devices"), streams(device="cuda:3"):
+        pass
