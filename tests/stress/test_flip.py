@@ -47,7 +47,7 @@ SCHEDULES = {
     "ring-rearmed-early": (8,),
     "load-without-pin": (0,),
     "backup-before-forward": (7,),
-    "index-key-reader-without-wait": (3,),
+    "index-key-reader-without-wait": (4,),
     "split-forgets-load": (12,),
     "put-without-pin": (3,),
 }
@@ -223,7 +223,7 @@ def test_the_races_are_all_there() -> None:
     [
         ("hicache", "deepseek-v3-tiny", 400, 4),
         ("hicache-hybrid", "qwen3-next-tiny", 600, 2),
-        ("retract-resume", "llama-3-tiny", 300, 3),
+        ("retract-resume", "llama-3-tiny", 200, 3),
     ],
 )
 def test_the_fixed_build_bears_any_pair(scenario: str, shape: str, operations: int, pairs: int) -> None:
