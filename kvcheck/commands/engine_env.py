@@ -35,6 +35,7 @@ from kvcheck.core.base.identity import commit_of
 from kvcheck.core.probes import import_check
 from kvcheck.core.probes.frame.probe_server import VARIABLES
 from kvcheck.core.probes.installed import ENGINES
+from kvcheck.core.probes.mooncake.names import BUILDS
 from kvcheck.core.report.store import write_text
 
 TORCH = "torch==2.13.0"
@@ -50,12 +51,14 @@ class Needs:
     """What an engine imports. light: of the base. own: of the release alone, without what they ask for themselves.
 
     full: of the release alone, with that. leave_out: endings of files in its wheel that only a GPU could use.
+    build: the distribution that brings it; None: it has the engine's name.
     """
 
     light: tuple[str, ...]
     own: tuple[str, ...]
     full: tuple[str, ...] = ("transformers",)
     leave_out: tuple[str, ...] = ()
+    build: str | None = None
 
 
 BASE = ("numpy", "triton")
@@ -91,6 +94,7 @@ NEEDS = {
             *("cryptography", "cffi"),
         ),
     ),
+    "mooncake": Needs(light=(), own=(), full=("requests", "aiohttp", "msgpack"), build=BUILDS[0]),
 }
 
 
@@ -115,7 +119,7 @@ class Order:
 
 
 def engine_env(
-    release: Annotated[str, typer.Argument(metavar="ENGINE[==VERSION]", help="sglang, vllm or lmcache.")],
+    release: Annotated[str, typer.Argument(metavar="ENGINE[==VERSION]", help="sglang, vllm, lmcache or mooncake.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the environment.")],
     source: Annotated[
         Path | None,
@@ -252,7 +256,7 @@ def _take(order: Order, scratch: Path) -> tuple[tuple[str, ...], Path | None]:
     if order.source is not None:
         say(f" 3/6  {order.source.checkout}: {commit_of(order.source.package) or 'git knows no commit of it'}")
         return order.source.asks, None
-    release = f"{order.engine}=={order.version}"
+    release = f"{NEEDS[order.engine].build or order.engine}=={order.version}"
     say(f" 3/6  {release}")
     _pip(order.folder, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), release)
     wheels = [*scratch.glob("*.whl")]

@@ -31,7 +31,9 @@ def plan_facts(plans: list[Plan]) -> dict[str, object]:
     from kvcheck.core.stress.runner_rows import row_of
 
     shows = {plan.cell: text for plan in plans if (text := row_of(plan).shows(plan)) is not None}
-    return {"cells": [plan.line() for plan in plans], **({"shows": shows} if shows else {})}
+    given = plans[0].engine_variables if plans else {}
+    variables = {"engine_env": given} if given else {}
+    return {"cells": [plan.line() for plan in plans], **({"shows": shows} if shows else {}), **variables}
 
 
 @contextmanager
@@ -42,7 +44,7 @@ def installed_engine(plan: Plan) -> Iterator[ProbeRunner | None]:
         return
     from kvcheck.core.stress.probe_runner import ProbeRunner
 
-    runner = ProbeRunner(plan.target, device=plan.device)
+    runner = ProbeRunner(plan.target, device=plan.device, variables=plan.engine_variables)
     try:
         runner.start()
         yield runner

@@ -15,8 +15,8 @@ import sys
 from collections import defaultdict
 
 from kvcheck.core.probes.frame.names import Names
-from kvcheck.core.probes.frame.probe import EngineSpec
 from kvcheck.core.probes.frame.probe_server import ProbeServer
+from kvcheck.core.probes.frame.tables import EngineSpec
 from kvcheck.core.probes.frame.wire import Refusal
 from kvcheck.core.probes.installed import ENGINES
 
