@@ -79,7 +79,7 @@ UNUSABLE = {
     "output": (["stress", "-o", "html"], "expected FORMAT=PATH"),
     "output format": (["stress", "-o", "pdf=x.pdf"], "unknown format 'pdf'"),
     "option": (["stress", "--nope"], "No such option: --nope"),
-    "command": (["nope"], "No such command 'nope'"),
+    "command": (["nope"], "no command 'nope'; known: stress"),
     "trace": (["stress", "--trace", "no-such.jsonl"], "trace no-such.jsonl: expected a JSONL file"),
     "selftest mutant": (["selftest", "nope"], "unknown mutant 'nope'"),
     "selftest schedules": (["selftest", "--schedules", "0"], "--schedules: expected at least 1, got 0"),
