@@ -39,7 +39,7 @@ from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.stories import tell_stories
 from kvcheck.commands.targets import target_of
-from kvcheck.commands.terminal import cell_lines, complain, warn
+from kvcheck.commands.terminal import cell_lines, complain, passing, warn
 from kvcheck.commands.torchrun import exposure, find_place, ranks_of, serve_place
 from kvcheck.core.base.cells import is_engine
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
@@ -302,6 +302,7 @@ def _base_plan(
     """The checked plan that all cells share, without scenario and shape; and the row of its runner."""
     from kvcheck.core.stress.runner_rows import row_of
 
+    passing("loading")
     is_apart = transport in PROCESS_TRANSPORTS
     default = "cuda" if device.partition(":")[0] == "cuda" else "eager" if is_apart else "simulated"
     chosen = backend or default

@@ -8,7 +8,10 @@ Invariants:
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from typing import TextIO
 
 import typer
 
@@ -24,16 +27,51 @@ from kvcheck.core.report.wording import counted, coverage_text, observed_texts, 
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
 MAX_SHOWN = 3
+_COLOURS = {
+    **dict.fromkeys(("PASS", "OK", "FIXED"), "green"),
+    **dict.fromkeys(("FAIL", "SLOWER", "STILL FAILS"), "red"),
+    **dict.fromkeys(("????", "UNKNOWN", "INCONCLUSIVE", "NOT REPRODUCED"), "yellow"),
+}
+_VERDICT = re.compile(rf"^ ({'|'.join(map(re.escape, _COLOURS))})(?= |$)")
+"""The word with which a line of results begins."""
+_CLEAR = "\r\x1b[K"
+"""Back to the beginning of a terminal's line, which is emptied."""
 
 
 def say(line: str = "") -> None:
-    """A line on stdout. Raises OSError if it cannot be written."""
-    typer.echo(_shown(line, getattr(sys.stdout, "encoding", None)))
+    """A line on stdout, its verdict coloured on a terminal. Raises OSError if it cannot be written."""
+    text = _shown(line, getattr(sys.stdout, "encoding", None))
+    if has_colours(sys.stdout):
+        typer.echo(
+            _VERDICT.sub(lambda found: typer.style(found[0], fg=_COLOURS[found[1]], bold=True), text), color=True
+        )
+    else:
+        typer.echo(text)
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether a stream takes colours: a terminal, unless NO_COLOR says no; anything, where FORCE_COLOR says yes."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def passing(text: str) -> None:
+    """A line on stderr that the next one overwrites; nothing where no terminal is."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{_CLEAR}{printable(text)}")
+        sys.stderr.flush()
+
+
+def clear_passing() -> None:
+    """Take the line away that the next one overwrites."""
+    passing("")
 
 
 def complain(message: str) -> None:
     """A line on stderr. An error of writing it is ignored: there is no other place to report it."""
     try:
+        clear_passing()
         typer.echo(_shown(f"kvcheck: {message}", getattr(sys.stderr, "encoding", None)), err=True)
     except OSError:
         return
