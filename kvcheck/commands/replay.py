@@ -26,6 +26,7 @@ from kvcheck.commands.replayed import Replayed
 from kvcheck.commands.targets import runner_of, target_of
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict, read_record
 from kvcheck.core.live.line import is_live_line, parse_live_line
 from kvcheck.core.report.store import find_run
@@ -170,7 +171,7 @@ def _judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]
     unjudged = _why_unjudged(runs)
     if unjudged is not None:
         return Verdict.UNKNOWN, [f" UNKNOWN  {head}: {unjudged}"]
-    return Verdict.PASS, [f" FIXED  {head}: {times} of {times} runs are clean"]
+    return Verdict.PASS, [f" FIXED  {head}: {times} of {counted(times, 'run')} clean"]
 
 
 def unconditional_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from kvcheck.commands.options import environment, identity, new_run_id, tool
 from kvcheck.commands.terminal import say, warn
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import (
     BenchRow,
     Coverage,
@@ -190,7 +191,7 @@ class Session:
             sum(counts)
             for counts in zip(*((each.evidence.schedules, each.wanted) for each in self.cells.values()), strict=True)
         )
-        self.progress(f"{ran} of {wanted} schedules, now {cell.id}")
+        self.progress(f"{ran} of {counted(wanted, 'schedule')}, now {cell.id}")
 
     def keep(self, findings: tuple[Finding, ...]) -> None:
         """Number findings as this run's own, so that `kvcheck replay RUN.N` finds them. Causes come before their
@@ -237,7 +238,7 @@ class Session:
         )
 
     def _unkept(self) -> list[str]:
-        return [f"{self.left_out:,} more findings were made and are not in this record"] if self.left_out else []
+        return [f"not in this record: {counted(self.left_out, 'more finding')}"] if self.left_out else []
 
     def save(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
         """Write the record, whole or not at all. Returns the record, also where it could not be saved."""

@@ -41,6 +41,7 @@ from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import cell_lines, complain, warn
 from kvcheck.commands.torchrun import exposure, find_place, ranks_of, serve_place
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, read_record
 from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
 from kvcheck.core.live.clients.connection import is_address
@@ -223,12 +224,11 @@ def _workers(base: Plan, row: RunnerRow, cells: int) -> int:
 
 def _tell_head(session: Session, seed: int, workers: int, engine: ProbeRunner | None) -> None:
     """The first line of a run."""
-    about = f"{len(session.cells)} cells, {workers} processes"
+    cells = counted(len(session.cells), "cell")
+    about = f"{cells}, {counted(workers, 'process')}"
     if engine is not None:
         hello = engine.start()
-        about = (
-            f"{len(session.cells)} cells, {hello.engine} {hello.version} on Python {hello.python}, torch {hello.torch}"
-        )
+        about = f"{cells}, {hello.engine} {hello.version} on Python {hello.python}, torch {hello.torch}"
     session.say(f"kvcheck {session.version}  seed {seed}  run {session.run_id}  {about}")
     session.say()
 
@@ -329,7 +329,7 @@ def _collect(
     shared: Runner | None,
 ) -> bool:
     """Take reports until all cells are done; True when interrupted. Findings are kept where an error ends the run."""
-    session.progress(f"starting with {len(tasks)} cells")
+    session.progress(f"starting with {counted(len(tasks), 'cell')}")
     try:
         for name, report in _reports(tasks, workers, limit, shared):
             _take(session, session.cells[name], report)
@@ -430,9 +430,8 @@ def _resume(session: Session, out: Path) -> None:
             line for line in record.warnings if any(line.startswith(f"{cell.id}: ") for cell in kept if cell.is_done)
         ]
         done = sum(cell.is_done for cell in kept)
-        session.say(
-            f"resuming {record.run_id}: {done} of {len(record.scenarios)} cells are done, {len(kept) - done} begun"
-        )
+        cells = counted(len(record.scenarios), "cell")
+        session.say(f"resuming {record.run_id}: done {done} of {cells}, {len(kept) - done} begun")
         return
     if is_refused:
         session.say("resuming nothing: all cells start anew")

@@ -56,7 +56,7 @@ def replayed(plan: Plan, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 @pytest.mark.schedules
 def test_the_recorded_path_without_a_finding_is_fixed(recorded: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     code, printed = replayed(recorded, capsys)
-    assert (code, printed) == (0, " FIXED  retract-resume/glm-5.1-tiny: 1 of 1 runs are clean\n exit 0\n")
+    assert (code, printed) == (0, " FIXED  retract-resume/glm-5.1-tiny: 1 of 1 run clean\n exit 0\n")
 
 
 @pytest.mark.schedules

@@ -26,6 +26,7 @@ from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.identity import short
+from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.prices import all_prices, curves, in_short, price_list, step_us, time_text
@@ -39,10 +40,8 @@ from kvcheck.core.report.wording import (
     WORST_FIRST,
     asset,
     clip,
-    counted,
     coverage_text,
     evidence_text,
-    plural,
     seen_text,
     visible,
     whose_text,
@@ -209,12 +208,15 @@ def _counts(record: RunRecord, causes: int) -> list[dict[str, str]]:
         pairs.append((f"of {counted(len(record.mutants), 'mutant')} found as expected", killed))
     if server_of(record) is not None:
         done = record.evidence
-        pairs += [("rounds", done.schedules), ("requests", done.requests)]
-        pairs += [("tokens judged", done.observed.get(TOKEN, 0))]
+        pairs += [(plural(done.schedules, "round"), done.schedules), (plural(done.requests, "request"), done.requests)]
+        tokens = done.observed.get(TOKEN, 0)
+        pairs.append((f"{plural(tokens, 'token')} judged", tokens))
     else:
-        pairs += [("schedules", record.evidence.schedules), ("events", record.evidence.events)]
+        done = record.evidence
+        pairs += [(plural(done.schedules, "schedule"), done.schedules), (plural(done.events, "event"), done.events)]
     if record.evidence.words_verified:
-        pairs.append(("words verified", sum(record.evidence.words_verified.values())))
+        words = sum(record.evidence.words_verified.values())
+        pairs.append((f"{plural(words, 'word')} verified", words))
     return [{"label": label, "value": f"{value:,}"} for label, value in pairs]
 
 

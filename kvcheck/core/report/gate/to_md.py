@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.gate.text import HEADINGS, cells, sections, summary_text
 from kvcheck.core.report.printable import printable
@@ -35,7 +36,7 @@ def render(result: GateResult) -> str:
         lines += ["", table_line(HEADINGS), "|" + " --- |" * len(HEADINGS)]
         lines += [table_line(cells(row)) for row in result.rows[:MOST_LINES]]
         if len(result.rows) > MOST_LINES:
-            lines += ["", f"{len(result.rows) - MOST_LINES} more rows in the JSON"]
+            lines += ["", f"{counted(len(result.rows) - MOST_LINES, 'more row')} in the JSON"]
     return "\n".join(lines) + "\n"
 
 
