@@ -29,7 +29,11 @@ def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, i
         code = _code_without_record(record.exit_code)
         record = session.record(complete=not interrupted, exit_code=code)
     session.say()
-    told = [*matrix_lines(record), *left_out_lines(record), *findings_block(record.findings)]
+    told = [
+        *matrix_lines(record),
+        *left_out_lines(record),
+        *findings_block(record.findings, record if is_kept else None),
+    ]
     for line in [*told, *verdict_lines(record)]:
         session.say(line)
     if interrupted and session.resumes:

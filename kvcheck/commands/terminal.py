@@ -20,6 +20,7 @@ from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResul
 from kvcheck.core.base.server_facts import is_requirement, server_of
 from kvcheck.core.report.prices import has_price
 from kvcheck.core.report.printable import printable
+from kvcheck.core.report.replay_line import proof_line, replay_line, whole_proof_line
 from kvcheck.core.report.wording import coverage_text, observed_texts, rounds_word, seen_text, whose_text
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
@@ -102,8 +103,8 @@ def _cache_counts(evidence: Evidence) -> list[str]:
     ]
 
 
-def bug_lines(number: int, bug: Bug) -> list[str]:
-    """A cause with its symptoms, as a block."""
+def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[str]:
+    """A cause with its symptoms, as a block. record: where both are stored; None: nowhere, so that lines are whole."""
     finding = bug.cause
     known = CODES.get(finding.code)  # None: it is from a run that was resumed, made by another version
     title = known.title if known else "unknown code"
@@ -122,21 +123,21 @@ def bug_lines(number: int, bug: Bug) -> list[str]:
     lines.append(f"    what    {finding.message}")
     if len(bug.findings) > 1:
         lines.append(f"    seen    {seen_text(bug)}")
-    lines.append(f"    repro   {finding.replay}")
-    proof = next((each.minimal for each in bug.findings if each.minimal and "confirmed" in each.minimal), None)
-    if proof is not None:
-        lines.append(f"    proof   {proof['confirmed']}")
-        lines.append(f"            {proof.get('replay', '')}")
+    lines.append(f"    repro   {finding.replay if record is None else replay_line(record, finding)}")
+    proved = next((each for each in bug.findings if each.minimal and "confirmed" in each.minimal), None)
+    if proved is not None:
+        lines.append(f"    proof   {(proved.minimal or {})['confirmed']}")
+        lines.append(f"            {whole_proof_line(proved) if record is None else proof_line(record, proved)}")
     return [*lines, f"    more    kvcheck explain {finding.code}"]
 
 
-def findings_block(findings: tuple[Finding, ...]) -> list[str]:
-    """The first causes, each code before a code's second cause, and how many were left out."""
+def findings_block(findings: tuple[Finding, ...], record: RunRecord | None = None) -> list[str]:
+    """The first causes, each code before a code's second cause, and how many were left out. record: as of bug_lines."""
     found = bugs(findings)
     first_of_code = {bug.cause.code: bug for bug in reversed(found)}
     ordered = sorted(found, key=lambda bug: (bug.cause.condition is not None, bug is not first_of_code[bug.cause.code]))
     shown = ordered[:MAX_SHOWN]
-    lines = [line for number, bug in enumerate(shown, 1) for line in (*bug_lines(number, bug), "")]
+    lines = [line for number, bug in enumerate(shown, 1) for line in (*bug_lines(number, bug, record), "")]
     if len(found) > len(shown):
         noun = "more cause" if len(found) < len(findings) else "more finding"
         lines.append(f"    and {counted(len(found) - len(shown), noun)} in the report")
