@@ -65,7 +65,7 @@ def bench(
     check_choice("--format", format_name, FORMATS)
     check_positive("--max-time", max_time)
     check_positive("--rounds", rounds)
-    outputs = parse_outputs(output)
+    outputs = parse_outputs(output, format_name)
     check_outputs(outputs)
     drawn = draw_seed() if seed is None else seed
 

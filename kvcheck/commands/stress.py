@@ -149,7 +149,7 @@ def stress(
     if is_address(target):
         return live.stress_server(ctx)
     live.refuse_options_of_servers(ctx)
-    outputs = parse_outputs(output)
+    outputs = parse_outputs(output, format_name)
     drawn = draw_seed() if seed is None else seed
     base, row = _base_plan(device, backend, strategy, drawn, trace, requests, mutant, transport, ranks, target)
     plans = row.cells(base, *_names(base, scenarios or [], shape or []))

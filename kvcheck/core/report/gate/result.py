@@ -19,6 +19,7 @@ from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.record import BenchRow, Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import is_requirement, server_name, server_of
+from kvcheck.core.report.ci.trouble import Trouble, of_bug
 from kvcheck.core.report.gate.budgets import BOUNDS, Budget
 from kvcheck.core.report.gate.builds import build_problems
 from kvcheck.core.report.gate.contradictions import contradictions
@@ -26,7 +27,7 @@ from kvcheck.core.report.gate.judge import ADVISED_ROWS, BudgetedRow, GatedRow, 
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import seen_text
 
-SCHEMA_VERSION = "3"
+SCHEMA_VERSION = "4"
 ON_INCONCLUSIVE = ("pass", "warn", "fail")
 INTERRUPTED = 130
 NAMED_ROWS = 6
@@ -34,10 +35,14 @@ NAMED_ROWS = 6
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a run, in a sentence; run_id is None where it is about the budgets."""
+    """What is wrong with a run, in a sentence.
+
+    run_id: None where it is about the budgets. trouble: the cause and its replay line; None where it is no finding.
+    """
 
     run_id: str | None
     message: str
+    trouble: Trouble | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,17 +138,17 @@ def write_json(result: GateResult, path: Path) -> None:
 
 def integrity_problems(records: Sequence[RunRecord], *, fail_on_conditional: bool = False) -> tuple[Problem, ...]:
     """Findings and failures of the runs."""
-    told = [Problem(record.run_id, message) for record in records for message in _failures(record)]
+    told = [each for record in records for each in _failures(record)]
     return (*told, *(conditional_findings(records) if fail_on_conditional else ()))
 
 
 def conditional_findings(records: Sequence[RunRecord]) -> tuple[Problem, ...]:
     """Findings that hold only under an assumption that the engine does not promise."""
     return tuple(
-        Problem(record.run_id, f"{finding.code} {finding.cell}, if {finding.condition}: {finding.message}")
+        Problem(record.run_id, f"{cause.code} {cause.cell}, if {cause.condition}: {_told(bug)}", of_bug(record, bug))
         for record in records
-        for finding in record.findings
-        if finding.condition is not None
+        for bug in bugs(record.findings)
+        if (cause := bug.cause).condition is not None
     )
 
 
@@ -207,24 +212,28 @@ def gated_rows(
     return tuple(gated), tuple(problems), tuple(warnings)
 
 
-def _failures(record: RunRecord) -> list[str]:
-    """Failures, each once: findings first, then rows with a verdict of their own, then the run's verdict."""
-    told = [_told(bug) for bug in bugs(record.findings) if bug.cause.condition is None]
-    told += [f"{row.name}: {row.outcome}" for row in record.mutants if row.verdict is Verdict.FAIL]
-    if not told:
+def _failures(record: RunRecord) -> list[Problem]:
+    """Failures, each once: causes first, then rows with a verdict of their own, then the run's verdict."""
+    found = [
+        Problem(record.run_id, f"{bug.cause.code} {bug.cause.cell}: {_told(bug)}", of_bug(record, bug))
+        for bug in bugs(record.findings)
+        if bug.cause.condition is None
+    ]
+    told = [f"{row.name}: {row.outcome}" for row in record.mutants if row.verdict is Verdict.FAIL]
+    if not (found or told):
         told = [
             f"{row.id} failed: {row.reason or row.code or 'no reason was recorded'}"
             for row in record.scenarios
             if row.verdict is Verdict.FAIL
         ]
-    if not told and (record.verdict is Verdict.FAIL or record.exit_code == 1):
+    if not (found or told) and (record.verdict is Verdict.FAIL or record.exit_code == 1):
         told = [f"the run failed, with exit {record.exit_code}"]
-    return told
+    return [*found, *(Problem(record.run_id, text) for text in told)]
 
 
 def _told(bug: Bug) -> str:
     seen = f" ({seen_text(bug)})" if len(bug.findings) > 1 else ""
-    return f"{bug.cause.code} {bug.cause.cell}: {bug.cause.message}{seen}"
+    return f"{bug.cause.message}{seen}"
 
 
 def _gaps(record: RunRecord) -> list[str]:

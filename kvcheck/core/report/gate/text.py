@@ -52,12 +52,12 @@ def slower_from_text(row: GatedRow) -> str:
 def sections(result: GateResult) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     """Name, words and details of each part, in the order in which they are judged."""
     notes = tuple(f"{row.id}: {note}" for row in result.rows for note in row.notes)
-    conditional = ("conditional", _conditional(result), tuple(_problem(each) for each in result.conditional))
+    conditional = ("conditional", _conditional(result), tuple(problem_text(each) for each in result.conditional))
     return (
-        ("integrity", _integrity(result), tuple(_problem(each) for each in result.integrity)),
+        ("integrity", _integrity(result), tuple(problem_text(each) for each in result.integrity)),
         *([conditional] if result.conditional else []),
-        ("evidence", _evidence(result), tuple(_problem(each) for each in result.evidence)),
-        ("runs", _schedules(result), tuple(_run(each) for each in result.runs)),
+        ("evidence", _evidence(result), tuple(problem_text(each) for each in result.evidence)),
+        ("runs", _schedules(result), tuple(run_text(each) for each in result.runs)),
         ("overhead", _overhead(result), (*notes, *(f"warning: {warning}" for warning in result.warnings))),
     )
 
@@ -104,7 +104,7 @@ def _some_schedules(runs: tuple[RunSummary, ...]) -> str:
     return f"{ran:,} of {counted(sum(known), noun)}" if known and len(known) == len(wanted) else counted(ran, noun)
 
 
-def _run(run: RunSummary) -> str:
+def run_text(run: RunSummary) -> str:
     """One run: its schedules, what it did not try, and what it judged."""
     cells = counted(run.cells, "cell") + ("" if run.server is None else f" at {run.server}")
     parts = [f"{run.run_id}: {_some_schedules((run,))} in {cells}, {run.fewest or 0} or more each"]
@@ -137,9 +137,10 @@ def _overhead(result: GateResult) -> str:
     return f"{counted(len(result.rows), 'gated row')}, budgets in {result.budget_file}, {rules}"
 
 
-def _problem(problem: Problem) -> str:
-    """A problem with the run it is in."""
-    return problem.message if problem.run_id is None else f"{problem.run_id}: {problem.message}"
+def problem_text(problem: Problem) -> str:
+    """A problem with the run it is in, and the command that shows it again."""
+    again = f"; next: {problem.trouble.replay}" if problem.trouble is not None and problem.trouble.replay else ""
+    return (problem.message if problem.run_id is None else f"{problem.run_id}: {problem.message}") + again
 
 
 def summary_text(result: GateResult) -> str:
