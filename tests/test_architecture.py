@@ -124,7 +124,7 @@ MAY_CATCH_ALL = {
     "core.stress.runner": "a crash of an oracle is UNKNOWN and a crash of the target is a finding",
     "core.targets.misuse.call": "whatever an illegal call raises is compared with the error that its check states",
     "commands.report": "a writer that breaks changes no verdict",
-    "core.stress.mutation.server": "an edited module may raise anything, and its process must not go on",
+    **dict.fromkeys(("core.stress.mutation.server", "core.targets.own"), "modules of others raise anything"),
     **dict.fromkeys(("commands.main", "commands.worker"), "the last place where a crash of our own becomes exit 70"),
 }
 ADAPTERS = {  # optional or slow library: the only modules that import it

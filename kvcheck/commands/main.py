@@ -23,6 +23,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from kvcheck import __version__
+from kvcheck.commands.configured import META
 from kvcheck.commands.terminal import complain, say
 from kvcheck.core.base.deadline import LOOK_AGAIN_S, would_be_lost
 from kvcheck.core.base.errors import KvcheckError, UnknownVerdict, machine_trouble
@@ -38,8 +39,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "model": ("kvcheck.commands.model:app", "Make a model whose every answer is known, to check a server with."),
     "list": ("kvcheck.commands.doctor:list_kind", "List scenarios, shapes, oracles, mutants, codes and more."),
     "explain": ("kvcheck.commands.doctor:explain", "Explain a finding code, oracle, mutant or scenario."),
+    "config": ("kvcheck.commands.config:app", "Say which settings count here, and where they come from."),
     "doctor": ("kvcheck.commands.doctor:doctor", "Say what this machine has, and what is missing."),
 }
+WITH_SUBCOMMANDS = frozenset({"model", "config"})
+"""Commands with commands of their own. Their options are only typed."""
 
 PIPE_CLOSED = 141
 """What a shell reports for a program whose reader, such as `head`, has gone."""
@@ -69,6 +73,7 @@ EXAMPLES: dict[str, str] = {
     "model": "Examples: kvcheck model make --out tiny | kvcheck model answer tiny --prompt ids.json --tokens 8",
     "list": "Examples: kvcheck list mutants | kvcheck list shapes --json",
     "doctor": "Example: kvcheck doctor --out runs",
+    "config": "Examples: kvcheck config show | kvcheck config show stress | kvcheck config schema",
     "explain": "Examples: kvcheck explain KV102 | kvcheck explain offload-skips-index-buffer",
 }
 
@@ -84,11 +89,14 @@ class LazyGroup(TyperGroup):
         """The command of that name, imported now; a placeholder with its help while --help is printed."""
         if cmd_name not in COMMANDS:
             return None
-        target, summary = COMMANDS[cmd_name]
         if ctx.resilient_parsing or _asks_for_help(ctx.obj):
-            return _placeholder(cmd_name, summary)
-        module, name = target.split(":")
-        return _command(cmd_name, getattr(importlib.import_module(module), name), summary)
+            return _placeholder(cmd_name, COMMANDS[cmd_name][1])
+        command = command_named(cmd_name)
+        if cmd_name not in WITH_SUBCOMMANDS:
+            from kvcheck.commands.configured import configure
+
+            configure(command, configurable())
+        return command
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Parse, which prints the help if it is asked for."""
@@ -126,7 +134,12 @@ app = typer.Typer(
 def _root(
     ctx: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    config: str | None = typer.Option(
+        None, "--config", metavar="FILE", help="Settings, instead of [tool.kvcheck] in pyproject.toml; '' for none."
+    ),
 ) -> None:
+    if config is not None:
+        ctx.meta[META] = config
     if version:
         say(f"kvcheck {__version__}")
         raise typer.Exit()
@@ -247,6 +260,18 @@ def _mute(stream: TextIO) -> None:
 
 def _asks_for_help(arguments: list[str] | None) -> bool:
     return not arguments or arguments[0] in ("-h", "--help")
+
+
+def configurable() -> tuple[str, ...]:
+    """Names of the commands whose options may be set by variables and files."""
+    return tuple(name for name in COMMANDS if name not in WITH_SUBCOMMANDS)
+
+
+def command_named(name: str) -> Any:
+    """The command of that name, imported now."""
+    target, summary = COMMANDS[name]
+    module, _, attribute = target.partition(":")
+    return _command(name, getattr(importlib.import_module(module), attribute), summary)
 
 
 def _placeholder(name: str, summary: str) -> Any:

@@ -122,7 +122,7 @@ def mutate(
     try:
         _run(task, chosen, pristine, kept, known, campaign, jobs or Session.cpus())
     except KeyboardInterrupt:
-        complain("interrupted: what was judged is kept")
+        complain("interrupted: what was judged is kept; next: the same command, which goes on with it")
         interrupted = True
     sweep()  # stores of schedules that were cut short
     results = [explained(known[name], chosen.reasons, chosen.left) for name in chosen.ids if name in known]

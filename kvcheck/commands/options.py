@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcheck import __version__
+from kvcheck.core.base.cells import ENGINE_NAMES
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest, file_digest
 from kvcheck.core.base.record import Identity
+from kvcheck.core.cache.transfer.mooncake.library import BUILDS
 from kvcheck.core.stress.schedule import MAX_DIGITS, Kind, Plan, parse_ranks
 
 if TYPE_CHECKING:
@@ -77,11 +79,13 @@ def tool() -> dict[str, str]:
 def environment() -> dict[str, object]:
     """Facts that a reader needs to judge a record."""
     versions: dict[str, str | None] = {}
-    for name in ("torch", "numpy", "triton", "mooncake-transfer-engine"):
+    for name in ("torch", "numpy", "triton", *BUILDS):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = None
+    if found := [name for name in BUILDS if versions[name] is not None]:  # builds of one library
+        versions = {name: version for name, version in versions.items() if name not in BUILDS or name in found}
     return {
         "python": platform.python_version(),
         "system": platform.system(),
@@ -91,15 +95,16 @@ def environment() -> dict[str, object]:
     }
 
 
-def identity(trace: str | None = None, engine: ProbeRunner | None = None) -> Identity:
-    """Digests of what a run judges. trace: of `--trace`. engine: the installed one, if any."""
+def identity(trace: str | None = None, engine: ProbeRunner | None = None, own: str | None = None) -> Identity:
+    """Digests of what a run judges. trace: of `--trace`. engine: the installed one, if any. own: MODULE:NAME."""
     from kvcheck.core.workload.synthetic import trace_file
 
-    return Identity(
-        code=code_digest(),
-        trace=None if trace is None else file_digest(trace_file(trace)),
-        target=None if engine is None else engine.start().identity,
-    )
+    target = None if engine is None else engine.start().identity
+    if own is not None:
+        from kvcheck.core.targets.own import own_identity
+
+        target = own_identity(own)
+    return Identity(code=code_digest(), trace=None if trace is None else file_digest(trace_file(trace)), target=target)
 
 
 def check_positive(name: str, value: float | None) -> None:
@@ -117,14 +122,28 @@ def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
         raise UsageError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
 
 
+def _check_target(plan: Plan) -> None:
+    from kvcheck.core.targets import TARGETS
+    from kvcheck.core.targets.own import is_own, load_own
+
+    if plan.own_target is None or plan.own_target in TARGETS.names():
+        return
+    if not is_own(plan.target):
+        known = ", ".join((*TARGETS.names(), *ENGINE_NAMES))
+        raise UsageError(f"unknown target {plan.target!r}; a target of your own is MODULE:NAME; known: {known}")
+    if plan.mutant is not None:
+        raise UsageError(f"--mutant {plan.mutant}: it is put into kvcheck's own target; leave --target out")
+    if plan.kind is Kind.RANKS:
+        raise UsageError(f"--transport {plan.transport}: its processes run kvcheck's own target; leave --target out")
+    load_own(plan.target)
+
+
 def check_plan(plan: Plan) -> None:
     """Raise UsageError or UnknownVerdict if this machine or version lacks something that the plan names."""
     from kvcheck.core.cache.backend import BACKENDS
     from kvcheck.core.cache.transfer import TRANSPORTS
-    from kvcheck.core.probes.installed import ENGINES
     from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.strategies import STRATEGIES
-    from kvcheck.core.targets import TARGETS
     from kvcheck.core.targets.mutants import mutant
     from kvcheck.core.workload.synthetic import trace_file
     from kvcheck.core.workload.traces import MAX_REQUESTS, read_trace
@@ -141,10 +160,9 @@ def check_plan(plan: Plan) -> None:
         parse_ranks(plan.ranks)
     row = row_of(plan)
     row.check(plan)
-    if plan.kind is not Kind.PROBE and plan.target not in TARGETS.names():
-        raise UsageError(f"unknown target {plan.target!r}; known: {', '.join((*TARGETS.names(), *ENGINES.names()))}")
     if plan.mutant is not None:
         mutant(plan.mutant)
+    _check_target(plan)
     check_positive("requests", plan.requests)
     if plan.requests is not None and plan.requests > MAX_REQUESTS:
         raise UsageError(f"requests: expected at most {MAX_REQUESTS}, got {plan.requests}")

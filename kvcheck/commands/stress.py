@@ -40,6 +40,7 @@ from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import cell_lines, complain, warn
 from kvcheck.commands.torchrun import exposure, find_place, ranks_of, serve_place
+from kvcheck.core.base.cells import is_engine
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, read_record
@@ -79,8 +80,9 @@ Ranks = Annotated[
 Target = Annotated[
     str,
     typer.Option(
-        metavar="NAME[:VENV]|URL",
-        help="What to test: builtin, an installed engine (kvcheck list targets), or a running server's address.",
+        metavar="NAME[:VENV]|MODULE:NAME|URL",
+        help="What to test: builtin, an installed engine (kvcheck list targets), MODULE:NAME of your own, or a running "
+        "server's address.",
     ),
 ]
 
@@ -171,10 +173,10 @@ def stress(
         _plan_cells(session, beside.plans, min(wanted, MOST), MOST, fails_on_conditional=fail_on_conditional)
         tasks = _tasks(session, out if resume else None)
         session.warnings += [*row.untried(base, plans), *beside.untried, *exposure(base, place)]
-        _tell_head(session, drawn, workers, engine)
+        _tell_head(session, base, workers, engine)
         interrupted = _collect(session, tasks, workers, limit, engine or rank_runner)
         session.warnings += unfound_mutant(session, mutant)
-        tell_untried(session, beside.untried)
+        tell_untried(session, [*(row.untried(base, plans) if base.own_target else ()), *beside.untried])
     return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
@@ -194,7 +196,7 @@ def _session(ctx: typer.Context, base: Plan, plan: dict[str, object], engine: Pr
         quiet=given["format_name"] == "json",
         resumes=True,
     )
-    session.facts, session.identity = engine_facts(engine), identity(base.trace, engine)
+    session.facts, session.identity = engine_facts(engine), identity(base.trace, engine, own=base.own_target)
     return session
 
 
@@ -222,14 +224,16 @@ def _workers(base: Plan, row: RunnerRow, cells: int) -> int:
     return 1 if row.is_alone or base.backend == "cuda" else min(cells, Session.cpus())
 
 
-def _tell_head(session: Session, seed: int, workers: int, engine: ProbeRunner | None) -> None:
+def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner | None) -> None:
     """The first line of a run."""
     cells = counted(len(session.cells), "cell")
     about = f"{cells}, {counted(workers, 'process')}"
+    if base.own_target is not None:
+        about = f"{about}, {base.own_target}"
     if engine is not None:
         hello = engine.start()
         about = f"{cells}, {hello.engine} {hello.version} on Python {hello.python}, torch {hello.torch}"
-    session.say(f"kvcheck {session.version}  seed {seed}  run {session.run_id}  {about}")
+    session.say(f"kvcheck {session.version}  seed {base.seed}  run {session.run_id}  {about}")
     session.say()
 
 
@@ -285,7 +289,6 @@ def _base_plan(
     target: str,
 ) -> tuple[Plan, RunnerRow]:
     """The checked plan that all cells share, without scenario and shape; and the row of its runner."""
-    from kvcheck.core.probes.installed import is_engine
     from kvcheck.core.stress.runner_rows import row_of
 
     is_apart = transport in PROCESS_TRANSPORTS

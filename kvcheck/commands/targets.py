@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 
 def target_of(plan: Plan) -> Target:
-    """The target that the plan names, or its mutant."""
+    """The target that the plan names, kvcheck's or the user's own, or the mutant of kvcheck's. Raises UsageError."""
     from kvcheck.core.targets import TARGETS
     from kvcheck.core.targets.mutants import mutant_target
+    from kvcheck.core.targets.own import load_own
 
-    return TARGETS.load(plan.target)() if plan.mutant is None else mutant_target(plan.mutant)
+    if plan.mutant is not None:
+        return mutant_target(plan.mutant)
+    return TARGETS.load(plan.target)() if plan.target in TARGETS.names() else load_own(plan.target)
 
 
 def runner_of(plan: Plan) -> ScheduleRunner:

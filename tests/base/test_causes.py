@@ -49,6 +49,7 @@ LEAK = finding("accounting", "KV401", "1 of 8 ids of full are neither free nor c
 EARLY = finding("protocol", "KV203", "is Success while its aux has not landed", buffer="metadata", request=2)
 DISAGREE = finding("protocol", "KV601", "decode ranks 0 and 1 decided differently")
 REASON = finding("protocol", "KV603", "its reason does not say", request=11)
+CALL = finding("liveness", "KV308", "a save of too many rows: expected DoubleFree", tier=None)
 PADDING = finding("content", "KV403", buffer="v", page=0, request=20)
 
 ONE: dict[str, tuple[tuple[Finding, ...], Finding]] = {
@@ -91,6 +92,9 @@ def test_one_bug_is_one_cause_with_symptoms(case: str) -> None:
 
 
 TWO: dict[str, tuple[Finding, Finding]] = {
+    "bytes, and a call beside the schedule's work": (FOREIGN, CALL),
+    "an error, and such a call": (CRASH, CALL),
+    "ranks that disagree, and such a call": (DISAGREE, CALL),
     "two buffers": (UNMOVED, OTHER_UNMOVED),
     "a buffer, and bytes of another": (UNMOVED, FOREIGN_K),
     "a length, and another request's bytes": (LENGTH, FOREIGN_K),

@@ -47,7 +47,7 @@ def test_bad_usage_exits_2_before_anything_runs(
     ("rows", "complaint"),
     [
         ("{}", "expected a JSON list"),
-        ('[{"name": "a"}]', "a: expected edits, engine, expect"),
+        ('[{"name": "a"}]', "a: expected name and edits, and if you like link"),
         ('[{"name": "a", "expect": ["KV999"], "edits": [{}]}]', "expected codes of kvcheck list codes"),
         ('[{"name": "a", "edits": [{"file": "commands/main.py", "old": "a", "new": "b"}]}]', "below kvcheck/core"),
         (

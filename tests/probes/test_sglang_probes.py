@@ -376,7 +376,7 @@ def test_device_that_the_engines_torch_does_not_see_is_4(
         (["--target", "sglang", "pd-transfer", "--requests", "5"], "its probes take no requests, got 5"),
         (["--target", "sglang", "--strategy", "lazy"], "its probes take no strategy, got 'lazy'"),
         (["--target", "sglang", "--jobs", "4"], "one child holds sglang and runs all its cells; leave it out"),
-        (["--target", "nope"], "unknown target 'nope'; known: builtin, sglang"),
+        (["--target", "nope"], "unknown target 'nope'; a target of your own is MODULE:NAME; known: builtin, sglang"),
     ],
 )
 def test_unusable_arguments_are_refused(

@@ -173,6 +173,33 @@ def test_conditional_finding_ends_a_cell_only_where_asked(fails: bool, runs: int
     assert len(runner.ran) == runs and sum(len(each.findings) for each in reports) == 1
 
 
+@pytest.mark.parametrize(("floor", "runs"), [(1, 3), (3, 3), (5, 5), (9, 6)])
+def test_a_call_that_went_wrong_ends_a_cell_once_a_pass_could_have_been_given(
+    floor: int, runs: int, clock: Clock
+) -> None:
+    """What it is about may show in a later schedule, and is the better finding then."""
+    call = replace(FINDING, code="KV308", oracle="liveness", message="a save: expected DoubleFree")
+    runner = Timed(clock, (1.0,), fails_at=2, finding=call)
+    task = CellTask(plan=PLAN, schedules=6, floor=floor)
+    reports = until_closed(Turns(0, task, Budget(Limit(), clock.process_time), runner))
+    assert len(runner.ran) == runs and [each for report in reports for each in report.findings] == [call]
+
+
+def test_a_call_that_went_wrong_is_reported_once_and_another_finding_ends_the_cell(clock: Clock) -> None:
+    call = replace(FINDING, code="KV308", oracle="liveness", message="a save: expected DoubleFree")
+
+    class Scripted(Timed):
+        def run(self, plan: Plan) -> Outcome:
+            found = {0: (call,), 1: (call,), 2: (replace(call, message="a restore: expected it"), FINDING)}
+            return replace(super().run(plan), findings=found.get(plan.schedule, ()))
+
+    runner = Scripted(clock, (1.0,))
+    task = CellTask(plan=PLAN, schedules=6, floor=5)
+    reports = until_closed(Turns(0, task, Budget(Limit(), clock.process_time), runner))
+    assert runner.ran == [0, 1, 2]
+    assert [each.code for report in reports for each in report.findings] == ["KV308", "KV308", FINDING.code]
+
+
 def test_interrupted_cell_goes_on_behind_what_was_judged(clock: Clock) -> None:
     runner = Timed(clock, (1.0,))
     task = CellTask(plan=PLAN, schedules=6, floor=3, before=Evidence(schedules=4))

@@ -205,3 +205,17 @@ def test_rooms_of_spared_requests_are_left_alone() -> None:
     legal = (Situation("room", "arrived", "copy"),)
     run(Disturber(legal, lambda event: None, start=0, requests=100, spared=lambda name: name == 1), engine)
     assert not engine.done
+
+
+def test_one_abort_more_than_a_scenario_aims_at_goes_to_another_state() -> None:
+    states = ("restoring", "retracted", "joined", "running")
+    legal = tuple(Situation("request", state, "abort") for state in states)
+    focus = ("request/restoring/abort", "request/retracted/abort")
+    third = set()
+    for start in range(8):
+        engine = StillEngine([Standing("request", state, number) for number, state in enumerate(states, 1)])
+        run(Disturber(legal, lambda event: None, start=start, requests=8, focus=focus), engine)
+        done = [standing.state for _, standing in engine.done]
+        assert len(done) == 3 and {"restoring", "retracted"} < set(done)
+        third |= {*done} - {"restoring", "retracted"}
+    assert third == {"joined", "running"}

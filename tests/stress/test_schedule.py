@@ -90,7 +90,7 @@ def test_defaults_are_left_out_except_seed_and_schedule() -> None:
         expect="KV102",
     )
     assert full.line() == (
-        "retract-resume:shape=glm-5.1-tiny,mutant=index-not-saved,device=cuda%3A0,strategy=random,seed=7,schedule=3,"
+        "retract-resume:shape=glm-5.1-tiny,mutant=index-not-saved,device=cuda:0,strategy=random,seed=7,schedule=3,"
         "requests=12,trace=traces/an%20hour.jsonl,expect=KV102"
     )
 

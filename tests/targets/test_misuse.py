@@ -106,7 +106,7 @@ def test_a_call_that_is_not_refused_as_it_has_to_be_is_told(
 
 def test_a_legal_call_with_a_wrong_result_is_told() -> None:
     found = attempt("a sum", None, lambda: 1 + 1 == 3).make()
-    assert found == "a sum: expected that it is allowed; got: it gave another result"
+    assert found == "a sum: expected that it is allowed and gives the right result; got: that is not so"
 
 
 def test_a_call_for_which_there_is_no_state_is_no_refusal() -> None:

@@ -8,6 +8,7 @@
     9           wrong bytes                                                  content and all others
     10 to 12    what follows from wrong bytes                                protocol: others, reports, transfers,
                                                                              progress, output, liveness
+    13          calls beside the schedule's own work                         liveness: KV308
 
 A finding is a symptom of an earlier stage's finding that it shares a request, a page or a buffer with. What names
 none of these follows from the first cause.
@@ -15,6 +16,7 @@ none of these follows from the first cause.
 Invariants:
 - Two findings that name different requests, pages and buffers are two causes, unless they say the same thing.
 - A leak explains no wrong bytes, and wrong bytes explain no leak.
+- A call that went wrong (KV308) is no cause and no symptom of what the schedule itself shows.
 - A symptom stays a finding: it keeps its code, message, schedule line and place in the record.
 """
 
@@ -25,17 +27,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvcheck.core.base.cells import keys_of
+from kvcheck.core.base.cells import is_engine, keys_of
 from kvcheck.core.base.record import Finding
 
-GUARDS = frozenset({"KV202", "KV301", "KV308", "KV402", "KV403"})
-"""Codes of errors that the code under test raises when it refuses to do something wrong, and of checks that do not."""
+GUARDS = frozenset({"KV202", "KV301", "KV402", "KV403"})
+"""Codes of errors that the code under test raises when it refuses to do something wrong."""
+CALL = "KV308"
+"""The code of calls that schedules make beside their own work: illegal ones, and legal ones at an edge."""
 FALSE_STATUS = frozenset({"KV203", "KV301", "KV602"})
 STAGES = {"aliasing": 1, "lifetime": 2, "residency": 3, "contract": 4, "audit": 5, "ordering": 7, "accounting": 8}
 ENDS = {"protocol": 10, "reports": 10, "transfers": 10, "progress": 10, "bytes": 10, "output": 11, "liveness": 12}
 UNMOVED = "KV304"
 """A buffer that was not moved explains the bytes of that buffer alone, whatever else the request reads."""
-GUARD, ACCOUNTING, BYTES = 6, STAGES["accounting"], 9
+GUARD, ACCOUNTING, BYTES, CALLS = 6, STAGES["accounting"], 9, 13
 TOLD = frozenset({"lifetime", "residency", "contract", "aliasing", "liveness"})
 """Oracles whose messages name the rule that was broken, where no buffer does. Numbers in them differ each time."""
 SINGLE = frozenset({"known-answers", "bench"})
@@ -52,6 +56,8 @@ def stage(finding: Finding) -> int:
         return 0
     if finding.oracle == "liveness" and finding.code in GUARDS:
         return GUARD
+    if finding.code == CALL:
+        return CALLS
     return STAGES.get(finding.oracle) or ENDS.get(finding.oracle, BYTES)
 
 
@@ -64,7 +70,7 @@ def signature(finding: Finding) -> Signature:
     kind = (finding.oracle, finding.code, finding.tier, _buffer(finding), finding.condition)
     if finding.oracle in SINGLE:
         return (*kind, finding.id or finding.message)
-    if "target" in keys_of(finding.schedule):
+    if is_engine(keys_of(finding.schedule).get("target", "")):
         return (*kind, finding.cell, finding.lane)
     if finding.oracle == "ordering":
         return (finding.oracle, finding.code, finding.tier, *operations(finding))
@@ -165,7 +171,7 @@ class _Group:
             return False
         if signature(finding) in self._signatures:
             return True
-        if finding.oracle in SINGLE:
+        if finding.oracle in SINGLE or CALL in (finding.code, self.findings[0].code):
             return False
         first, then = stage(self.findings[0]), stage(finding)
         if then == first:

@@ -16,6 +16,13 @@ KNOWN_ANSWERS = "known-answers"
 """The key that the lines of running servers have and no other line has."""
 
 UNNAMED_SERVER = "server"
+ENGINE_NAMES = ("sglang", "vllm", "lmcache")
+"""The installed engines that can be a target: each has a row of ENGINES."""
+
+
+def is_engine(target: str) -> bool:
+    """Whether a target names an installed engine, such as sglang or vllm:DIR."""
+    return target.partition(":")[0] in ENGINE_NAMES
 
 
 def tried_with(shape: str, transport: str | None) -> str:

@@ -141,8 +141,8 @@ CODES: dict[str, Code] = dict(
         ),
         _code(
             "KV308",
-            "check does not hold",
-            "An illegal call was let through or refused wrongly, or a legal one at an edge went wrong.",
+            "call went wrong",
+            "A call of a class was let through or refused wrongly, or gave a wrong result.",
             "A check that was left out, raises another error or comes after a change; a bound that is off by one.",
             "No release yet; the next wrong caller then corrupts memory where it should have been stopped.",
         ),
@@ -249,7 +249,7 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV703",
             "cached prefix lost",
-            "What was computed is not cached under its hash, left a tier without an eviction, or is computed again.",
+            "What was computed is not cached under its hash, left unevicted, or is computed again.",
             "A match that is cut short, pages that are freed instead of kept, a last block that is left out.",
             "vLLM #48596: the last block was not offloaded, so that its hits were missed.",
         ),

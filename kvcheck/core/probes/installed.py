@@ -46,11 +46,6 @@ class EngineTarget:
         return EngineProcess(self.engine, dict(ENGINES.targets())[self.engine], self.python, patience, device)
 
 
-def is_engine(target: str) -> bool:
-    """Whether a target names an installed engine."""
-    return target.partition(":")[0] in ENGINES.names()
-
-
 def parse_target(target: str) -> EngineTarget:
     """The engine and interpreter of "sglang" or "sglang:/path". Raises UsageError for a path without an interpreter."""
     name, colon, place = target.partition(":")

@@ -185,8 +185,9 @@ class ScheduleRunner:
         scenario = scenario_of(plan)
         shape = shape_named(plan.shape)
         if missing := scenario.needs - self._target.capabilities:
-            raise UsageError(
-                f"target {self._target.name} lacks {', '.join(sorted(missing))}, which {plan.scenario} needs"
+            raise UnknownVerdict(
+                f"target {self._target.name} does not declare {', '.join(sorted(missing))}, which {plan.scenario} "
+                "needs; next: declare it, or name the scenarios that it is for"
             )
         load, reference = self.workloads.of(plan)
         history = History()

@@ -164,6 +164,13 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     return others.get(plan.strategy, ()) if plan.backend == "simulated" else ()
 
 
+def _untried(base: Plan, plans: Sequence[Plan]) -> list[str]:
+    """What is tried of kvcheck's own target alone."""
+    if base.own_target is None:
+        return []
+    return [f"not tried: illegal calls of the classes of {base.own_target}, and its ranks as processes"]
+
+
 SCHEDULE = RunnerRow(
     make=lambda plan, target_of: ScheduleRunner(target_of(plan)),
     check_names=_check_names,
@@ -172,6 +179,7 @@ SCHEDULE = RunnerRow(
     floor=FLOOR,
     order=_order,
     left_out=_left_out,
+    untried=_untried,
     confirms=True,
 )
 RUNNERS: Mapping[Kind, RunnerRow] = {

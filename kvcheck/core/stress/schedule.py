@@ -19,12 +19,14 @@ from enum import Enum
 from urllib.parse import quote, unquote
 from zlib import crc32
 
-from kvcheck.core.base.cells import tried_with
+from kvcheck.core.base.cells import is_engine, tried_with
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
 
 MAX_DIGITS = 20
+BUILTIN = "builtin"
+"""The target that is kvcheck's own."""
 FLOOR = 3
 """Schedules that a cell runs at the least: with an eager, a lazy and a random order, and other settings in each."""
 STRIDE = 7
@@ -55,17 +57,17 @@ class Kind(Enum):
 class Plan:
     """One schedule of one scenario with one shape, or of one probe of an installed engine.
 
-    probe: "NAME.SUBJECT", what is tried and on what; the shape is then "". None: `target` is kvcheck's own. seed,
-    schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None where the scenario chooses.
-    requests: None is the scenario's own number, or the whole trace. trace: None is a synthetic workload. choices:
-    recorded choices, for strategy "replay"; the pair of operations, for strategy "flip"; delays of a device, for
-    strategy "delay". expect: the code the schedule was printed for.
+    probe: "NAME.SUBJECT", what is tried and on what; the shape is then "". None: `target` is kvcheck's or the user's
+    own. seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None where the scenario
+    chooses. requests: None is the scenario's own number, or the whole trace. trace: None is a synthetic workload.
+    choices: recorded choices, for strategy "replay"; the pair of operations, for strategy "flip"; delays of a device,
+    for strategy "delay". expect: the code the schedule was printed for.
     """
 
     scenario: str
     shape: str = ""
     probe: str | None = None
-    target: str = "builtin"
+    target: str = BUILTIN
     mutant: str | None = None
     backend: str = "simulated"
     device: str = "cpu"
@@ -109,6 +111,11 @@ class Plan:
         return Kind.DELAYED if self.backend == "cuda" and self.strategy == "delay" else Kind.SCHEDULE
 
     @property
+    def own_target(self) -> str | None:
+        """MODULE:NAME of a target of the user's own; None where the target is kvcheck's or an installed engine."""
+        return None if self.probe is not None or self.target == BUILTIN else self.target
+
+    @property
     def tried_with(self) -> str:
         """What the scenario is tried with, as records name it."""
         if self.probe is not None:
@@ -127,7 +134,7 @@ class Plan:
         for row in dataclasses.fields(self):
             value = shape if row.name == "shape" else getattr(self, row.name)
             if row.name not in UNWRITTEN and (value != row.default or row.name in ALWAYS_WRITTEN):
-                pairs.append(f"{row.name}={quote(str(value), safe='/._-~', errors='surrogateescape')}")
+                pairs.append(f"{row.name}={quote(str(value), safe='/:._-~', errors='surrogateescape')}")
         return f"{self.scenario}:{','.join(pairs)}"
 
 
@@ -183,9 +190,6 @@ def parse_line(line: str) -> Plan:
             values[key] = value
     if "shape" not in values:
         raise UsageError("schedule line: expected shape=NAME, found none")
-    if "target" in values:
-        from kvcheck.core.probes.installed import is_engine
-
-        if is_engine(str(values["target"])):
-            values |= {"probe": values["shape"], "shape": ""}
+    if is_engine(str(values.get("target", ""))):
+        values |= {"probe": values["shape"], "shape": ""}
     return Plan(**values)  # type: ignore[arg-type]

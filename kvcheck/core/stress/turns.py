@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from kvcheck.core.base.causes import CALL
 from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import UnknownVerdict, machine_trouble
 from kvcheck.core.base.record import Finding
@@ -80,6 +81,11 @@ class Budget:
         return self.until is not None and time.monotonic() >= self.until
 
 
+def _key(finding: Finding) -> tuple[str, str | None, str | None]:
+    """What is equal for findings of two schedules that a cell reports once."""
+    return finding.code, finding.message if finding.code == CALL else finding.buffer, finding.condition
+
+
 class Turns:
     """A cell that is being run.
 
@@ -94,7 +100,8 @@ class Turns:
         self._judged = self._unknown = self._lost = 0
         self._more: Iterator[Plan] | None = None
         self._cpu_s = self._wall_s = self.used_s = 0.0
-        self._conditional: set[tuple[str, str | None, str | None]] = set()
+        self._told: set[tuple[str, str | None, str | None]] = set()
+        self._has_wrong_call = False
         self.is_open = True
 
     @property
@@ -136,8 +143,16 @@ class Turns:
             note=outcome.note,
             is_note_told=self._row.tells_notes,
         )
-        if any(each.condition is None or self._task.fails_on_conditional for each in findings):
+        if self._is_enough(findings):
             yield self._end(None)
+
+    def _is_enough(self, findings: tuple[Finding, ...]) -> bool:
+        """A finding ends the cell. A call that went wrong does so once a pass could have been given: what else is
+        wrong may show in a later schedule."""
+        ending = [each for each in findings if each.condition is None or self._task.fails_on_conditional]
+        self._has_wrong_call = self._has_wrong_call or any(each.code == CALL for each in ending)
+        others = any(each.code != CALL for each in ending)
+        return others or (self._has_wrong_call and not self.is_below_floor)
 
     def _next(self) -> Plan | None:
         """The plan to run now, or None."""
@@ -177,9 +192,9 @@ class Turns:
             return outcome.findings
 
     def _news(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-        """The findings without conditional ones that an earlier schedule has reported already."""
-        fresh = [each for each in findings if (each.code, each.buffer, each.condition) not in self._conditional]
-        self._conditional |= {(each.code, each.buffer, each.condition) for each in fresh if each.condition is not None}
+        """The findings without conditional ones and calls that an earlier schedule has reported already."""
+        fresh = [each for each in findings if _key(each) not in self._told]
+        self._told |= {_key(each) for each in fresh if each.condition is not None or each.code == CALL}
         return tuple(fresh)
 
     def _end(self, reason: str | None, cut: str | None = None) -> Report:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvcheck.core.base.cells import KNOWN_ANSWERS, keys_of, lines_of
+from kvcheck.core.base.cells import KNOWN_ANSWERS, is_engine, keys_of, lines_of
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.record import Identity, RunRecord
 from kvcheck.core.base.server_facts import engine_and_version, server_of
@@ -45,7 +45,14 @@ def changes(then: Identity | None, now: Identity) -> list[str]:
 def engine_of(record: RunRecord) -> str | None:
     """The installed engine that the run is about; None for kvcheck's own code."""
     planned = [cell for cell in _planned(record) if KNOWN_ANSWERS not in cell]
-    targets = {cell.get("target", BUILTIN).partition(":")[0] for cell in planned} - {BUILTIN}
+    targets = {cell["target"].partition(":")[0] for cell in planned if is_engine(cell.get("target", ""))}
+    return min(targets) if targets else None
+
+
+def own_target_of(record: RunRecord) -> str | None:
+    """The target of the user's own that the run is about, as MODULE:NAME."""
+    planned = [cell for cell in _planned(record) if KNOWN_ANSWERS not in cell]
+    targets = {cell.get("target", BUILTIN) for cell in planned if not is_engine(cell.get("target", ""))} - {BUILTIN}
     return min(targets) if targets else None
 
 
@@ -67,8 +74,9 @@ def _own(record: RunRecord, code: str) -> Iterator[str]:
     if engine is None and server_of(record) is None and identity.code != code:
         there, here = short(identity.code), short(code)
         yield f"it is of another build of kvcheck: its code is {there}, and {here} here; {again}"
-    if engine is not None and identity.target is None:
-        yield f"it does not say which {engine} it judged; {again}"
+    named = engine or own_target_of(record)
+    if named is not None and identity.target is None:
+        yield f"it does not say which {named} it judged; {again}"
     if identity.trace is None and any("trace" in cell for cell in _planned(record)):
         yield f"it does not say what was in the trace that it fed; {again}"
 
@@ -85,8 +93,9 @@ def _claims(record: RunRecord) -> Iterator[tuple[tuple[str, ...], str, str]]:
         if identity.code is not None:
             yield ("checker", f"{name} server"), identity.code, f"the code of kvcheck that judged the {name} server"
     engine = engine_of(record)
-    if engine is not None and identity.target is not None:
-        yield ("engine", engine), identity.target, f"the {engine} that it judged"
+    named = engine or own_target_of(record)
+    if named is not None and identity.target is not None:
+        yield ("engine", named), identity.target, f"the {named} that it judged"
     if engine is not None and identity.code is not None:
         yield ("checker", engine), identity.code, "the code of kvcheck that judged it"
     if identity.trace is not None:

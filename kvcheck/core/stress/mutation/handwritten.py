@@ -1,6 +1,6 @@
 """Hand-written edits: a JSON list of bugs, each put in by exact texts, judged like generated edits.
 
-    [{"name", "link", "engine", "what", "expect": [codes], "edits": [{"file", "old", "new"}]}]
+    [{"name", "edits": [{"file", "old", "new"}], "link", "engine", "what", "expect": [codes]}]    the last four may lack
 
 Invariants:
 - An old text occurs exactly once in its file, below kvcheck/core; the edited files compile.
@@ -22,7 +22,9 @@ from kvcheck.core.stress.mutation.reach import Reach
 from kvcheck.core.stress.mutation.results import Result
 from kvcheck.core.stress.mutation.source import Source
 
-KEYS = {"name", "link", "engine", "what", "expect", "edits"}
+OPTIONAL = ("link", "engine", "what", "expect")
+KEYS = {"name", "edits", *OPTIONAL}
+NEEDED = f"name and edits, and if you like {', '.join(OPTIONAL)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +46,8 @@ def read_hand_edits(path: Path, folder: Path) -> list[HandEdit]:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}; expected a JSON list of edits") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UsageError(f"{path}: expected a JSON list of objects with {', '.join(sorted(KEYS))}")
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise UsageError(f"{path}: expected a JSON list of objects with {NEEDED}, one at least")
     found = [_hand_edit(row, path, folder) for row in rows]
     names = [each.name for each in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -81,7 +83,7 @@ def _hand_edit(row: Mapping[str, object], path: Path, folder: Path) -> HandEdit:
     name = str(row.get("name", ""))
     where = f"{path}, {name or 'a row without a name'}"
     if not name or set(row) - KEYS or not isinstance(row.get("edits"), list) or not row["edits"]:
-        raise UsageError(f"{where}: expected {', '.join(sorted(KEYS))}, got {', '.join(sorted(map(str, row)))}")
+        raise UsageError(f"{where}: expected {NEEDED}, got {', '.join(sorted(map(str, row)))}")
     expect = row.get("expect", [])
     if not isinstance(expect, list) or any(code not in CODES for code in expect):
         raise UsageError(f"{where}: expected codes of kvcheck list codes, got {expect!r}")

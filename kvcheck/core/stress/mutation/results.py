@@ -100,7 +100,11 @@ class ResultFile:
                 for row in fields(Campaign)
                 if getattr(head, row.name) != getattr(campaign, row.name)
             )
-            raise UsageError(f"{self.path}: expected results of this campaign, got {told}; choose another --out")
+            why = "the source has changed since; " if head.code != campaign.code else ""
+            raise UsageError(
+                f"{self.path}: expected results of this campaign, got {told}; {why}choose another --out, and --again "
+                "with this folder for the same edits"
+            )
         return results
 
     def add(self, result: Result) -> None:

@@ -4,8 +4,8 @@ Invariants:
 - It aims at the situation that this schedule has reached least often; the number of the schedule says with which it
   begins. So two schedules of one cell aim at different ones, and a schedule depends on its plan alone.
 - All that it does is a row of SITUATIONS, and each is counted when it has happened.
-- One request in ABORTED_SHARE at most is aborted, so that most of them are judged to their end. For the same reason
-  each situation is made to happen MOST times, and a clock runs ahead once.
+- One request in ABORTED_SHARE is aborted, or one more than a scenario aims at, so that most of them are judged to
+  their end. For the same reason each situation is made to happen MOST times, and a clock runs ahead once.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class Disturber:
         focus: Collection[str] = (),
     ) -> None:
         self._held = list(rivals)
-        self._left = {"abort": requests // ABORTED_SHARE, "time out": 1}
+        focused = sum(each.happening == "abort" for each in legal if each.key in focus)
+        # Where schedules aim at several aborts, one more is left for another state, which goes round.
+        self._left = {"abort": max(requests // ABORTED_SHARE, focused + 1 if focused > 1 else 0), "time out": 1}
         self._each = {"abort": ABORTS_EACH if self._held else 1, "time out": 1}
         mine = [each for each in legal if each.happening in CAUSED or (self._held and each.happening in RELEASED)]
         turn = start * STEP % len(mine)

@@ -39,17 +39,19 @@ class Misuse(Generic[S]):
 
     def on(self, subject: S, kept: Callable[[S], object] = lambda subject: None) -> Attempt:
         """The row as a call on one subject. kept: a cheap digest of what a refused call must not change."""
-        return Attempt(self.name, self.refused_with, partial(self.attempt, subject), partial(kept, subject))
+        call = partial(self.attempt, subject)
+        return Attempt(self.name, self.refused_with, call, partial(kept, subject), about=_about(self.attempt))
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A call that can be made now."""
+    """A call that can be made now. about: what is right, in a sentence; "" where the name says it."""
 
     name: str
     refused_with: type[Exception] | None
     call: Callable[[], object]
     kept: Callable[[], object]
+    about: str = ""
 
     def make(self) -> str | Absence | None:
         """Make the call: None where all is right, NOT_NOW, or what was expected and what happened."""
@@ -67,7 +69,7 @@ class Attempt:
                 return NOT_NOW
             if self.refused_with is not None:
                 return self._wrong("it was accepted")
-            return self._wrong("it gave another result") if given is False else None
+            return self._wrong("that is not so") if given is False else None
         after = self.kept()
         return None if before == after else self._wrong(f"it changed something: {before} became {after}")
 
@@ -78,8 +80,16 @@ class Attempt:
         return self._wrong(f"{type(error).__name__}: {error}")
 
     def _wrong(self, happened: str) -> str:
-        expected = "that it is allowed" if self.refused_with is None else f"{self.refused_with.__name__}, no change"
+        expected = self.about or "that it is allowed and gives the right result"
+        if self.refused_with is not None:
+            expected = f"{self.refused_with.__name__}, no change"
         return f"{self.name}: expected {expected}; got: {happened}"
+
+
+def _about(attempt: Callable[..., object]) -> str:
+    """The first sentence of a function's docstring, in quotes; "" for one without a name of its own."""
+    text = getattr(attempt, "__doc__", None) if getattr(attempt, "__name__", "<lambda>") != "<lambda>" else None
+    return f'"{" ".join(text.split()).rstrip(".")}"' if text else ""
 
 
 def on_each(rows: Iterable[Misuse[S]], subject: S, kept: Callable[[S], object]) -> list[Attempt]:

@@ -1,0 +1,170 @@
+"""Targets of the user's own: `--target MODULE:NAME` names parts of an engine, or a whole target, in his own code.
+
+    parts     TargetParts: kvcheck's own engine with some classes replaced
+    target    build(setup) -> Engine, and capabilities: what it can do
+    factory   a function without arguments that gives one of the two
+
+Invariants:
+- The module is looked for where everything installed is, and last in the current folder, so that a file there hides
+  nothing. It is imported only where it is named.
+- An error of the user's module is a UsageError with its name and text, never a finding; one of the machine is UNKNOWN.
+- Nobody makes illegal calls of a user's classes: what they have to refuse is not for kvcheck to say.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import cast
+
+from kvcheck.core.base.errors import UnknownVerdict, UsageError, machine_trouble
+from kvcheck.core.base.identity import commit_of, file_digest, folder_digest
+from kvcheck.core.cache.scheduler.request import Request, StepReport
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.parts import TargetParts
+from kvcheck.core.targets.target import Engine, Setup, SpaceCount, Standing, Target
+
+PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""Names of modules with dots between them, and the name of what is in the last one."""
+
+
+class OwnEngine:
+    """An engine whose classes are not asked to refuse anything: an Engine, and no Misusable."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def is_idle(self) -> bool:
+        return self._engine.is_idle
+
+    def submit(self, request: Request) -> None:
+        self._engine.submit(request)
+
+    def abort(self, request_id: int) -> bool:
+        return self._engine.abort(request_id)
+
+    def standings(self) -> tuple[Standing, ...]:
+        return self._engine.standings()
+
+    def make_happen(self, happening: str, standing: Standing) -> bool:
+        return self._engine.make_happen(happening, standing)
+
+    def step(self) -> StepReport:
+        return self._engine.step()
+
+    def counts(self) -> tuple[SpaceCount, ...]:
+        return self._engine.counts()
+
+    def evictions(self) -> int:
+        return self._engine.evictions()
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class OwnTarget:
+    """A target of the user's own under the name by which it was asked for."""
+
+    def __init__(self, name: str, target: Target) -> None:
+        self.name = name
+        self.capabilities = target.capabilities
+        self._target = target
+
+    def build(self, setup: Setup) -> Engine:
+        """A fresh engine of it."""
+        return OwnEngine(self._target.build(setup))
+
+
+def is_own(name: str) -> bool:
+    """Whether a name that is no engine's has the form MODULE:NAME."""
+    return PLACE.fullmatch(name) is not None
+
+
+def load_own(name: str) -> OwnTarget:
+    """The target that MODULE:NAME gives. Raises UsageError with what was expected and what was found."""
+    found = _found(name)
+    if callable(found) and not isinstance(found, type) and not _is_target(found):
+        found = _called(name, found)
+    if isinstance(found, TargetParts):
+        return OwnTarget(name, BuiltinTarget(found))
+    if not _is_target(found) or isinstance(found, type):
+        raise UsageError(
+            f"--target {name}: expected TargetParts, a target with build and capabilities, or a function without "
+            f"arguments that gives one; got {_kind(found)}"
+        )
+    target = cast(Target, found)
+    unknown = sorted(map(repr, set(target.capabilities) - BuiltinTarget.capabilities))
+    if unknown:
+        known = ", ".join(sorted(BuiltinTarget.capabilities))
+        raise UsageError(f"--target {name}: unknown capability {', '.join(unknown)}; known: {known}")
+    return OwnTarget(name, target)
+
+
+def own_identity(name: str) -> str:
+    """The code that MODULE:NAME names, in one line: digest of its package's folder or its file, and the commit."""
+    load_own(name)
+    top = name.partition(":")[0].partition(".")[0]
+    file = getattr(sys.modules[top], "__file__", None)
+    if file is None:
+        raise UsageError(
+            f"--target {name}: {top} lies in no file, so a record could not say what was judged; expected a module, or "
+            "a package with an __init__.py"
+        )
+    path = Path(file)
+    is_package = path.name == "__init__.py"
+    digest = folder_digest(path.parent) if is_package else file_digest(path)
+    commit = commit_of(path.parent)
+    return ", ".join(part for part in (name, commit and f"commit {commit}", digest) if part)
+
+
+def _found(name: str) -> object:
+    if not is_own(name):
+        raise UsageError(f"--target {name}: expected MODULE:NAME, such as my_package.my_module:make_target")
+    module, _, attribute = name.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        loaded = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # any error of the user's module
+        _check_machine(name, error)
+        raise UsageError(
+            f"--target {name}: cannot import {module} ({_told(error)}); expected a module that is installed or lies in "
+            "the current folder"
+        ) from error
+    if not hasattr(loaded, attribute):
+        raise UsageError(f"--target {name}: {module} has no {attribute}")
+    return getattr(loaded, attribute)
+
+
+def _called(name: str, factory: object) -> object:
+    try:
+        return factory()  # type: ignore[operator]
+    except (Exception, SystemExit) as error:  # any error of the user's function
+        _check_machine(name, error)
+        raise UsageError(f"--target {name}: calling it without arguments failed ({_told(error)})") from error
+
+
+def _check_machine(name: str, error: BaseException) -> None:
+    if (trouble := machine_trouble(error)) is not None:
+        raise UnknownVerdict(f"--target {name}: {trouble}") from error
+
+
+def _is_target(value: object) -> bool:
+    can = getattr(value, "capabilities", None)
+    return callable(getattr(value, "build", None)) and isinstance(can, AbstractSet)
+
+
+def _told(error: BaseException) -> str:
+    """The name of an error and the first line of its text."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
