@@ -57,8 +57,8 @@ gate: $(STAMP) ## prices of the fast parts and a few schedules, judged by report
 gpu: ## all that needs a GPU, by PYTHON as it is, in under 8 minutes; files in $$OUT or build/gpu; installs nothing
 	@PYTHONPATH="$(CURDIR)" $(PYTHON) -m kvcheck.commands.gpu
 
-engine-env: ## an environment with a release of an engine: make engine-env ENGINE=sglang VERSION=0.5.23 DIR=envs/0.5.23
-	@PYTHON=$(PYTHON) tests/engines/make_env.sh $(ENGINE) $(VERSION) $(DIR) $(BASE)
+engine-env: $(STAMP) ## an environment with a release of an engine: make engine-env ENGINE=sglang VERSION=0.5.23 DIR=envs/0.5.23
+	@$(VENV)/bin/kvcheck engine-env $(ENGINE)$(if $(VERSION),==$(VERSION)) $(DIR) --python $(PYTHON) $(if $(BASE),--base $(BASE)) $(if $(SOURCE),--source $(SOURCE))
 
 engine-verdicts: $(STAMP) ## releases of engines judged, each line replayed 20 times, on one page: make engine-verdicts OUT=build/engines
 	@$(VENV)/bin/python tests/engines/verdicts.py $(or $(OUT),build/engines) $(RELEASES)

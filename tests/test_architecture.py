@@ -29,7 +29,7 @@ BASE = frozenset(
     for name in (
         *("errors", "paging", "registry", "record", "codes", "bugs", "rounds", "deadline"),
         *("child", "child_start", "scratch", "identity", "cells", "causes"),
-        *("evidence_kinds", "server_facts", "situations", "nouns"),
+        *("evidence_kinds", "server_facts", "situations", "story", "untold", "nouns"),
     )
 )
 CONTENT = ("core.base.content", "core.base.deviation", "core.base.rng")
@@ -123,7 +123,7 @@ MAY_CATCH_ALL = {
     "core.probes.frame.guard": "whatever an engine raises is its finding, or what cannot be driven",
     "core.stress.runner": "a crash of an oracle is UNKNOWN and a crash of the target is a finding",
     "core.targets.misuse.call": "whatever an illegal call raises is compared with the error that its check states",
-    "commands.report": "a writer that breaks changes no verdict",
+    **dict.fromkeys(("commands.report", "commands.stories"), "a writer or a story that breaks changes no verdict"),
     **dict.fromkeys(("core.stress.mutation.server", "core.targets.own"), "modules of others raise anything"),
     **dict.fromkeys(("commands.main", "commands.worker"), "the last place where a crash of our own becomes exit 70"),
 }

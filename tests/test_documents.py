@@ -42,7 +42,7 @@ MADE_LATER = {  # what a command makes, by its first part, or by its name: the r
         "a table of a run",
     ),
     **dict.fromkeys(("results.jsonl", "edits.md", "edits.csv"), "what kvcheck mutate writes"),
-    **dict.fromkeys(("budgets.toml", "ids.json"), "what the reader writes"),
+    **dict.fromkeys(("budgets.toml", "ids.json", "bisect.sh"), "what the reader writes"),
     "known_answers.json": "a file of a model folder",
     "conversation_trace.jsonl": "what the reader downloads",
 }

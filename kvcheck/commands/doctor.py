@@ -72,6 +72,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         "kvcheck.core.report:WRITERS",
         "kvcheck.core.report:GATE_WRITERS",
         "kvcheck.core.report:COMPARISON_WRITERS",
+        "kvcheck.core.report:STORY_WRITERS",
     ),
     "codes": ("kvcheck.core.base.codes:CODES",),
     "invariants": ("kvcheck.core.stress.invariants:INVARIANTS",),

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +38,8 @@ from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.bench.fresh_rounds import FreshRounds
 from kvcheck.core.report import GATE_WRITERS, STDOUT
+from kvcheck.core.report.gate.baseline import NOTHING, BaselineResult, Entry, Judged, Known, judge_rows, known_by
+from kvcheck.core.report.gate.baseline_file import read_baseline
 from kvcheck.core.report.gate.budgets import read_budgets
 from kvcheck.core.report.gate.judge import Rules, decide
 from kvcheck.core.report.gate.result import (
@@ -45,6 +49,7 @@ from kvcheck.core.report.gate.result import (
     conditional_findings,
     evidence_problems,
     gated_rows,
+    has_enough,
     integrity_problems,
     summaries,
     tally,
@@ -56,6 +61,16 @@ Reported = Annotated[
     list[str] | None,
     typer.Option("--output", "-o", metavar="FORMAT=PATH", help="A report: json, md, html or a CI format; repeatable."),
 ]
+FailOver = Annotated[float, typer.Option(help="Share above a budget from which a row is SLOWER, once confirmed.")]
+OnInconclusive = Annotated[str, typer.Option(help="Where noise hides the answer: pass, warn or fail (exit 4).")]
+MaxTime = Annotated[float, typer.Option(help="Seconds for the rounds that the gate measures itself.")]
+BaselineFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="TOML file of known findings and expected UNKNOWNs (kvcheck baseline)."),
+]
+StrictBaseline = Annotated[
+    bool, typer.Option("--strict-baseline", help="Rows of the baseline that are gone fail as well.")
+]
 
 
 def gate(
@@ -65,16 +80,12 @@ def gate(
         Path | None,
         typer.Option(metavar="FILE", help="TOML file of [[budget]] tables. Default: overhead is not judged."),
     ] = None,
+    baseline: BaselineFile = None,
+    strict_baseline: StrictBaseline = False,
     tol: Annotated[float, typer.Option(help="Share above a budget that is never called SLOWER.")] = 0.03,
-    fail_over: Annotated[
-        float, typer.Option(help="Share above a budget from which a row is SLOWER, once confirmed.")
-    ] = 0.10,
-    on_inconclusive: Annotated[
-        str, typer.Option(help="Where noise hides the answer: pass, warn or fail (exit 4).")
-    ] = "fail",
-    max_time: Annotated[
-        float, typer.Option(help="Seconds for the rounds that the gate measures itself.")
-    ] = DEFAULT_MAX_TIME_S,
+    fail_over: FailOver = 0.10,
+    on_inconclusive: OnInconclusive = "fail",
+    max_time: MaxTime = DEFAULT_MAX_TIME_S,
     min_schedules: MinSchedules = None,
     fail_on_conditional: ConditionalFails = False,
     seed: Annotated[
@@ -95,13 +106,15 @@ def gate(
     rules = Rules(tol=tol, fail_over=fail_over)
     outputs = _outputs(output, format_name)
     budgets = () if budget is None else read_budgets(budget)
+    entries = _entries(baseline, is_strict=strict_baseline)
     records = [read_record(path) for path in dict.fromkeys(find_run(name, out) for name in runs)]
     gated, missing, warnings = gated_rows(records, budgets)
     is_quiet = format_name == "json"
     fresh = _fresh_rounds(records, draw_seed() if seed is None else seed, max_time, is_quiet=is_quiet)
     rows, is_complete = decide(gated, rules, fresh)
-    failures = integrity_problems(records, fail_on_conditional=fail_on_conditional)
-    gaps = evidence_problems(records, code=code_digest(), min_schedules=min_schedules)
+    known, judged = _known(entries, records, min_schedules)
+    failures = integrity_problems(records, fail_on_conditional=fail_on_conditional, known=known)
+    gaps = evidence_problems(records, code=code_digest(), min_schedules=min_schedules, known=known)
     result = GateResult(
         tool=tool(),
         code=code_digest(),
@@ -115,8 +128,9 @@ def gate(
         on_inconclusive=on_inconclusive,
         tally=tally(records),
         integrity=(*failures, *(Problem(None, text) for text in fresh.wrong_outputs)),
-        conditional=conditional_findings(records),
+        conditional=conditional_findings(records, known),
         evidence=(*gaps, *missing),
+        baseline=None if baseline is None else BaselineResult(file=str(baseline), strict=strict_baseline, rows=judged),
         rows=rows,
         warnings=warnings,
         complete=is_complete,
@@ -124,6 +138,24 @@ def gate(
     )
     _tell(result, outputs, is_quiet=is_quiet)
     return result.exit_code
+
+
+def _entries(baseline: Path | None, *, is_strict: bool) -> tuple[Entry, ...] | None:
+    """The rows of the baseline; None without one."""
+    if baseline is None and is_strict:
+        raise UsageError("--strict-baseline: expected --baseline FILE with it, got none")
+    return None if baseline is None else read_baseline(baseline)
+
+
+def _known(
+    entries: tuple[Entry, ...] | None, records: list[RunRecord], min_schedules: int | None
+) -> tuple[Known, tuple[Judged, ...]]:
+    """What the baseline covers today, and what became of its rows."""
+    if entries is None:
+        return NOTHING, ()
+    today = datetime.now(UTC).date()
+    is_enough = partial(has_enough, min_schedules=min_schedules)
+    return known_by(entries, records, today), judge_rows(entries, records, today, is_enough)
 
 
 def _fresh_rounds(records: list[RunRecord], seed: int, max_time_s: float, *, is_quiet: bool) -> FreshRounds:

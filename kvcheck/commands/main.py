@@ -31,10 +31,14 @@ from kvcheck.core.base.errors import KvcheckError, UnknownVerdict, machine_troub
 COMMANDS: dict[str, tuple[str, str]] = {
     "stress": ("kvcheck.commands.stress:stress", "Run schedules over a KV cache; check every word it serves."),
     "replay": ("kvcheck.commands.replay:replay", "Run a printed schedule again, or the findings of a run."),
+    "show": ("kvcheck.commands.show:show", "Show how a finding came about: timeline, history, words."),
     "selftest": ("kvcheck.commands.selftest:selftest", "Check that kvcheck finds every mutant (a bug put back)."),
     "mutate": ("kvcheck.commands.mutate:mutate", "Edit the cache in many small ways; say which edits a run kills."),
     "bench": ("kvcheck.commands.bench:bench", "Measure what copies, waits, checks and seals cost here."),
     "gate": ("kvcheck.commands.gate:gate", "Decide from stored runs whether a change may be merged."),
+    "baseline": ("kvcheck.commands.baseline:app", "Keep the file of known findings that the gate reads."),
+    "compare": ("kvcheck.commands.compare:compare", "Say what is new or fixed in a run, compared with another."),
+    "engine-env": ("kvcheck.commands.engine_env:engine_env", "Make an environment with an engine, for --target."),
     "report": ("kvcheck.commands.report:report", "Write HTML, CSV, JSON or Markdown reports of stored runs."),
     "model": ("kvcheck.commands.model:app", "Make a model whose every answer is known, to check a server with."),
     "list": ("kvcheck.commands.doctor:list_kind", "List scenarios, shapes, oracles, mutants, codes and more."),
@@ -42,7 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("kvcheck.commands.config:app", "Say which settings count here, and where they come from."),
     "doctor": ("kvcheck.commands.doctor:doctor", "Say what this machine has, and what is missing."),
 }
-WITH_SUBCOMMANDS = frozenset({"model", "config"})
+WITH_SUBCOMMANDS = frozenset({"model", "baseline", "config"})
 """Commands with commands of their own. Their options are only typed."""
 
 PIPE_CLOSED = 141
@@ -61,6 +65,8 @@ EXAMPLES: dict[str, str] = {
     "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --trace conversation.jsonl --requests 1000",
     "replay": "Examples: kvcheck replay 20260102-030405-0c4e91d7#1 --times 100 | "
     "kvcheck replay retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3",
+    "show": "Examples: kvcheck show | kvcheck show 20260102-030405-0c4e91d7#1 | "
+    "kvcheck show 20260102#2 -o perfetto=trace.json",
     "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token | "
     "kvcheck selftest --aa 200 | kvcheck selftest --aa 100 --planted 20",
     "mutate": "Examples: kvcheck mutate --sample 200 | kvcheck mutate hicache offload.py --cpu 4 | "
@@ -69,6 +75,11 @@ EXAMPLES: dict[str, str] = {
     "kvcheck bench offload-restore --max-time 60 -o html=prices.html",
     "gate": "Examples: kvcheck gate 20260102-030405-0c4e91d7 --budget reports/baselines/cpu.toml | "
     "kvcheck gate STRESS_RUN BENCH_RUN --budget budgets.toml --on-inconclusive warn -o md=gate.md",
+    "baseline": "Examples: kvcheck baseline save RUN known.toml --owner kv --reason 'issue 7' --expires 2027-03-01 | "
+    "kvcheck baseline accept RUN 3 known.toml --owner kv --reason 'issue 8' --expires 2027-03-01",
+    "compare": "Examples: kvcheck compare RUN_A RUN_B | kvcheck compare RUN_A RUN_B -o md=changes.md",
+    "engine-env": "Examples: kvcheck engine-env sglang==0.5.23 envs/sglang-0.5.23 --base envs/base | "
+    "kvcheck engine-env vllm envs/vllm-fork --source ~/vllm",
     "report": "Examples: kvcheck report 20260102-030405-0c4e91d7 | kvcheck report 20260102 -o html=report.html",
     "model": "Examples: kvcheck model make --out tiny | kvcheck model answer tiny --prompt ids.json --tokens 8",
     "list": "Examples: kvcheck list mutants | kvcheck list shapes --json",

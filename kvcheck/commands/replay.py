@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import groupby
@@ -30,16 +29,13 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict, read_record
 from kvcheck.core.live.line import is_live_line, parse_live_line
-from kvcheck.core.report.replay_line import PROOF, whole_proof_line
+from kvcheck.core.report.replay_line import FINDING, PROOF, whole_proof_line
 from kvcheck.core.report.store import find_run, is_stored
 from kvcheck.core.stress.cell_task import CellTask, Report
 from kvcheck.core.stress.schedule import Kind, Plan, parse_line
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.probe_runner import ProbeRunner
-
-FINDING = re.compile(rf"(?P<run>.+)[#.](?P<number>[0-9]{{1,9}})(?P<proof>{PROOF})?")
-"""RUN#N. With a dot in place of # it is the finding's id."""
 
 
 def replay(

@@ -34,6 +34,7 @@ from kvcheck.core.base.record import (
     to_plain,
 )
 from kvcheck.core.base.scratch import sweep
+from kvcheck.core.report.gate.baseline import LEFT_OUT
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import RunStore
 from kvcheck.core.stress.schedule import Plan
@@ -194,7 +195,7 @@ class Session:
         self.progress(f"{ran} of {counted(wanted, 'schedule')}, now {cell.id}")
 
     def keep(self, findings: tuple[Finding, ...]) -> None:
-        """Number findings as this run's own, so that `kvcheck replay RUN.N` finds them. Causes come before their
+        """Number findings as this run's own, so that `kvcheck replay RUN#N` finds them. Causes come before their
         symptoms; their ids are those of one schedule, or of the run that this one continues."""
         own: dict[str, str] = {}
         for finding in findings:
@@ -238,7 +239,7 @@ class Session:
         )
 
     def _unkept(self) -> list[str]:
-        return [f"not in this record: {counted(self.left_out, 'more finding')}"] if self.left_out else []
+        return [f"{LEFT_OUT}: {self.left_out:,}"] if self.left_out else []
 
     def save(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
         """Write the record, whole or not at all. Returns the record, also where it could not be saved."""

@@ -130,10 +130,11 @@ def settings_of_environment(environment: Mapping[str, str], commands: Collection
     """All settings among the variables: KVCHECK_, the command's name, _ and the option's. Others are not kvcheck's."""
     found: list[Setting] = []
     for name, value in sorted(environment.items()):
-        command, _, option = name.removeprefix(PREFIX).lower().partition("_")
-        if name.startswith(PREFIX) and option and command in commands:
-            option = option.replace("_", "-")
-            found.append(Setting(command=command, option=option, value=value, place=name, rank=2))
+        for command in commands:
+            before = f"{PREFIX}{command.upper().replace('-', '_')}_"
+            if name.startswith(before) and name != before:
+                option = name.removeprefix(before).lower().replace("_", "-")
+                found.append(Setting(command=command, option=option, value=value, place=name, rank=2))
     return tuple(found)
 
 

@@ -37,6 +37,7 @@ from kvcheck.commands.options import (
 from kvcheck.commands.probes import check_jobs, engine_facts, installed_engine, plan_facts
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Cell, Session
+from kvcheck.commands.stories import tell_stories
 from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import cell_lines, complain, warn
 from kvcheck.commands.torchrun import exposure, find_place, ranks_of, serve_place
@@ -175,8 +176,8 @@ def stress(
         session.warnings += [*row.untried(base, plans), *beside.untried, *exposure(base, place)]
         _tell_head(session, base, workers, engine)
         interrupted = _collect(session, tasks, workers, limit, engine or rank_runner)
-        session.warnings += unfound_mutant(session, mutant)
-        tell_untried(session, [*(row.untried(base, plans) if base.own_target else ()), *beside.untried])
+        untried = [*(row.untried(base, plans) if base.own_target else ()), *beside.untried]
+        _tell_end(session, mutant, untried, max_time, interrupted=interrupted)
     return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
@@ -204,6 +205,16 @@ def tell_untried(session: Session, lines: Sequence[str]) -> None:
     """Lines of what a run did not try, or could not read."""
     for line in lines:
         session.say(f" ----  {line}")
+
+
+def _tell_end(
+    session: Session, mutant: str | None, untried: Sequence[str], max_time: float | None, *, interrupted: bool
+) -> None:
+    """What is told once the cells have ended: stories, a mutant that was not found, and what was not tried."""
+    if not interrupted:
+        tell_stories(session, max_time)
+    session.warnings += unfound_mutant(session, mutant)
+    tell_untried(session, untried)
 
 
 def _wanted(schedules: int | None, least: int | None, *, usual: int) -> int:

@@ -21,6 +21,7 @@ from kvcheck.core.base.server_facts import is_requirement, server_of
 from kvcheck.core.report.prices import has_price
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.replay_line import proof_line, replay_line, whole_proof_line
+from kvcheck.core.report.story_text import show_line
 from kvcheck.core.report.wording import coverage_text, observed_texts, rounds_word, seen_text, whose_text
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
@@ -104,7 +105,10 @@ def _cache_counts(evidence: Evidence) -> list[str]:
 
 
 def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[str]:
-    """A cause with its symptoms, as a block. record: where both are stored; None: nowhere, so that lines are whole."""
+    """A cause with its symptoms, as a block.
+
+    record: where both are stored. None: nowhere, so that lines are whole and no story can be shown.
+    """
     finding = bug.cause
     known = CODES.get(finding.code)  # None: it is from a run that was resumed, made by another version
     title = known.title if known else "unknown code"
@@ -128,6 +132,8 @@ def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[st
     if proved is not None:
         lines.append(f"    proof   {(proved.minimal or {})['confirmed']}")
         lines.append(f"            {whole_proof_line(proved) if record is None else proof_line(record, proved)}")
+    told = None if record is None else show_line(record, finding)
+    lines += [] if told is None else [f"    story   {told}"]
     return [*lines, f"    more    kvcheck explain {finding.code}"]
 
 

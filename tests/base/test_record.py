@@ -31,6 +31,7 @@ from kvcheck.core.base.record import (
     Verdict,
     read_record,
 )
+from kvcheck.core.base.story import Edge, Step, Story, Word
 from kvcheck.core.report.to_csv import tables
 from kvcheck.core.report.to_html import render
 
@@ -63,6 +64,10 @@ DEFINITIONS = {
     ScenarioResult: SCHEMA["$defs"]["scenario"],
     MutantResult: SCHEMA["$defs"]["mutant"],
     Interval: SCHEMA["$defs"]["interval"],
+    Step: SCHEMA["$defs"]["step"],
+    Edge: SCHEMA["$defs"]["edge"],
+    Word: SCHEMA["$defs"]["word"],
+    Story: SCHEMA["$defs"]["finding"]["properties"]["story"],
     BenchRow: SCHEMA["$defs"]["bench_row"],
     RunRecord: SCHEMA,
 }
@@ -93,7 +98,7 @@ def test_the_schema_itself_is_valid() -> None:
         ({"surprise": 1}, "surprise"),
         ({"verdict": "passed"}, "passed"),
         ({"exit_code": 5}, "5"),
-        ({"schema_version": "5"}, "5"),
+        ({"schema_version": "6"}, "6"),
         ({"scenarios": [{"id": "a/b"}]}, "required"),
         ({"seed": "1"}, "type"),
     ],
@@ -153,7 +158,7 @@ def test_evidence_adds_up_and_none_stays_none() -> None:
     [
         (FAILED.to_json()[:200], "truncated"),
         ("[]", "expected a run record with schema_version, got list"),
-        ('{"schema_version": "9"}', "expected schema_version 4, 1, 2, 3, got '9'"),
+        ('{"schema_version": "9"}', "expected schema_version 5, 1, 2, 3, 4, got '9'"),
         ('{"schema_version": "1"}', "not a complete run record"),
         (PASSED.to_json().replace('"pass"', '"passed"'), "not a complete run record"),
     ],
@@ -164,9 +169,17 @@ def test_a_file_that_is_no_record_is_refused(text: str, complaint: str, tmp_path
         read_record(tmp_path)
 
 
+def as_version_4(record: RunRecord) -> dict[str, typing.Any]:
+    """A record as kvcheck wrote it before version 5."""
+    raw: dict[str, typing.Any] = json.loads(record.to_json())
+    for row in raw["findings"]:
+        del row["story"]
+    return raw | {"schema_version": "4"}
+
+
 def as_version_3(record: RunRecord) -> dict[str, typing.Any]:
     """A record as kvcheck wrote it before version 4."""
-    raw: dict[str, typing.Any] = json.loads(record.to_json())
+    raw = as_version_4(record)
     for row in (raw, *raw["scenarios"]):
         del row["evidence"]["situations"], row["evidence"]["refusals"]
     for row in raw["findings"]:
@@ -198,6 +211,14 @@ def test_a_record_of_version_1_is_still_read(tmp_path: Path) -> None:
     assert read_record(tmp_path) == replace(UNJUDGED, identity=None)
 
 
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_of_version_4_is_still_read(name: str, tmp_path: Path) -> None:
+    record = RECORDS[name]
+    (tmp_path / "run.json").write_text(json.dumps(as_version_4(record)), encoding="utf-8")
+    untold = tuple(replace(finding, story=None) for finding in record.findings)
+    assert read_record(tmp_path) == replace(record, findings=untold)
+
+
 @pytest.mark.parametrize("older", [as_version_2, as_version_3])
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_of_version_2_or_3_is_still_read(
@@ -205,7 +226,7 @@ def test_a_record_of_version_2_or_3_is_still_read(
 ) -> None:
     record = RECORDS[name]
     (tmp_path / "run.json").write_text(json.dumps(older(record)), encoding="utf-8")
-    causes = tuple(replace(finding, cause=None) for finding in record.findings)
+    causes = tuple(replace(finding, cause=None, story=None) for finding in record.findings)
     assert read_record(tmp_path) == replace(record, findings=causes)
 
 

@@ -16,11 +16,21 @@ import pytest
 from rigs import ci_readers
 from rigs.ci_runner import CI, EXPRESSION, HIDDEN, ROOT, faults, run_steps, step_faults
 
+from kvcheck.commands.main import command_named
+
 yaml = pytest.importorskip("yaml", reason="PyYAML is a tool of development: pip install -e '.[dev]'")
 
 WORKFLOWS = ("github-pull-request.yml", "github-nightly.yml", "github-gpu.yml")
 CELL = "retract-resume --shape glm-5.1-tiny --seed 1 --schedules 3 --jobs 1"
+ENGINE = ("Install the engine",)
 BUG = "offload-skips-index-buffer"
+
+
+def is_accepted(line: str) -> bool:
+    """Whether kvcheck has such a command with such options. It is parsed and not run."""
+    name, *words = line.split()
+    given = command_named(name).make_context(name, words, obj=[name, *words]).params
+    return given["folder"] == Path("envs/engine")
 
 
 def read(name: str) -> tuple[str, dict[Any, Any]]:
@@ -93,7 +103,8 @@ def test_a_pull_request_that_brings_a_bug_back_is_red_and_named(brings: str | No
     arguments = CELL if brings is None else f"{CELL} --mutant {brings}"
     done = run_steps(workflow["jobs"]["kvcheck"]["steps"], tmp_path, env={**workflow["env"], "ARGUMENTS": arguments})
     installed = done.installed.splitlines()
-    assert installed[1] == "install kvcheck" and installed[-1] == "install --editable ./python"
+    assert installed[1:] == ["install kvcheck", "engine-env sglang envs/engine --source ."]
+    assert is_accepted(installed[-1])
     suite = ci_readers.junit((tmp_path / "build/kvcheck/junit.xml").read_text(encoding="utf-8"))
     found = ci_readers.github(done.output)
     if brings is None:
@@ -143,11 +154,12 @@ def test_the_nightly_finds_the_version_that_it_installs(tmp_path: Path) -> None:
     for release in ("newest", "pre"):
         env = {"ENGINE": "vllm", "RELEASE": release, **workflow["env"]}
         folder = tmp_path / release
-        done = run_steps(steps, folder, env=env, names=("Install kvcheck", "Find the version"))
+        done = run_steps(steps, folder, env=env, names=("Install kvcheck", "Find the version", *ENGINE))
         assert done.exit_code == 0, done.output
         assert (folder / ".github_env").read_text() == "VERSION=9.9.9\n"
         asked = "index versions --pre vllm" if release == "pre" else "index versions vllm"
-        assert done.installed.splitlines()[-1] == asked
+        assert done.installed.splitlines()[-2:] == [asked, "engine-env vllm==9.9.9 envs/engine"]
+        assert is_accepted("engine-env vllm==9.9.9 envs/engine")
 
 
 @pytest.mark.processes(starts=True)

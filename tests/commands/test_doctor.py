@@ -174,7 +174,7 @@ ACCEPTED = {
     "targets": [("stress", "--target", "nosuch")],
     "transports": [("stress", "--transport", "nosuch")],
     "cases": [("bench", "nosuch")],
-    "formats": [("stress", "-o", "nosuch=x"), ("gate", str(ROOT / RUN), "-o", "nosuch=x")],
+    "formats": [("stress", "-o", "nosuch=x"), ("gate", str(ROOT / RUN), "-o", "nosuch=x"), ("show", "-o", "nosuch=x")],
 }
 """Kinds of `kvcheck list`, and what makes a command say which names it accepts."""
 

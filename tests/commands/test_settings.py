@@ -53,6 +53,7 @@ def test_the_nearest_place_wins_and_the_others_are_told(
     monkeypatch.setenv("KVCHECK_STRESS_SCHEDULES", "4")
     monkeypatch.setenv("KVCHECK_STRESS_SHAPE", "llama-3-fp8-tiny, glm-5.1-tiny")
     monkeypatch.setenv("KVCHECK_LIST_JSON", "no")
+    monkeypatch.setenv("KVCHECK_ENGINE_ENV_BASE", "envs/base")
     monkeypatch.setenv("KVCHECK_SGLANG", "a variable of the tests, which names no command")
     assert shown(capsys) == [
         f"stress --max-time=7.5 {file}: [tool.kvcheck.stress] max-time",
@@ -61,6 +62,7 @@ def test_the_nearest_place_wins_and_the_others_are_told(
         f"instead of 3 {file}: [tool.kvcheck.stress] schedules",
         "stress --shape=llama-3-fp8-tiny --shape=glm-5.1-tiny KVCHECK_STRESS_SHAPE",
         f"instead of ['llama-3-tiny', 'gpt-oss-tiny'] {file}: [tool.kvcheck.stress] shape",
+        "engine-env --base=envs/base KVCHECK_ENGINE_ENV_BASE",
         "list (off, as by default) KVCHECK_LIST_JSON",
         f"instead of True {file}: [tool.kvcheck.list] json",
     ]

@@ -28,7 +28,8 @@ from kvcheck.core.report.comparison.compare import compare
 from kvcheck.core.report.store import write_text
 
 PROJECT = Path(__file__).resolve().parents[2]
-MAKE_ENV = Path(__file__).resolve().parent / "make_env.sh"
+MARKER = "kvcheck-env.json"
+"""In an environment that kvcheck engine-env has begun."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,10 +84,12 @@ def _count(text: str) -> int:
 def _has_environment(out: Path, engine: str, version: str) -> bool:
     """Whether the release's environment is there, which is made where it is not."""
     folder = out / "envs" / f"{engine}-{version}"
-    if (folder / "bin" / "python").exists():
-        return True
+    if (folder / "bin" / "python").exists() and not (folder / MARKER).exists():
+        return True  # somebody's own
     folder.parent.mkdir(parents=True, exist_ok=True)
-    return subprocess.run([MAKE_ENV, engine, version, folder, folder.parent / "base"], check=False).returncode == 0
+    return "next: kvcheck stress" in _kvcheck(
+        out, "engine-env", f"{engine}=={version}", str(folder), "--base", str(folder.parent / "base")
+    )
 
 
 def _replayed(out: Path, run: str, times: int) -> list[dict[str, object]]:

@@ -342,7 +342,7 @@ def test_environment_without_engine_is_one_line_and_4(tmp_path: Path, capsys: py
     assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
     told = capsys.readouterr()
     assert "sglang cannot be imported by" in told.err and "No module named 'sglang'" in told.err
-    assert told.err.endswith("next: make engine-env ENGINE=sglang VERSION=V DIR=VENV, then --target sglang:VENV\n")
+    assert told.err.endswith("next: kvcheck engine-env sglang==VERSION VENV, then --target sglang:VENV\n")
     assert not told.out and not list(tmp_path.glob("runs/*"))
 
 

@@ -89,6 +89,20 @@ def test_worst_row_is_the_bugs_verdict_and_what_was_not_run_is_unknown() -> None
     assert (missing.verdict, missing.name) == (None, "not run")
 
 
+def test_commits_of_one_version_are_told_apart() -> None:
+    def at(commit: str | None) -> RunRecord:
+        made = release("0.6.0", {RETRACT: Verdict.PASS})
+        engine = {"engine": "sglang", "version": "0.6.0", "commit": commit}
+        return replace(made, run_id=f"run-{commit}"[:12], environment={"engine": engine})
+
+    (table,) = compare([at("ab" * 20), at(f"{'cd' * 20} and changes"), at(None)]).tables
+    assert [column.label for column in table.columns] == [
+        "sglang 0.6.0 at abababababab",
+        "sglang 0.6.0 at cdcdcdcdcdcd and changes",
+        "sglang 0.6.0",
+    ]
+
+
 def test_hole_in_passing_runs_is_no_pass() -> None:
     whole = release("1", {RETRACT: Verdict.PASS, INDEX: Verdict.PASS})
     assert compare([whole, replace(whole, run_id="again")]).verdict is Verdict.PASS

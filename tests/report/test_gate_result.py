@@ -69,6 +69,7 @@ def gate(
         integrity=integrity_problems(records, fail_on_conditional=fail_on_conditional),
         conditional=conditional_findings(records),
         evidence=(*evidence_problems(records, code=CODE, min_schedules=min_schedules), *missing),
+        baseline=None,
         rows=rows,
         warnings=warnings,
         complete=is_complete,

@@ -36,6 +36,7 @@ JUNIT: dict[str, tuple[dict[str, re.Pattern[str]], set[str], set[str]]] = {
         {"name", "classname", "time"},
         {"skipped", "error", "failure", "system-out", "system-err"},
     ),
+    "skipped": ({"message": ANY}, {"message"}, set()),
     **{name: ({"type": ANY, "message": ANY}, {"type", "message"}, set()) for name in ("failure", "error")},
     **{name: ({}, set(), set()) for name in ("system-out", "system-err")},
 }
@@ -62,6 +63,7 @@ def junit(text: str) -> ElementTree.Element:
     for name, tag in (("failures", "failure"), ("errors", "error")):
         found = sum(case.find(tag) is not None for case in cases)
         assert suite.get(name) == root.get(name) == str(found)
+    assert suite.get("skipped", "0") == str(len(suite.findall("testcase/skipped")))
     assert suite.get("tests") == root.get("tests") == str(len(cases))
     return suite
 

@@ -19,6 +19,7 @@ from kvcheck.core.base.record import (
     ScenarioResult,
     Verdict,
 )
+from kvcheck.core.base.story import Edge, Step, Story, Word
 
 MARKUP = "<script>alert('x')</script>"
 
@@ -53,6 +54,30 @@ FOREIGN = Finding(
     replay="kvcheck replay 'kv1:retract-resume/glm-5.1-tiny:12:0.3.1.4'",
     minimal={"requests": 2, "steps": ["write 7 -> page 17", "retract 7", "write 9 -> page 17", "resume 7"]},
 )
+HOSTILE = f'k<&"{MARKUP}'
+"""A name of a lane or a buffer that markup would be made of."""
+STORY = Story(
+    about=f"full page 17 of {HOSTILE}",
+    steps=(
+        Step(lane="forward", kind="write", text="decode.write writes for request 9", begin=10, end=14, first=3, last=5),
+        Step(lane="scheduler", kind="host", text="frees full page 17", begin=20, end=20),
+        Step(
+            lane=HOSTILE, kind="write", text=f"{HOSTILE} writes for request 7", begin=31, first=8, last=8, is_wrong=True
+        ),
+        Step(lane="messages", kind="message", text="prefill-0 sends Status", begin=33, end=33),
+        Step(lane="forward", kind="read", text="reads for request 7", begin=40, end=41, first=9, last=9, is_wrong=True),
+    ),
+    edges=(Edge(source=2, target=4, is_missing=True), Edge(source=0, target=1)),
+    history=("request 9: written (forward #3 to #5), freed", f"request 7: loaded ({HOSTILE} #8)"),
+    row=f"{HOSTILE}, layer 2, page 17, row 0, read for request 7",
+    words=(
+        Word(
+            index=0, seen="00ff", seen_says="request 9, position 3", wanted="0a0b", wanted_says="request 7, position 0"
+        ),
+        Word(index=1, seen="a5a5", seen_says="never written", wanted=None, wanted_says="not known"),
+    ),
+)
+UNTOLD = Story(about="KV201", untold="there was no time to run the schedule once more")
 FINDINGS = (
     replace(
         FOREIGN,
@@ -69,10 +94,20 @@ FINDINGS = (
         minimal=None,
         message=f'=HYPERLINK("http://example.invalid"), {MARKUP}\nand a second line',
     ),
-    FOREIGN,
+    replace(FOREIGN, story=STORY),
     replace(FOREIGN, id="2", layer=3, page=18, code="KV104", seen_request=None, message="never written", cause="1"),
     replace(FOREIGN, id="4", layer=3, page=18, request=None),
-    replace(FOREIGN, id="5", code="KV201", layer=None, page=17, buffer=f"latent {MARKUP}", row=None, minimal=None),
+    replace(
+        FOREIGN,
+        id="5",
+        code="KV201",
+        layer=None,
+        page=17,
+        buffer=f"latent {MARKUP}",
+        row=None,
+        minimal=None,
+        story=UNTOLD,
+    ),
 )
 SCENARIOS = (
     ScenarioResult(

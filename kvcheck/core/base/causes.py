@@ -46,6 +46,8 @@ SINGLE = frozenset({"known-answers", "bench"})
 """Oracles whose findings each stand alone: they name places of an answer, and no schedule."""
 NUMBERS = re.compile(r"\[[-\d, ]*\]|-?\d+")
 RANKS = re.compile(r"\b(prefill|decode)-\d+(: ?)?")
+MOST_OF_A_RULE = 160
+CONDITIONAL = " (conditional)"
 
 Signature = tuple[object, ...]
 
@@ -77,6 +79,26 @@ def signature(finding: Finding) -> Signature:
     if finding.oracle in TOLD and finding.buffer is None:
         return (*kind, NUMBERS.sub("#", RANKS.sub("", finding.message)))
     return kind if finding.oracle in TOLD or finding.oracle == "accounting" else (*kind, finding.scenario)
+
+
+def place_of(finding: Finding) -> str:
+    """Where a finding is, as a text that other schedules, releases and machines give for the same bug.
+
+    It names the oracle, then operations, or tier, buffer and reader; where there is none, the message without its
+    numbers. No page, request, line of code or run id is in it. A conditional finding has a place of its own.
+    """
+    where = ", ".join(
+        part for part in (" ".join(filter(None, (finding.tier, _buffer(finding)))), _reader(finding)) if part
+    )
+    if finding.oracle == "ordering":
+        where = " before ".join(str(name) for name in operations(finding) if name is not None) or where
+    where = where or NUMBERS.sub("#", RANKS.sub("", finding.message)).splitlines()[0][:MOST_OF_A_RULE].strip()
+    return f"{finding.oracle}: {where}{'' if finding.condition is None else CONDITIONAL}"
+
+
+def _reader(finding: Finding) -> str | None:
+    """What an engine's probe looked at. The lanes of kvcheck's own engine are its queues, which tell no bugs apart."""
+    return finding.lane if is_engine(keys_of(finding.schedule).get("target", "")) else None
 
 
 def in_causal_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:

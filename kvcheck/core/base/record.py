@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.story import Story
 
-SCHEMA_VERSION = "4"
+SCHEMA_VERSION = "5"
 ADDED: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "1": {"record": {"identity": None}, "scenarios": {"coverage": None}, "findings": {"condition": None}},
     "2": {"evidence": {"observed": {}}},
     "3": {"evidence": {"refusals": None, "situations": {}}, "findings": {"cause": None}},
+    "4": {"findings": {"story": None}},
 }
 """Keys that a version did not have yet, by the rows that got them in the next one, with the value that they have in a
 record of that version."""
@@ -114,7 +116,8 @@ class Finding:
     shape: what the scenario was tried with, as in ScenarioResult.
     condition: an assumption that the engine does not make and this finding needs; None: it needs none. A conditional
     finding is shown, and fails a run only if that was asked for.
-    cause: the id of the finding that this one is a symptom of; None: it is no symptom.
+    cause: the id of the finding that this one is a symptom of; None: it is no symptom. story: how it came about, for
+    the first causes of a run; None for other findings.
     """
 
     id: str = ""
@@ -136,6 +139,7 @@ class Finding:
     minimal: dict[str, object] | None = None
     condition: str | None = None
     cause: str | None = None
+    story: Story | None = None
 
     @property
     def cell(self) -> str:

@@ -28,6 +28,9 @@ ENGINES: Registry[EngineSpec] = Registry(
     },
 )
 
+ROOTS = ("python", "", "src")
+"""Where a checkout has the folder of its package."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineTarget:
@@ -46,6 +49,12 @@ class EngineTarget:
         return EngineProcess(self.engine, dict(ENGINES.targets())[self.engine], self.python, patience, device)
 
 
+def checkout_of(engine: str, folder: Path) -> Path | None:
+    """The folder of an engine's package in a checkout of it, or in that folder itself; None if there is none."""
+    places = (folder / root / engine for root in ROOTS)
+    return next((place for place in places if (place / "__init__.py").is_file()), None)
+
+
 def parse_target(target: str) -> EngineTarget:
     """The engine and interpreter of "sglang" or "sglang:/path". Raises UsageError for a path without an interpreter."""
     name, colon, place = target.partition(":")
@@ -54,6 +63,11 @@ def parse_target(target: str) -> EngineTarget:
         return EngineTarget(name, Path(sys.executable))
     path = Path(place)
     python = path / "bin" / "python" if path.is_dir() else path
+    if not python.is_file() and (source := checkout_of(name, path)) is not None:
+        raise UsageError(
+            f"--target {target}: this is a checkout of {name} ({source}), and no environment; "
+            f"next: kvcheck engine-env {name} VENV --source {place}, then --target {name}:VENV"
+        )
     if not place or not python.is_file() or not os.access(python, os.X_OK):
         raise UsageError(
             f"--target {target}: expected {name}, or {name}:DIR with an interpreter at DIR/bin/python; "

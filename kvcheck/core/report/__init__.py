@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvcheck.core.base.record import RunRecord
+from kvcheck.core.base.record import Finding, RunRecord
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.report.gate.result import GateResult
 
 if TYPE_CHECKING:
+    from kvcheck.core.report.comparison.changes import Changes
     from kvcheck.core.report.comparison.compare import ComparisonWriter
 
 Writer = Callable[[RunRecord, Path], None]
@@ -73,6 +74,19 @@ COMPARISON_WRITERS: Registry[ComparisonWriter] = Registry(
         "md": "kvcheck.core.report.comparison.to_md:write",
         "html": "kvcheck.core.report.comparison.to_html:write",
     },
+)
+
+ChangesWriter = Callable[["Changes", Path], None]
+
+CHANGES_WRITERS: Registry[ChangesWriter] = Registry(
+    "format of changes", {"json": "kvcheck.core.report.comparison.changes:write_json"}
+)
+
+StoryWriter = Callable[[Finding, Path], None]
+
+STORY_WRITERS: Registry[StoryWriter] = Registry(
+    "format of a story",
+    {"perfetto": ("kvcheck.core.report.to_perfetto:write", "Writes a trace: lanes as threads, waits as arrows.")},
 )
 
 # What a writer puts into a folder. Kept here, so that a path can be checked without loading a writer.

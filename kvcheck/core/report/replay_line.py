@@ -1,4 +1,4 @@
-"""The command that runs a finding again: its schedule line, or where that is long, the finding's number in its run.
+"""RUN#N, the name of a finding, and the command that runs it again: by its line, or where that is long, by name.
 
 Invariants:
 - A short line works where the run's command was given: it names the folder of runs that the command named.
@@ -19,6 +19,9 @@ LONG = 100
 PROOF = ":proof"
 """Behind a number: the run in the other order, which shows that a missing wait does harm."""
 
+FINDING = re.compile(rf"(?P<run>.+)[#.](?P<number>[0-9]{{1,9}})(?P<proof>{PROOF})?")
+"""RUN#N, as commands take it. With a dot in place of # it is the finding's id."""
+
 
 def replay_line(record: RunRecord, finding: Finding) -> str:
     """The shortest command that runs the finding again; the run's own where the finding is of no one schedule."""
@@ -37,12 +40,17 @@ def whole_proof_line(finding: Finding) -> str:
 
 def shorter(whole: str, record: RunRecord, finding: Finding, part: str = "") -> str:
     """`whole`, or the finding's number in its run where that is shorter. part: of the finding, such as PROOF."""
+    named = None if len(whole) <= LONG else by_name("replay", record, finding, part)
+    return whole if named is None else min(whole, named, key=len)
+
+
+def by_name(verb: str, record: RunRecord, finding: Finding, part: str = "") -> str | None:
+    """The command that names the finding by its number in its run; None if it has no such number."""
     number = re.fullmatch(re.escape(record.run_id) + r"\.([1-9][0-9]*)", finding.id)
-    if number is None or len(whole) <= LONG:
-        return whole
-    words = ["kvcheck", "replay", f"{record.run_id}#{number[1]}{part}", *_out(record.argv)]
-    named = " ".join(word if word.startswith(record.run_id) else shlex.quote(word) for word in words)
-    return min(whole, named, key=len)
+    if number is None:
+        return None
+    words = ["kvcheck", verb, f"{record.run_id}#{number[1]}{part}", *_out(record.argv)]
+    return " ".join(word if word.startswith(record.run_id) else shlex.quote(word) for word in words)
 
 
 def _out(argv: Sequence[str]) -> list[str]:

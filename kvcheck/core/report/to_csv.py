@@ -46,7 +46,7 @@ UNSEEN = frozenset({"Cc", "Cf", "Mn", "Zs", "Zl", "Zp"})
 """Categories of characters that readers drop or do not show: spaces, byte order marks, zero-width marks."""
 TABLES_OF_THEIR_OWN = ("words_verified", "observed", "situations")
 EVIDENCE_COUNTS = tuple(row.name for row in dataclasses.fields(Evidence) if row.name not in TABLES_OF_THEIR_OWN)
-FINDING_COLUMNS = tuple(row.name for row in dataclasses.fields(Finding))
+FINDING_COLUMNS = tuple(row.name for row in dataclasses.fields(Finding) if row.name != "story")
 COVERAGE_COLUMNS = tuple(row.name for row in dataclasses.fields(Coverage))
 IDENTITY_COLUMNS = tuple(f"identity_{row.name}" for row in dataclasses.fields(Identity))
 SCENARIO_COLUMNS = (

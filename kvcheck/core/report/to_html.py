@@ -27,13 +27,15 @@ from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted, plural
-from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.prices import all_prices, curves, in_short, price_list, step_us, time_text
 from kvcheck.core.report.replay_line import LONG, replay_line
 from kvcheck.core.report.server_section import server_section
 from kvcheck.core.report.situation_matrix import matrix_section
 from kvcheck.core.report.store import write_text
+from kvcheck.core.report.story_drawing import story_svg
+from kvcheck.core.report.story_text import lane_letter, lanes_of, step_text, waits_text
 from kvcheck.core.report.templates import template
 from kvcheck.core.report.walk_drawing import Suspect, picture_of, walk_svg
 from kvcheck.core.report.wording import (
@@ -266,6 +268,7 @@ def _cards(found: tuple[Bug, ...], record: RunRecord) -> list[dict[str, object]]
                 "drawing": "" if picture is None else walk_svg(picture),
                 "suspects": [] if picture is None else [*map(_suspect, picture.suspects)],
                 "left_out": 0 if picture is None else picture.left_out,
+                "story": _story(finding),
                 "replay": (command := replay_line(record, finding)),
                 "whole": finding.replay if finding.replay and finding.replay != command else "",
                 "minimal": clip(json.dumps(finding.minimal, indent=1, ensure_ascii=False), MESSAGE_CHARS)
@@ -274,6 +277,27 @@ def _cards(found: tuple[Bug, ...], record: RunRecord) -> list[dict[str, object]]
             }
         )
     return cards
+
+
+def _story(finding: Finding) -> dict[str, object]:
+    """How it came about; empty where the record has no story. untold: why there is none."""
+    story = finding.story
+    if story is None or story.untold is not None:
+        return {} if story is None else {"untold": story.untold}
+    rows = [
+        {"lane": step.lane, "text": step_text(step), "waits": waits_text(story, at), "is_wrong": step.is_wrong}
+        for at, step in enumerate(story.steps)
+    ]
+    return {
+        "untold": "",
+        "about": story.about,
+        "drawing": story_svg(story),
+        "lanes": " · ".join(f"{lane_letter(at)} {lane}" for at, lane in enumerate(lanes_of(story))),
+        "steps": rows,
+        "history": story.history,
+        "row": story.row,
+        "words": [to_plain(word) for word in story.words],
+    }
 
 
 def _other(finding: Finding) -> dict[str, str]:

@@ -40,7 +40,7 @@ class EngineProcess:
         self._next = (
             "name an environment whose torch sees the device"
             if device != "cpu"
-            else (f"make engine-env ENGINE={engine} VERSION=V DIR=VENV, then --target {engine}:VENV")
+            else f"kvcheck engine-env {engine}==VERSION VENV, then --target {engine}:VENV"
         )
         self._patience = patience
         self._is_ready = False

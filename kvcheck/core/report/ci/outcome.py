@@ -16,10 +16,11 @@ from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Interval, MutantResult, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.ci.trouble import Kind, Trouble, of_bug, title_of
+from kvcheck.core.report.gate.baseline import BaselineResult, Status
 from kvcheck.core.report.gate.judge import GatedRow, Overhead
 from kvcheck.core.report.gate.result import GateResult, Problem
 from kvcheck.core.report.gate.text import cells as row_cells
-from kvcheck.core.report.gate.text import run_text, summary_text
+from kvcheck.core.report.gate.text import row_text, run_text, summary_text
 from kvcheck.core.report.wording import coverage_text, evidence_text
 
 RUN = "run"
@@ -27,18 +28,23 @@ RUN = "run"
 BUDGETS = "budgets"
 """The case of what is wrong with the budgets of the gate."""
 FAILS = (Kind.FINDING, Kind.SLOWER)
+LET_PASS = (Status.KNOWN.value, Status.UNDECIDED.value)
 NO_REASON = "no reason was recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What CI shows as one test. group: what it belongs to. details: lines of evidence."""
+    """What CI shows as one test. group: what it belongs to. details: lines of evidence.
+
+    let_pass: why a case that shows something wrong, or that was not judged, fails nothing: the row of a baseline.
+    """
 
     id: str
     group: str
     duration_s: float = 0.0
     details: tuple[str, ...] = ()
     troubles: tuple[Trouble, ...] = ()
+    let_pass: str | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -109,7 +115,8 @@ def of_record(record: RunRecord) -> Outcome:
 
 
 def of_gate(result: GateResult) -> Outcome:
-    """What the gate says of stored runs: a case for each run and each gated row, and one for budgets without a row."""
+    """What the gate says of stored runs: a case for each run, each gated row and each row of the baseline that is about
+    these runs, and one for budgets without a row."""
     repro = " ".join(("kvcheck", *result.argv))
     conditional = () if result.fail_on_conditional else result.conditional
     told = [
@@ -131,6 +138,7 @@ def of_gate(result: GateResult) -> Outcome:
         others = tuple(_of_problem(each, kind, repro) for each, kind in told if each.run_id == name)
         cases.append(Case(id=name or BUDGETS, group="kvcheck.gate", troubles=others))
     cases += [_row_case(row, result, repro) for row in result.rows]
+    cases += [] if result.baseline is None else _baseline_cases(result.baseline, repro)
     text = "the gate was interrupted: what it had not judged is unknown"
     cut = Trouble(kind=Kind.GAP, code=None, title="gate cut short", cells=(), place="", message=text, replay=repro)
     return Outcome(
@@ -207,6 +215,29 @@ def _row_case(row: GatedRow, result: GateResult, repro: str) -> Case:
     text = details[0]
     trouble = Trouble(kind=kind, code=None, title=title, cells=(row.id,), place="", message=text, replay=repro)
     return replace(case, troubles=(trouble,))
+
+
+def _baseline_cases(found: BaselineResult, repro: str) -> list[Case]:
+    """The rows of a baseline, but for those about engines that these runs did not judge.
+
+    What a row lets pass is no failure and no pass. A row that has to be mended fails.
+    """
+    cases = []
+    for row in found.rows:
+        if row.status == Status.ELSEWHERE.value:
+            continue
+        text = row_text(row)
+        case = Case(id=row.what, group="kvcheck.gate.baseline", details=(text,))
+        if row in found.failing:
+            title = f"{row.status} row of the baseline"
+            trouble = Trouble(
+                kind=Kind.FINDING, code=None, title=title, cells=(), place=row.what, message=text, replay=repro
+            )
+            case = replace(case, troubles=(trouble,))
+        elif row.status in LET_PASS:
+            case = replace(case, let_pass=text)
+        cases.append(case)
+    return cases
 
 
 def _of_problem(problem: Problem, kind: Kind, repro: str) -> Trouble:

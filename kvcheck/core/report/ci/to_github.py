@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, Verdict
-from kvcheck.core.report.ci.outcome import Outcome, of_gate, of_record
+from kvcheck.core.report.ci.outcome import Case, Outcome, of_gate, of_record
 from kvcheck.core.report.ci.trouble import Kind, Trouble
 from kvcheck.core.report.ci.trouble_lines import trouble_lines
 from kvcheck.core.report.gate.result import GateResult
@@ -72,16 +72,19 @@ def summary(outcome: Outcome) -> str:
     ]
     cases = sorted(outcome.cases, key=lambda case: (case.verdict is Verdict.PASS, case.verdict is Verdict.UNKNOWN))
     table = [table_line(("verdict", "case", "evidence")), "| --- | --- | --- |"] if cases else []
-    table += [
-        table_line((f"{MARKS[case.verdict.value]} {case.verdict.value.upper()}", case.id, "; ".join(case.details)))
-        for case in cases[:MOST_CASES]
-    ]
+    table += [table_line((_word(case), case.id, "; ".join(case.details))) for case in cases[:MOST_CASES]]
     if len(cases) > MOST_CASES:
         table += ["", f"and {counted(len(cases) - MOST_CASES, 'more case')} in the record"]
     whole = "\n".join([*head, *table]) + "\n"
     if len(whole.encode("utf-8", "backslashreplace")) <= MOST_BYTES:
         return whole
     return "\n".join([*head[:3], "", "The rest does not fit into a summary; it is in the record."]) + "\n"
+
+
+def _word(case: Case) -> str:
+    if case.let_pass is not None and case.verdict is Verdict.PASS:
+        return "let pass"
+    return f"{MARKS[case.verdict.value]} {case.verdict.value.upper()}"
 
 
 def _lines(outcome: Outcome) -> str:

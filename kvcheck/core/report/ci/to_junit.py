@@ -1,6 +1,7 @@
 """JUnit XML: a test case for each cell, with the evidence in its output; what Jenkins and GitLab read.
 
-A finding is a <failure>. UNKNOWN is an <error>, since CI shows a skipped test as harmless.
+A finding is a <failure>. UNKNOWN is an <error>, since CI shows a skipped test as harmless. What a baseline lets pass is
+<skipped>, with the row that names owner, reason and date.
 
 Invariants:
 - The elements and attributes are those of the common schema (junit-10.xsd): a case has at most one failure or error.
@@ -45,9 +46,10 @@ def render(outcome: Outcome) -> str:
         "failures": str(verdicts.count(Verdict.FAIL)),
         "errors": str(verdicts.count(Verdict.UNKNOWN)),
     }
+    skipped = sum(_is_skipped(case) for case in outcome.cases)
     time = f"{max(0.0, outcome.duration_s):.3f}"
     moment = MOMENT.match(outcome.started_at or "")
-    suite = {"name": outcome.name, **counts, "skipped": "0", "time": time}
+    suite = {"name": outcome.name, **counts, "skipped": str(skipped), "time": time}
     if moment is not None:
         suite["timestamp"] = moment[0]
     lines = [
@@ -83,9 +85,15 @@ def _case(case: Case) -> list[str]:
         about = _attributes({"type": first[0].code or first[0].title, "message": message})
         element = ELEMENTS[case.verdict]
         lines.append(f"   <{element}{about}>{_text(_told(first))}</{element}>")
+    elif case.let_pass is not None:
+        lines.append(f"   <skipped{_attributes({'message': clip(case.let_pass, MESSAGE_CHARS)})}/>")
     output = "\n".join((*case.details, *((_told(others),) if others else ())))
     lines += [f"   <system-out>{_text(output)}</system-out>"] if output else []
     return [*lines, "  </testcase>"]
+
+
+def _is_skipped(case: Case) -> bool:
+    return case.let_pass is not None and case.verdict is Verdict.PASS
 
 
 def _told(troubles: list[Trouble]) -> str:

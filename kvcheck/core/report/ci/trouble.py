@@ -13,9 +13,9 @@ import json
 from dataclasses import dataclass
 from enum import Enum
 
-from kvcheck.core.base.causes import Bug, operations
+from kvcheck.core.base.causes import Bug, place_of
 from kvcheck.core.base.codes import CODES
-from kvcheck.core.base.record import Finding, RunRecord
+from kvcheck.core.base.record import RunRecord
 from kvcheck.core.report.replay_line import replay_line
 from kvcheck.core.report.wording import seen_text
 
@@ -38,7 +38,8 @@ class Trouble:
     """One cause, for people and for CI systems.
 
     code: None where no code applies. cells: that show it, the cause's own first; none: the run as a whole. place: what
-    it is about in the cell, as far as it is the same in each run. replay: the command that shows it again.
+    it is about in the cell, as far as it is the same in each run. named: what a row of a baseline would name; "" where
+    the gate has no baseline. replay: the command that shows it again.
     """
 
     kind: Kind
@@ -49,6 +50,7 @@ class Trouble:
     message: str
     seen: str = ""
     condition: str | None = None
+    named: str = ""
     replay: str
 
     @property
@@ -68,6 +70,7 @@ class Trouble:
             self.message,
             *((f"only if {self.condition}",) if self.condition else ()),
             *((f"seen {self.seen}",) if self.seen else ()),
+            *((self.named,) if self.named else ()),
             *((f"next: {self.replay}",) if self.replay else ()),
             *((f"more: kvcheck explain {self.code}",) if self.code in CODES else ()),
         )
@@ -99,9 +102,3 @@ def of_bug(record: RunRecord, bug: Bug, *, fails_on_conditional: bool = False) -
         condition=cause.condition,
         replay=replay_line(record, cause),
     )
-
-
-def place_of(finding: Finding) -> str:
-    """Where in a cell a finding lies, as far as other runs find it there too: tier, buffer, operations."""
-    named = (finding.tier, finding.buffer, *(each for each in operations(finding) if isinstance(each, str)))
-    return " ".join(part for part in named if part is not None)

@@ -37,4 +37,5 @@ def _texts(trouble: Trouble) -> list[str]:
     texts = [escaped(trouble.message)]
     texts += [f"Only if {escaped(trouble.condition)}."] if trouble.condition else []
     texts += [f"Seen {escaped(trouble.seen)}."] if trouble.seen else []
+    texts += [f"In a baseline: {escaped(trouble.named)}."] if trouble.named else []
     return texts

@@ -17,9 +17,11 @@ from pathlib import Path
 from kvcheck.core.base.bugs import bug_of
 from kvcheck.core.base.cells import cell_of, lines_of
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, is_requirement, server_of
+from kvcheck.core.report.comparison.changes import Changes
 from kvcheck.core.report.wording import evidence_text, observed_texts, why_text
 
 NOT_RUN = "not run"
@@ -119,9 +121,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All tables; the verdict is the worst of all runs."""
+    """All tables; the verdict is the worst of all runs. changes: of the second run, where kvcheck compare asked."""
 
     tables: tuple[Table, ...]
+    changes: Changes | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -181,13 +184,16 @@ def _columns(records: Sequence[RunRecord]) -> list[Column]:
 
 
 def _engine(record: RunRecord) -> tuple[str, str]:
-    """What was under test, and its version: an installed engine, kvcheck's own fixed build, or a server."""
+    """What was under test: an installed engine, kvcheck's own fixed build, or a server; and its version, with the
+    commit of a checkout."""
     if (server := server_of(record)) is not None:
         name, known = engine_and_version(server)
         return name, known or "of unknown version"
     engine = record.environment.get("engine")
     if isinstance(engine, dict):
-        return str(engine.get("engine", "unknown engine")), str(engine.get("version", "unknown"))
+        commit = engine.get("commit")
+        built = f" at {short(str(commit))}" if commit else ""
+        return str(engine.get("engine", "unknown engine")), f"{engine.get('version', 'unknown')}{built}"
     return "builtin", record.tool.get("version", "unknown")
 
 

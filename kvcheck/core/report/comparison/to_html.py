@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import server_of
+from kvcheck.core.report.comparison.changes import State
 from kvcheck.core.report.comparison.compare import SERVERS, Column, Comparison, Entry, Group, counts, summary
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.templates import template
@@ -37,6 +38,8 @@ def render(comparison: Comparison) -> str:
         marks=MARKS,
         style=Markup(style),
         summary=summary(comparison),
+        changes=comparison.changes,
+        states=[] if comparison.changes is None else [(each.value, comparison.changes.of(each)) for each in State],
         tables=[
             {
                 "engine": table.engine,

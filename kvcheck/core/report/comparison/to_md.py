@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvcheck.core.base.record import Verdict
+from kvcheck.core.report.comparison.changes import Changes, State
 from kvcheck.core.report.comparison.compare import Comparison, Entry, Table, counts, summary
 from kvcheck.core.report.gate.to_md import MOST_LINES
 from kvcheck.core.report.markdown import escaped, table_line
@@ -26,9 +27,24 @@ def write(comparison: Comparison, path: Path) -> None:
 def render(comparison: Comparison) -> str:
     """The text: a table an engine, then every failing or unjudged cell with its replay line."""
     lines = [f"### kvcheck: {comparison.verdict.value.upper()}", "", escaped(summary(comparison))]
+    if comparison.changes is not None:
+        lines = _changes(comparison.changes)
     for table in comparison.tables:
         lines += ["", *_table(table)]
     return "\n".join(lines) + "\n"
+
+
+def _changes(found: Changes) -> list[str]:
+    """What the later run changed, new causes with their replay lines."""
+    lines = [f"### kvcheck compare: {found.verdict}, exit {found.exit_code}", "", escaped(found.summary), ""]
+    lines += [f"- **not comparable**: {escaped(text)}" for text in found.problems]
+    for state in State:
+        rows = found.of(state)
+        for row in rows[:MOST_LINES]:
+            line = f"<br>{escaped(row.replay)}" if row.replay and state is State.NEW else ""
+            lines.append(f"- **{state.value}**: {escaped(row.line)}{line}")
+        lines += [f"- and {len(rows) - MOST_LINES} more {state.value}"] if len(rows) > MOST_LINES else []
+    return [*lines, *(f"- note: {escaped(text)}" for text in found.notes)]
 
 
 def _table(table: Table) -> list[str]:

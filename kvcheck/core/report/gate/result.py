@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvcheck.core.base.causes import Bug, bugs
@@ -20,14 +20,14 @@ from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.record import BenchRow, Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import is_requirement, server_name, server_of
 from kvcheck.core.report.ci.trouble import Trouble, of_bug
+from kvcheck.core.report.gate.baseline import LEFT_OUT, NOTHING, BaselineResult, Known
 from kvcheck.core.report.gate.budgets import BOUNDS, Budget
 from kvcheck.core.report.gate.builds import build_problems
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.judge import ADVISED_ROWS, BudgetedRow, GatedRow, Overhead, StoredRow, fault
 from kvcheck.core.report.store import write_text
-from kvcheck.core.report.wording import seen_text
 
-SCHEMA_VERSION = "4"
+SCHEMA_VERSION = "5"
 ON_INCONCLUSIVE = ("pass", "warn", "fail")
 INTERRUPTED = 130
 NAMED_ROWS = 6
@@ -81,7 +81,8 @@ class GateResult:
     """The gate's whole result; its reports are made from this and nothing else.
 
     code: digest of the kvcheck that ran the gate. conditional: findings under an assumption, which fail nothing unless
-    they are asked to. min_schedules: of each cell; None: each has a floor of its own.
+    they are asked to. min_schedules: of each cell; None: each has a floor of its own. baseline: what became of its
+    rows; None without one. integrity, conditional and evidence hold what it does not cover.
     """
 
     schema_version: str = SCHEMA_VERSION
@@ -99,6 +100,7 @@ class GateResult:
     integrity: tuple[Problem, ...]
     conditional: tuple[Problem, ...]
     evidence: tuple[Problem, ...]
+    baseline: BaselineResult | None
     rows: tuple[GatedRow, ...]
     warnings: tuple[str, ...]
     complete: bool
@@ -109,7 +111,7 @@ class GateResult:
         """The exit code of the command."""
         if not self.complete:
             return INTERRUPTED
-        if self.integrity:
+        if self.integrity or (self.baseline is not None and self.baseline.failing):
             return 1
         verdicts = {row.verdict for row in self.rows}
         if Overhead.SLOWER in verdicts:
@@ -136,33 +138,40 @@ def write_json(result: GateResult, path: Path) -> None:
     write_text(path / "gate.json" if path.is_dir() else path, result.to_json())
 
 
-def integrity_problems(records: Sequence[RunRecord], *, fail_on_conditional: bool = False) -> tuple[Problem, ...]:
-    """Findings and failures of the runs."""
-    told = [each for record in records for each in _failures(record)]
-    return (*told, *(conditional_findings(records) if fail_on_conditional else ()))
+def integrity_problems(
+    records: Sequence[RunRecord], *, fail_on_conditional: bool = False, known: Known = NOTHING
+) -> tuple[Problem, ...]:
+    """Findings and failures of the runs that are not known."""
+    told = [each for record in records for each in _failures(record, known)]
+    return (*told, *(conditional_findings(records, known) if fail_on_conditional else ()))
 
 
-def conditional_findings(records: Sequence[RunRecord]) -> tuple[Problem, ...]:
-    """Findings that hold only under an assumption that the engine does not promise."""
+def conditional_findings(records: Sequence[RunRecord], known: Known = NOTHING) -> tuple[Problem, ...]:
+    """Findings that hold only under an assumption that the engine does not promise, and that are not known."""
     return tuple(
-        Problem(record.run_id, f"{cause.code} {cause.cell}, if {cause.condition}: {_told(bug)}", of_bug(record, bug))
+        _problem(record, bug, known)
         for record in records
-        for bug in bugs(record.findings)
-        if (cause := bug.cause).condition is not None
+        for bug in bugs(known.new(record))
+        if bug.cause.condition is not None
     )
 
 
 def evidence_problems(
-    records: Sequence[RunRecord], *, code: str, min_schedules: int | None = None
+    records: Sequence[RunRecord], *, code: str, min_schedules: int | None = None, known: Known = NOTHING
 ) -> tuple[Problem, ...]:
     """Why the runs would be no pass even without a failure. code: the digest of the kvcheck that runs the gate."""
     builds = (Problem(record.run_id, message) for record, message in build_problems(records, code))
     gaps = (
         Problem(record.run_id, message)
         for record in records
-        for message in (*contradictions(record), *_gaps(record), *_short(record, min_schedules))
+        for message in (*contradictions(record), *_gaps(record, known), *_short(record, min_schedules))
     )
     return tuple(dict.fromkeys((*builds, *gaps)))
+
+
+def has_enough(record: RunRecord, row: ScenarioResult, min_schedules: int | None = None) -> bool:
+    """Whether a cell of the run has judged enough for a pass."""
+    return record.complete and row.schedules >= _least(record, row, min_schedules) and _has_judged(row.evidence)
 
 
 def summaries(records: Sequence[RunRecord]) -> tuple[RunSummary, ...]:
@@ -212,36 +221,43 @@ def gated_rows(
     return tuple(gated), tuple(problems), tuple(warnings)
 
 
-def _failures(record: RunRecord) -> list[Problem]:
-    """Failures, each once: causes first, then rows with a verdict of their own, then the run's verdict."""
-    found = [
-        Problem(record.run_id, f"{bug.cause.code} {bug.cause.cell}: {_told(bug)}", of_bug(record, bug))
-        for bug in bugs(record.findings)
-        if bug.cause.condition is None
-    ]
+def _failures(record: RunRecord, known: Known) -> list[Problem]:
+    """Failures that are not known, each once: causes first, then rows with a verdict of their own, then the run's
+    verdict."""
+    found = [_problem(record, bug, known) for bug in bugs(known.new(record)) if bug.cause.condition is None]
     told = [f"{row.name}: {row.outcome}" for row in record.mutants if row.verdict is Verdict.FAIL]
+    failed = [row for row in record.scenarios if row.verdict is Verdict.FAIL]
     if not (found or told):
         told = [
             f"{row.id} failed: {row.reason or row.code or 'no reason was recorded'}"
-            for row in record.scenarios
-            if row.verdict is Verdict.FAIL
+            for row in failed
+            if not known.explains(record, row)
         ]
-    if not (found or told) and (record.verdict is Verdict.FAIL or record.exit_code == 1):
+    if not (found or told or failed) and (record.verdict is Verdict.FAIL or record.exit_code == 1):
         told = [f"the run failed, with exit {record.exit_code}"]
     return [*found, *(Problem(record.run_id, text) for text in told)]
 
 
-def _told(bug: Bug) -> str:
-    seen = f" ({seen_text(bug)})" if len(bug.findings) > 1 else ""
-    return f"{bug.cause.message}{seen}"
+def _problem(record: RunRecord, bug: Bug, known: Known) -> Problem:
+    """A cause; where there is a baseline, with what would name it there."""
+    cause, trouble = bug.cause, of_bug(record, bug)
+    if known is not NOTHING:
+        trouble = replace(trouble, named=f"finding {cause.id}, place {trouble.place!r}")
+    condition = "" if cause.condition is None else f", if {cause.condition}"
+    seen = f" ({trouble.seen})" if trouble.seen else ""
+    named = f"; {trouble.named}" if trouble.named else ""
+    return Problem(record.run_id, f"{cause.code} {cause.cell}{condition}: {cause.message}{seen}{named}", trouble)
 
 
-def _gaps(record: RunRecord) -> list[str]:
+def _gaps(record: RunRecord, known: Known) -> list[str]:
+    unknown = [row for row in record.scenarios if row.verdict is Verdict.UNKNOWN]
     told = [
         f"{row.id} is unknown: {row.reason or row.code or 'no reason was recorded'}"
-        for row in record.scenarios
-        if row.verdict is Verdict.UNKNOWN
+        for row in unknown
+        if not known.expects(record, row)
     ]
+    if known.is_silent(record):
+        told.append(f"{LEFT_OUT}, so nobody knows whether they are known; make a run of fewer cells")
     told += [f"{row.name} is unknown: {row.outcome}" for row in record.mutants if row.verdict is Verdict.UNKNOWN]
     told += [
         f"{row.id} passed without having judged anything"
@@ -254,7 +270,7 @@ def _gaps(record: RunRecord) -> list[str]:
         told.append("the run is not complete: it was cut short")
     if not (record.scenarios or record.mutants or record.bench):
         told.append("the run judged and measured nothing")
-    elif not told and record.verdict is Verdict.UNKNOWN:
+    elif not told and not unknown and record.verdict is Verdict.UNKNOWN:
         told.append(f"the run is no pass: verdict unknown, exit {record.exit_code}")
     return told
 
@@ -266,8 +282,7 @@ def _short(record: RunRecord, min_schedules: int | None) -> Iterator[str]:
         "rounds" if is_live else "schedules"
     )  # nobody picks a schedule inside a server: --min-schedules is not about it
     for row in _cells(record):
-        floor = 0 if row.coverage is None else row.coverage.floor
-        least = floor if min_schedules is None or is_live else max(floor, min_schedules)
+        floor, least = _least(record, row, None), _least(record, row, min_schedules)
         if row.verdict is Verdict.PASS and row.schedules < least:
             asked = "--min-schedules asks for" if least > floor else "it needs"
             how = f"{record.repro}, with --schedules {least} or more and a larger --max-time"
@@ -276,6 +291,12 @@ def _short(record: RunRecord, min_schedules: int | None) -> Iterator[str]:
             elif "/" in row.shape and not any(word.startswith("--transport") for word in record.argv):
                 how = f"{record.repro} --transport loopback, which leaves this cell over processes out"
             yield f"{row.id} passed after too few {units}: {asked} {least}, got {row.schedules}; next: {how}"
+
+
+def _least(record: RunRecord, row: ScenarioResult, min_schedules: int | None) -> int:
+    """How many schedules a pass of the cell needs."""
+    floor = 0 if row.coverage is None else row.coverage.floor
+    return floor if min_schedules is None or server_of(record) is not None else max(floor, min_schedules)
 
 
 def _summary(record: RunRecord, cells: Sequence[ScenarioResult]) -> RunSummary:

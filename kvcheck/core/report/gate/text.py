@@ -10,6 +10,7 @@ from __future__ import annotations
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Identity, Interval
+from kvcheck.core.report.gate.baseline import BaselineResult, Judged, Status
 from kvcheck.core.report.gate.judge import GatedRow
 from kvcheck.core.report.gate.result import GateResult, Problem, RunSummary
 
@@ -56,6 +57,7 @@ def sections(result: GateResult) -> tuple[tuple[str, str, tuple[str, ...]], ...]
     return (
         ("integrity", _integrity(result), tuple(problem_text(each) for each in result.integrity)),
         *([conditional] if result.conditional else []),
+        *([] if result.baseline is None else [_baseline(result.baseline, has_new=bool(result.integrity))]),
         ("evidence", _evidence(result), tuple(problem_text(each) for each in result.evidence)),
         ("runs", _schedules(result), tuple(run_text(each) for each in result.runs)),
         ("overhead", _overhead(result), (*notes, *(f"warning: {warning}" for warning in result.warnings))),
@@ -74,6 +76,28 @@ def _integrity(result: GateResult) -> str:
         parts.append(f"{counted(tally.tokens_judged, 'token')} of answers judged")
     judged = ", ".join(parts)
     return f"{judged}: {counted(len(result.integrity), 'problem') if result.integrity else 'no finding'}"
+
+
+def _baseline(found: BaselineResult, *, has_new: bool) -> tuple[str, str, tuple[str, ...]]:
+    """Counts of the rows, and each row that a reader has to know of; those that fail come first."""
+    counts = [f"{found.count(status)} {status.value}" for status in Status if found.count(status)]
+    failing = found.failing
+    others = [row for row in found.rows if row not in failing and row.status != Status.ELSEWHERE.value]
+    details = [row_text(row) for row in (*failing, *sorted(others, key=lambda row: row.status == Status.KNOWN.value))]
+    if has_new:
+        details.append(f"to accept a new finding: kvcheck baseline accept RUN FINDING {found.file} --owner WHO ...")
+    text = f"{counted(len(found.rows), 'row')} in {found.file}: {', '.join(counts) or 'none'}"
+    if failing:
+        text += f"; {counted(len(failing), 'row')} to mend"
+    return "baseline", text, tuple(details)
+
+
+def row_text(row: Judged) -> str:
+    """A row of the baseline: its status, what it is about, and whose it is."""
+    seen = f" {counted(row.matches, 'time')}" if row.matches > 1 else ""
+    text = f"; {row.text}" if row.text else ""
+    whose = f"{row.owner}, until {row.expires}: {row.reason}"
+    return f"row {row.row} {row.status}{seen}: {row.what}{text} ({whose})"
 
 
 def _conditional(result: GateResult) -> str:
@@ -149,10 +173,14 @@ def summary_text(result: GateResult) -> str:
     for row in result.rows:
         counts[row.verdict.name] += 1
     parts = [counted(len(result.integrity), "integrity problem")] if result.integrity else []
+    if result.baseline is not None and (failing := result.baseline.failing):
+        parts.append(f"{counted(len(failing), 'row')} of the baseline to mend")
     parts += [counted(len(result.evidence), "gap") + " in the evidence"] if result.evidence else []
     parts += [f"{count} {name}" for name, count in counts.items() if count]
     if counts["INCONCLUSIVE"] and result.on_inconclusive != "fail":
         parts.append(f"INCONCLUSIVE let pass by --on-inconclusive {result.on_inconclusive}")
     if not result.complete:
         parts.append("interrupted: partial")
-    return ", ".join(parts) or "no problem, nothing gated"
+    known = 0 if result.baseline is None else result.baseline.count(Status.KNOWN)
+    nothing = f"nothing new, {counted(known, 'known row')}" if known else "no problem, nothing gated"
+    return ", ".join(parts) or nothing

@@ -1,0 +1,170 @@
+"""`kvcheck baseline`: makes, shows and edits the file of known findings that `kvcheck gate --baseline` reads.
+
+Invariants:
+- A file that is there is added to or taken from, and never written anew; what people wrote in it stays.
+- Only what a run has shown is written: a finding that is not in the record, or a cell that is not UNKNOWN, is refused.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcheck.commands.options import DEFAULT_OUT, StoredIn
+from kvcheck.commands.terminal import say
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.nouns import counted
+from kvcheck.core.base.record import RunRecord, read_record
+from kvcheck.core.report.gate.baseline import Entry, Kind, Status, judge_rows
+from kvcheck.core.report.gate.baseline_file import add_rows, read_baseline, remove_rows, rows_of
+from kvcheck.core.report.gate.result import has_enough
+from kvcheck.core.report.store import find_run
+
+Runs = Annotated[list[str], typer.Argument(help="Run id or its unique start, folder, or run.json; repeatable.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The baseline: a TOML file.")]
+Owner = Annotated[str, typer.Option(help="Who answers for the rows.")]
+Reason = Annotated[str, typer.Option(help="Why they are accepted, such as an upstream number.")]
+Expires = Annotated[str, typer.Option(metavar="YYYY-MM-DD", help="The last day on which they count.")]
+Conditional = Annotated[bool, typer.Option("--conditional", help="Conditional findings as well.")]
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback(invoke_without_command=True)
+def baseline(ctx: typer.Context) -> None:
+    """Subcommands of `kvcheck baseline`; without one the help is printed, with exit code 2."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit(2)
+
+
+@app.command()
+def save(
+    runs: Runs,
+    file: File,
+    owner: Owner,
+    reason: Reason,
+    expires: Expires,
+    conditional: Conditional = False,
+    out: StoredIn = DEFAULT_OUT,
+) -> None:
+    """Make a file with a row for each finding and each UNKNOWN of the runs."""
+    if file.exists():
+        raise UsageError(
+            f"baseline {file}: expected a file that is not there yet; use kvcheck baseline accept or prune"
+        )
+    whose = _Whose(owner, reason, expires)
+    rows: dict[tuple[object, ...], Entry] = {}
+    for record in _records(runs, out):
+        rows.update((row.key, row) for row in whose.rows(record, conditional=conditional))
+    if not rows:
+        raise UsageError("these runs have no finding and no UNKNOWN: expected something to save")
+    add_rows(file, [*rows.values()])
+    say(f"{file}: {counted(len(rows), 'row')}")
+
+
+@app.command()
+def show(file: File) -> None:
+    """Print the rows of a file, those that have expired marked."""
+    today = _today()
+    for row in read_baseline(file):
+        is_over = row.expires < today
+        say(f"{row.number:>4}  {row.kind.value:<7} {row.what}")
+        say(f"      {row.owner}, {'EXPIRED' if is_over else 'until'} {row.expires.isoformat()}: {row.reason}")
+
+
+@app.command()
+def accept(
+    run: Annotated[str, typer.Argument(help="Run id or its unique start, folder, or run.json.")],
+    finding: Annotated[str, typer.Argument(help="A finding's number or id, or the name of an UNKNOWN cell.")],
+    file: File,
+    owner: Owner,
+    reason: Reason,
+    expires: Expires,
+    out: StoredIn = DEFAULT_OUT,
+) -> None:
+    """Add a row for one finding or one UNKNOWN of a run to a file."""
+    (record,) = _records([run], out)
+    picked = _Whose(owner, reason, expires).rows(_only(record, finding), conditional=True)
+    there = {row.key: row.number for row in read_baseline(file)} if file.exists() else {}
+    if (number := next((there[row.key] for row in picked if row.key in there), None)) is not None:
+        raise UsageError(f"baseline {file}: row {number} is about this already; renew its date by hand")
+    add_rows(file, picked)
+    for row in picked:
+        say(f"{file}: {row.what}")
+
+
+@app.command()
+def prune(file: File, runs: Runs, out: StoredIn = DEFAULT_OUT) -> None:
+    """Take rows out of a file whose finding or UNKNOWN is gone from the runs, and whose cells have enough evidence."""
+    records = _records(runs, out)
+    # Rows that have expired are judged too: an old date does not show that something is gone.
+    entries = read_baseline(file)
+    gone = [
+        row for row in judge_rows(entries, records, datetime.date.min, has_enough) if row.status == Status.GONE.value
+    ]
+    if gone:
+        remove_rows(file, [row.row for row in gone])
+    for row in gone:
+        say(f"removed row {row.row}: {row.what}")
+    say(f"{file}: {counted(len(gone), 'row')} removed, {len(entries) - len(gone)} left")
+
+
+def _records(runs: list[str], out: Path) -> list[RunRecord]:
+    """The runs. Raises UsageError for one that was cut short: what it did not reach is no property of the code."""
+    records = [read_record(path) for path in dict.fromkeys(find_run(name, out) for name in runs)]
+    for record in records:
+        if not record.complete:
+            raise UsageError(f"run {record.run_id} was cut short; expected a complete run: {record.repro}")
+    return records
+
+
+def _only(record: RunRecord, name: str) -> RunRecord:
+    """The run with one cause, or one UNKNOWN cell, alone. Raises UsageError."""
+    wanted = name if name.startswith(f"{record.run_id}.") else f"{record.run_id}.{name}"
+    found = next((each for each in record.findings if wanted == each.id), None)
+    if found is not None and found.cause is not None:
+        raise UsageError(f"finding {name} is a symptom of {found.cause}; accept its cause, which covers it")
+    if found is not None:
+        return replace(record, findings=(found,), scenarios=())
+    cells = tuple(row for row in record.scenarios if row.id == name)
+    unknown = rows_of(replace(record, findings=(), scenarios=cells), owner="", reason="", expires=datetime.date.min)
+    if not any(row.kind is Kind.UNKNOWN for row in unknown):
+        causes = [each.id.removeprefix(f"{record.run_id}.") for each in record.findings if each.cause is None]
+        known = ", ".join(causes) or "none"
+        raise UsageError(f"run {record.run_id} has no finding and no UNKNOWN cell {name!r}; its findings: {known}")
+    return replace(record, findings=(), scenarios=cells)
+
+
+class _Whose:
+    """What the options say of new rows. Raises UsageError for a text that is empty, and for a date that is none."""
+
+    def __init__(self, owner: str, reason: str, expires: str) -> None:
+        for name, text in (("owner", owner), ("reason", reason)):
+            if not text.strip():
+                raise UsageError(f"--{name}: expected a text, got {text!r}")
+        self._owner, self._reason, self._expires = owner, reason, _day(expires)
+
+    def rows(self, record: RunRecord, *, conditional: bool) -> tuple[Entry, ...]:
+        """Rows for all that the run shows."""
+        return rows_of(record, owner=self._owner, reason=self._reason, expires=self._expires, conditional=conditional)
+
+
+def _day(text: str) -> datetime.date:
+    """The date of --expires. Raises UsageError for one that has passed."""
+    try:
+        day = datetime.date.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(f"--expires {text!r}: expected a date such as 2027-03-01") from error
+    if day < _today():
+        raise UsageError(f"--expires {text}: expected today or later, got a date that has passed")
+    return day
+
+
+def _today() -> datetime.date:
+    """The day by which rows expire."""
+    return datetime.datetime.now(datetime.UTC).date()

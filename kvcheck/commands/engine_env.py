@@ -1,0 +1,344 @@
+"""`kvcheck engine-env`: an environment with a release of an engine, or with a checkout of it, for probes on a CPU.
+
+The release's own requirements are left out: they ask for a CUDA build of torch and for compiled kernels of gigabytes,
+none of which runs on a CPU. NEEDS lists what an engine imports at load; versions are those that it asks for itself.
+
+Invariants:
+- No shell is run. Names, versions and folders of the user are arguments of a program, and are checked before.
+- A folder that this command has not begun is left as it is. One that was not finished is made anew.
+- What the probes look for can be imported in an environment that is called made. Where pip or the network fails, the
+  exit code is 4 with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcheck.commands.engine_source import Source, check_requirement, link, pins, requirements_of_wheel, source_of
+from kvcheck.commands.terminal import say
+from kvcheck.core.base.child import Streams, check, close_input, kill_group, spawn, tail
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.identity import commit_of
+from kvcheck.core.probes import import_check
+from kvcheck.core.probes.frame.probe_server import VARIABLES
+from kvcheck.core.probes.installed import ENGINES
+from kvcheck.core.report.store import write_text
+
+TORCH = "torch==2.13.0"
+MARKER = "kvcheck-env.json"
+HAS = "requirements.txt"
+"""In a base: what it was given, a requirement a line."""
+VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]{0,60}")
+CHECK_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What an engine imports. light: of the base. own: of the release alone, without what they ask for themselves.
+
+    full: of the release alone, with that. leave_out: endings of files in its wheel that only a GPU could use.
+    """
+
+    light: tuple[str, ...]
+    own: tuple[str, ...]
+    full: tuple[str, ...] = ("transformers",)
+    leave_out: tuple[str, ...] = ()
+
+
+BASE = ("numpy", "triton")
+NEEDS = {
+    "sglang": Needs(
+        light=(
+            *("orjson", "pyzmq", "pillow", "starlette", "psutil", "pybase64", "requests", "ipython", "aiohttp"),
+            *("openai", "partial_json_parser", "dill", "sentencepiece", "compressed_tensors", "gguf", "msgspec"),
+            *("einops", "prometheus_client", "fastapi", "uvloop"),
+        ),
+        own=("xgrammar", "apache-tvm-ffi"),
+    ),
+    "vllm": Needs(
+        light=(
+            *("regex", "psutil", "requests", "pyzmq", "msgspec", "pillow", "prometheus_client", "aiohttp", "openai"),
+            *("einops", "fastapi", "uvloop", "orjson", "partial_json_parser", "sentencepiece", "compressed_tensors"),
+            *("gguf", "pybase64"),
+        ),
+        own=(
+            *("cbor2", "openai_harmony", "cachetools", "cloudpickle", "py-cpuinfo", "xgrammar", "llguidance"),
+            *("blake3", "apache-tvm-ffi"),
+        ),
+        leave_out=(".so",),
+    ),
+    "lmcache": Needs(
+        light=(
+            *("msgspec", "psutil", "pyzmq", "aiohttp", "fastapi", "safetensors", "requests", "prometheus_client"),
+            "pyyaml",
+        ),
+        own=(
+            *("aiofile", "aiofiles", "caio", "blake3", "cachetools", "nvtx", "opentelemetry-sdk"),
+            *("opentelemetry-semantic-conventions", "sortedcontainers", "redis", "py-cpuinfo", "numba", "llvmlite"),
+            *("cryptography", "cffi"),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What was asked for. version: None only with a source. python: of the environments that are made."""
+
+    engine: str
+    version: str | None
+    source: Source | None
+    folder: Path
+    base: Path
+    python: str
+    torch: str
+    also: tuple[str, ...]
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What the marker says; equal for two orders of the same."""
+        source = None if self.source is None else str(self.source.checkout)
+        return {"engine": self.engine, "version": self.version, "source": source, "also": [*self.also]}
+
+
+def engine_env(
+    release: Annotated[str, typer.Argument(metavar="ENGINE[==VERSION]", help="sglang, vllm or lmcache.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the environment.")],
+    source: Annotated[
+        Path | None,
+        typer.Option(metavar="CHECKOUT", help="A checkout of the engine, linked as an editable install does."),
+    ] = None,
+    base: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Environment with torch that several share. Default: DIR-base.")
+    ] = None,
+    python: Annotated[str | None, typer.Option(help="Interpreter, 3.11 or newer. Default: kvcheck's own.")] = None,
+    torch: Annotated[str, typer.Option(help="Requirement of torch, for a base that has none.")] = TORCH,
+    also: Annotated[list[str] | None, typer.Option(help="One more package of the release; repeatable.")] = None,
+) -> None:
+    """Make an environment for kvcheck stress --target ENGINE:DIR."""
+    order = _order(release, folder, source, base, python, torch, also or [])
+    if _is_made(order):
+        say(f"{folder}: made before; next: kvcheck stress --target {order.engine}:{folder}")
+        return
+    say(f" 1/6  base with torch in {order.base}")
+    _make_base(order)
+    say(f" 2/6  environment in {folder}")
+    _begin(order)
+    with tempfile.TemporaryDirectory(prefix="kvcheck-engine-") as scratch:
+        asks, wheel = _take(order, Path(scratch))
+        needs, python = NEEDS[order.engine], _python_version(order.folder)
+        say(" 4/6  packages of the release")
+        _pip(order.folder, "install", *pins(asks, (*needs.full, *order.also), python))
+        _pip(order.folder, "install", "--no-deps", *pins(asks, needs.own, python))
+        say(f" 5/6  {order.engine}")
+        version = _put_engine(order, wheel)
+    say(" 6/6  imports")
+    _check_imports(order)
+    _mark(order, made=True)
+    say(f"{folder}: {order.engine} {version}; next: kvcheck stress --target {order.engine}:{folder}")
+
+
+def _order(
+    release: str,
+    folder: Path,
+    source: Path | None,
+    base: Path | None,
+    python: str | None,
+    torch: str,
+    also: list[str],
+) -> Order:
+    """The checked order. Raises UsageError."""
+    engine, equals, version = release.partition("==")
+    ENGINES.require(engine)
+    if (not equals and source is None) or (equals and not VERSION.fullmatch(version)):
+        raise UsageError(f"{release!r}: expected ENGINE==VERSION, such as {engine}==0.5.23, or --source CHECKOUT")
+    for name in (torch, *also):
+        check_requirement(name)
+    program = shutil.which(python or sys.executable)
+    if program is None:
+        raise UsageError(f"--python {python}: expected an interpreter, found none")
+    place = folder.absolute()
+    own_base = place.with_name(f"{place.name}-base") if base is None else base.absolute()
+    if own_base == place:
+        raise UsageError(f"--base {base}: expected another folder than the environment itself")
+    return Order(
+        engine=engine,
+        version=version or None,
+        source=None if source is None else source_of(engine, source.absolute()),
+        folder=place,
+        base=own_base,
+        python=program,
+        torch=torch,
+        also=tuple(also),
+    )
+
+
+def _is_made(order: Order) -> bool:
+    """Whether the environment is there. Raises UsageError for a folder that is not this command's, or of another
+    order."""
+    folder = order.folder
+    if not folder.exists():
+        return False
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: expected a new folder, got a file")
+    marker = folder / MARKER
+    if not marker.is_file():
+        if any(folder.iterdir()):
+            raise UsageError(f"{folder}: expected a new or empty folder; it holds files that engine-env did not make")
+        return False
+    try:
+        told = json.loads(marker.read_text(encoding="utf-8"))
+        facts, is_made = told["order"], told["made"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{marker}: cannot be read ({error}); remove the folder and start again") from error
+    if is_made is True and facts != order.facts:
+        raise UsageError(f"{folder}: holds {facts}, and {order.facts} was asked for; name another folder")
+    return is_made is True
+
+
+def _mark(order: Order, *, made: bool) -> None:
+    write_text(order.folder / MARKER, json.dumps({"order": order.facts, "made": made}, indent=1) + "\n")
+
+
+def _begin(order: Order) -> None:
+    """A new environment that knows where the base's packages are. One that was not finished is taken away first."""
+    if (order.folder / MARKER).is_file():
+        say(f"      {order.folder} was not finished: it is made anew")
+        shutil.rmtree(order.folder)
+    _make_folder(order.folder)
+    _mark(order, made=False)
+    _run([order.python, "-I", "-m", "venv", str(order.folder)], "make an environment")
+    write_text(_site(order.folder) / "base.pth", f"{_site(order.base)}\n")
+
+
+def _make_base(order: Order) -> None:
+    """The shared environment, given what it lacks. What was interrupted goes on where it was."""
+    has = order.base / HAS
+    if order.base.exists() and not has.is_file() and (not order.base.is_dir() or any(order.base.iterdir())):
+        raise UsageError(f"--base {order.base}: expected a new folder or a base, which has a {HAS}; name another")
+    _make_folder(order.base)
+    if not has.is_file():
+        write_text(has, "")
+    known = has.read_text(encoding="utf-8").split()
+    torch = next((each for each in known if re.match(r"torch\b(?![-_])", each)), None)
+    if torch not in (None, order.torch):
+        raise UsageError(f"--base {order.base}: made with {torch}; expected {order.torch}; name another base")
+    if not (order.base / "bin" / "python").exists():
+        _run([order.python, "-I", "-m", "venv", str(order.base)], "make an environment")
+    lacks = [each for each in (order.torch, *BASE, *NEEDS[order.engine].light) if each not in known]
+    if lacks:
+        say(f"      {len(lacks)} packages: {', '.join(lacks)}")
+        _pip(order.base, "install", order.torch, *lacks)
+        # compressed_tensors and others pull a transformers of their own; each release brings its own.
+        _pip(order.base, "uninstall", "--yes", "transformers", "huggingface_hub", "tokenizers")
+        write_text(has, "\n".join((*known, *lacks)) + "\n")
+
+
+def _take(order: Order, scratch: Path) -> tuple[tuple[str, ...], Path | None]:
+    """What the engine asks for, and its wheel; a checkout has none."""
+    if order.source is not None:
+        say(f" 3/6  {order.source.checkout}: {commit_of(order.source.package) or 'git knows no commit of it'}")
+        return order.source.asks, None
+    release = f"{order.engine}=={order.version}"
+    say(f" 3/6  {release}")
+    _pip(order.folder, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), release)
+    wheels = [*scratch.glob("*.whl")]
+    if len(wheels) != 1:
+        raise UnknownVerdict(f"pip download {release}: expected one wheel, got {len(wheels)}")
+    return requirements_of_wheel(wheels[0]), wheels[0]
+
+
+def _put_engine(order: Order, wheel: Path | None) -> str:
+    """Install the wheel, or link the checkout. Returns the version."""
+    site = _site(order.folder)
+    if order.source is not None:
+        return link(order.source, site, order.version)
+    assert wheel is not None and order.version is not None, "a release has both"
+    leave_out = NEEDS[order.engine].leave_out
+    if not leave_out:
+        _pip(order.folder, "install", "--no-deps", str(wheel))
+        return order.version
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(site, [name for name in packed.namelist() if not name.endswith(leave_out)])
+    return order.version
+
+
+def _check_imports(order: Order) -> None:
+    """Raise UnknownVerdict with what the probes look for and cannot import."""
+    python = order.folder / "bin" / "python"
+    with tempfile.TemporaryFile() as said:
+        streams = Streams(stdin=subprocess.PIPE, stderr=said)
+        started = spawn(
+            import_check.__name__, order.engine, streams=streams, variables=VARIABLES["cpu"], engine_python=python
+        )
+        child = started.process
+        try:
+            build = started.greet(CHECK_S)
+            if build is not None:
+                check(build, str(python), is_own_python=False)
+            assert child.stdout is not None, "the child's output is a pipe"
+            lines = child.stdout.read().splitlines()
+            status = child.wait(CHECK_S)
+        except (TimeoutError, subprocess.TimeoutExpired) as error:
+            raise UnknownVerdict(f"{python}: imports took more than {CHECK_S:g} s") from error
+        finally:
+            kill_group(child)
+            close_input(child)
+            if child.stdout is not None:
+                child.stdout.close()
+        if lines or status:
+            last = tail(said.fileno(), 20_000).splitlines()[-1:]
+            raise UnknownVerdict(f"{order.folder} is not made: {'; '.join(lines or last) or f'status {status}'}")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror or error}; expected a folder that can be written") from error
+
+
+def _site(folder: Path) -> Path:
+    """Where an environment keeps its packages."""
+    command = [str(folder / "bin" / "python"), "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    return Path(_run(command, "say where its packages are").strip())
+
+
+def _python_version(folder: Path) -> str:
+    command = [str(folder / "bin" / "python"), "-I", "-c", "import platform; print(platform.python_version())"]
+    return _run(command, "say its version").strip()
+
+
+def _pip(folder: Path, action: str, *arguments: str) -> None:
+    """Run the pip of an environment."""
+    _run([str(folder / "bin" / "python"), "-I", "-m", "pip", action, "--quiet", *arguments], f"pip {action}")
+
+
+def _run(command: Sequence[str], what: str) -> str:
+    """What a program says. Raises UnknownVerdict with the reason if it fails."""
+    quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+    try:
+        done = subprocess.run(
+            command, env={**os.environ, **quiet}, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+    except OSError as error:
+        raise UnknownVerdict(f"{what}: {command[0]} cannot be started: {error}") from error
+    if done.returncode:
+        lines = (done.stderr + b"\n" + done.stdout).decode("utf-8", "replace").splitlines()
+        told = [line.strip() for line in lines if line.strip()]
+        why = next((line for line in told if line.startswith("ERROR")), told[-1] if told else "it said nothing")
+        raise UnknownVerdict(f"{what} ended with status {done.returncode}: {why[:400]}; next: run the command again")
+    return done.stdout.decode("utf-8", "replace")

@@ -1,0 +1,105 @@
+"""`kvcheck show`: how a finding came about, as a timeline, a history and the words of the row, or as a trace.
+
+Invariants:
+- It is made from the record alone: nothing is run again.
+- A finding without a story says why, in one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice
+from kvcheck.commands.report import loaded, parse_outputs
+from kvcheck.commands.terminal import say
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Finding, RunRecord, read_record, to_plain
+from kvcheck.core.report import STORY_WRITERS
+from kvcheck.core.report.replay_line import FINDING, PROOF
+from kvcheck.core.report.store import RunStore, check_writable, find_run, is_stored
+from kvcheck.core.report.story_text import story_lines, why_no_story
+
+MAX_DIGITS = 6
+"""Digits of a finding's number; a longer number is the beginning of a run's id."""
+
+
+def show(
+    run: Annotated[
+        str | None, typer.Argument(help="A finding as RUN#N or run.json#N, or a run. Default: the newest run.")
+    ] = None,
+    finding: Annotated[
+        str | None, typer.Argument(help="Number or id of a finding of that run. Default: the first one with a story.")
+    ] = None,
+    output: Annotated[
+        list[str] | None,
+        typer.Option("--output", "-o", metavar="perfetto=PATH", help="Also write a trace for ui.perfetto.dev."),
+    ] = None,
+    format_name: Format = "text",
+    out: StoredIn = DEFAULT_OUT,
+) -> int:
+    """Show how a finding came about."""
+    check_choice("--format", format_name, FORMATS)
+    outputs = parse_outputs(output, format_name, known=(STORY_WRITERS,))
+    path, number = _named(run, finding, out)
+    record = read_record(path)
+    found = _finding(record, number)
+    cause = next((each for each in record.findings if each.id == found.cause), found)
+    if outputs and (why := why_no_story(cause)) is not None:
+        raise UsageError(f"-o {outputs[0][0]}: finding {cause.id} has no story: {why}")
+    for name, file in outputs:
+        if file.resolve() == path.resolve():
+            raise UsageError(f"-o {name}={file}: expected another file than the record it is made from")
+        check_writable(file)
+    if format_name == "json":
+        say(json.dumps(to_plain(cause.story)))
+    else:
+        if cause is not found:
+            say(f" finding {found.id} is a symptom of {cause.id}, whose story this is")
+        for line in story_lines(cause):
+            say(line)
+    for name, file in outputs:
+        loaded(STORY_WRITERS, name)(cause, file)
+        if format_name == "text":
+            say(f" {name} {file}")
+    return 0
+
+
+def _named(run: str | None, finding: str | None, out: Path) -> tuple[Path, str | None]:
+    """The record, and the finding's number or id. One word alone may be either, or RUN#N."""
+    if run is not None and finding is None and not is_stored(run):
+        if named := FINDING.fullmatch(run):
+            if named["proof"] is not None:
+                raise UsageError(f"{run}: a proof has no story of its own; leave {PROOF} out")
+            return find_run(named["run"], out), named["number"]
+        if _is_number(run) and len(run) <= MAX_DIGITS:
+            return _newest(out), run
+    return (_newest(out) if run is None else find_run(run, out)), finding
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _newest(out: Path) -> Path:
+    known = RunStore(out).run_ids()
+    return find_run(known[-1] if known else "newest", out)
+
+
+def _finding(record: RunRecord, number: str | None) -> Finding:
+    """The finding of that number or id; the first one with a story where none is named."""
+    if not record.findings:
+        raise UsageError(f"run {record.run_id} has no findings to show; its verdict is {record.verdict.value}")
+    if number is None:
+        return next((each for each in record.findings if why_no_story(each) is None), record.findings[0])
+    wanted = f"{record.run_id}.{int(number)}" if _is_number(number) and len(number) <= MAX_DIGITS else number
+    found = next((each for each in record.findings if each.id == wanted), None)
+    if found is None:
+        count = len(record.findings)
+        raise UsageError(
+            f"run {record.run_id} has no finding {number[:80]!r}: expected a number from 1 to {count}, or an id"
+        )
+    return found

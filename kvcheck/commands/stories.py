@@ -1,0 +1,47 @@
+"""The stories of a run's findings, told once its cells have ended.
+
+Invariants:
+- A run without a finding does nothing here and imports nothing for it.
+- A story changes no verdict, whatever happens while it is made. A warning says that there is none.
+"""
+
+from __future__ import annotations
+
+import time
+
+from kvcheck.commands.session import Session
+from kvcheck.commands.targets import target_of
+from kvcheck.commands.terminal import warn
+
+STORIES_S = 30.0
+"""Seconds of wall time that all stories of a run may take; with --max-time at most a tenth of that."""
+LEAST_S = 5.0
+
+
+def tell_stories(session: Session, max_time_s: float | None) -> None:
+    """Run the schedules of the first causes once more, and keep how each came about."""
+    if not session.findings:
+        return
+    from kvcheck.core.stress.stories import stories, with_stories
+
+    limit_s = STORIES_S if max_time_s is None else min(STORIES_S, max(LEAST_S, max_time_s / 10))
+    try:
+        told = stories(
+            session.findings,
+            target_of,
+            until=time.monotonic() + limit_s,
+            told=lambda done, of: session.progress(f"telling how it came about: schedule {done + 1} of {of}"),
+        )
+    except KeyboardInterrupt:
+        _leave_out(session, "interrupted: how findings came about is not told")
+    except Exception as error:  # findings that were made must be printed, whatever is wrong with their stories
+        failed = f"{type(error).__name__}: {error}"
+        _leave_out(session, f"how findings came about is not told: {failed}; please report it with the run.json")
+    else:
+        session.findings = with_stories(session.findings, told)
+
+
+def _leave_out(session: Session, why: str) -> None:
+    session.clear_progress()
+    session.warnings.append(why)
+    warn(why)

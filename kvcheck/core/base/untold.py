@@ -1,0 +1,35 @@
+"""Why a finding has no story, as far as its record alone says it.
+
+Invariants:
+- Sees a finding alone, so that whatever reads a record gives the same reason.
+"""
+
+from __future__ import annotations
+
+from kvcheck.core.base.cells import KNOWN_ANSWERS, is_engine, keys_of
+from kvcheck.core.base.record import Finding
+
+IN_ONE_PROCESS = (None, "loopback")
+OUTSIDE = {
+    "audit": "the audit compares memory with footprints, which no event of the history shows",
+}
+
+
+def why_untold(finding: Finding) -> str | None:
+    """Why no schedule can be run again to tell how it came about; None if one can."""
+    keys = keys_of(finding.schedule)
+    if KNOWN_ANSWERS in keys:
+        return "nobody sees inside a running server"
+    if not finding.schedule:
+        return "it is of no one schedule"
+    if is_engine(keys.get("target", "")):
+        return "an installed engine is not observed operation by operation"
+    if keys.get("transport") not in IN_ONE_PROCESS:
+        return "the ranks were processes of their own, whose order nobody recorded"
+    if keys.get("backend") == "cuda":
+        return "a device picks its own order, which is another one each time"
+    if finding.oracle in OUTSIDE:
+        return OUTSIDE[finding.oracle]
+    if finding.page is None and finding.request is None:
+        return "it names neither a page nor a request that could be followed"
+    return None

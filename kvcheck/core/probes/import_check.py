@@ -1,0 +1,53 @@
+"""Import check: whether what the probes look for in an engine can be imported, as the probes' child imports it.
+
+It runs under the interpreter of the engine's environment. Each line that it writes is an error, with all that it takes
+away; no line means that all that is there can be imported. What a release does not have is no matter.
+
+Invariants:
+- The names, the stand-ins and the start are the child's own; nothing is looked for that no probe needs.
+- Only answers are written to standard output. What an engine prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+
+from kvcheck.core.probes.frame.names import Names
+from kvcheck.core.probes.frame.probe import EngineSpec
+from kvcheck.core.probes.frame.probe_server import ProbeServer
+from kvcheck.core.probes.frame.wire import Refusal
+from kvcheck.core.probes.installed import ENGINES
+
+
+def errors(engine: str) -> list[str]:
+    """What breaks, in words: each error once."""
+    spec = ENGINES.load(engine)
+    started = ProbeServer(spec).start()
+    if isinstance(started, Refusal):
+        return [started.reason]
+    return [
+        f"{engine} {started.version}: cannot be imported: {error}: {', '.join(names)}"
+        for error, names in breaks(spec).items()
+    ]
+
+
+def breaks(spec: EngineSpec) -> dict[str, list[str]]:
+    """Error -> the capabilities that are in the release and cannot be imported for it."""
+    names, broken = Names(spec.table), defaultdict(list)
+    for name in spec.table:
+        if error := names.find(name).error:
+            broken[error].append(name)
+    return dict(broken)
+
+
+def main(engine: str) -> None:
+    """Answer on what was standard output."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        answers.writelines(" ".join(text.split()) + "\n" for text in errors(engine))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,333 @@
+"""Changes: what an earlier and a later run of the same cells say differently, by cell and cause.
+
+    same            a cause that both runs show
+    new             a cause that only the later run shows, or a cell that fails in it alone             exit 1
+    conditional     a conditional finding that is new; with --fail-on-conditional it is "new"
+    fixed           a cause that the later run does not show, although its cell passed with enough evidence
+    less evidence   a cell that the later run judged less: not at all, or by less than a share          exit 4
+    slower          a price whose interval lies above the earlier one's; told, and never an exit code
+
+Invariants:
+- A cause counts as fixed only where its cell passed in the later run with as many schedules as a pass needs.
+- What only the later run judged is new if it fails, whether or not the earlier run could have shown it.
+- Runs of different engines, or judged by different kvchecks, or cut short, cannot be compared: exit 4.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from kvcheck.core.base.causes import place_of
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.identity import short
+from kvcheck.core.base.nouns import counted
+from kvcheck.core.base.record import BenchRow, Finding, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.base.server_facts import server_of
+from kvcheck.core.report.gate.baseline import LEFT_OUT, engine_name, is_cut, roots
+from kvcheck.core.report.gate.builds import BUILTIN
+from kvcheck.core.report.gate.contradictions import contradictions
+from kvcheck.core.report.gate.judge import Rules
+from kvcheck.core.report.gate.result import has_enough
+from kvcheck.core.report.store import write_text
+
+SCHEMA_VERSION = "1"
+NAMED = 6
+
+
+class State(Enum):
+    """How a cause, cell or price of the later run stands to the earlier one."""
+
+    NEW = "new"
+    CONDITIONAL = "conditional"
+    LESS = "less evidence"
+    SLOWER = "slower"
+    FIXED = "fixed"
+    SAME = "same"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One difference. code and place: of a cause; None for a cell or a price. conditional: it fails nothing."""
+
+    state: State
+    cell: str
+    code: str | None = None
+    place: str | None = None
+    text: str
+    replay: str | None = None
+    conditional: bool = False
+
+    @property
+    def line(self) -> str:
+        """In words, on one line."""
+        named = f"{self.code} {self.cell}" if self.code else self.cell
+        return f"{named}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """All differences of two runs. problems: why they cannot be compared. notes: what else a reader should know."""
+
+    schema_version: str = SCHEMA_VERSION
+    before: str
+    after: str
+    rows: tuple[Change, ...]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def of(self, state: State) -> tuple[Change, ...]:
+        """The differences of a kind, in the order of the later run."""
+        return tuple(row for row in self.rows if row.state is state)
+
+    @property
+    def exit_code(self) -> int:
+        """1 for something new, 4 where the runs cannot be compared, 0 else."""
+        if self.of(State.NEW):
+            return 1
+        return 4 if self.problems or any(not row.conditional for row in self.of(State.LESS)) else 0
+
+    @property
+    def verdict(self) -> str:
+        """One word for the exit code."""
+        return {0: "PASS", 1: "FAIL"}.get(self.exit_code, "UNKNOWN")
+
+    @property
+    def summary(self) -> str:
+        """Counts of the differences."""
+        told = [f"{len(rows)} {state.value}" for state in State if (rows := self.of(state))]
+        told += [f"not comparable for {counted(len(self.problems), 'reason')}"] if self.problems else []
+        return ", ".join(told) or "no difference"
+
+    def to_json(self) -> str:
+        """As JSON, with verdict and exit code written out."""
+        plain = to_plain(self)
+        assert isinstance(plain, dict), "a dataclass becomes a dict"
+        plain |= {"verdict": self.verdict.lower(), "exit_code": self.exit_code}
+        return json.dumps(plain, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def write_json(changes: Changes, path: Path) -> None:
+    """The JSON at `path`."""
+    write_text(path, changes.to_json())
+
+
+def changes(before: RunRecord, after: RunRecord, *, share: float, conditional: bool = False) -> Changes:
+    """What differs. share: of the earlier run's evidence that a passing cell needs. conditional: such findings count.
+
+    Raises UsageError for one run that is given twice.
+    """
+    if before.run_id == after.run_id:
+        raise UsageError(f"run {after.run_id} was given twice; expected an earlier and a later run")
+    found = [*_causes(before, after, counts=conditional), *_bare_failures(before, after)]
+    told = {row.cell for row in found if row.state is State.LESS}
+    found += [row for row in _cells(before, after, share) if row.cell not in told]
+    prices, notes = _prices(before, after)
+    order = list(State)
+    return Changes(
+        before=before.run_id,
+        after=after.run_id,
+        rows=tuple(sorted((*found, *prices), key=lambda row: order.index(row.state))),
+        problems=tuple(_problems(before, after)),
+        notes=(*notes, *_notes(before, after)),
+    )
+
+
+Cause = tuple[str, str, str]
+
+
+def _by_cause(record: RunRecord) -> dict[Cause, Finding]:
+    """The first finding of each cause."""
+    found: dict[Cause, Finding] = {}
+    for at, each in roots(record.findings):
+        if each is record.findings[at]:
+            found.setdefault(_cause(each), each)
+    return found
+
+
+def _cause(finding: Finding) -> Cause:
+    return finding.cell, finding.code, place_of(finding)
+
+
+def _causes(before: RunRecord, after: RunRecord, *, counts: bool) -> Iterator[Change]:
+    """Causes of both runs. One that the other run shows as a symptom is there too."""
+    then, now = _by_cause(before), _by_cause(after)
+    shown_then, shown_now = ({_cause(each) for each in record.findings} for record in (before, after))
+    rows_then, rows_now = _rows(before), _rows(after)
+    for cause, finding in now.items():
+        is_new = cause not in shown_then
+        text = finding.message.splitlines()[0] if finding.message else ""
+        if is_new and (why := _unseen(rows_then.get(finding.cell))):
+            text = f"{text} ({why} in {before.run_id})"
+        yield _change(State.NEW if is_new else State.SAME, finding, text, counts=counts)
+    for cause, finding in then.items():
+        if cause in shown_now:
+            continue
+        row = rows_now.get(finding.cell)
+        if row is not None and row.verdict is Verdict.PASS and has_enough(after, row):
+            text = f"gone after {counted(row.schedules, 'schedule')}"
+            yield _change(State.FIXED, finding, text, counts=counts)
+        elif row is None or row.verdict is not Verdict.FAIL:
+            text = f"not seen, and {_unseen(row) or 'too few schedules ran'}"
+            yield _change(State.LESS, finding, text, counts=counts)
+        else:
+            text = "not seen, but the cell fails otherwise, which ends it"
+            yield _change(State.LESS, finding, text, counts=counts)
+
+
+def _change(state: State, finding: Finding, text: str, *, counts: bool) -> Change:
+    is_latent = finding.condition is not None and not counts
+    if state not in (State.NEW, State.SAME):
+        text = f"{place_of(finding)}: {text}"
+    return Change(
+        state=State.CONDITIONAL if is_latent and state is State.NEW else state,
+        cell=finding.cell,
+        code=finding.code,
+        place=place_of(finding),
+        text=text,
+        replay=finding.replay or None,
+        conditional=is_latent,
+    )
+
+
+def _unseen(row: ScenarioResult | None) -> str:
+    """Why a cell shows no finding that it may have; empty if it could show it."""
+    if row is None:
+        return "the cell was not run"
+    if row.verdict is Verdict.UNKNOWN:
+        return "the cell was UNKNOWN"
+    if row.verdict is Verdict.FAIL and row.coverage is not None and row.schedules < row.coverage.wanted:
+        return f"the cell ended after {row.schedules} of {counted(row.coverage.wanted, 'schedule')}"
+    return ""
+
+
+def _bare_failures(before: RunRecord, after: RunRecord) -> Iterator[Change]:
+    """Cells that fail without a finding in the later run, and rows of mutants."""
+    then = {**_verdicts(before)}
+    with_findings = {each.cell for each in after.findings}
+    for name, verdict in _verdicts(after).items():
+        if verdict is Verdict.FAIL and name not in with_findings:
+            state = State.SAME if then.get(name) is Verdict.FAIL else State.NEW
+            yield Change(state=state, cell=name, text="fails, and no finding says why")
+
+
+def _cells(before: RunRecord, after: RunRecord, share: float) -> Iterator[Change]:
+    """Cells that the later run judged less."""
+    now = _rows(after)
+    for row in before.scenarios:
+        if row.verdict is Verdict.UNKNOWN:
+            continue
+        other = now.get(row.id)
+        if other is None or other.verdict is Verdict.UNKNOWN:
+            reason = f": {other.reason}" if other is not None and other.reason else ""
+            yield Change(state=State.LESS, cell=row.id, text=f"judged before, and now {_unseen(other)}{reason}")
+        elif row.verdict is other.verdict is Verdict.PASS:
+            thin = [
+                f"{now_count:,} {noun} after {then_count:,}"
+                for noun, then_count, now_count in _evidence(row, other)
+                if now_count < share * then_count
+            ]
+            if thin:
+                yield Change(state=State.LESS, cell=row.id, text=f"passes on {', '.join(thin)}")
+
+
+def _evidence(row: ScenarioResult, other: ScenarioResult) -> Iterator[tuple[str, int, int]]:
+    """What both judged, by kind: how much before, and how much now."""
+    then, now = row.evidence, other.evidence
+    yield "schedules", row.schedules, other.schedules
+    yield "words", sum(then.words_verified.values()), sum(now.words_verified.values())
+    yield "situations", sum(map(bool, then.situations.values())), sum(map(bool, now.situations.values()))
+
+
+def _prices(before: RunRecord, after: RunRecord) -> tuple[list[Change], list[str]]:
+    """Prices that are certainly slower, if both runs measured on one kind of machine with one torch."""
+    then = {_price(row): row for row in before.bench}
+    pairs = [(then[_price(row)], row) for row in after.bench if _price(row) in then]
+    if not pairs:
+        return [], []
+    for name in ("hardware", "torch"):
+        old, new = before.environment.get(name), after.environment.get(name)
+        if old != new:
+            return [], [f"prices are not compared: their {name} differs"]
+    return [
+        Change(
+            state=State.SLOWER,
+            cell=new.id,
+            text=f"{new.ratio.est:.3g} times {new.baseline}, after {old.ratio.est:.3g}; kvcheck gate --budget decides",
+        )
+        for old, new in pairs
+        if _is_slower(old, new)
+    ], []
+
+
+def _price(row: BenchRow) -> tuple[str, str, str]:
+    return row.id, row.baseline, row.device
+
+
+def _is_slower(old: BenchRow, new: BenchRow) -> bool:
+    """By the gate's shares, with the earlier ratio as the budget and both noise floors on top of it."""
+    if old.ratio.hi is None or new.ratio.lo is None or "unknown" in (old.status, new.status):
+        return False
+    rules = Rules()
+    certain = old.ratio.hi * (1 + max(rules.tol, old.floor + new.floor))
+    return new.ratio.est >= old.ratio.est * (1 + rules.fail_over) and new.ratio.lo > certain
+
+
+def _problems(before: RunRecord, after: RunRecord) -> Iterator[str]:
+    """Why the two cannot be compared."""
+    first, second = engine_name(before), engine_name(after)
+    if first != second:
+        yield f"{before.run_id} judged {first}, and {after.run_id} judged {second}"
+    codes = [None if each.identity is None else each.identity.code for each in (before, after)]
+    if BUILTIN not in (first, second) and (None in codes or codes[0] != codes[1]):
+        yield f"two kvchecks judged them: {short(codes[0])} and {short(codes[1])}; run both again with one"
+    traces = [None if each.identity is None else each.identity.trace for each in (before, after)]
+    if traces[0] != traces[1]:
+        yield f"two traces were fed to them: {short(traces[0])} and {short(traces[1])}"
+    for record in (before, after):
+        if not record.complete:
+            yield f"{record.run_id} was cut short; next: {record.repro}"
+        if wrong := contradictions(record):
+            yield f"{record.run_id} contradicts itself: {wrong[0]}"
+        if is_cut(record):
+            yield f"{record.run_id}: {LEFT_OUT}; make a run of fewer cells"
+    judged = [
+        {name for name, verdict in _verdicts(each).items() if verdict is not Verdict.UNKNOWN}
+        for each in (before, after)
+    ]
+    if not judged[0] & judged[1]:
+        yield "no cell was judged in both runs"
+
+
+def _notes(before: RunRecord, after: RunRecord) -> Iterator[str]:
+    if before.seed != after.seed:
+        yield f"their seeds differ ({before.seed} and {after.seed}), so their schedules do too"
+    added = [name for name in _rows(after) if name not in _rows(before)]
+    if added:
+        more = ", ..." if len(added) > NAMED else ""
+        yield f"only {after.run_id} ran {counted(len(added), 'cell')}: {', '.join(added[:NAMED])}{more}"
+
+
+def _verdicts(record: RunRecord) -> Mapping[str, Verdict]:
+    return {**{row.id: row.verdict for row in record.scenarios}, **{row.name: row.verdict for row in record.mutants}}
+
+
+def _rows(record: RunRecord) -> dict[str, ScenarioResult]:
+    """The run's cells by name; with servers of one engine the name ends with it in both."""
+    return {row.id: row for row in record.scenarios}
+
+
+def version_of(record: RunRecord) -> str:
+    """What a run judged, with its version and commit where it says them."""
+    if server_of(record) is not None:
+        return engine_name(record)
+    engine = record.environment.get("engine")
+    if not isinstance(engine, dict):
+        code = None if record.identity is None else record.identity.code
+        return f"{BUILTIN} of kvcheck {record.tool.get('version', 'unknown')}, code {short(code)}"
+    commit = engine.get("commit")
+    built = f", commit {short(str(commit))}" if commit else ""
+    return f"{engine.get('engine')} {engine.get('version')}{built}"

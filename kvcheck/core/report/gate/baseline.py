@@ -1,0 +1,289 @@
+"""Baseline: findings that are known and UNKNOWNs that are expected, and what a gate makes of them.
+
+    status       when                                                               fails the gate
+    known        a finding, or an UNKNOWN with its reason, matches the row          no
+    gone         its cells ran, passed with enough evidence and match nothing       with strict
+    undecided    its cells ran, but cannot show whether it is gone                  no
+    unused       no run has a cell of this name                                     yes
+    expired      its date has passed; it covers nothing any more                    yes
+    elsewhere    it is about an engine that none of these runs judged               no
+
+Invariants:
+- A finding is covered by its cell, code and place alone. What follows from a covered cause is covered with it.
+- A cell that fails is known only if findings of it are covered and none is left that would fail it.
+- A row never covers a finding whose condition differs: its place says whether it is conditional.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+
+from kvcheck.core.base.causes import place_of
+from kvcheck.core.base.nouns import counted
+from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.server_facts import engine_and_version, server_of
+from kvcheck.core.report.gate.builds import BUILTIN, engine_of, own_target_of
+
+LEFT_OUT = "more findings were made and are not in this record"
+"""Stands in the warning of a run that kept only its first findings, beside their number."""
+
+
+class Kind(Enum):
+    """The tables of a baseline file."""
+
+    FINDING = "finding"
+    UNKNOWN = "unknown"
+
+
+class Status(Enum):
+    """What a gate makes of a row."""
+
+    KNOWN = "known"
+    GONE = "gone"
+    UNDECIDED = "undecided"
+    UNUSED = "unused"
+    EXPIRED = "expired"
+    ELSEWHERE = "elsewhere"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A row of a baseline. number: its place in the file, from 1, over both tables. engine: None means any.
+
+    cell, place and says may have "*" for any text. code and place: of a finding. says: part of the reason of an
+    UNKNOWN. expires: the last day on which it counts.
+    """
+
+    number: int
+    kind: Kind
+    engine: str | None
+    cell: str
+    code: str | None = None
+    place: str | None = None
+    says: str | None = None
+    owner: str
+    reason: str
+    expires: datetime.date
+
+    @property
+    def what(self) -> str:
+        """What it is about, in words."""
+        engine = "" if self.engine is None else f"{self.engine} "
+        about = f"{self.code}, {self.place}" if self.kind is Kind.FINDING else f"UNKNOWN, {self.says}"
+        return f"{engine}{self.cell}: {about}"
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for two rows about the same."""
+        return self.kind, self.engine, self.cell, self.code, self.place, self.says
+
+    def has_engine(self, record: RunRecord) -> bool:
+        """Whether it is about the engine of this run."""
+        return self.engine in (None, engine_name(record))
+
+    def has_cell(self, name: str) -> bool:
+        """Whether it is about this cell."""
+        return _pattern(self.cell).fullmatch(name) is not None
+
+    def covers(self, record: RunRecord, finding: Finding) -> bool:
+        """Whether it is about this finding."""
+        return (
+            self.kind is Kind.FINDING
+            and self.code == finding.code
+            and self.has_engine(record)
+            and self.has_cell(finding.cell)
+            and _pattern(self.place or "").fullmatch(place_of(finding)) is not None
+        )
+
+    def expects(self, record: RunRecord, row: ScenarioResult) -> bool:
+        """Whether it is about this UNKNOWN."""
+        return (
+            self.kind is Kind.UNKNOWN
+            and row.verdict is Verdict.UNKNOWN
+            and self.has_engine(record)
+            and self.has_cell(row.id)
+            and _pattern(f"*{self.says}*").fullmatch(row.reason or "") is not None
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A row and what became of it. text: why, in words. matches: findings or UNKNOWNs that it covers."""
+
+    row: int
+    kind: str
+    status: str
+    what: str
+    owner: str
+    reason: str
+    expires: str
+    matches: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineResult:
+    """What a gate made of its baseline. strict: rows that are gone fail as well."""
+
+    file: str
+    strict: bool
+    rows: tuple[Judged, ...]
+
+    @property
+    def failing(self) -> tuple[Judged, ...]:
+        """Rows that fail the gate."""
+        bad = {Status.UNUSED.value, Status.EXPIRED.value, *([Status.GONE.value] if self.strict else [])}
+        return tuple(row for row in self.rows if row.status in bad)
+
+    def count(self, status: Status) -> int:
+        """Rows with this status."""
+        return sum(row.status == status.value for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a baseline covers in some runs: places of findings by run, and cells that are expected to be UNKNOWN."""
+
+    findings: dict[str, frozenset[int]] = field(default_factory=dict)
+    unknowns: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def new(self, record: RunRecord) -> tuple[Finding, ...]:
+        """The findings of the run that are not covered."""
+        covered = self.findings.get(record.run_id, frozenset())
+        return tuple(finding for at, finding in enumerate(record.findings) if at not in covered)
+
+    def explains(self, record: RunRecord, row: ScenarioResult) -> bool:
+        """Whether a cell fails by covered findings alone."""
+        covered = self.findings.get(record.run_id, frozenset())
+        own = [(at in covered, each) for at, each in enumerate(record.findings) if each.cell == row.id]
+        return any(is_known for is_known, _ in own) and not any(
+            each.condition is None and not is_known for is_known, each in own
+        )
+
+    def expects(self, record: RunRecord, row: ScenarioResult) -> bool:
+        """Whether an UNKNOWN is expected."""
+        return row.id in self.unknowns.get(record.run_id, frozenset())
+
+    def is_silent(self, record: RunRecord) -> bool:
+        """Whether the run's findings were cut, so that new ones may be among those that it lacks."""
+        return bool(self.findings.get(record.run_id)) and is_cut(record)
+
+
+NOTHING = Known()
+"""Without a baseline nothing is known."""
+
+IsEnough = Callable[[RunRecord, ScenarioResult], bool]
+
+
+def engine_name(record: RunRecord) -> str:
+    """What a row calls the subject of a run: builtin, an installed engine, MODULE:NAME, or a server's engine."""
+    if (server := server_of(record)) is not None:
+        return f"{engine_and_version(server)[0]} server"
+    return engine_of(record) or own_target_of(record) or BUILTIN
+
+
+def is_cut(record: RunRecord) -> bool:
+    """Whether the run made more findings than are in its record."""
+    return any(LEFT_OUT in text for text in record.warnings)
+
+
+def roots(findings: Sequence[Finding]) -> list[tuple[int, Finding]]:
+    """The place and the cause of each finding, in order; a cause that was not kept leaves its symptom a cause."""
+    by_id = {finding.id: finding for finding in findings if finding.id}
+    return [(at, by_id.get(finding.cause or "", finding)) for at, finding in enumerate(findings)]
+
+
+def known_by(entries: Sequence[Entry], records: Sequence[RunRecord], today: datetime.date) -> Known:
+    """What the rows cover that have not expired."""
+    valid = [entry for entry in entries if entry.expires >= today]
+    return Known(
+        findings={
+            record.run_id: frozenset(
+                at for at, root in roots(record.findings) if any(entry.covers(record, root) for entry in valid)
+            )
+            for record in records
+        },
+        unknowns={
+            record.run_id: frozenset(
+                row.id for row in record.scenarios if any(entry.expects(record, row) for entry in valid)
+            )
+            for record in records
+        },
+    )
+
+
+def judge_rows(
+    entries: Sequence[Entry], records: Sequence[RunRecord], today: datetime.date, is_enough: IsEnough
+) -> tuple[Judged, ...]:
+    """The status of each row."""
+    return tuple(_judged(entry, records, today, is_enough) for entry in entries)
+
+
+def _judged(entry: Entry, records: Sequence[RunRecord], today: datetime.date, is_enough: IsEnough) -> Judged:
+    status, matches, text = _status(entry, records, today, is_enough)
+    return Judged(
+        row=entry.number,
+        kind=entry.kind.value,
+        status=status.value,
+        what=entry.what,
+        owner=entry.owner,
+        reason=entry.reason,
+        expires=entry.expires.isoformat(),
+        matches=matches,
+        text=text,
+    )
+
+
+def _status(
+    entry: Entry, records: Sequence[RunRecord], today: datetime.date, is_enough: IsEnough
+) -> tuple[Status, int, str]:
+    mine = [record for record in records if entry.has_engine(record)]
+    if not mine:
+        return Status.ELSEWHERE, 0, f"none of these runs judged {entry.engine}"
+    if entry.expires < today:
+        text = f"expired on {entry.expires.isoformat()}; {entry.owner} has to renew it or remove it"
+        return Status.EXPIRED, 0, text
+    cells = [(record, row) for record in mine for row in record.scenarios if entry.has_cell(row.id)]
+    if not cells:
+        return Status.UNUSED, 0, "no run has judged such a cell; correct this row or remove it"
+    if entry.kind is Kind.FINDING:
+        found = [(record, each) for record in mine for each in record.findings if entry.covers(record, each)]
+        if found:
+            return Status.KNOWN, len(found), _thin(entry, cells)
+        if all(row.verdict is Verdict.PASS and is_enough(record, row) for record, row in cells):
+            return Status.GONE, 0, "no such finding any more: remove this row"
+        return Status.UNDECIDED, 0, f"no such finding, but {_why_undecided(cells)}"
+    expected = sum(entry.expects(record, row) for record, row in cells)
+    if expected:
+        return Status.KNOWN, expected, ""
+    if any(row.verdict is Verdict.UNKNOWN for _, row in cells):
+        return Status.UNDECIDED, 0, "the cell is UNKNOWN for another reason"
+    return Status.GONE, 0, "judged now: remove this row"
+
+
+def _thin(entry: Entry, cells: Sequence[tuple[RunRecord, ScenarioResult]]) -> str:
+    """A note where a cell ended at the known finding, so that it may hide others."""
+    cut = [
+        f"{row.id} ended after {row.schedules} of {counted(row.coverage.wanted, 'schedule')}"
+        for _, row in cells
+        if row.verdict is Verdict.FAIL and row.coverage is not None and row.schedules < row.coverage.wanted
+    ]
+    more = f" and {len(cut) - 2} more" if len(cut) > 2 else ""
+    return f"{', '.join(cut[:2])}{more}: later schedules were not judged" if cut else ""
+
+
+def _why_undecided(cells: Sequence[tuple[RunRecord, ScenarioResult]]) -> str:
+    for _, row in cells:
+        if row.verdict is not Verdict.PASS:
+            return f"{row.id} is {row.verdict.value.upper()}"
+    return f"{cells[0][1].id} ran too few schedules to show that it is gone"
+
+
+@cache
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(".*".join(re.escape(part) for part in text.split("*")), re.DOTALL)

@@ -1,0 +1,226 @@
+"""Files of baselines: TOML that people edit.
+
+    [[finding]]
+    engine = "vllm"                                # builtin, sglang, vllm, lmcache, "vllm server"; any if left out
+    cell = "preemption/scheduler.priority"         # * stands for any text, in place and says too
+    code = "KV102"
+    place = "content: device kv"                   # as kvcheck gate prints it
+    owner = "kv team"
+    reason = "vllm-project/vllm#43569"
+    expires = 2027-03-01                           # the last day on which the row counts
+
+    [[unknown]]
+    engine = "sglang"
+    cell = "prefix-cache/prefixes.swa"
+    says = "this release has no tree.swa"          # a part of the reason
+    owner = "kv team"
+    reason = "the release has only unified trees"
+    expires = 2027-03-01
+
+Invariants:
+- A row that is added or removed leaves every other line of the file as it was, comments and order too. What was
+  written is read again and compared before the file is replaced.
+- A wrong file is a UsageError with the row's number.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from kvcheck.core.base.causes import place_of
+from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import RunRecord, Verdict
+from kvcheck.core.report.gate.baseline import Entry, Kind, engine_name, roots
+from kvcheck.core.report.store import write_text
+
+ABOUT = {Kind.FINDING: ("cell", "code", "place"), Kind.UNKNOWN: ("cell", "says")}
+WHOSE = ("owner", "reason", "expires")
+HEADER = re.compile(r"^\[\[\s*(finding|unknown)\s*\]\]", re.MULTILINE)
+COMMENTS = re.compile(r"(?:^[ \t]*#[^\n]*\n)+\Z", re.MULTILINE)
+
+
+def read_baseline(path: Path) -> tuple[Entry, ...]:
+    """The rows of a file, in their order. Raises UsageError for a missing or wrong file."""
+    return parse_baseline(_text_of(path), path)
+
+
+def parse_baseline(text: str, path: Path) -> tuple[Entry, ...]:
+    """The rows of a text. path: how messages name it. Raises UsageError."""
+    try:
+        raw = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"baseline {path}: {error}; expected TOML with [[finding]] and [[unknown]] tables") from error
+    rows: list[Entry] = []
+    for key, tables in raw.items():
+        if key not in [kind.value for kind in Kind]:
+            raise UsageError(f"baseline {path}: unknown key {key!r}; known: [[finding]] and [[unknown]] tables")
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            raise UsageError(f"baseline {path}: {key}: expected tables in double brackets, [[{key}]]")
+    numbers = _numbers(text, raw)
+    for kind in Kind:
+        for at, table in enumerate(raw.get(kind.value, ())):
+            number = numbers[kind][at]
+            rows.append(_entry(f"baseline {path}, row {number} ({kind.value} {at + 1})", kind, number, table))
+    rows.sort(key=lambda entry: entry.number)
+    seen: dict[tuple[object, ...], int] = {}
+    for entry in rows:
+        if (first := seen.setdefault(entry.key, entry.number)) != entry.number:
+            raise UsageError(f"baseline {path}, row {entry.number}: the same as row {first}; expected one of them")
+    return tuple(rows)
+
+
+def add_rows(path: Path, entries: Sequence[Entry]) -> None:
+    """Put rows at the end of a file, which is made if it is not there. Raises UsageError."""
+    text = _text_of(path) if path.exists() else ""
+    before = parse_baseline(text, path)
+    gap = "" if not text or text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
+    after = text + gap + "\n".join(block(entry) for entry in entries)
+    expected = [*before, *(replace(each, number=len(before) + at) for at, each in enumerate(entries, 1))]
+    _replace(path, after, expected)
+
+
+def remove_rows(path: Path, numbers: Collection[int]) -> None:
+    """Take rows out of a file, each with the comment lines right above it. Raises UsageError."""
+    text = _text_of(path)
+    before = parse_baseline(text, path)
+    starts = [found.start() - len(_comments_above(text[: found.start()])) for found in HEADER.finditer(text)]
+    edges = [0, *starts, len(text)]
+    kept = [text[start:end] for at, (start, end) in enumerate(pairwise(edges)) if at not in numbers]
+    left = [entry for entry in before if entry.number not in numbers]
+    _replace(path, "".join(kept), [replace(each, number=at) for at, each in enumerate(left, 1)])
+
+
+def block(entry: Entry) -> str:
+    """A row as TOML."""
+    pairs = {"engine": entry.engine, **{key: getattr(entry, key) for key in (*ABOUT[entry.kind], *WHOSE)}}
+    lines = [f"{key} = {_toml(value)}" for key, value in pairs.items() if value is not None]
+    return "\n".join((f"[[{entry.kind.value}]]", *lines)) + "\n"
+
+
+def rows_of(
+    record: RunRecord, *, owner: str, reason: str, expires: datetime.date, conditional: bool = False
+) -> tuple[Entry, ...]:
+    """A row for each cause and each UNKNOWN of a run. conditional: conditional findings too. Each row is there once."""
+    engine = engine_name(record)
+    found = [
+        Entry(
+            number=0,
+            kind=Kind.FINDING,
+            engine=engine,
+            cell=each.cell,
+            code=each.code,
+            place=place_of(each),
+            owner=owner,
+            reason=reason,
+            expires=expires,
+        )
+        for at, each in roots(record.findings)
+        if (each.condition is None or conditional) and each is record.findings[at]
+    ]
+    found += [
+        Entry(
+            number=0,
+            kind=Kind.UNKNOWN,
+            engine=engine,
+            cell=row.id,
+            says=_known_by(row.reason),
+            owner=owner,
+            reason=reason,
+            expires=expires,
+        )
+        for row in record.scenarios
+        if row.verdict is Verdict.UNKNOWN and row.reason
+    ]
+    return tuple({entry.key: entry for entry in found}.values())
+
+
+def _known_by(reason: str) -> str:
+    """The part of a reason that stays the same: without numbers, and without what stands in brackets at its end."""
+    return re.sub(r"\d+(?:[.,]\d+)*", "*", reason.splitlines()[0].partition(" (")[0])
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"baseline {path}: {error.strerror or error}; expected a TOML file, which kvcheck baseline save makes"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"baseline {path}: not UTF-8 text ({error}); expected a TOML file") from error
+
+
+def _numbers(text: str, raw: Mapping[str, object]) -> dict[Kind, list[int]]:
+    """The number of each row over both tables, in the order of the file; table by table where it cannot be seen."""
+    found: dict[Kind, list[int]] = {kind: [] for kind in Kind}
+    for at, match in enumerate(HEADER.finditer(text), 1):
+        found[Kind(match[1])].append(at)
+    sizes = {kind: len(tables) if isinstance(tables := raw.get(kind.value, []), list) else 0 for kind in Kind}
+    if any(len(found[kind]) != sizes[kind] for kind in Kind):  # written in another way, such as one inline array
+        first = sizes[Kind.FINDING]
+        return {
+            Kind.FINDING: [*range(1, first + 1)],
+            Kind.UNKNOWN: [*range(first + 1, first + sizes[Kind.UNKNOWN] + 1)],
+        }
+    return found
+
+
+def _entry(where: str, kind: Kind, number: int, table: Mapping[str, object]) -> Entry:
+    known = ("engine", *ABOUT[kind], *WHOSE)
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"{where}: unknown key {key!r}; known: {', '.join(known)}{hint}")
+    for key in known[1:]:
+        if key not in table:
+            raise UsageError(f"{where}: the key {key!r} is missing; expected {', '.join(known[1:])}")
+    texts = {key: _text(where, key, value) for key, value in table.items() if key != "expires"}
+    if kind is Kind.FINDING and texts["code"] not in CODES:
+        near = difflib.get_close_matches(texts["code"], CODES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"{where}: code: expected a finding code, got {texts['code']!r}{hint}; see kvcheck list codes")
+    expires = table["expires"]
+    if isinstance(expires, datetime.datetime) or not isinstance(expires, datetime.date):
+        raise UsageError(f"{where}: expires: expected a date such as 2027-03-01, without quotes, got {expires!r}")
+    return Entry(number=number, kind=kind, expires=expires, **{"engine": None, **texts})  # type: ignore[arg-type]
+
+
+def _text(where: str, key: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(f"{where}: {key}: expected a text in quotes, got {str(value)[:80]!r}")
+    return value
+
+
+def _comments_above(text: str) -> str:
+    found = COMMENTS.search(text)
+    return found[0] if found else ""
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")  # which JSON allows, and TOML does not
+
+
+def _replace(path: Path, text: str, expected: Sequence[Entry]) -> None:
+    """Write the text if it reads as these rows."""
+    try:
+        is_right = list(parse_baseline(text, path)) == list(expected)
+    except UsageError as error:
+        raise UsageError(f"baseline {path} cannot be edited without a person: {error}") from error
+    if not is_right:
+        raise UsageError(
+            f"baseline {path}: its rows are not written as [[finding]] and [[unknown]] tables that begin a line, so "
+            "it cannot be edited without a person; edit it by hand"
+        )
+    write_text(path, text)

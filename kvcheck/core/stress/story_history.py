@@ -1,0 +1,257 @@
+"""The history of a page or of a request in words, from its notes: who had it, who wrote, saved and freed it.
+
+Invariants:
+- Each line is one owner of a page, or one act for a request, in the order of time.
+- Lines that are left out are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvcheck.core.base.story import MOST_LINES, short
+from kvcheck.core.stress.flip import pair_of
+from kvcheck.core.stress.oracles.oracle import unit_word
+from kvcheck.core.stress.story_notes import MOST_NOTES, Note, StoryNotes
+from kvcheck.core.workload.events import (
+    Aborted,
+    Allocated,
+    Broke,
+    Event,
+    Failed,
+    Faulted,
+    Finished,
+    Freed,
+    Leased,
+    Restored,
+    Resumed,
+    Retracted,
+    RoomChanged,
+    Saved,
+    Saw,
+    SealsFitted,
+    Submitted,
+)
+from kvcheck.core.workload.mismatch import Mismatch
+from kvcheck.core.workload.report_events import Sent, Told
+from kvcheck.core.workload.tier_events import TierChanged
+
+OWNERS = 5
+"""Owners of a page that are told: the last ones, and the one whose words were seen."""
+
+FIRST_LINES = 4
+"""Lines at the beginning that are told where others are left out."""
+
+VERBS = {
+    "decode.write": "written",
+    "decode.send_early": "sent",
+    "offload.save": "saved",
+    "offload.restore": "restored",
+    "hicache.load": "loaded",
+    "hicache.backup": "backed up",
+    "receive.mark": "marked as empty",
+}
+"""What operations do to a page, in a word. Others are told by their names."""
+STATES = {0: "failed", 3: "transferring", 4: "success"}
+
+
+def is_computing(note: Note) -> bool:
+    """A kernel of a forward pass."""
+    return isinstance(note.event, Submitted) and note.event.name.startswith(("decode.write", "decode.read"))
+
+
+def history(notes: StoryNotes, space: str | None) -> tuple[str, ...]:
+    """The lines of the place, or of the request where no place is followed."""
+    lines = _of_request(notes) if space is None else _of_place(notes, space)
+    if len(lines) > MOST_LINES:
+        cut = len(lines) - MOST_LINES + 1
+        lines = [*lines[:FIRST_LINES], f"({cut} more are left out)", *lines[cut + FIRST_LINES :]]
+    return tuple(map(short, lines))
+
+
+def row_seen(notes: StoryNotes) -> Mismatch | None:
+    """The row of the finding; or of a race, the first one that was read wrong at its place."""
+    finding = notes.finding
+    if isinstance(notes.cause, Saw):
+        return notes.cause.mismatch
+    if pair_of(finding) is None:
+        return None
+    return next((each for each in notes.saw if (each.page, each.buffer) == (finding.page, finding.buffer)), None)
+
+
+def is_of_another(notes: StoryNotes, note: Note) -> bool:
+    """Of another request, or of another rank of the end that the finding is of."""
+    event = note.event
+    owner = event.owner if isinstance(event, Allocated) else getattr(event, "request", None)
+    if not isinstance(event, Submitted) and owner not in (None, notes.finding.request):
+        return True
+    if isinstance(event, Submitted) and notes.finding.request not in (
+        event.request,
+        *(touch.owner for touch in note.touches),
+    ):
+        return True
+    end = notes.process.rpartition("-")[0]
+    ranks = {note.process, *(touch.space.rpartition(":")[0] for touch in note.touches)}
+    if isinstance(event, Told):
+        ranks = {event.sender, event.peer}
+    return bool(end) and notes.process not in ranks and any(rank.startswith(f"{end}-") for rank in ranks)
+
+
+def is_of_pages(note: Note) -> bool:
+    """Whether the ids that were handed out are of pages, not of table rows or slots of metadata."""
+    return isinstance(note.event, Allocated) and unit_word(note.event.space) == "page"
+
+
+# A page
+
+
+def _of_place(notes: StoryNotes, space: str) -> list[str]:
+    """One line for each of the last owners; and a last one with what the finding saw."""
+    finding, moment = notes.finding, notes.moment or 0
+    assert finding.page is not None
+    place = [note for note in notes.places[space] if note.at <= moment]
+    periods: list[list[Note]] = [[]]
+    for note in place:
+        if isinstance(note.event, Allocated):
+            periods.append([])
+        periods[-1].append(note)
+    told = [(number, each) for number, each in enumerate(periods) if each]
+    kept = told[-OWNERS:]
+    owner = finding.seen_request
+    whose = [] if owner is None else [pair for pair in told[:-OWNERS] if _owner(pair[1]) == owner]
+    kept = [*whose[-1:], *kept]
+    left_out = len(told) - len(kept)
+    lines = []
+    if left_out or len(notes.places[space]) == MOST_NOTES:
+        count = str(left_out) if left_out else "others"
+        lines.append(f"{count} earlier {'owner is' if left_out == 1 else 'owners are'} left out")
+    lines += [_period(notes, each, space) for _, each in kept]
+    lines += [
+        act_text(note)
+        for note in notes.acts
+        if isinstance(note.event, Saved | Restored) and set(note.event.buffers) != set(note.event.table)
+        if note.event.request == finding.request and note.at <= moment
+    ][-2:]
+    return lines
+
+
+def _owner(period: Sequence[Note]) -> int | None:
+    event = period[0].event
+    return event.owner if isinstance(event, Allocated) else None
+
+
+def _period(notes: StoryNotes, period: Sequence[Note], space: str) -> str:
+    """ "given to request 2, written (forward #8 to #14), saved (d2h #31), freed"."""
+    told: dict[tuple[str, str], list[int]] = {}
+    parts: list[str] = []
+    holder = _owner(period)
+    order: dict[str, tuple[str, str] | None] = {}
+    for note in period:
+        event = note.event
+        if isinstance(event, Submitted):
+            verb = _verb(notes, note, space, holder)
+            if verb is not None:
+                told.setdefault((verb, note.lane), []).append(event.ordinal)
+                order.setdefault(f"{verb} {note.lane}", (verb, note.lane))
+            continue
+        if not isinstance(event, Allocated):
+            order.setdefault(_handed_over(event), None)
+    for text, key in order.items():
+        if key is None:
+            parts.append(text)
+            continue
+        ordinals = told[key]
+        span = f"#{ordinals[0]}" if len(ordinals) == 1 else f"#{ordinals[0]} to #{ordinals[-1]}"
+        parts.append(f"{key[0]} ({key[1]} {span})")
+    text = ", ".join(parts)
+    return text if holder is None else f"request {holder}: {text or 'nothing was done'}"
+
+
+def _verb(notes: StoryNotes, note: Note, space: str, holder: int | None) -> str | None:
+    """What an operation did to the page. Reads of passes are told only of the request that the finding is about."""
+    event, finding = note.event, notes.finding
+    assert isinstance(event, Submitted)
+    touches = [touch for touch in note.touches if touch.space == space and touch.unit == finding.page]
+    if finding.buffer is not None and any(finding.buffer in touch.buffers for touch in touches):
+        touches = [touch for touch in touches if finding.buffer in touch.buffers and touch.has_row(finding.row)]
+    elif finding.buffer is not None and touches and "." not in finding.buffer:
+        return None
+    if not touches:
+        return None
+    is_write = any(touch.is_write for touch in touches)
+    owner = next((touch.owner for touch in touches if touch.is_write == is_write), None)
+    whose = "" if owner in (None, holder) else f" for request {owner}"
+    if is_computing(note) and not is_write:
+        return f"read for request {owner}" if owner == finding.request else None
+    if event.name in VERBS:
+        return f"{VERBS[event.name]}{whose}"
+    return f"{'written' if is_write else 'read'} by {event.name}{whose}"
+
+
+def _handed_over(event: Event) -> str:
+    if isinstance(event, Freed):
+        return "freed"
+    if isinstance(event, TierChanged):
+        return f"{'joined' if event.added else 'left'} the prefix cache"
+    return type(event).__name__.lower()
+
+
+# A request
+
+
+def _of_request(notes: StoryNotes) -> list[str]:
+    """What happened to the request, without the passes that computed it."""
+    moment = notes.moment or 0
+    lines: dict[str, None] = {}
+    for note in notes.acts:
+        event = note.event
+        is_handed = isinstance(event, Leased) or (isinstance(event, Allocated) and not is_of_pages(note))
+        if note.at > moment or isinstance(event, Submitted) or is_handed or is_of_another(notes, note):
+            continue
+        is_named = not note.process or isinstance(event, Told)
+        lines.setdefault(act_text(note) if is_named else f"{note.process}: {act_text(note)}")
+    return [*lines]
+
+
+def act_text(note: Note) -> str:
+    """What the host did, as a sentence without a subject where that is the scheduler."""
+    event = note.event
+    if isinstance(event, Allocated):
+        units = ", ".join(map(str, event.ids[:8])) + (" ..." if len(event.ids) > 8 else "")
+        word = unit_word(event.space)
+        return f"gives {event.space} {word}{'' if len(event.ids) == 1 else 's'} {units} to request {event.owner}"
+    if isinstance(event, Freed):
+        count = "" if len(event.ids) == 1 else f" and {len(event.ids) - 1} more"
+        return f"frees {event.space} {unit_word(event.space)} {event.ids[0]}{count}" if event.ids else "frees nothing"
+    if isinstance(event, Saved | Restored):
+        verb = "saved" if isinstance(event, Saved) else "restored"
+        absent = [name for name in event.table if name not in event.buffers]
+        without = f" without {', '.join(absent)}" if absent else ""
+        return f"request {event.request} was {verb}{without}, {event.tokens} tokens"
+    if isinstance(event, RoomChanged):
+        why = f": {event.reason}" if event.reason else ""
+        old, new = (STATES.get(state, str(state)) for state in (event.old, event.new))
+        return f"the room of request {event.request} goes from {old} to {new}{why}"
+    if isinstance(event, Told):
+        lost = "; the message is lost" if event.copies == 0 else ""
+        return f"{event.sender} sends {event.kind} of request {event.request} to {event.peer}{lost}"
+    if isinstance(event, SealsFitted):
+        return f"the seals of request {event.request} fit, over {event.size} bytes"
+    if isinstance(event, Broke):
+        return f"{event.error}: {event.message}"
+    return _plain_act(event)
+
+
+def _plain_act(event: Event) -> str:
+    request = getattr(event, "request", None)
+    if isinstance(event, Sent):
+        return f"request {request} is sent, {event.prompt} tokens"
+    if isinstance(event, Failed | Faulted):
+        why = event.reason if isinstance(event, Failed) else event.why
+        return f"request {request} {'fails' if isinstance(event, Failed) else 'gets a fault'}: {why}"
+    if isinstance(event, Leased):
+        return f"request {request} gets {event.space} slot {event.slot}"
+    if isinstance(event, TierChanged):
+        return f"the prefix cache {'takes' if event.added else 'drops'} it"
+    verbs = {Retracted: "is retracted", Resumed: "is resumed", Aborted: "is aborted", Finished: "has finished"}
+    return f"request {request} {verbs[type(event)]}"

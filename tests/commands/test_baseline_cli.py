@@ -1,0 +1,146 @@
+"""`kvcheck baseline` and `kvcheck gate --baseline` from outside: exit codes, files, refusals in one line.
+
+Invariants:
+- The published runs of the newest releases are green with the baseline of the tree, on the day on which they ran.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report.test_baseline import run as made
+from rigs.gate import of_this_build
+from rigs.literal_record import FOREIGN, PASSED
+
+from kvcheck.commands.main import run
+from kvcheck.core.base.record import RunRecord, read_record
+from kvcheck.core.report.gate.baseline import known_by
+from kvcheck.core.report.gate.baseline_file import read_baseline
+from kvcheck.core.report.store import RunStore
+
+ROOT = Path(__file__).parents[2]
+NEWEST = {"sglang": "0.5.23", "vllm": "0.33.0", "lmcache": "0.5.6"}
+WHOSE = ("--owner", "me", "--reason", "issue 7", "--expires", "2999-01-01")
+
+
+def stored(folder: Path, record: RunRecord) -> str:
+    """The folder of a run that this kvcheck seems to have made."""
+    return str(RunStore(folder / "runs").save(of_this_build(record)).parent)
+
+
+def published() -> list[Path]:
+    """The published runs of the newest releases."""
+    found = []
+    for path in sorted((ROOT / "reports/published/engines/runs").glob("*/run.json")):
+        engine = read_record(path).environment["engine"]
+        assert isinstance(engine, dict)
+        if NEWEST[str(engine["engine"])] == engine["version"]:
+            found.append(path)
+    return found
+
+
+def test_the_newest_releases_are_green_with_the_baseline_of_the_tree(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = published()
+    file = ROOT / "reports/baselines/engines.toml"
+    assert len(runs) == len(NEWEST)
+    assert run(["gate", *map(str, runs)]) == 1, "without the baseline vLLM's findings fail"
+    assert run(["gate", *map(str, runs), "--baseline", str(file), "--strict-baseline"]) == 0
+    assert "nothing new, 4 known rows" in capsys.readouterr().out
+    (vllm,) = [read_record(path) for path in runs if "vllm" in path.read_text()[:4000]]
+    known = known_by(read_baseline(file), [vllm], datetime.date(2026, 11, 22))
+    moved = replace(vllm, findings=tuple(replace(each, code="KV104") for each in vllm.findings))
+    assert not known.new(vllm)
+    assert len(known_by(read_baseline(file), [moved], datetime.date(2026, 11, 22)).new(moved)) == len(vllm.findings)
+
+
+def test_save_gate_accept_and_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "known.toml")
+    old = stored(tmp_path, made(FOREIGN, unknown=True))
+    assert run(["gate", old]) == 1
+    assert run(["baseline", "save", old, file, *WHOSE]) == 0
+    assert run(["gate", old, "--baseline", file]) == 0
+    Path(file).write_text("# kept\n\n" + Path(file).read_text())
+
+    newer = replace(made(FOREIGN, replace(FOREIGN, buffer="latent"), unknown=True), run_id="20260102-030499-0001")
+    newer = replace(
+        newer, findings=tuple(replace(f, id=f"{newer.run_id}.{n}") for n, f in enumerate(newer.findings, 1))
+    )
+    new = stored(tmp_path, newer)
+    assert run(["gate", new, "--baseline", file]) == 1
+    assert f"finding {newer.run_id}.2" in capsys.readouterr().out
+    assert run(["baseline", "accept", new, "2", file, *WHOSE]) == 0
+    assert run(["gate", new, "--baseline", file]) == 0
+    assert run(["baseline", "accept", new, f"{newer.run_id}.2", file, *WHOSE]) == 2
+    assert "is about this already" in capsys.readouterr().err
+
+    fixed = stored(tmp_path, replace(made(unknown=True), run_id="20260102-030499-0002"))
+    assert run(["gate", fixed, "--baseline", file]) == 0
+    assert run(["gate", fixed, "--baseline", file, "--strict-baseline"]) == 1
+    assert "no such finding any more: remove this row" in capsys.readouterr().out
+    assert run(["baseline", "prune", file, fixed]) == 0
+    assert "2 rows removed, 1 left" in capsys.readouterr().out
+    assert [entry.kind.value for entry in read_baseline(Path(file))] == ["unknown"]
+    assert Path(file).read_text().startswith("# kept\n")
+    assert run(["gate", fixed, "--baseline", file, "--strict-baseline"]) == 0
+
+
+def test_accept_takes_an_unknown_cell_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "known.toml"
+    folder = stored(tmp_path, made(unknown=True))
+    assert run(["gate", folder]) == 4
+    assert run(["baseline", "accept", folder, "retract-resume/gpt-oss-tiny", str(file), *WHOSE]) == 0
+    assert run(["gate", folder, "--baseline", str(file)]) == 0
+
+
+def test_show_marks_what_has_expired(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "known.toml"
+    assert run(["baseline", "save", stored(tmp_path, made(FOREIGN)), str(file), *WHOSE]) == 0
+    file.write_text(file.read_text().replace("2999-01-01", "2020-01-01"))
+    assert run(["baseline", "show", str(file)]) == 0
+    assert "EXPIRED 2020-01-01: issue 7" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["save", "RUN", "known.toml", *WHOSE[:4], "--expires", "soon"], "--expires 'soon': expected a date"),
+        (["save", "RUN", "known.toml", *WHOSE[:4], "--expires", "2020-01-01"], "a date that has passed"),
+        (["save", "RUN", "known.toml", "--owner", " ", *WHOSE[2:]], "--owner: expected a text"),
+        (["save", "RUN", "there.toml", *WHOSE], "expected a file that is not there yet"),
+        (["save", "PASSED", "known.toml", *WHOSE], "no finding and no UNKNOWN"),
+        (["save", "CUT", "known.toml", *WHOSE], "was cut short"),
+        (["save", "nothing", "known.toml", *WHOSE], "no run 'nothing'"),
+        (["accept", "RUN", "7", "known.toml", *WHOSE], "has no finding and no UNKNOWN cell '7'; its findings: 1"),
+        (["accept", "RUN", "2", "known.toml", *WHOSE], "is a symptom of"),
+        (["prune", "absent.toml", "RUN"], "No such file or directory"),
+        (["show", "there.toml"], "expected TOML"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.toml").write_text("[[")
+    symptom = replace(FOREIGN, code="KV501", oracle="output", cause=f"{PASSED.run_id}.1")
+    runs = {
+        "RUN": made(FOREIGN, symptom),
+        "PASSED": replace(PASSED, run_id="20260102-030499-0003"),
+        "CUT": replace(made(FOREIGN), run_id="20260102-030499-0004", complete=False),
+    }
+    named = [stored(tmp_path, runs[word]) if word in runs else word for word in arguments]
+    assert run(["baseline", *named]) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1
+    assert not (tmp_path / "known.toml").exists()
+
+
+def test_strict_needs_a_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["gate", "x", "--strict-baseline"]) == 2
+    assert "expected --baseline FILE" in capsys.readouterr().err

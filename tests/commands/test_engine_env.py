@@ -1,0 +1,316 @@
+"""`kvcheck engine-env`: its steps over wheels of this test, checkouts, refusals, interruptions, and what a record says.
+
+Invariants:
+- Nothing is downloaded: pip finds the wheels of a folder alone, and the base holds this interpreter's packages.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from fakes.engine import environment, interpreter
+
+from kvcheck.commands.engine_env import BASE, HAS, MARKER, NEEDS, TORCH
+from kvcheck.commands.engine_source import pins, requirements_of_wheel, source_of
+from kvcheck.commands.main import run
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.identity import commit_of
+from kvcheck.core.base.record import read_record
+from kvcheck.core.probes.installed import ENGINES
+from kvcheck.core.report.gate.builds import build_problems
+
+ROOT = Path(__file__).parents[2]
+FAKES = ROOT / "tests" / "fakes"
+METADATA = """Metadata-Version: 2.4
+Name: sglang
+Version: 0.5.13.post1
+Requires-Dist: transformers==5.8.1
+Requires-Dist: Apache.TVM_ffi<0.2,>=0.1.5
+Requires-Dist: xgrammar==0.2.1; platform_machine != "nowhere"
+Requires-Dist: llguidance==1.0; platform_machine == "nowhere"
+Requires-Dist: openai==1.0; extra == "test"
+Requires-Dist: numba==0.61; python_version < "3.12"
+Requires-Dist: numba==0.65; python_version >= "3.12"
+
+Requires-Dist: cbor2==9 is text, as it stands behind the headers.
+"""
+GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+STAND_IN_BASE = """case "$*" in
+*purelib*) echo "$0-site" ;;
+*install*) echo "$@" >>"$(dirname "$0")/../installs" ;;
+esac"""
+
+
+def wheel(folder: Path, name: str, version: str, files: dict[str, str] | None = None, asks: str = "") -> Path:
+    """A wheel with these files, and a package of its own name without any."""
+    stem = name.replace("-", "_")
+    info = f"{stem}-{version}.dist-info"
+    content = {
+        **({f"{stem}.py": ""} if files is None else files),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{asks}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    content[f"{info}/RECORD"] = "".join(f"{each},,\n" for each in [*content, f"{info}/RECORD"])
+    path = folder / f"{stem}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as packed:
+        for each, text in content.items():
+            packed.writestr(each, text)
+    return path
+
+
+def release(folder: Path, fault: str = "") -> dict[str, str]:
+    """The files of the stand-in for SGLang, with its fault beside it."""
+    top = FAKES / "sglang"
+    files = {path.relative_to(top).as_posix(): path.read_text() for path in sorted(top.rglob("*.py"))}
+    return {**files, "sglang_fault.py": '"""Beside this file is the fault."""\n', "fault": fault}
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels that pip finds, and no other index."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    for name, version in (("transformers", "5.8.1"), ("xgrammar", "0.2.1"), ("apache-tvm-ffi", "0.1.7")):
+        wheel(folder, name, version)
+        wheel(folder, name, "99")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    return folder
+
+
+def full_base(folder: Path) -> Path:
+    """A base that lacks nothing: an environment that finds this interpreter's packages."""
+    venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
+    (site,) = folder.glob("lib/python*/site-packages")
+    paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (site / "here.pth").write_text("\n".join(sorted(paths)) + "\n")
+    (folder / HAS).write_text("\n".join((TORCH, *BASE, *(n for needs in NEEDS.values() for n in needs.light))) + "\n")
+    # The environment reads the base's folder alone, where a .pth file of the base is not read.
+    for path in sorted(paths):
+        for each in Path(path).glob("*") if Path(path).is_dir() else ():
+            target = site / each.name
+            if not target.exists() and not each.name.startswith(("pip", "setuptools", "kvcheck", "__editable__")):
+                target.symlink_to(each)
+    return folder
+
+
+def checkout(folder: Path, fault: str = "", version: str | None = "0.6.0.dev1") -> Path:
+    """A git checkout of the stand-in for SGLang, laid out as upstream."""
+    top = folder / "python"
+    for name, text in release(folder, fault).items():
+        path = top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    told = "" if version is None else f'version = "{version}"\n'
+    (top / "pyproject.toml").write_text(f'[project]\nname = "sglang"\n{told}dependencies = ["transformers==5.8.1"]\n')
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*GIT, *command], cwd=folder, check=True)
+    return folder
+
+
+def test_every_engine_has_its_needs() -> None:
+    assert set(NEEDS) == set(ENGINES.names())
+
+
+def test_versions_are_those_that_the_wheel_asks_for(tmp_path: Path) -> None:
+    path = tmp_path / "sglang-0.5.13.post1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as packed:
+        packed.writestr("sglang/vendored/other.dist-info/METADATA", "Requires-Dist: transformers==1\n")
+        packed.writestr("sglang-0.5.13.post1.dist-info/METADATA", METADATA)
+    names = ("transformers", "apache-tvm-ffi", "xgrammar", "llguidance", "openai", "cbor2")
+    asks = requirements_of_wheel(path)
+    assert [pins(asks, ["numba"], python) for python in ("3.11.7", "3.13.0")] == [["numba==0.61"], ["numba==0.65"]]
+    assert pins(asks, names, "3.11.7") == [
+        "transformers==5.8.1",
+        "apache-tvm-ffi<0.2,>=0.1.5",
+        "xgrammar==0.2.1",
+        "llguidance",
+        "openai",
+        "cbor2",
+    ]
+
+
+def test_versions_of_a_checkout(tmp_path: Path) -> None:
+    package = tmp_path / "vllm"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    assert source_of("vllm", tmp_path).version == "0+source"
+    (package / "version.py").write_text('__version__ = "0.34.0.dev7"\n')
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "common.txt").write_text("-r other.txt\ntransformers >= 5.5 # why\nblake3\n\n")
+    found = source_of("vllm", tmp_path)
+    assert found.version == "0.34.0.dev7"
+    assert pins(found.asks, ("transformers", "blake3", "x"), "3.11.7") == ["transformers>=5.5", "blake3", "x"]
+    with pytest.raises(UsageError, match="expected a checkout with one of python/sglang, sglang, src/sglang"):
+        source_of("sglang", tmp_path)
+
+
+@pytest.mark.processes
+def test_a_release_is_made_and_runs_and_is_not_made_twice(
+    tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asks = "Requires-Dist: transformers==5.8.1\nRequires-Dist: xgrammar==0.2.1\n"
+    wheel(shelf, "sglang", "0.7.0", release(tmp_path), asks)
+    base, folder = full_base(tmp_path / "base"), tmp_path / "env"
+    asked = ["engine-env", "sglang==0.7.0", str(folder), "--base", str(base)]
+    (folder / "half").mkdir(parents=True)  # as an interruption leaves it
+    order = {"engine": "sglang", "version": "0.7.0", "source": None, "also": []}
+    (folder / MARKER).write_text(json.dumps({"order": order, "made": False}))
+    assert run(asked) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert all(f" {step}/6 " in said for step in range(1, 7)) and "sglang 0.7.0; next: kvcheck stress" in said
+    assert "was not finished: it is made anew" in said and not (folder / "half").exists()
+    (site,) = folder.glob("lib/python*/site-packages")
+    assert {"transformers-5.8.1.dist-info", "xgrammar-0.2.1.dist-info"} <= {each.name for each in site.iterdir()}
+    assert run(asked) == 0 and "made before" in capsys.readouterr().out
+    assert run(["engine-env", "sglang==0.7.1", str(folder), "--base", str(base)]) == 2
+    assert "name another folder" in capsys.readouterr().err
+
+    wheel(shelf, "sglang", "0.7.2", release(tmp_path, "import-breaks"), asks)
+    broken = ["engine-env", "sglang==0.7.2", str(tmp_path / "broken"), "--base", str(base)]
+    assert run(broken) == 4
+    told = capsys.readouterr().err
+    assert "is not made: sglang 0.7.2: cannot be imported: InvalidVersion: 'N/A'" in told and told.count("\n") == 1
+    assert '"made": false' in (tmp_path / "broken" / MARKER).read_text()
+
+
+@pytest.mark.processes
+def test_a_checkout_is_linked_judged_and_named_with_its_commit(
+    tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, folder = checkout(tmp_path / "sglang"), tmp_path / "env"
+    base = str(full_base(tmp_path / "base"))
+    assert run(["engine-env", "sglang", str(folder), "--source", str(source), "--base", base]) == 0
+    assert "sglang 0.6.0.dev1; next:" in capsys.readouterr().out
+    (site,) = folder.glob("lib/python*/site-packages")
+    (told,) = site.glob("sglang-*.dist-info/direct_url.json")
+    assert json.loads(told.read_text()) == {"url": source.as_uri(), "dir_info": {"editable": True}}
+
+    def stress(expected: int) -> dict[str, object]:
+        runs = ["--out", str(tmp_path / "runs"), "--no-reports", "--seed", "1", "--schedules", "12"]
+        assert run(["stress", "--target", f"sglang:{folder}", "--shape", "pool-copy.nsa", *runs]) == expected
+        newest = max((tmp_path / "runs").iterdir(), key=lambda path: (path / "run.json").stat().st_mtime_ns)
+        record = read_record(newest)
+        assert not [text for _, text in build_problems([record], "") if "does not say" in text]
+        engine = record.environment["engine"]
+        assert isinstance(engine, dict)
+        return engine
+
+    commit = commit_of(source)
+    engine = stress(0)
+    assert (engine["version"], engine["commit"]) == ("0.6.0.dev1", commit)
+    (source / "python" / "fault").write_text("index-lost")
+    init = source / "python" / "sglang" / "__init__.py"
+    init.write_text(init.read_text() + "\n# an edit\n")
+    assert stress(1)["commit"] == f"{commit} and changes"
+    (source / "python" / "fault").write_text("")
+    shutil.rmtree(source / ".git")
+    assert stress(0)["commit"] is None
+
+
+def test_a_checkout_as_target_gets_a_hint_that_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "sglang"
+    (source / "python" / "sglang").mkdir(parents=True)
+    (source / "python" / "sglang" / "__init__.py").write_text("")
+    assert run(["stress", "--target", f"sglang:{source}", "--out", str(tmp_path / "runs")]) == 2
+    told = capsys.readouterr().err
+    assert f"kvcheck engine-env sglang VENV --source {source}, then --target sglang:VENV" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sglang", "new"], "expected ENGINE==VERSION, such as sglang==0.5.23, or --source CHECKOUT"),
+        (["sglang==", "new"], "expected ENGINE==VERSION"),
+        (["sglang==1; rm -rf x", "new"], "expected ENGINE==VERSION"),
+        (["sglang==--index-url", "new"], "expected ENGINE==VERSION"),
+        (["sglnag==1", "new"], "sglang"),
+        (["sglang==1", "full"], "it holds files that engine-env did not make"),
+        (["sglang==1", "new", "--base", "full/file/base"], "Not a directory; expected a folder that can be written"),
+        (["sglang==1", "full/file"], "expected a new folder, got a file"),
+        (["sglang==1", "new", "--base", "new"], "expected another folder than the environment itself"),
+        (["sglang==1", "new", "--base", "full"], "expected a new folder or a base"),
+        (["sglang==1", "new", "--python", "no-such-python"], "expected an interpreter, found none"),
+        (["sglang==1", "new", "--also", "x @ http://a/b"], "expected the name of a package"),
+        (["sglang==1", "new", "--torch", "-r x"], "expected the name of a package"),
+        (["sglang", "new", "--source", "full"], "expected a checkout with one of python/sglang"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_everything_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    assert run(["engine-env", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("had", "installed"),
+    [
+        (f"{TORCH}\nnumpy\ntriton\nmsgspec\npyyaml\n", ["orjson", "pyzmq"]),  # made for another engine
+        ("", [TORCH, "numpy", "triton", "orjson", "msgspec"]),  # begun, and nothing installed yet
+    ],
+)
+def test_a_base_is_given_what_the_engine_needs_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], had: str, installed: list[str]
+) -> None:
+    base = interpreter(tmp_path / "base", STAND_IN_BASE, greeting="")
+    (base / HAS).write_text(had)
+    python = interpreter(tmp_path / "python", "exit 9", greeting="")  # nothing more than the base is made
+    command = ["engine-env", "sglang==0.5.9", str(tmp_path / "env"), "--base", str(base)]
+    command += ["--python", str(python / "bin" / "python")]
+    assert run(command) == 4
+    assert "make an environment ended with status 9" in capsys.readouterr().err
+    asked = (base / "installs").read_text().splitlines()[0].split()
+    assert [name for name in installed if name not in asked] == []
+    assert ("msgspec" in asked) is (not had) and "msgspec" in (base / HAS).read_text().split()
+    assert run(command) == 4 and len((base / "installs").read_text().splitlines()) == 2
+
+
+def test_a_base_with_another_torch_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / HAS).write_text("torch==2.9.0\n")
+    assert run(["engine-env", "sglang==0.5.9", str(tmp_path / "env"), "--base", str(tmp_path / "base")]) == 2
+    assert f"made with torch==2.9.0; expected {TORCH}; name another base" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_pip_that_finds_nothing_is_exit_4_with_its_reason(
+    tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = full_base(tmp_path / "base")
+    assert run(["engine-env", "sglang==0.0.404", str(tmp_path / "env"), "--base", str(base)]) == 4
+    told = capsys.readouterr().err
+    assert "pip download ended with status 1: ERROR: " in told and "sglang==0.0.404" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.processes
+def test_imports_are_checked_under_the_engines_interpreter(tmp_path: Path) -> None:
+    def told(fault: str) -> str:
+        env = environment(tmp_path / f"env{fault}", fault)
+        code = f"import sys; sys.path.append({str(ROOT)!r}); from kvcheck.core.probes.import_check import main"
+        command = [env / "bin/python", "-I", "-c", f"{code}; main('sglang')"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert told("") == ""
+    (line,) = told("import-breaks").splitlines()
+    assert line.startswith("sglang unknown: cannot be imported: InvalidVersion: 'N/A': request,")

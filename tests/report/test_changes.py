@@ -1,0 +1,197 @@
+"""What kvcheck compare says of two runs: each kind of difference, its exit code, and how it is shown.
+
+Invariants:
+- Records are literal. What only a seed or the order of findings changes is no difference.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report.test_baseline import run as made
+from rigs.gate import bench_row, bench_run, of_this_build
+from rigs.literal_record import FOREIGN, MARKUP, PASSED
+
+from kvcheck.commands.main import run
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Coverage, Evidence, Interval, RunRecord, Verdict
+from kvcheck.core.report.comparison.changes import State, changes
+from kvcheck.core.report.comparison.compare import compare
+from kvcheck.core.report.comparison.to_html import render as page
+from kvcheck.core.report.comparison.to_md import render as markdown
+from kvcheck.core.report.store import RunStore
+
+OTHER = replace(FOREIGN, buffer="latent", message="latent of request 9")
+LATENT = replace(FOREIGN, condition="the peers differ")
+CELL = "retract-resume/glm-5.1-tiny"
+
+
+def later(record: RunRecord, **changed: object) -> RunRecord:
+    """The record under another id."""
+    return replace(record, run_id="20260102-040506-0001", **changed)  # type: ignore[arg-type]
+
+
+def told(before: RunRecord, after: RunRecord, share: float = 0.5, conditional: bool = False) -> dict[str, int]:
+    """How many differences of each kind, with the exit code."""
+    found = changes(before, after, share=share, conditional=conditional)
+    assert json.loads(found.to_json())["exit_code"] == found.exit_code
+    counts = {state.value: len(rows) for state in State if (rows := found.of(state))}
+    return {**counts, "problems": len(found.problems), "exit": found.exit_code}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (made(), made(), {"exit": 0}),
+        (made(FOREIGN), made(FOREIGN), {"same": 1, "exit": 0}),
+        (made(), made(FOREIGN), {"new": 1, "exit": 1}),
+        (made(FOREIGN), made(FOREIGN, OTHER), {"new": 1, "same": 1, "exit": 1}),
+        (made(FOREIGN), made(), {"fixed": 1, "exit": 0}),
+        (made(FOREIGN), made(OTHER), {"new": 1, "less evidence": 1, "exit": 1}),  # a cell ends when it fails
+        (made(FOREIGN), made(schedules=2), {"less evidence": 1, "exit": 4}),  # below its floor
+        (made(), made(LATENT), {"conditional": 1, "exit": 0}),
+        (made(LATENT), made(), {"fixed": 1, "exit": 0}),
+        (made(LATENT), made(FOREIGN), {"new": 1, "less evidence": 1, "exit": 1}),
+        (made(), made(schedules=199), {"less evidence": 1, "exit": 4}),
+        (made(), made(schedules=200), {"exit": 0}),
+        (made(schedules=200), made(), {"exit": 0}),
+        (made(unknown=True), made(unknown=True), {"exit": 0}),
+        (made(), made(unknown=True), {"exit": 0}),  # a cell that only the later run has
+    ],
+)
+def test_differences_of_two_runs(before: RunRecord, after: RunRecord, expected: dict[str, int]) -> None:
+    assert told(before, later(after)) == {"problems": 0, **expected}
+
+
+def test_conditional_findings_count_where_they_are_asked_to() -> None:
+    assert told(made(), later(made(LATENT)), conditional=True) == {"new": 1, "problems": 0, "exit": 1}
+
+
+def test_another_seed_order_page_and_request_are_no_difference() -> None:
+    moved = [replace(each, page=1, row=9, request=40, seen_request=3, message="elsewhere") for each in (OTHER, FOREIGN)]
+    assert told(made(FOREIGN, OTHER), later(made(*moved), seed=2)) == {"same": 2, "problems": 0, "exit": 0}
+
+
+def test_a_cause_that_was_a_symptom_is_not_new() -> None:
+    symptom = replace(OTHER, cause=f"{PASSED.run_id}.1")
+    assert told(made(FOREIGN, symptom), later(made(OTHER)))["exit"] == 4  # the first cause is neither shown nor fixed
+
+
+def test_a_cell_that_is_not_run_or_unknown_has_less_evidence() -> None:
+    both = made()
+    cell = replace(both.scenarios[0], id="handover/x", shape="x")
+    both = replace(both, scenarios=(*both.scenarios, cell))
+    assert told(both, later(made()))["exit"] == 4
+    unknown = replace(cell, verdict=Verdict.UNKNOWN, reason="no such pool", coverage=Coverage(wanted=3, floor=3))
+    found = changes(both, later(replace(both, scenarios=(both.scenarios[0], unknown))), share=0.5)
+    assert [row.line for row in found.of(State.LESS)] == [
+        "handover/x: judged before, and now the cell was UNKNOWN: no such pool"
+    ]
+
+
+def test_fewer_words_and_situations_are_less_evidence() -> None:
+    row = made().scenarios[0]
+    rich = replace(row, evidence=replace(row.evidence, situations={"a": 1, "b": 2, "c": 0}))
+    poor = replace(row, evidence=Evidence(schedules=400, words_verified={"latent": 5}, situations={"a": 9}))
+    found = changes(replace(made(), scenarios=(rich,)), later(replace(made(), scenarios=(poor,))), share=0.6)
+    (less,) = found.of(State.LESS)
+    assert less.text == "passes on 5 words after 1,505,280, 1 situations after 2"
+
+
+def test_a_cell_that_fails_without_a_finding_is_new() -> None:
+    row = replace(made().scenarios[0], verdict=Verdict.FAIL)
+    bare = replace(made(), scenarios=(row,), verdict=Verdict.FAIL)
+    assert told(made(), later(bare))["exit"] == 1
+    assert told(bare, later(bare))["same"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"complete": False}, "was cut short"),
+        ({"warnings": ("3 more findings were made and are not in this record",)}, "make a run of fewer cells"),
+        ({"plan": {"cells": ["a:shape=b,target=vllm%3Ax,seed=1,schedule=0"]}}, "judged builtin, and .* judged vllm"),
+        ({"scenarios": ()}, "no cell was judged in both runs"),
+    ],
+)
+def test_runs_that_cannot_be_compared(change: dict[str, object], said: str) -> None:
+    found = changes(made(), later(made(), **change), share=0.5)
+    assert found.exit_code == 4
+    assert any(re.search(said, text) for text in found.problems), found.problems
+
+
+def test_two_checkers_of_an_engine_are_told_and_two_builds_of_kvcheck_are_not() -> None:
+    line = "a:shape=b,target=vllm%3Ax,seed=1,schedule=0"
+    engine = replace(made(), plan={"cells": [line]})
+    assert engine.identity is not None
+    other = replace(engine.identity, code="0" * 64)
+    found = changes(engine, later(engine, identity=other), share=0.5)
+    assert any("two kvchecks judged them" in text for text in found.problems)
+    assert told(made(), later(made(), identity=other)) == {"problems": 0, "exit": 0}
+
+
+def test_prices_are_told_where_they_are_certainly_slower() -> None:
+    fast = replace(bench_row(1.0), ratio=Interval(1.0, 0.99, 1.01))
+    slow = replace(bench_row(1.3), ratio=Interval(1.3, 1.28, 1.32))
+    unsure = replace(bench_row(1.3), ratio=Interval(1.3, 0.9, 1.7))
+    before = bench_run(fast)
+    assert told(before, later(bench_run(slow))) == {"slower": 1, "problems": 0, "exit": 0}
+    assert told(before, later(bench_run(unsure))) == {"problems": 0, "exit": 0}
+    assert told(bench_run(slow), later(before)) == {"problems": 0, "exit": 0}
+    elsewhere = later(bench_run(slow, environment={**before.environment, "hardware": {"cpu": "another"}}))
+    found = changes(before, elsewhere, share=0.5)
+    assert not found.of(State.SLOWER) and found.notes == ("prices are not compared: their hardware differs",)
+
+
+def test_reports_show_the_changes_and_hostile_text_stays_text() -> None:
+    hostile = replace(FOREIGN, buffer=f"b {MARKUP}", message=f"{MARKUP} **x**\nmore")
+    before, after = made(), later(made(hostile))
+    both = replace(compare([before, after]), changes=changes(before, after, share=0.5))
+    assert "kvcheck compare: FAIL, exit 1" in markdown(both) and "1 new" in markdown(both)
+    for text in (markdown(both), page(both)):
+        assert "<script>" not in text and CELL.split("/")[0] in text
+    assert "changes" not in page(compare([before, after])).split("<main>")[1][:40]
+
+
+def stored(folder: Path, *records: RunRecord) -> list[str]:
+    return [str(RunStore(folder / "runs").save(of_this_build(record)).parent) for record in records]
+
+
+def test_command_says_what_is_new_and_writes_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = stored(tmp_path, made(), later(made(FOREIGN)))
+    files = {name: tmp_path / f"changes.{name}" for name in ("json", "md", "html")}
+    asked = [part for name, path in files.items() for part in ("-o", f"{name}={path}")]
+    assert run(["compare", *runs, *asked]) == 1
+    said = capsys.readouterr().out
+    assert " new           1\n" in said and FOREIGN.replay in said and said.endswith(" exit 1\n")
+    assert all(path.is_file() for path in files.values())
+    assert json.loads(files["json"].read_text())["rows"][0]["state"] == "new"
+    assert run(["compare", *reversed(runs)]) == 0
+    assert "FAIL" not in capsys.readouterr().out
+    assert run(["compare", *runs, "--format", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--least-share", "2"], "expected a share from 0 to 1, got 2"),
+        (["-o", "pdf=x.pdf"], "pdf"),
+        (["-o", "md"], "expected FORMAT=PATH"),
+    ],
+)
+def test_bad_options_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str
+) -> None:
+    assert run(["compare", *stored(tmp_path, made(), later(made())), *more]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_one_run_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="was given twice"):
+        changes(made(), made(), share=0.5)

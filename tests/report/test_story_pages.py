@@ -1,0 +1,178 @@
+"""The story of a finding as text, in the page and as a trace: what is shown, that it is escaped, and what is refused.
+
+Invariants:
+- Drawings are parsed as XML and traces as JSON, so that what is not escaped or not valid fails.
+"""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from rigs.literal_record import FAILED, FOREIGN, HOSTILE, MARKUP, PASSED, STORY, UNTOLD
+
+from kvcheck.commands.terminal import findings_block
+from kvcheck.core.base.story import MOST_STEPS, TEXT_CHARS, Edge, Step, Story, Word
+from kvcheck.core.report.story_drawing import story_svg
+from kvcheck.core.report.story_text import lanes_of, story_lines, why_no_story
+from kvcheck.core.report.to_html import render
+from kvcheck.core.report.to_perfetto import write
+
+TOLD = replace(FOREIGN, story=STORY)
+STEP = STORY.steps[0]
+
+
+def kinds(svg: ElementTree.Element) -> list[str]:
+    return [each.get("class", "") for each in svg]
+
+
+def test_the_drawing_has_a_mark_for_each_step_and_the_missing_wait_is_named() -> None:
+    svg = ElementTree.fromstring(story_svg(STORY))
+    found = kinds(svg)
+    marks = ["write", "host", "write wrong", "message", "read wrong"]
+    assert [each for each in found if each in marks] == marks
+    assert found.count("missing") == found.count("cross") == 1 and found.count("wait") == 1
+    assert [each.text for each in svg if each.get("class") == "mid missing-name"] == ["no wait"]
+    assert svg.attrib["aria-label"] == "5 steps in 4 lanes; 1 missing wait"
+    (pending,) = [each for each in svg if each.get("class") == "bar"]
+    assert float(pending.attrib["height"]) > 38  # the write of step 3 has not ended by step 5
+
+
+def test_names_in_the_drawing_are_escaped() -> None:
+    drawn = story_svg(STORY)
+    assert MARKUP not in drawn and "<script" not in drawn
+    titles = [each.text or "" for each in ElementTree.fromstring(drawn).iter("title")]
+    assert sum(HOSTILE in title for title in titles) == 2  # the lane and the step
+
+
+def test_a_control_character_does_not_reach_the_drawing() -> None:
+    hostile = replace(STORY, steps=(replace(STEP, lane="a\x00b\x1b[31m"),), edges=())
+    ElementTree.fromstring(story_svg(hostile))  # NUL would be no XML
+    assert "\\x1b[31m" in story_svg(hostile)
+
+
+def test_the_page_shows_the_story_of_the_cause_and_why_there_is_none() -> None:
+    page = render(replace(FAILED, findings=(TOLD, replace(FOREIGN, id="9", code="KV104", story=UNTOLD))))
+    assert page.count('<svg class="lanes"') == 1 and MARKUP not in page
+    assert "How it came about is not told: there was no time to run the schedule once more." in page
+    assert "DOES NOT WAIT for 3" in page and "<code>00ff</code>" in page
+
+
+def test_a_passing_page_has_no_story() -> None:
+    page = render(PASSED)
+    assert "came about" not in page and 'class="lanes"' not in page
+
+
+def test_the_text_has_a_row_for_each_step_and_says_what_does_not_wait() -> None:
+    lines = story_lines(TOLD)
+    start = next(at for at, line in enumerate(lines) if line.startswith(" lanes"))
+    rows = lines[start + 3 : start + 8]
+    assert rows == [
+        "     1  W . . .   decode.write writes for request 9 #3 to #5",
+        "     2  . h . .   frees full page 17   [waits for 1]",
+        f"     3 *. . W .   {HOSTILE} writes for request 7 #8",
+        "     4  . . | m   prefill-0 sends Status",
+        "     5 *R . | .   reads for request 7 #9   [DOES NOT WAIT for 3]",
+    ]
+    assert "    0  00ff  request 9, position 3  0a0b    request 7, position 0" in lines
+    assert "    1  a5a5  never written          -       not known" in lines
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"story": UNTOLD}, "there was no time to run the schedule once more"),
+        ({"schedule": "a:known-answers=/m,server=http%3A//x"}, "nobody sees inside a running server"),
+        ({"schedule": ""}, "it is of no one schedule"),
+        ({"schedule": "a:shape=b,target=sglang"}, "an installed engine is not observed operation by operation"),
+        ({"schedule": "a:shape=b,transport=tcp"}, "the ranks were processes of their own, whose order nobody recorded"),
+        ({"schedule": "a:shape=b,backend=cuda"}, "a device picks its own order, which is another one each time"),
+        ({"oracle": "audit"}, "the audit compares memory with footprints, which no event of the history shows"),
+        ({"page": None, "request": None}, "it names neither a page nor a request that could be followed"),
+        ({}, "its record has no story: it was made without one, or only the first causes of the run have one"),
+    ],
+)
+def test_a_finding_without_a_story_says_why(change: dict[str, object], why: str) -> None:
+    finding = replace(FOREIGN, **{"schedule": "a:shape=b", **change})  # type: ignore[arg-type]
+    assert why_no_story(finding) == why
+    assert story_lines(finding)[-1] == f"    story   none: {why}"
+
+
+def test_the_terminal_names_the_command_of_a_story_alone() -> None:
+    told = replace(TOLD, id=f"{FAILED.run_id}.3")
+    record = replace(FAILED, findings=(told,), argv=("stress",))
+    elsewhere = replace(record, argv=("stress", "--out", "my runs"))
+    assert f"    story   kvcheck show {FAILED.run_id}#3" in findings_block((told,), record)
+    assert f"    story   kvcheck show {FAILED.run_id}#3 --out 'my runs'" in findings_block((told,), elsewhere)
+    untold = (replace(told, story=UNTOLD), FOREIGN)
+    assert not any("kvcheck show" in line for line in findings_block(untold, record))
+    assert not any("kvcheck show" in line for line in findings_block((told,))), "a run that is stored nowhere"
+
+
+# Traces
+
+
+def trace_of(story: Story, folder: Path) -> list[dict[str, object]]:
+    write(replace(FOREIGN, story=story), folder / "trace.json")
+    trace = json.loads((folder / "trace.json").read_text(encoding="ascii"))
+    assert set(trace) == {"displayTimeUnit", "otherData", "traceEvents"}
+    rows: list[dict[str, object]] = trace["traceEvents"]
+    return rows
+
+
+def test_a_trace_has_a_thread_for_each_lane_a_slice_for_each_step_and_an_arrow_for_each_wait(tmp_path: Path) -> None:
+    events = trace_of(STORY, tmp_path)
+    for each in events:
+        assert {"ph", "name", "pid", "tid"} <= set(each) and each["ph"] in ("M", "X", "s", "f")
+    names = {each["tid"]: each["args"] for each in events if each["name"] == "thread_name"}
+    assert [row["name"] for row in names.values()] == lanes_of(STORY)  # type: ignore[index]
+    slices = [each for each in events if each["ph"] == "X"]
+    assert [each["ts"] for each in slices] == [step.begin for step in STORY.steps]
+    assert all(type(each["dur"]) is int and each["dur"] >= 1 for each in slices)
+    flows = [(each["id"], each["ph"], each["name"], each["ts"]) for each in events if each["ph"] in ("s", "f")]
+    assert flows == [
+        (1, "s", "MISSING WAIT", 31),
+        (1, "f", "MISSING WAIT", 40),
+        (2, "s", "wait", 10),
+        (2, "f", "wait", 20),
+    ]
+    ends = {(each["tid"], each["ts"]) for each in slices}
+    assert {(each["tid"], each["ts"]) for each in events if each["ph"] in ("s", "f")} <= ends
+
+
+def test_slices_of_a_lane_do_not_overlap(tmp_path: Path) -> None:
+    steps = tuple(replace(STEP, begin=begin, end=end) for begin, end in ((1, 50), (3, 9), (8, None)))
+    slices = [each for each in trace_of(replace(STORY, steps=steps, edges=()), tmp_path) if each["ph"] == "X"]
+    spans = [(int(str(each["ts"])), int(str(each["dur"]))) for each in slices]
+    assert all(start + length <= after for (start, length), (after, _) in pairwise(spans))
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: replace(STORY, steps=(STEP,) * (MOST_STEPS + 1), edges=()),
+        lambda: replace(STORY, edges=(Edge(source=0, target=5),)),
+        lambda: replace(STORY, edges=(Edge(source=1, target=1),)),
+        lambda: replace(STORY, history=("x" * (TEXT_CHARS + 1),)),
+        lambda: replace(STORY, words=STORY.words * 5),
+        lambda: replace(STEP, kind="other"),
+        lambda: replace(STEP, begin=9, end=8),
+        lambda: Word(index=0, seen="x" * 999, seen_says="", wanted=None, wanted_says=""),
+    ],
+)
+def test_a_story_out_of_bounds_is_refused(make: object) -> None:
+    with pytest.raises(ValueError, match="story: "):
+        make()  # type: ignore[operator]
+
+
+def test_a_step_names_its_operations() -> None:
+    pairs = ((None, None), (4, 4), (4, 7))
+    steps = [Step(lane="a", kind="read", text="", begin=0, first=first, last=last) for first, last in pairs]
+    assert [step.number for step in steps] == ["", "#4", "#4 to #7"]
