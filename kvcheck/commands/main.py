@@ -64,10 +64,10 @@ OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, e
 EXAMPLES: dict[str, str] = {
     "stress": "Examples: kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "
     "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --trace conversation.jsonl --requests 1000",
-    "replay": "Examples: kvcheck replay 20260102-030405-0c4e91d7.1 --times 100 | "
+    "replay": "Examples: kvcheck replay 20260102-030405-0c4e91d7#1 --times 100 | "
     "kvcheck replay retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3",
-    "show": "Examples: kvcheck show | kvcheck show 20260102-030405-0c4e91d7 1 | "
-    "kvcheck show 20260102 2 -o perfetto=trace.json",
+    "show": "Examples: kvcheck show | kvcheck show 20260102-030405-0c4e91d7#1 | "
+    "kvcheck show 20260102#2 -o perfetto=trace.json",
     "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token | "
     "kvcheck selftest --aa 200 | kvcheck selftest --aa 100 --planted 20",
     "mutate": "Examples: kvcheck mutate --sample 200 | kvcheck mutate hicache offload.py --cpu 4 | "

@@ -21,6 +21,7 @@ from pathlib import Path
 from kvcheck.commands.options import environment, identity, new_run_id, tool
 from kvcheck.commands.terminal import clear_passing, complain, passing, say, warn
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import (
     BenchRow,
     Coverage,
@@ -35,7 +36,6 @@ from kvcheck.core.base.record import (
 from kvcheck.core.base.scratch import sweep
 from kvcheck.core.report.gate.baseline import LEFT_OUT
 from kvcheck.core.report.store import RunStore
-from kvcheck.core.report.wording import counted
 from kvcheck.core.stress.schedule import Plan
 
 MAX_CAUSES_KEPT = 100
@@ -197,7 +197,7 @@ class Session:
         )
         done = sum(each.is_done for each in self.cells.values())
         cells = f"{done} of {counted(len(self.cells), 'cell')}"
-        self.progress(f"{ran} of {wanted} schedules, {cells}{self._left()}, now {cell.id}")
+        self.progress(f"{ran} of {counted(wanted, 'schedule')}, {cells}{self._left()}, now {cell.id}")
 
     def _left(self) -> str:
         """How long the run may still take, where it was given a time."""
@@ -205,7 +205,7 @@ class Session:
         return f", {max(0.0, most - self.elapsed_s):.0f} s left" if isinstance(most, int | float) else ""
 
     def keep(self, findings: tuple[Finding, ...]) -> None:
-        """Number findings as this run's own, so that `kvcheck replay RUN.N` finds them. Causes come before their
+        """Number findings as this run's own, so that `kvcheck replay RUN#N` finds them. Causes come before their
         symptoms; their ids are those of one schedule, or of the run that this one continues."""
         own: dict[str, str] = {}
         for finding in findings:
@@ -249,7 +249,7 @@ class Session:
         )
 
     def _unkept(self) -> list[str]:
-        return [f"{self.left_out:,} {LEFT_OUT}"] if self.left_out else []
+        return [f"{LEFT_OUT}: {self.left_out:,}"] if self.left_out else []
 
     def save(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
         """Write the record, whole or not at all. Returns the record, also where it could not be saved."""

@@ -311,7 +311,7 @@ def test_a_begun_cell_is_resumed_where_it_was(tmp_path: Path, capsys: pytest.Cap
     command.remove("json")
     assert run([*command, "--resume"]) == 0
     told = capsys.readouterr().out
-    assert f"resuming {whole['run_id']}: 0 of 1 cells are done, 1 begun" in told
+    assert f"resuming {whole['run_id']}: done 0 of 1 cell, 1 begun" in told
     assert "3/3 schedules" in told and "tried eager, lazy, random, audit of footprints, 1 of 4 prefill chunks" in told
 
 
@@ -351,7 +351,7 @@ def test_a_pass_below_the_floor_is_gone_on_with(tmp_path: Path, capsys: pytest.C
     capsys.readouterr()
     assert run([*command, "--resume"]) == 0
     told = capsys.readouterr().out
-    assert "0 of 1 cells are done, 1 begun" in told and "3/3 schedules" in told
+    assert "done 0 of 1 cell, 1 begun" in told and "3/3 schedules" in told
 
 
 @pytest.mark.processes
