@@ -26,8 +26,9 @@ from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.identity import short
-from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, Verdict, to_plain
 from kvcheck.core.base.server_facts import server_of
+from kvcheck.core.report.cell_matrix import cells_section, judged_text
 from kvcheck.core.report.prices import all_prices, curves, in_short, price_list, step_us, time_text
 from kvcheck.core.report.server_section import server_section
 from kvcheck.core.report.situation_matrix import matrix_section
@@ -42,7 +43,6 @@ from kvcheck.core.report.wording import (
     asset,
     clip,
     counted,
-    coverage_text,
     evidence_text,
     plural,
     seen_text,
@@ -112,7 +112,7 @@ def render(record: RunRecord) -> str:
         counts=_counts(record, len(found)),
         server=server_section(record),
         situations=matrix_section(record),
-        scenarios=[_scenario(row) for row in sorted(record.scenarios, key=lambda row: WORST_FIRST.index(row.verdict))],
+        cells=cells_section(record),
         findings=_cards(shown, record.repro),
         total=f"{len(found):,}",
         left_out=f"{len(found) - len(shown):,}" if len(found) > len(shown) else "",
@@ -122,10 +122,7 @@ def render(record: RunRecord) -> str:
         chart=Markup(words_svg(record.evidence.words_verified)),
         mutants=_mutants(record),
         prices=_price_list(record),
-        facts=[
-            {"id": "environment", "title": "Environment", "rows": _facts(_environment(record))},
-            {"id": "plan", "title": "Plan", "rows": _facts({**_run_facts(record), **record.plan})},
-        ],
+        facts=[table for table in _facts_tables(record) if table["rows"]],
         encoding=encoding,
         embedded=Markup(embedded),
     )
@@ -167,13 +164,18 @@ def _banner(record: RunRecord, found: tuple[Bug, ...]) -> dict[str, str]:
         message = f"{row.name}: {row.outcome}{f'; {row.message}' if row.message else ''}"
         summary = f"{len(failing)} of {counted(len(record.mutants), 'mutant')} not found as expected"
         return {"summary": summary, "message": clip(message, 400), "command": row.replay or record.repro}
-    judged = evidence_text(record.evidence) or "nothing counted"
     if record.bench and record.verdict is Verdict.PASS:
         return {"summary": "price list", "message": clip(in_short(record.bench), 600), "command": record.repro}
     if record.verdict is Verdict.PASS:
         summary = _causes_text(found, conditional) if conditional else "no finding"
-        return {"summary": summary, "message": f"Judged: {judged}.", "command": record.repro}
+        return {"summary": summary, "message": f"Judged: {_judged(record)}.", "command": record.repro}
     return {"summary": "not judged", "message": clip(_why_not(record), 400), "command": record.repro}
+
+
+def _judged(record: RunRecord) -> str:
+    if server_of(record) is None and record.scenarios:
+        return judged_text(record)
+    return evidence_text(record.evidence) or "nothing counted"
 
 
 def _causes_text(found: tuple[Bug, ...], conditional: int) -> str:
@@ -200,11 +202,12 @@ def _why_not(record: RunRecord) -> str:
 
 
 def _counts(record: RunRecord, causes: int) -> list[dict[str, str]]:
+    noun = "cell" if server_of(record) is None else "scenario"
     by_verdict = {verdict: sum(row.verdict is verdict for row in record.scenarios) for verdict in WORST_FIRST}
     pairs: list[tuple[str, int]] = [
         *([(plural(causes, "cause"), causes)] if causes < len(record.findings) else []),
         (plural(len(record.findings), "finding"), len(record.findings)),
-        *((f"{plural(count, 'scenario')} {verdict.value.upper()}", count) for verdict, count in by_verdict.items()),
+        *((f"{plural(count, noun)} {verdict.value.upper()}", count) for verdict, count in by_verdict.items() if count),
     ]
     if record.mutants:
         killed = sum(row.verdict is Verdict.PASS for row in record.mutants)
@@ -214,24 +217,11 @@ def _counts(record: RunRecord, causes: int) -> list[dict[str, str]]:
         pairs += [("rounds", done.schedules), ("requests", done.requests)]
         pairs += [("tokens judged", done.observed.get(TOKEN, 0))]
     else:
-        pairs += [("schedules", record.evidence.schedules), ("events", record.evidence.events)]
+        done = record.evidence
+        pairs += [(name, count) for name, count in (("schedules", done.schedules), ("events", done.events)) if count]
     if record.evidence.words_verified:
         pairs.append(("words verified", sum(record.evidence.words_verified.values())))
     return [{"label": label, "value": f"{value:,}"} for label, value in pairs]
-
-
-def _scenario(row: ScenarioResult) -> dict[str, str]:
-    return {
-        "verdict": row.verdict.value,
-        "id": row.id,
-        "shape": row.shape,
-        "why": why_text(row),
-        "schedules": f"{row.schedules:,}" + (f" of {row.coverage.wanted:,}" if row.coverage is not None else ""),
-        "tried": "" if row.coverage is None or not row.coverage.tried else coverage_text(row.coverage),
-        "not_tried": "" if row.coverage is None else ", ".join(row.coverage.not_tried),
-        "evidence": evidence_text(row.evidence, but=("schedules",)) or "n/a",
-        "duration": f"{row.duration_s:.1f} s",
-    }
 
 
 def _cards(found: tuple[Bug, ...], repro: str) -> list[dict[str, object]]:
@@ -431,6 +421,13 @@ def _run_facts(record: RunRecord) -> dict[str, object]:
         "duration": f"{record.duration_s:.1f} s",
         "exit code": record.exit_code,
     }
+
+
+def _facts_tables(record: RunRecord) -> list[dict[str, object]]:
+    return [
+        {"id": "environment", "title": "Environment", "rows": _facts(_environment(record))},
+        {"id": "plan", "title": "Plan", "rows": _facts({**_run_facts(record), **record.plan})},
+    ]
 
 
 def _facts(values: Mapping[str, object]) -> list[dict[str, str]]:
