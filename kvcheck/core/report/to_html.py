@@ -29,7 +29,8 @@ from kvcheck.core.base.identity import short
 from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, Verdict, to_plain
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.cell_matrix import cells_section, judged_text
-from kvcheck.core.report.prices import all_prices, curves, in_short, price_list, step_us, time_text
+from kvcheck.core.report.price_section import price_section
+from kvcheck.core.report.prices import in_short
 from kvcheck.core.report.server_section import server_section
 from kvcheck.core.report.situation_matrix import matrix_section
 from kvcheck.core.report.store import write_text
@@ -121,7 +122,7 @@ def render(record: RunRecord) -> str:
         words=[{"label": name, "value": f"{count:,}"} for name, count in words],
         chart=Markup(words_svg(record.evidence.words_verified)),
         mutants=_mutants(record),
-        prices=_price_list(record),
+        prices=price_section(record.bench),
         facts=[table for table in _facts_tables(record) if table["rows"]],
         encoding=encoding,
         embedded=Markup(embedded),
@@ -381,24 +382,6 @@ def _mutants(record: RunRecord) -> dict[str, object]:
 def _found_by(row: MutantResult) -> str | None:
     """The oracle that found the mutant, without the code. On a device the delays find it."""
     return row.killer if row.outcome in FOUND else (row.killed_by or "").partition(" ")[0] or None
-
-
-def _price_list(record: RunRecord) -> dict[str, object]:
-    """The prices of a run of benchmarks, with a summary first; empty tables for other runs."""
-    steps = {
-        f"{row.shape} on {row.device}": time_text(found)
-        for row in record.bench
-        if (found := step_us(record.bench, row.shape, row.device)) is not None and row.shape is not None
-    }
-    return {
-        "steps": [{"where": where, "time": text} for where, text in steps.items()],
-        "rows": price_list(record.bench),
-        "all": all_prices(record.bench),
-        "curves": curves(record.bench),
-        "notes": [
-            {"case": case, "note": note} for case, note in {row.case: row.note for row in record.bench}.items() if note
-        ],
-    }
 
 
 def _environment(record: RunRecord) -> dict[str, object]:
