@@ -63,7 +63,7 @@ def ratio_axis(rows: Sequence[BenchRow]) -> Axis:
     low, high = max(LEAST, min([0.8, *ends])), min(MOST, max([1.25, *ends]))
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
     marks = tuple(10.0**power for power in powers) if len(powers) > 1 else (low, 1.0, high)
-    return Axis(low=low, high=high, none=1.0, is_log=True, width=170, marks=marks)
+    return Axis(low=low, high=high, none=1.0, is_log=True, width=150, marks=marks)
 
 
 SHARES = Axis(low=-10.0, high=10.0, none=0.0, is_log=False, width=110, marks=(-10.0, 0.0, 10.0))
