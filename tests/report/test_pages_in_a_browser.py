@@ -14,6 +14,7 @@ import pytest
 from report.test_cell_matrix import cell
 from report.test_comparison import NEW, OLD
 from report.test_gate_result import BUDGET, SLOW, gate
+from report.test_trend import FIRST, SECOND, THIRD
 from rigs.browser import CHROMIUM, SCHEMES, WIDTHS, Opened, open_pages
 from rigs.gate import bench_run
 from rigs.literal_record import FAILED, MARKUP, PASSED, UNJUDGED
@@ -29,7 +30,15 @@ SHAPES = ("glm-5.1", "deepseek-v3.2", "deepseek-v3", "llama-3", "llama-3-fp8", "
 CELLS = tuple(
     cell(f"{name}/{shape}-tiny") for name in ("retract-resume", "hicache-hybrid", "pd", "aux") for shape in SHAPES
 )
-OPENED = {"pass": "PASS", "fail": "FAIL", "bench": "PASS", "comparison": "FAIL", "gate": "FAIL", "selftest": "FAIL"}
+OPENED = {
+    "pass": "PASS",
+    "fail": "FAIL",
+    "bench": "PASS",
+    "comparison": "FAIL",
+    "trend": "FAIL",
+    "gate": "FAIL",
+    "selftest": "FAIL",
+}
 BROKEN = "broken"
 WRONG = (
     '<section id="wrong"><img src="http://kvcheck.invalid/x.png"><p style="width:3000px">wide</p>'
@@ -50,6 +59,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
         "fail": render(FAILED),
         "bench": render(read_record(PRICES)),
         "comparison": comparison_page(compare([OLD, NEW])),
+        "trend": comparison_page(compare([FIRST, SECOND, THIRD])),
         "gate": gate_page(gate(FAILED, UNJUDGED, bench_run(SLOW), budgets=(BUDGET,))),
         "selftest": render(replace(FAILED, scenarios=(), findings=(), argv=("kvcheck", "selftest", MARKUP))),
         BROKEN: render(passed).replace("<main>", f"<main>{WRONG}").replace('class="copy"', 'class="copied"'),

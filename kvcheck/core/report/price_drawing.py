@@ -52,14 +52,9 @@ class Axis:
         return round(DOT + (self.width - 2 * DOT) * min(1.0, max(0.0, share)), 1)
 
 
-def ratio_axis(rows: Sequence[BenchRow]) -> Axis:
+def ratio_axis(ratios: Sequence[Interval]) -> Axis:
     """From the smallest end of an interval to the largest, and at least from 0.8 to 1.25."""
-    ends = [
-        each
-        for row in rows
-        for each in (row.ratio.est, row.ratio.lo, row.ratio.hi, 1 - row.floor, 1 + row.floor)
-        if each is not None and math.isfinite(each) and each > 0
-    ]
+    ends = [end for each in ratios for end in (each.est, each.lo, each.hi) if _is_placed(end)]
     low, high = max(LEAST, min([0.8, *ends])), min(MOST, max([1.25, *ends]))
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
     marks = tuple(10.0**power for power in powers) if len(powers) > 1 else (low, 1.0, high)
@@ -132,7 +127,7 @@ def cost_svg(case: str, rows: Sequence[BenchRow]) -> Markup | None:
     if not lines:
         return None
     places = _places(rows, sizes)
-    times = [end for line in lines for _, us in line.points for end in (us.est, us.lo, us.hi) if _is_time(end)]
+    times = [end for line in lines for _, us in line.points for end in (us.est, us.lo, us.hi) if _is_placed(end)]
     low, high = min(times), max(times)
     span = math.log(high) - math.log(low) or 1.0
 
@@ -172,7 +167,7 @@ def _lines(rows: Sequence[BenchRow], sizes: Sequence[str]) -> list[Line]:
     for is_baseline in (False, True):
         for row in rows:
             us = row.baseline_us if is_baseline else row.us
-            if _is_time(us.est):
+            if _is_placed(us.est):
                 name = row.baseline if is_baseline else row.arm
                 found.setdefault((name, is_baseline), {})[sizes.index(row.size)] = us
     made: list[Line] = []
@@ -184,9 +179,9 @@ def _lines(rows: Sequence[BenchRow], sizes: Sequence[str]) -> list[Line]:
     return made
 
 
-def _is_time(us: float | None) -> TypeGuard[float]:
+def _is_placed(value: float | None) -> TypeGuard[float]:
     """Whether an end of an interval has a place on an axis of logarithms."""
-    return us is not None and 0 < us < math.inf
+    return value is not None and 0 < value < math.inf
 
 
 def _places(rows: Sequence[BenchRow], sizes: Sequence[str]) -> list[float]:

@@ -26,7 +26,7 @@ def price_section(rows: Sequence[BenchRow]) -> dict[str, object] | None:
         for row in rows
         if (found := step_us(rows, row.shape, row.device)) is not None and row.shape is not None
     }
-    axis = ratio_axis(largest(rows))
+    axis = ratio_axis([row.ratio for row in largest(rows)])
     by_case: dict[str, list[BenchRow]] = {}
     for row in rows:
         by_case.setdefault(row.case, []).append(row)
