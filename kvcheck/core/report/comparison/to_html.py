@@ -65,7 +65,7 @@ def _trend(found: Trend) -> dict[str, object]:
         "starts": found.starts,
         "runs": found.run_ids,
         "verdicts": [verdict.value for verdict in found.verdicts],
-        "words": [f"{words:,}" for words in found.words],
+        "words": [f"{words:,}" for words in found.words] if any(found.words) else [],
         "cells": [
             {"id": cell.id, "verdicts": ["" if each is None else each.value for each in cell.verdicts]}
             for cell in found.cells

@@ -74,7 +74,8 @@ def _trend(engine: str, found: Trend) -> list[str]:
     """Verdicts, words and prices over time."""
     head = [table_line((f"{engine} over time", *found.starts)), "|" + " --- |" * (1 + len(found.starts))]
     lines = ["", *head, table_line(("run", *(SHOUT[verdict] for verdict in found.verdicts)))]
-    lines.append(table_line(("words judged", *(f"{words:,}" for words in found.words))))
+    if any(found.words):
+        lines.append(table_line(("words judged", *(f"{words:,}" for words in found.words))))
     for cell in found.cells:
         lines.append(table_line((cell.id, *(NOT_RUN if each is None else SHOUT[each] for each in cell.verdicts))))
     lines += [table_line((price.id, *map(ratio_text, price.ratios))) for price in found.prices]
