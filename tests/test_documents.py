@@ -34,6 +34,7 @@ MADE_LATER = {  # what a command makes, by its first part, or by its name: the r
     "runs": "where kvcheck writes runs",
     "build": "where make writes",
     "envs": "environments of engines, made by make engine-env",
+    ".github": "where GitHub reads what the reader copies there",
     "reports/runs": "where make stress writes runs",
     **dict.fromkeys(("run.json", "report.html"), "a file of a run"),
     **dict.fromkeys(

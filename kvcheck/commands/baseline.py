@@ -17,12 +17,12 @@ import typer
 from kvcheck.commands.options import DEFAULT_OUT, StoredIn
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.report.gate.baseline import Entry, Kind, Status, judge_rows
 from kvcheck.core.report.gate.baseline_file import add_rows, read_baseline, remove_rows, rows_of
 from kvcheck.core.report.gate.result import has_enough
 from kvcheck.core.report.store import find_run
-from kvcheck.core.report.wording import counted
 
 Runs = Annotated[list[str], typer.Argument(help="Run id or its unique start, folder, or run.json; repeatable.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The baseline: a TOML file.")]

@@ -31,6 +31,7 @@ from kvcheck.commands.price_lines import case_heading, price_line
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Session
 from kvcheck.core.base.errors import UsageError, WrongOutput
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Finding, ScenarioResult, Verdict
 from kvcheck.core.base.rounds import LEAST_ROUNDS
 from kvcheck.core.report.prices import has_price
@@ -64,7 +65,7 @@ def bench(
     check_choice("--format", format_name, FORMATS)
     check_positive("--max-time", max_time)
     check_positive("--rounds", rounds)
-    outputs = parse_outputs(output)
+    outputs = parse_outputs(output, format_name)
     check_outputs(outputs)
     drawn = draw_seed() if seed is None else seed
 
@@ -93,7 +94,9 @@ def bench(
         out=out,
         quiet=format_name == "json",
     )
-    session.say(f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {len(plan.cases)} cases on {device}")
+    session.say(
+        f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {counted(len(plan.cases), 'case')} on {device}"
+    )
     interrupted = _measure(session, plan)
     return close(session, outputs, reports=reports, interrupted=interrupted)
 
@@ -151,7 +154,8 @@ def _measure(session: Session, plan: object) -> bool:
             session.say(f" ????  {row.id}: {row.reason}")
     usable = sum(has_price(row) for row in session.bench)
     if usable < len(session.bench):
-        text = f"{usable} of {len(session.bench)} rows have a price: the others have fewer than {LEAST_ROUNDS} rounds"
+        rows = counted(len(session.bench), "row")
+        text = f"{usable} of {rows} with a price: the others have fewer than {LEAST_ROUNDS} rounds"
         session.warnings.append(text)
     return interrupted
 

@@ -9,10 +9,8 @@ Invariants:
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
-from kvcheck.commands.options import DEFAULT_OUT
 from kvcheck.commands.report import write_reports
 from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import findings_block, left_out_lines, place_lines, verdict_lines, warn
@@ -31,8 +29,11 @@ def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, i
         code = _code_without_record(record.exit_code)
         record = session.record(complete=not interrupted, exit_code=code)
     session.say()
-    run = None if session.folder.parent == DEFAULT_OUT else shlex.quote(str(session.folder))
-    told = [*matrix_lines(record), *left_out_lines(record), *findings_block(record.findings, run)]
+    told = [
+        *matrix_lines(record),
+        *left_out_lines(record),
+        *findings_block(record.findings, record if is_kept else None),
+    ]
     for line in [*told, *verdict_lines(record)]:
         session.say(line)
     if interrupted and session.resumes:

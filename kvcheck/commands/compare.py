@@ -51,7 +51,7 @@ def compare(
     if not 0 <= least_share <= 1:
         raise UsageError(f"--least-share: expected a share from 0 to 1, got {least_share:g}")
     paths = [find_run(name, out) for name in (run_a, run_b)]
-    outputs = parse_outputs(output, (CHANGES_WRITERS, COMPARISON_WRITERS))
+    outputs = parse_outputs(output, format_name, known=(CHANGES_WRITERS, COMPARISON_WRITERS))
     check_jobs(outputs, sources=paths)
     before, after = map(read_record, paths)
     found = changes(before, after, share=least_share, conditional=fail_on_conditional)

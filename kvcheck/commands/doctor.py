@@ -27,6 +27,7 @@ import typer
 
 from kvcheck.commands.options import DEFAULT_OUT
 from kvcheck.commands.terminal import say
+from kvcheck.core.base.bugs import BUGS
 from kvcheck.core.base.codes import CODES, Code
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.evidence_kinds import Kind
@@ -89,6 +90,8 @@ NOTES = {
     "situations": "What a schedule makes happen, by the state in which it happens.",
 }
 EXPLAINED_KINDS = ("oracles", "mutants", "scenarios", "invariants")
+_TOLD_IN_A_LINE = tuple(kind for kind in KINDS if kind not in (*EXPLAINED_KINDS, "codes"))
+_ONE_OF = {"strategies": "strategy", "evidence": "evidence"}
 CARD_FIELDS = ("shows", "matters", "example")
 
 
@@ -143,11 +146,11 @@ def list_kind(
 def explain(
     code: Annotated[
         str,
-        typer.Argument(help="A finding code such as KV102, or the name of an oracle, mutant, scenario or invariant."),
+        typer.Argument(help="A finding code such as KV102, a bug's letter, or a name that kvcheck list prints."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
-    """Say what a finding code means, what an oracle, mutant or scenario is for, or what checks an invariant."""
+    """Say what a finding code means, or what anything else is that kvcheck names."""
     card = _card(code)
     if as_json:
         typer.echo(json.dumps(card, indent=1))
@@ -230,10 +233,21 @@ def _card(name: str) -> dict[str, str]:
             if key.lower() == name.lower():
                 return {kind.removesuffix("s"): key, **_prose(thing)}
         names += table
+    for kind in () if looks_like_code else _TOLD_IN_A_LINE:
+        for key, thing in things(kind).items():
+            names.append(key)
+            if key.lower() == name.lower():
+                return {
+                    _ONE_OF.get(kind, kind.removesuffix("s")): key,
+                    "about": _about(thing),
+                    "see": f"kvcheck list {kind}",
+                }
+    if name.lower() in (letters := {text[0]: text for text in BUGS.values()}):
+        return {"bug": letters[name.lower()], "see": "docs/bugs.md"}
     near = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name.upper(), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise UsageError(
-        f"nothing called {name!r} to explain; expected a code, oracle, mutant, scenario or invariant{hint}; "
+        f"nothing called {name!r} to explain; expected a code, or a name that kvcheck list prints{hint}; "
         "see kvcheck list codes"
     )
 

@@ -37,7 +37,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.bench.fresh_rounds import FreshRounds
-from kvcheck.core.report import GATE_WRITERS
+from kvcheck.core.report import GATE_WRITERS, STDOUT
 from kvcheck.core.report.gate.baseline import NOTHING, BaselineResult, Entry, Judged, Known, judge_rows, known_by
 from kvcheck.core.report.gate.baseline_file import read_baseline
 from kvcheck.core.report.gate.budgets import read_budgets
@@ -57,7 +57,10 @@ from kvcheck.core.report.gate.result import (
 from kvcheck.core.report.store import check_writable, find_run
 
 DEFAULT_MAX_TIME_S = 60.0
-
+Reported = Annotated[
+    list[str] | None,
+    typer.Option("--output", "-o", metavar="FORMAT=PATH", help="A report: json, md, html or a CI format; repeatable."),
+]
 FailOver = Annotated[float, typer.Option(help="Share above a budget from which a row is SLOWER, once confirmed.")]
 OnInconclusive = Annotated[str, typer.Option(help="Where noise hides the answer: pass, warn or fail (exit 4).")]
 MaxTime = Annotated[float, typer.Option(help="Seconds for the rounds that the gate measures itself.")]
@@ -89,10 +92,7 @@ def gate(
         int | None, typer.Option(help="Integer seed of the gate's own rounds. Default: one is drawn.")
     ] = None,
     out: StoredIn = DEFAULT_OUT,
-    output: Annotated[
-        list[str] | None,
-        typer.Option("--output", "-o", metavar="FORMAT=PATH", help="A report: json, md or html; repeatable."),
-    ] = None,
+    output: Reported = None,
     format_name: Format = "text",
 ) -> int:
     """Judge integrity, evidence and overhead of the runs that were named."""
@@ -104,7 +104,7 @@ def gate(
     if seed is not None and seed < 0:
         raise UsageError(f"--seed: expected an integer of at least 0, got {seed}")
     rules = Rules(tol=tol, fail_over=fail_over)
-    outputs = _outputs(output)
+    outputs = _outputs(output, format_name)
     budgets = () if budget is None else read_budgets(budget)
     entries = _entries(baseline, is_strict=strict_baseline)
     records = [read_record(path) for path in dict.fromkeys(find_run(name, out) for name in runs)]
@@ -174,14 +174,15 @@ def _show_progress(text: str) -> None:
     typer.echo(f"\r\x1b[K {text[:100]}\r", err=True, nl=False)
 
 
-def _outputs(output: list[str] | None) -> list[tuple[str, Path]]:
+def _outputs(output: list[str] | None, prints: str) -> list[tuple[str, Path]]:
     """The -o options. Raises UsageError for one that cannot be done as asked."""
-    outputs = parse_outputs(output, (GATE_WRITERS,))
+    outputs = parse_outputs(output, prints, known=(GATE_WRITERS,))
     for at, (format_name, path) in enumerate(outputs):
         loaded(GATE_WRITERS, format_name)
         if path.resolve() in (other.resolve() for _, other in outputs[:at]):
             raise UsageError(f"two reports would be written to {path}; expected a path for each")
-        check_writable(path)
+        if path != STDOUT:
+            check_writable(path)
     return outputs
 
 
@@ -189,10 +190,10 @@ def _tell(result: GateResult, outputs: list[tuple[str, Path]], *, is_quiet: bool
     lines = result_lines(result)
     for format_name, path in outputs:
         problem = report_problem(GATE_WRITERS, format_name, result, path)
-        if problem is None:
-            lines.append(f" report {path}")
-        else:
+        if problem is not None:
             warn(problem)
+        elif path != STDOUT:
+            lines.append(f" report {path}")
     for row in result.rows:
         if row.verdict.name == "INCONCLUSIVE" and result.on_inconclusive == "warn":
             warn(f"{row.id} is INCONCLUSIVE and passes by --on-inconclusive warn")

@@ -160,7 +160,7 @@ def stress_server(ctx: typer.Context) -> int:
     began = time.monotonic()
     _refuse_others(ctx)
     run, server = _read(RunOptions, ctx), _read(ServerOptions, ctx)
-    outputs = parse_outputs(run.output)
+    outputs = parse_outputs(run.output, run.format_name)
     required = parse_requirements(server.require or [])
     for name in run.scenarios or ():
         LIVE_SCENARIOS.require(name)

@@ -16,6 +16,7 @@ from pathlib import Path
 from kvcheck.commands.live import ServerOptions, client_of, describe
 from kvcheck.commands.replayed import Replayed
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.model.alphabet import Alphabet
@@ -56,17 +57,20 @@ def _told(plan: LivePlan, results: list[RoundResult], *, is_forced: bool) -> Rep
     if failed:
         first = failed[0].findings[0]
         codes = Counter(found.code for result in failed for found in _first_of_each(result.findings))
-        counted = ", ".join(f"{code} {count}" for code, count in sorted(codes.items()))
+        each_code = ", ".join(f"{code} {count}" for code, count in sorted(codes.items()))
         lines = [
             f" STILL FAILS {len(failed)}/{len(results)}  {plan.cell}: {first.code} {first.message}",
-            f"   runs with each code: {counted}",
+            f"   runs with each code: {each_code}",
             *notes,
         ]
         return Replayed(Verdict.FAIL, _agreed(results), lines)
     judged = sum(result.evidence.observed.get("token", 0) for result in results)
     reasons = list(dict.fromkeys(reason for result in results for reason in result.reasons))
     why = f"; {reasons[0]}" if reasons else ""
-    lines = [f" NOT REPRODUCED 0/{len(results)}  {plan.cell}: {judged:,} tokens judged, none wrong{why}", *notes]
+    lines = [
+        f" NOT REPRODUCED 0/{len(results)}  {plan.cell}: {counted(judged, 'token')} judged, none wrong{why}",
+        *notes,
+    ]
     return Replayed(Verdict.UNKNOWN, _agreed(results), lines)
 
 

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import os
@@ -26,7 +27,7 @@ from kvcheck import __version__
 from kvcheck.commands.configured import META
 from kvcheck.commands.terminal import complain, say
 from kvcheck.core.base.deadline import LOOK_AGAIN_S, would_be_lost
-from kvcheck.core.base.errors import KvcheckError, UnknownVerdict, machine_trouble
+from kvcheck.core.base.errors import KvcheckError, UnknownVerdict, UsageError, machine_trouble
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "stress": ("kvcheck.commands.stress:stress", "Run schedules over a KV cache; check every word it serves."),
@@ -63,10 +64,10 @@ OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, e
 EXAMPLES: dict[str, str] = {
     "stress": "Examples: kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "
     "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --trace conversation.jsonl --requests 1000",
-    "replay": "Examples: kvcheck replay 20260102-030405-0c4e91d7.1 --times 100 | "
+    "replay": "Examples: kvcheck replay 20260102-030405-0c4e91d7#1 --times 100 | "
     "kvcheck replay retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3",
-    "show": "Examples: kvcheck show | kvcheck show 20260102-030405-0c4e91d7 1 | "
-    "kvcheck show 20260102 2 -o perfetto=trace.json",
+    "show": "Examples: kvcheck show | kvcheck show 20260102-030405-0c4e91d7#1 | "
+    "kvcheck show 20260102#2 -o perfetto=trace.json",
     "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token | "
     "kvcheck selftest --aa 200 | kvcheck selftest --aa 100 --planted 20",
     "mutate": "Examples: kvcheck mutate --sample 200 | kvcheck mutate hicache offload.py --cpu 4 | "
@@ -109,6 +110,16 @@ class LazyGroup(TyperGroup):
             configure(command, configurable())
         return command
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is named. A shell that completes its options needs it whole; a misspelt name gets a hint."""
+        if ctx.resilient_parsing and args and args[0] in COMMANDS:
+            return args[0], command_named(args[0]), args[1:]
+        if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(COMMANDS)}"
+            raise UsageError(f"no command {args[0]!r}{hint}; see kvcheck --help")
+        return super().resolve_command(ctx, args)
+
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Parse, which prints the help if it is asked for."""
         try:
@@ -134,7 +145,7 @@ app = typer.Typer(
     cls=LazyGroup,
     help="Find wrong bytes and missing waits in the KV cache of LLM inference, and measure what the fixes cost.",
     epilog="Examples: kvcheck stress | kvcheck stress --mutant offload-skips-index-buffer | kvcheck explain KV102",
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -164,6 +175,8 @@ def run(arguments: list[str]) -> int:
     try:
         code = get_command(app).main(args=[*arguments], prog_name="kvcheck", standalone_mode=False, obj=arguments)
         return code if isinstance(code, int) else 0
+    except SystemExit as error:  # the parser's answer to a shell that completes a word
+        return error.code if isinstance(error.code, int) else 0
     except KvcheckError as error:
         complain(str(error))
         return error.exit_code

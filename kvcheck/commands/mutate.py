@@ -19,6 +19,7 @@ from kvcheck.commands.options import check_choice, check_positive
 from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import complain, say, warn
 from kvcheck.core.base.errors import TargetError, UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.scratch import sweep
 from kvcheck.core.report.store import make_folder
 from kvcheck.core.stress.mutation.edits import (
@@ -115,7 +116,7 @@ def mutate(
     kept = ResultFile(out)
     known = kept.open(campaign)
     before = len(set(chosen.ids) & set(known))
-    say(f"kvcheck mutate  seed {chosen_seed}  {len(chosen.ids)} edits, {before} judged before  {out}")
+    say(f"kvcheck mutate  seed {chosen_seed}  {counted(len(chosen.ids), 'edit')}, {before} judged before  {out}")
     pristine = Pristine(out / "pristine", cells, code=campaign.code, schedules=schedules, traced=TRACED)
     interrupted = False
     try:
@@ -158,7 +159,7 @@ class _Task:
             found = {edit.id for rows in every.values() for edit in rows}
             gone = sum(each.id not in found and each.file in files for each in self.earlier.values())
             if gone:
-                warn(f"{gone} edits of --again are no edits of the source as it is today, and are left out")
+                warn(f"left out: {counted(gone, 'edit')} of --again that the source of today does not have")
         if not chosen:
             raise UsageError("no edit is left to judge: expected other files, operators or an --again with more in it")
         edits = {edit.id: edit for edit in sampled(chosen, self.sample, self.seed)}
@@ -239,7 +240,7 @@ def _line(result: Result, number: int) -> str:
     place = f"{result.file.removeprefix('core/cache/')}:{result.line_number}"
     return (
         f" {number:>5}  {result.outcome:<10} {result.id}  {place:<34} {result.operator:<16} {by:<18}{as_expected}"
-        f" {result.schedules} schedules {result.cpu_s:.1f} s"
+        f" {counted(result.schedules, 'schedule')} {result.cpu_s:.1f} s"
     )
 
 

@@ -40,7 +40,7 @@ Out = Annotated[Path, typer.Option(help="Folder where the run is stored.")]
 StoredIn = Annotated[Path, typer.Option("--out", help="Folder where runs are stored.")]
 Outputs = Annotated[
     list[str] | None,
-    typer.Option("--output", "-o", metavar="FORMAT=PATH", help="Another report: html, csv or json; repeatable."),
+    typer.Option("--output", "-o", metavar="FORMAT=PATH", help="Another report, see kvcheck list formats; repeatable."),
 ]
 Format = Annotated[str, typer.Option("--format", help="What to print: text or json.")]
 ConditionalFails = Annotated[

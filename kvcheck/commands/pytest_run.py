@@ -143,7 +143,7 @@ class CheckedRun:
             self.session.save(complete=is_whole, exit_code=None if is_whole else 130)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        from kvcheck.core.report.wording import counted
+        from kvcheck.core.base.nouns import counted
 
         words = sum(sum(each.evidence.words_verified.values()) for each in self.outcomes)
         cells = len({each.cell for each in self.outcomes})

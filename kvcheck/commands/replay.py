@@ -26,9 +26,11 @@ from kvcheck.commands.replayed import Replayed
 from kvcheck.commands.targets import runner_of, target_of
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict, read_record
 from kvcheck.core.live.line import is_live_line, parse_live_line
-from kvcheck.core.report.store import find_run
+from kvcheck.core.report.replay_line import FINDING, PROOF, whole_proof_line
+from kvcheck.core.report.store import find_run, is_stored
 from kvcheck.core.stress.cell_task import CellTask, Report
 from kvcheck.core.stress.schedule import Kind, Plan, parse_line
 
@@ -37,7 +39,9 @@ if TYPE_CHECKING:
 
 
 def replay(
-    what: Annotated[list[str], typer.Argument(help="Schedule lines, finding ids, run ids or run folders.")],
+    what: Annotated[
+        list[str], typer.Argument(help="Schedule lines, findings as RUN#N or run.json#N, run ids or run folders.")
+    ],
     times: Annotated[int, typer.Option(help="How often to run each schedule.")] = 1,
     format_name: Format = "text",
     device: Annotated[
@@ -170,7 +174,26 @@ def _judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]
     unjudged = _why_unjudged(runs)
     if unjudged is not None:
         return Verdict.UNKNOWN, [f" UNKNOWN  {head}: {unjudged}"]
-    return Verdict.PASS, [f" FIXED  {head}: {times} of {times} runs are clean"]
+    return Verdict.PASS, [f" FIXED  {head}: {times} of {counted(times, 'run')} clean"]
+
+
+def _is_line(what: str) -> bool:
+    """True for what can be a schedule line only, and no name of a run."""
+    return ":" in what and "=" in what
+
+
+def _line_of(run: str, number: str, out: Path, *, is_proof: bool) -> str:
+    """The line of a finding of a stored run, or of the order that proves it."""
+    record = read_record(find_run(run, out))
+    finding = next((each for each in record.findings if each.id == f"{record.run_id}.{int(number)}"), None)
+    if finding is None:
+        raise UsageError(f"run {record.run_id} has no finding {number}; it has {len(record.findings)}")
+    line = whole_proof_line(finding).removeprefix("kvcheck replay ") if is_proof else finding.schedule
+    if is_proof and not line:
+        raise UsageError(f"finding {finding.id} has no proof, which a missing wait alone can have; leave {PROOF} out")
+    if not line:
+        raise UsageError(f"finding {finding.id} is of no one schedule; run it again: {record.repro}")
+    return line
 
 
 def unconditional_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -184,17 +207,15 @@ def _why_unjudged(runs: list[list[Report]]) -> str | None:
 
 
 def _lines_of(what: str, out: Path) -> list[str]:
-    if ":" in what and "=" in what:
+    run, hash_sign, _ = what.rpartition("#")
+    names_finding = hash_sign and (is_stored(run) or not _is_line(run))
+    if not names_finding and _is_line(what):
         return [what]
-    run, dot, number = what.rpartition(".")
-    if dot and number.isdigit() and not Path(what).exists():
-        record = read_record(find_run(run, out))
-        lines = [finding.schedule for finding in record.findings if finding.id == f"{record.run_id}.{number}"]
-        if not lines:
-            raise UsageError(f"run {record.run_id} has no finding {number}; it has {len(record.findings)}")
-        if not lines[0]:
-            raise UsageError(f"finding {what} is of no one schedule; run it again: {record.repro}")
-        return lines
+    if not is_stored(what):
+        if named := FINDING.fullmatch(what):
+            return [_line_of(named["run"], named["number"], out, is_proof=named["proof"] is not None)]
+        if names_finding:
+            raise UsageError(f"{what}: expected the number of a finding behind #, such as {run}#1")
     record = read_record(find_run(what, out))
     causes = [finding for finding in record.findings if finding.cause is None]
     lines = list(dict.fromkeys(finding.schedule for finding in causes if finding.schedule))

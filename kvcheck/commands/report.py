@@ -1,4 +1,4 @@
-"""`kvcheck report`: writes HTML, CSV, JSON or Markdown reports from records of runs.
+"""`kvcheck report`: writes reports from records of runs, in any format of the table.
 
 Invariants:
 - A report is made from the record alone: nothing is run again, and the record is not changed.
@@ -17,11 +17,12 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from kvcheck.commands.options import DEFAULT_OUT, StoredIn
-from kvcheck.commands.terminal import say
+from kvcheck.commands.terminal import say, warn
 from kvcheck.core.base.errors import KvcheckError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.base.registry import Registry
-from kvcheck.core.report import COMPARISON_WRITERS, WRITERS, destinations
+from kvcheck.core.report import COMPARISON_WRITERS, ENDINGS, STDOUT, WRITERS, destinations
+from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.store import check_writable, find_run, make_folder
 
 S = TypeVar("S")
@@ -45,7 +46,7 @@ def report(
             "--output",
             "-o",
             metavar="FORMAT=PATH",
-            help="html, csv, json or md; repeatable. Default: html and csv beside run.json.",
+            help="See kvcheck list formats; repeatable. Default: html and csv beside run.json.",
         ),
     ] = None,
     out: StoredIn = DEFAULT_OUT,
@@ -55,26 +56,38 @@ def report(
     Without -o: report.html and the CSV tables, beside the run.json they are made from. With -o and the name of a file
     (html, csv or md), several runs of kvcheck stress share one page: releases by bugs.
     """
-    outputs = parse_outputs(output, (WRITERS, COMPARISON_WRITERS))
+    outputs = parse_outputs(output, known=(WRITERS, COMPARISON_WRITERS))
     named = [find_run(name, out) for name in runs]
     found = [*{path.resolve(): path for path in named}.values()]
     records = [(path, read_record(path)) for path in found]
     joint = [each for each in outputs if _is_joint(*each, len(records))]
     apart = [each for each in outputs if each not in joint]
     jobs = _jobs(records, apart) if outputs else _beside(records)
-    for folder in {path for _, path in apart} if len(records) > 1 else ():
+    for folder in {path for _, path in apart if path != STDOUT} if len(records) > 1 else ():
         make_folder(folder)
     check_jobs([(job.format_name, job.path) for job in jobs] + joint, sources=found)
     if joint:
         _compare(records, joint)
     for job in jobs:
+        if job.path == STDOUT:
+            if problem := _tell_github(job.record):
+                warn(problem)
+            continue
         loaded(WRITERS, job.format_name)(job.record, job.path)
         say(str(job.path))
 
 
-def parse_outputs(output: list[str] | None, known: tuple[Registry[Any], ...] = (WRITERS,)) -> list[tuple[str, Path]]:
-    """The -o options of a command, each with a format of `known`. Raises UsageError for a bad one."""
-    return [_output(text, known) for text in output or ()]
+def parse_outputs(
+    output: list[str] | None, prints: str = "text", *, known: tuple[Registry[Any], ...] = (WRITERS,)
+) -> list[tuple[str, Path]]:
+    """The -o options of a command, each with a format of `known`. Raises UsageError for a bad one.
+
+    prints: the command's --format; beside JSON nothing else is printed.
+    """
+    outputs = [_output(text, known) for text in output or ()]
+    if prints == "json" and any(path == STDOUT for _, path in outputs):
+        raise UsageError("-o github=-: stdout is the JSON that --format json asks for; leave one of the two out")
+    return outputs
 
 
 def _is_joint(format_name: str, path: Path, runs: int) -> bool:
@@ -131,6 +144,8 @@ def report_problem(
 ) -> str | None:
     """Write one report. Returns why there is none, or None if it was written."""
     try:
+        if path == STDOUT:
+            return _tell_github(subject)
         loaded(writers, format_name)(subject, path)
     except KvcheckError as error:
         return f"no {format_name} report at {path}: {error}"
@@ -140,6 +155,13 @@ def report_problem(
             "please report it with the run.json"
         )
     return None
+
+
+def _tell_github(subject: object) -> str | None:
+    from kvcheck.commands.step_summary import tell_github
+
+    assert isinstance(subject, (RunRecord, GateResult)), "a comparison has no format github"
+    return tell_github(subject)
 
 
 def loaded(writers: Registry[T], format_name: str) -> T:
@@ -158,6 +180,8 @@ def _output(text: str, known: tuple[Registry[Any], ...]) -> tuple[str, Path]:
         raise UsageError(f"-o {text!r}: expected FORMAT=PATH, for example -o html=report.html")
     every = dict.fromkeys(name for writers in known for name in writers.names())
     Registry(known[0].kind, dict.fromkeys(every, "")).require(format_name)
+    if Path(path) == STDOUT and format_name != "github":
+        raise UsageError(f"-o {text}: expected a path; only github goes to stdout, as -o github=-")
     return format_name, Path(path)
 
 
@@ -173,16 +197,21 @@ def _jobs(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Path]]
     if len(records) == 1:
         return [Job(records[0][1], format_name, path) for format_name, path in outputs]
     for format_name, path in outputs:
-        if path.is_file() or path.suffix.lower() == f".{format_name}":
+        if path != STDOUT and (path.is_file() or path.name.lower().endswith(_ending(format_name))):
             raise UsageError(
                 f"-o {format_name}={path}: {len(records)} runs need a folder, one file per run, and got a file; "
                 f"try -o {format_name}={path.parent / format_name}"
             )
     return [
-        Job(record, format_name, path / f"{record.run_id}.{format_name}")
+        Job(record, format_name, path if path == STDOUT else path / f"{record.run_id}{_ending(format_name)}")
         for _, record in records
         for format_name, path in outputs
     ]
+
+
+def _ending(format_name: str) -> str:
+    """How the name of a format's file ends, with its dot."""
+    return f".{ENDINGS.get(format_name, format_name)}"
 
 
 def check_jobs(outputs: list[tuple[str, Path]], *, sources: list[Path]) -> None:

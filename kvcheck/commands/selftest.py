@@ -71,7 +71,7 @@ def selftest(
 
     check_positive("--schedules", schedules)
     check_positive("--max-time", max_time)
-    outputs = parse_outputs(output)
+    outputs = parse_outputs(output, format_name)
     chosen = [mutant(name) for name in mutants or MUTANTS]
     if device != "cpu":
         chosen = timed_mutants(chosen, device)

@@ -19,8 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvcheck.commands.options import environment, identity, new_run_id, tool
-from kvcheck.commands.terminal import say, warn
+from kvcheck.commands.terminal import clear_passing, complain, passing, say, warn
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import (
     BenchRow,
     Coverage,
@@ -34,7 +35,6 @@ from kvcheck.core.base.record import (
 )
 from kvcheck.core.base.scratch import sweep
 from kvcheck.core.report.gate.baseline import LEFT_OUT
-from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import RunStore
 from kvcheck.core.stress.schedule import Plan
 
@@ -43,6 +43,9 @@ MAX_SYMPTOMS_KEPT = 200
 """Of all cells together. A cell that fails late still has its cause in the record."""
 
 STOPPED = "stopped before the cell was finished"
+
+HEARTBEAT_S = 30.0
+"""Seconds between two lines of progress where no terminal is."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,6 +160,7 @@ class Session:
         self.warnings: list[str] = []
         self.is_saved = False
         self._started = time.monotonic()
+        self._tell_at = self._started + HEARTBEAT_S
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._argv, self.repro, self._seed, self.plan = argv, repro, seed, dict(plan)
         self.resumes = resumes
@@ -191,10 +195,17 @@ class Session:
             sum(counts)
             for counts in zip(*((each.evidence.schedules, each.wanted) for each in self.cells.values()), strict=True)
         )
-        self.progress(f"{ran} of {wanted} schedules, now {cell.id}")
+        done = sum(each.is_done for each in self.cells.values())
+        cells = f"{done} of {counted(len(self.cells), 'cell')}"
+        self.progress(f"{ran} of {counted(wanted, 'schedule')}, {cells}{self._left()}, now {cell.id}")
+
+    def _left(self) -> str:
+        """How long the run may still take, where it was given a time."""
+        most = self.plan.get("max_time_s")
+        return f", {max(0.0, most - self.elapsed_s):.0f} s left" if isinstance(most, int | float) else ""
 
     def keep(self, findings: tuple[Finding, ...]) -> None:
-        """Number findings as this run's own, so that `kvcheck replay RUN.N` finds them. Causes come before their
+        """Number findings as this run's own, so that `kvcheck replay RUN#N` finds them. Causes come before their
         symptoms; their ids are those of one schedule, or of the run that this one continues."""
         own: dict[str, str] = {}
         for finding in findings:
@@ -238,7 +249,7 @@ class Session:
         )
 
     def _unkept(self) -> list[str]:
-        return [f"{self.left_out:,} {LEFT_OUT}"] if self.left_out else []
+        return [f"{LEFT_OUT}: {self.left_out:,}"] if self.left_out else []
 
     def save(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
         """Write the record, whole or not at all. Returns the record, also where it could not be saved."""
@@ -257,16 +268,18 @@ class Session:
         return record
 
     def progress(self, text: str) -> None:
-        """A line that overwrites itself on a terminal; nothing when piped."""
-        if not self._quiet and sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{self.elapsed_s:6.1f}s  {printable(text[:100])}")
-            sys.stderr.flush()
+        """A line that overwrites itself on a terminal; elsewhere a line each HEARTBEAT_S, as for a log of CI."""
+        if self._quiet:
+            return
+        passing(f"{self.elapsed_s:6.1f}s  {text[:100]}")
+        if not sys.stderr.isatty() and time.monotonic() >= self._tell_at:
+            self._tell_at = time.monotonic() + HEARTBEAT_S
+            complain(f"{self.elapsed_s:.0f} s: {text}")
 
     def clear_progress(self) -> None:
         """Remove the progress line."""
-        if not self._quiet and sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        if not self._quiet:
+            clear_passing()
 
     def say(self, text: str = "") -> None:
         """A line of results on stdout."""

@@ -19,7 +19,8 @@ from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, RunRecord, read_record, to_plain
 from kvcheck.core.report import STORY_WRITERS
-from kvcheck.core.report.store import RunStore, check_writable, find_run
+from kvcheck.core.report.replay_line import FINDING, PROOF
+from kvcheck.core.report.store import RunStore, check_writable, find_run, is_stored
 from kvcheck.core.report.story_text import story_lines, why_no_story
 
 MAX_DIGITS = 6
@@ -28,10 +29,10 @@ MAX_DIGITS = 6
 
 def show(
     run: Annotated[
-        str | None, typer.Argument(help="Run id or its unique start, folder, or run.json. Default: the newest run.")
+        str | None, typer.Argument(help="A finding as RUN#N or run.json#N, or a run. Default: the newest run.")
     ] = None,
     finding: Annotated[
-        str | None, typer.Argument(help="Number or id of a finding. Default: the first one with a story.")
+        str | None, typer.Argument(help="Number or id of a finding of that run. Default: the first one with a story.")
     ] = None,
     output: Annotated[
         list[str] | None,
@@ -42,7 +43,7 @@ def show(
 ) -> int:
     """Show how a finding came about."""
     check_choice("--format", format_name, FORMATS)
-    outputs = parse_outputs(output, (STORY_WRITERS,))
+    outputs = parse_outputs(output, format_name, known=(STORY_WRITERS,))
     path, number = _named(run, finding, out)
     record = read_record(path)
     found = _finding(record, number)
@@ -68,11 +69,12 @@ def show(
 
 
 def _named(run: str | None, finding: str | None, out: Path) -> tuple[Path, str | None]:
-    """The record, and the finding's number or id. One word alone may be either, or RUN.NUMBER."""
-    if run is not None and finding is None and not Path(run).exists():
-        start, dot, number = run.rpartition(".")
-        if dot and _is_number(number):
-            return find_run(start, out), number
+    """The record, and the finding's number or id. One word alone may be either, or RUN#N."""
+    if run is not None and finding is None and not is_stored(run):
+        if named := FINDING.fullmatch(run):
+            if named["proof"] is not None:
+                raise UsageError(f"{run}: a proof has no story of its own; leave {PROOF} out")
+            return find_run(named["run"], out), named["number"]
         if _is_number(run) and len(run) <= MAX_DIGITS:
             return _newest(out), run
     return (_newest(out) if run is None else find_run(run, out)), finding

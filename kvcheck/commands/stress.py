@@ -39,10 +39,11 @@ from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.stories import tell_stories
 from kvcheck.commands.targets import target_of
-from kvcheck.commands.terminal import cell_lines, complain, warn
+from kvcheck.commands.terminal import cell_lines, complain, passing, warn
 from kvcheck.commands.torchrun import exposure, find_place, ranks_of, serve_place
 from kvcheck.core.base.cells import is_engine
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, read_record
 from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
 from kvcheck.core.live.clients.connection import is_address
@@ -151,7 +152,7 @@ def stress(
     if is_address(target):
         return live.stress_server(ctx)
     live.refuse_options_of_servers(ctx)
-    outputs = parse_outputs(output)
+    outputs = parse_outputs(output, format_name)
     drawn = draw_seed() if seed is None else seed
     base, row = _base_plan(device, backend, strategy, drawn, trace, requests, mutant, transport, ranks, target)
     plans = row.cells(base, *_names(base, scenarios or [], shape or []))
@@ -236,14 +237,13 @@ def _workers(base: Plan, row: RunnerRow, cells: int) -> int:
 
 def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner | None) -> None:
     """The first line of a run."""
-    about = f"{len(session.cells)} cells, {workers} processes"
+    cells = counted(len(session.cells), "cell")
+    about = f"{cells}, {counted(workers, 'process')}"
     if base.own_target is not None:
         about = f"{about}, {base.own_target}"
     if engine is not None:
         hello = engine.start()
-        about = (
-            f"{len(session.cells)} cells, {hello.engine} {hello.version} on Python {hello.python}, torch {hello.torch}"
-        )
+        about = f"{cells}, {hello.engine} {hello.version} on Python {hello.python}, torch {hello.torch}"
     session.say(f"kvcheck {session.version}  seed {base.seed}  run {session.run_id}  {about}")
     session.say()
 
@@ -302,6 +302,7 @@ def _base_plan(
     """The checked plan that all cells share, without scenario and shape; and the row of its runner."""
     from kvcheck.core.stress.runner_rows import row_of
 
+    passing("loading")
     is_apart = transport in PROCESS_TRANSPORTS
     default = "cuda" if device.partition(":")[0] == "cuda" else "eager" if is_apart else "simulated"
     chosen = backend or default
@@ -343,7 +344,7 @@ def _collect(
     shared: Runner | None,
 ) -> bool:
     """Take reports until all cells are done; True when interrupted. Findings are kept where an error ends the run."""
-    session.progress(f"starting with {len(tasks)} cells")
+    session.progress(f"starting with {counted(len(tasks), 'cell')}")
     try:
         for name, report in _reports(tasks, workers, limit, shared):
             _take(session, session.cells[name], report)
@@ -444,9 +445,8 @@ def _resume(session: Session, out: Path) -> None:
             line for line in record.warnings if any(line.startswith(f"{cell.id}: ") for cell in kept if cell.is_done)
         ]
         done = sum(cell.is_done for cell in kept)
-        session.say(
-            f"resuming {record.run_id}: {done} of {len(record.scenarios)} cells are done, {len(kept) - done} begun"
-        )
+        cells = counted(len(record.scenarios), "cell")
+        session.say(f"resuming {record.run_id}: done {done} of {cells}, {len(kept) - done} begun")
         return
     if is_refused:
         session.say("resuming nothing: all cells start anew")

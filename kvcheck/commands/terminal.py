@@ -8,32 +8,72 @@ Invariants:
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from typing import TextIO
 
 import typer
 
 from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.evidence_kinds import TOKEN
+from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import is_requirement, server_of
 from kvcheck.core.report.prices import has_price
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.story_text import command
-from kvcheck.core.report.wording import counted, coverage_text, observed_texts, rounds_word, seen_text, whose_text
+from kvcheck.core.report.replay_line import proof_line, replay_line, whole_proof_line
+from kvcheck.core.report.story_text import show_line
+from kvcheck.core.report.wording import coverage_text, observed_texts, rounds_word, seen_text, whose_text
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
 MAX_SHOWN = 3
+_COLOURS = {
+    **dict.fromkeys(("PASS", "OK", "FIXED"), "green"),
+    **dict.fromkeys(("FAIL", "SLOWER", "STILL FAILS"), "red"),
+    **dict.fromkeys(("????", "UNKNOWN", "INCONCLUSIVE", "NOT REPRODUCED"), "yellow"),
+}
+_VERDICT = re.compile(rf"^ ({'|'.join(map(re.escape, _COLOURS))})(?= |$)")
+"""The word with which a line of results begins."""
+_CLEAR = "\r\x1b[K"
+"""Back to the beginning of a terminal's line, which is emptied."""
 
 
 def say(line: str = "") -> None:
-    """A line on stdout. Raises OSError if it cannot be written."""
-    typer.echo(_shown(line, getattr(sys.stdout, "encoding", None)))
+    """A line on stdout, its verdict coloured on a terminal. Raises OSError if it cannot be written."""
+    text = _shown(line, getattr(sys.stdout, "encoding", None))
+    if has_colours(sys.stdout):
+        typer.echo(
+            _VERDICT.sub(lambda found: typer.style(found[0], fg=_COLOURS[found[1]], bold=True), text), color=True
+        )
+    else:
+        typer.echo(text)
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether a stream takes colours: a terminal, unless NO_COLOR says no; anything, where FORCE_COLOR says yes."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def passing(text: str) -> None:
+    """A line on stderr that the next one overwrites; nothing where no terminal is."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{_CLEAR}{printable(text)}")
+        sys.stderr.flush()
+
+
+def clear_passing() -> None:
+    """Take the line away that the next one overwrites."""
+    passing("")
 
 
 def complain(message: str) -> None:
     """A line on stderr. An error of writing it is ignored: there is no other place to report it."""
     try:
+        clear_passing()
         typer.echo(_shown(f"kvcheck: {message}", getattr(sys.stderr, "encoding", None)), err=True)
     except OSError:
         return
@@ -52,9 +92,11 @@ def _shown(line: str, encoding: str | None) -> str:
 def cell_lines(row: ScenarioResult) -> list[str]:
     """One cell: verdict, id, schedules, evidence, seconds; then why, if it is no pass, and what it has tried."""
     evidence, found = row.evidence, row.coverage
-    unit = rounds_word(evidence)
+    unit = rounds_word(evidence).removesuffix("s")
     counts = [
-        counted(row.schedules, unit.removesuffix("s")) if found is None else f"{row.schedules}/{found.wanted} {unit}"
+        counted(row.schedules, unit)
+        if found is None
+        else f"{row.schedules}/{found.wanted} {plural(found.wanted, unit)}"
     ]
     if is_requirement(row):
         counts = []  # it has no evidence of its own
@@ -63,7 +105,7 @@ def cell_lines(row: ScenarioResult) -> list[str]:
         counts += [counted(evidence.requests, "request"), *observed_texts(happened)]
     else:
         counts += _cache_counts(evidence) if evidence.lookups else _pair_counts(evidence) or _retract_counts(evidence)
-        counts.append(f"{sum(evidence.words_verified.values()):,} words")
+        counts.append(counted(sum(evidence.words_verified.values()), "word"))
         counts += [counted(evidence.refusals, "refusal")] if evidence.refusals else []
     line = f" {_WORDS[row.verdict]}  {row.id:<34} {'  '.join(counts)}  {row.duration_s:.1f}s"
     why = [f"       {': '.join(part for part in (row.code, row.reason) if part)}"] if row.reason else []
@@ -73,11 +115,11 @@ def cell_lines(row: ScenarioResult) -> list[str]:
 
 def _retract_counts(evidence: Evidence) -> list[str]:
     rows = (
-        ("retractions", evidence.retractions),
-        ("resumes", evidence.resumes),
-        ("into reused pages", evidence.foreign_reuses),
+        ("retraction", evidence.retractions),
+        ("resume", evidence.resumes),
     )
-    return [f"{value} {name}" for name, value in rows if value is not None]
+    counts = [counted(value, noun) for noun, value in rows if value is not None]
+    return counts + ([] if evidence.foreign_reuses is None else [f"{evidence.foreign_reuses} into reused pages"])
 
 
 def _pair_counts(evidence: Evidence) -> list[str]:
@@ -85,7 +127,7 @@ def _pair_counts(evidence: Evidence) -> list[str]:
     sealed = evidence.words_verified.get("sealed", 0) * 8
     if not sealed:
         return []
-    return [f"{evidence.transfers} transfers", f"{sealed:,} bytes sealed", *_retract_counts(evidence)]
+    return [counted(evidence.transfers or 0, "transfer"), f"{sealed:,} bytes sealed", *_retract_counts(evidence)]
 
 
 def _cache_counts(evidence: Evidence) -> list[str]:
@@ -94,14 +136,17 @@ def _cache_counts(evidence: Evidence) -> list[str]:
     hits = (evidence.device_hit_pages, evidence.host_hit_pages, evidence.storage_hit_pages)
     rates = "/".join("-" if not wanted or hit is None else f"{100 * hit / wanted:.0f}" for hit in hits)
     return [
-        f"{evidence.loads or 0} loads",
+        counted(evidence.loads or 0, "load"),
         f"{evidence.device_evictions or 0}+{evidence.host_evictions or 0} evictions",
         f"hits {rates} %",
     ]
 
 
-def bug_lines(number: int, bug: Bug, run: str | None = None) -> list[str]:
-    """A cause with its symptoms, as a block. run: how to name its run to `kvcheck show`, if not by its id."""
+def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[str]:
+    """A cause with its symptoms, as a block.
+
+    record: where both are stored. None: nowhere, so that lines are whole and no story can be shown.
+    """
     finding = bug.cause
     known = CODES.get(finding.code)  # None: it is from a run that was resumed, made by another version
     title = known.title if known else "unknown code"
@@ -120,23 +165,23 @@ def bug_lines(number: int, bug: Bug, run: str | None = None) -> list[str]:
     lines.append(f"    what    {finding.message}")
     if len(bug.findings) > 1:
         lines.append(f"    seen    {seen_text(bug)}")
-    lines.append(f"    repro   {finding.replay}")
-    proof = next((each.minimal for each in bug.findings if each.minimal and "confirmed" in each.minimal), None)
-    if proof is not None:
-        lines.append(f"    proof   {proof['confirmed']}")
-        lines.append(f"            {proof.get('replay', '')}")
-    told = command(bug, run)
+    lines.append(f"    repro   {finding.replay if record is None else replay_line(record, finding)}")
+    proved = next((each for each in bug.findings if each.minimal and "confirmed" in each.minimal), None)
+    if proved is not None:
+        lines.append(f"    proof   {(proved.minimal or {})['confirmed']}")
+        lines.append(f"            {whole_proof_line(proved) if record is None else proof_line(record, proved)}")
+    told = None if record is None else show_line(record, finding)
     lines += [] if told is None else [f"    story   {told}"]
     return [*lines, f"    more    kvcheck explain {finding.code}"]
 
 
-def findings_block(findings: tuple[Finding, ...], run: str | None = None) -> list[str]:
-    """The first causes, each code before a code's second cause, and how many were left out."""
+def findings_block(findings: tuple[Finding, ...], record: RunRecord | None = None) -> list[str]:
+    """The first causes, each code before a code's second cause, and how many were left out. record: as of bug_lines."""
     found = bugs(findings)
     first_of_code = {bug.cause.code: bug for bug in reversed(found)}
     ordered = sorted(found, key=lambda bug: (bug.cause.condition is not None, bug is not first_of_code[bug.cause.code]))
     shown = ordered[:MAX_SHOWN]
-    lines = [line for number, bug in enumerate(shown, 1) for line in (*bug_lines(number, bug, run), "")]
+    lines = [line for number, bug in enumerate(shown, 1) for line in (*bug_lines(number, bug, record), "")]
     if len(found) > len(shown):
         noun = "more cause" if len(found) < len(findings) else "more finding"
         lines.append(f"    and {counted(len(found) - len(shown), noun)} in the report")
@@ -157,7 +202,7 @@ def verdict_lines(record: RunRecord) -> list[str]:
     if conditional:
         parts.append(counted(conditional, "conditional finding"))
     state = "" if record.complete else "   (interrupted: partial)"
-    work = f"{record.evidence.schedules} schedules, {record.evidence.events:,} events"
+    work = f"{counted(record.evidence.schedules, 'schedule')}, {counted(record.evidence.events, 'event')}"
     if server_of(record) is not None:
         done = record.evidence
         tokens = counted(done.observed.get(TOKEN, 0), "token")
@@ -167,7 +212,7 @@ def verdict_lines(record: RunRecord) -> list[str]:
     if record.bench:
         usable = sum(has_price(row) for row in record.bench)
         least = min(len(row.ratios) for row in record.bench)
-        work = f"{usable} of {len(record.bench)} rows have a price, rounds: {least} or more"
+        work = f"{usable} of {counted(len(record.bench), 'row')} with a price, rounds: {least} or more"
     return [
         f" {record.verdict.value.upper()}  {', '.join(parts) or 'nothing was judged'}   "
         f"{work}   {record.duration_s:.1f}s{state}"
@@ -184,7 +229,7 @@ def left_out_lines(record: RunRecord) -> list[str]:
     left = sum(max(0, wanted - ran) for wanted, ran in planned)
     if not left or not record.complete or server_of(record) is not None:
         return []
-    total = f"{sum(wanted for wanted, _ in planned):,} planned schedules"
+    total = counted(sum(wanted for wanted, _ in planned), "planned schedule")
     return [f" left out    {left:,} of {total}: the time was up; for more, --max-time SECONDS", ""]
 
 

@@ -250,7 +250,7 @@ def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pyt
     record = read_record(folder)
     (case,) = record.scenarios
     assert case.reason is not None and case.reason.startswith("none of its rows has a price: expected 6 rounds or more")
-    assert record.warnings == ("0 of 4 rows have a price: the others have fewer than 6 rounds",)
+    assert record.warnings == ("0 of 4 rows with a price: the others have fewer than 6 rounds",)
     check_fits(json.loads((folder / "run.json").read_text(encoding="utf-8")))
     assert record.complete and [row.case for row in record.bench] == ["tree"] * 4
     assert record.environment["noise_before"] and record.environment["noise_after"]
@@ -259,7 +259,7 @@ def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pyt
     assert (
         "match-and-lock" in shown
         and "n/a (rounds<6)" in shown
-        and "0 of 4 rows have a price, rounds: 2 or more" in shown
+        and "0 of 4 rows with a price, rounds: 2 or more" in shown
     )
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("<td>tree match-and-lock</td>") == 3  # once in short, and at every size
@@ -305,7 +305,7 @@ def test_some_prices_are_a_pass_that_says_how_many(
     measure = Samples.add_round
     monkeypatch.setattr(Samples, "add_round", cut)
     assert run(["bench", "tree", "--shape", "llama-3-tiny", "--rounds", "9", "--out", str(tmp_path)]) == 0
-    assert "1 of 2 rows have a price" in capsys.readouterr().out
+    assert "1 of 2 rows with a price" in capsys.readouterr().out
     (folder,) = tmp_path.iterdir()
     assert read_record(folder).verdict is Verdict.PASS
 

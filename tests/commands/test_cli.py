@@ -79,7 +79,7 @@ UNUSABLE = {
     "output": (["stress", "-o", "html"], "expected FORMAT=PATH"),
     "output format": (["stress", "-o", "pdf=x.pdf"], "unknown format 'pdf'"),
     "option": (["stress", "--nope"], "No such option: --nope"),
-    "command": (["nope"], "No such command 'nope'"),
+    "command": (["nope"], "no command 'nope'; known: stress"),
     "trace": (["stress", "--trace", "no-such.jsonl"], "trace no-such.jsonl: expected a JSONL file"),
     "selftest mutant": (["selftest", "nope"], "unknown mutant 'nope'"),
     "selftest schedules": (["selftest", "--schedules", "0"], "--schedules: expected at least 1, got 0"),
@@ -311,7 +311,7 @@ def test_a_begun_cell_is_resumed_where_it_was(tmp_path: Path, capsys: pytest.Cap
     command.remove("json")
     assert run([*command, "--resume"]) == 0
     told = capsys.readouterr().out
-    assert f"resuming {whole['run_id']}: 0 of 1 cells are done, 1 begun" in told
+    assert f"resuming {whole['run_id']}: done 0 of 1 cell, 1 begun" in told
     assert "3/3 schedules" in told and "tried eager, lazy, random, audit of footprints, 1 of 4 prefill chunks" in told
 
 
@@ -351,7 +351,7 @@ def test_a_pass_below_the_floor_is_gone_on_with(tmp_path: Path, capsys: pytest.C
     capsys.readouterr()
     assert run([*command, "--resume"]) == 0
     told = capsys.readouterr().out
-    assert "0 of 1 cells are done, 1 begun" in told and "3/3 schedules" in told
+    assert "done 0 of 1 cell, 1 begun" in told and "3/3 schedules" in told
 
 
 @pytest.mark.processes

@@ -321,7 +321,7 @@ def test_resume_skips_damaged_runs_with_a_warning(
     capsys.readouterr()
     assert run([*command, "--resume"]) == 0
     printed = capsys.readouterr()
-    assert f"resuming {raw['run_id']}: 1 of 1 cells are done" in printed.out
+    assert f"resuming {raw['run_id']}: done 1 of 1 cell" in printed.out
     assert printed.err.count("kvcheck: warning: --resume skips a run: ") == printed.err.count("\n") == 3
     newest = [json.loads(file.read_text(encoding="utf-8")) for file in tmp_path.glob("2*/run.json") if file != path]
     assert [len(record["warnings"]) for record in newest] == [3]

@@ -174,7 +174,7 @@ ACCEPTED = {
     "targets": [("stress", "--target", "nosuch")],
     "transports": [("stress", "--transport", "nosuch")],
     "cases": [("bench", "nosuch")],
-    "formats": [("stress", "-o", "nosuch=x"), ("gate", str(ROOT / RUN), "-o", "nosuch=x")],
+    "formats": [("stress", "-o", "nosuch=x"), ("gate", str(ROOT / RUN), "-o", "nosuch=x"), ("show", "-o", "nosuch=x")],
 }
 """Kinds of `kvcheck list`, and what makes a command say which names it accepts."""
 
@@ -224,6 +224,18 @@ def test_explain_every_card(kind: str) -> None:
         card = json.loads(run("explain", name.upper(), "--json")[1])
         assert card.pop(kind.removesuffix("s")) == name
         assert card and all(card.values()), name
+
+
+@pytest.mark.parametrize("kind", [kind for kind in module.KINDS if kind not in (*module.EXPLAINED_KINDS, "codes")])
+def test_explain_what_a_list_prints(kind: str) -> None:
+    """A name that two lists have is explained by the first of them."""
+    for name in module.things(kind):
+        card = json.loads(run("explain", name, "--json")[1])
+        assert name in card.values() and len(card) > 1 and all(card.values()), name
+
+
+def test_explain_a_letter() -> None:
+    assert run("explain", "a")[1].startswith("bug: a: what a retracted request gets back")
 
 
 @pytest.mark.parametrize(("name", "near"), [("KV12", "KV102"), ("kv0102", "KV102"), ("contnt", "content")])

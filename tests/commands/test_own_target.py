@@ -92,7 +92,7 @@ def test_a_pass_says_what_was_judged_and_what_was_not_tried(
     assert record.scenarios[0].evidence.refusals is None and record.scenarios[0].verdict is Verdict.PASS
     told = capsys.readouterr().out
     (line,) = [each for each in record.warnings if each.startswith("not tried: illegal calls")]
-    assert f"of {name}:whole" in line and line in told and f"processes, {name}:whole" in told
+    assert f"of {name}:whole" in line and line in told and f"1 process, {name}:whole" in told
     (path,) = (folder / "runs").iterdir()
     assert run(["gate", str(path)]) == 0
     record = replace(record, identity=replace(record.identity, target=None))

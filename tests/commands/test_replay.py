@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from rigs.literal_record import FAILED, FOREIGN
 
 from kvcheck.commands.main import run
+from kvcheck.commands.replay import _lines_of
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
+from kvcheck.core.report.store import RunStore
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import ReplayStrategy, decode_choices, encode_choices
@@ -56,7 +61,7 @@ def replayed(plan: Plan, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 @pytest.mark.schedules
 def test_the_recorded_path_without_a_finding_is_fixed(recorded: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     code, printed = replayed(recorded, capsys)
-    assert (code, printed) == (0, " FIXED  retract-resume/glm-5.1-tiny: 1 of 1 runs are clean\n exit 0\n")
+    assert (code, printed) == (0, " FIXED  retract-resume/glm-5.1-tiny: 1 of 1 run clean\n exit 0\n")
 
 
 @pytest.mark.schedules
@@ -91,10 +96,8 @@ def test_a_replay_counts_where_its_choices_did_not_fit() -> None:
 def test_a_replay_without_evidence_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
     code, printed = replayed(dataclasses.replace(PLAN, requests=1), capsys)
     assert code == 4
-    assert printed == (
-        " UNKNOWN  retract-resume/llama-3-tiny: no request was resumed into pages that another had used; "
-        "use more requests\n exit 4\n"
-    )
+    why = "0 retractions and 0 resumes; use more requests"
+    assert printed == f" UNKNOWN  retract-resume/llama-3-tiny: {why}\n exit 4\n"
 
 
 @pytest.mark.parametrize(
@@ -128,3 +131,63 @@ def test_a_line_that_would_mean_something_else_is_refused(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert complaint in printed.err
+
+
+SHORT = "retract-resume:shape=glm-5.1-tiny,seed=1"
+SECOND = replace(FOREIGN, schedule=f"{SHORT},schedule=1", id=f"{FAILED.run_id}.2")
+PROVEN = replace(
+    FOREIGN,
+    schedule=f"{SHORT},schedule=2",
+    id=f"{FAILED.run_id}.3",
+    minimal={"confirmed": "wrong bytes", "replay": f"kvcheck replay {SHORT},schedule=3"},
+)
+NO_SCHEDULE = replace(FOREIGN, schedule="", replay="", id=f"{FAILED.run_id}.4")
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """A folder of runs with one run of three findings, from the second on."""
+    RunStore(tmp_path / "a=b: runs").save(replace(FAILED, findings=(SECOND, PROVEN, NO_SCHEDULE)))
+    return tmp_path / "a=b: runs"
+
+
+def test_a_finding_is_named_by_its_number(stored: Path) -> None:
+    folder = stored / FAILED.run_id
+    for named in (FAILED.run_id, FAILED.run_id[:9], str(folder), f"{folder}/run.json"):
+        assert _lines_of(f"{named}#2", stored) == [SECOND.schedule]
+        assert _lines_of(f"{named}#3", stored) == [PROVEN.schedule]
+        assert _lines_of(f"{named}#3:proof", stored) == [f"{SHORT},schedule=3"]
+    assert _lines_of(f"{FAILED.run_id}.2", stored) == [SECOND.schedule], "the id itself"
+    assert _lines_of(FAILED.run_id, stored) == [SECOND.schedule, PROVEN.schedule], "a run: all of its causes"
+
+
+def test_a_line_is_no_name_of_a_run(stored: Path) -> None:
+    for line in (f"{SHORT},schedule=0", f"{SHORT},trace=a%23b.1", f"{SHORT},trace=a#1"):
+        assert _lines_of(line, stored) == [line]
+    assert parse_line(_lines_of(f"{FAILED.run_id}#2", stored)[0]).schedule == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("#1", "run {run} has no finding 1; it has 3"),
+        ("#0", "run {run} has no finding 0; it has 3"),
+        ("#5", "run {run} has no finding 5; it has 3"),
+        ("#4", "finding {run}.4 is of no one schedule; run it again: " + FAILED.repro),
+        ("#2:proof", "finding {run}.2 has no proof"),
+        ("#two", "expected the number of a finding behind #, such as {run}#1"),
+        ("#", "expected the number of a finding behind #, such as {run}#1"),
+        ("#1:other", "expected the number of a finding behind #, such as {run}#1"),
+        ("#" + "9" * 40, "expected the number of a finding behind #, such as {run}#1"),
+    ],
+)
+def test_a_number_that_names_nothing_is_refused(
+    name: str, why: str, stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["replay", f"{FAILED.run_id}{name}", "--out", str(stored)]) == 2
+    assert why.format(run=FAILED.run_id) in capsys.readouterr().err
+
+
+def test_a_number_of_a_run_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", "nowhere#1", "--out", str(tmp_path)]) == 2
+    assert "no run 'nowhere'" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_symptoms_never_displace_a_later_cause(session: Session) -> None:
     kept = session.record(complete=False)
     assert sum(each.cause is None for each in kept.findings) == 2
     assert sum(each.cause is not None for each in kept.findings) == MAX_SYMPTOMS_KEPT
-    assert kept.warnings == ("8 more findings were made and are not in this record",)
+    assert kept.warnings == ("more findings were made and are not in this record: 8",)
 
 
 def test_a_cause_that_is_not_kept_takes_its_symptoms_with_it(session: Session) -> None:

@@ -52,6 +52,8 @@ def shown(out: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> tup
         ([OLDER], f" {OLDER}.1  KV102"),
         (["20260101", "1"], f" {OLDER}.1  KV102"),
         ([f"{OLDER}.1"], f" {OLDER}.1  KV102"),
+        ([f"{OLDER}#1"], f" {OLDER}.1  KV102"),
+        (["20260101#0003"], f" {OLDER}.3  KV104"),
         ([OLDER, f"{OLDER}.1"], f" {OLDER}.1  KV102"),
         ([OLDER, "0003"], f" {OLDER}.3  KV104"),
         (["2"], f" finding {NEWER}.2 is a symptom of {NEWER}.1, whose story this is"),
@@ -66,7 +68,8 @@ def test_the_finding_that_is_meant_is_shown(
 
 def test_a_run_is_also_named_by_its_folder_or_its_file(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (out / OLDER, out / OLDER / "run.json"):
-        assert shown(out, capsys, str(path), "1")[1].startswith(f" {OLDER}.1")
+        for arguments in ((str(path), "1"), (f"{path}#1",)):
+            assert shown(out, capsys, *arguments)[1].startswith(f" {OLDER}.1")
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,10 @@ def test_a_finding_without_a_story_says_why(
         (["nowhere"], "no run 'nowhere'"),
         (["nowhere", "1"], "no run 'nowhere'"),
         (["nowhere.1"], "no run 'nowhere'"),
+        (["nowhere#1"], "no run 'nowhere'"),
+        ([f"{OLDER}#9"], "has no finding '9'"),
+        ([f"{OLDER}#1:proof"], "a proof has no story of its own; leave :proof out"),
+        ([f"{OLDER}#1", "1"], f"no run '{OLDER}#1'"),
         (["2026"], "has no finding '2026'"),
         ([OLDER, "9"], "has no finding '9': expected a number from 1 to 4, or an id"),
         ([OLDER, "0"], "has no finding '0'"),
@@ -143,4 +150,4 @@ def test_json_is_the_story_alone(out: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["show", "--help"]) == 0
-    assert "kvcheck show 20260102 2 -o perfetto=trace.json" in " ".join(capsys.readouterr().out.split())
+    assert "kvcheck show 20260102#2 -o perfetto=trace.json" in " ".join(capsys.readouterr().out.split())

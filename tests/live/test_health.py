@@ -38,7 +38,7 @@ def test_a_server_that_takes_no_connection_afterwards_has_died() -> None:
 def test_a_server_that_is_up_again_is_not_said_to_have_died() -> None:
     found, reasons = health([at(0, 0, 1), at(1, 1, 2, End.UNREACHED)])
     assert found == ()
-    assert "1 requests found no connection" in reasons[0]
+    assert "1 request found no connection" in reasons[0]
 
 
 def test_a_request_that_is_never_answered_by_an_idle_server_hangs() -> None:

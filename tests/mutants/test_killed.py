@@ -122,7 +122,9 @@ def test_a_mutant_is_told_of_by_its_command_and_its_line_replays(
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     finding = next(row for row in record["findings"] if row["code"] == bug.code)
     assert finding["oracle"] == bug.killed_by
-    assert f"    repro   {finding['replay']}\n" in printed
+    number = finding["id"].rpartition(".")[2]
+    short = f"kvcheck replay {record['run_id']}#{number} --out {tmp_path}"
+    assert f"    repro   {min(finding['replay'], short, key=len)}\n" in printed
     assert run(["replay", finding["schedule"], "--times", "3"]) == 1
     again = capsys.readouterr().out
     assert "STILL FAILS 3/3" in again and bug.code in again and "identical each time" in again

@@ -232,7 +232,9 @@ def test_child_that_breaks_is_unknown_with_its_last_line(name: str, tmp_path: Pa
         started = parse_target(target).start(patience)
         started.ask(ask_of("retract.nsa"))
     is_ready = name in ("death later", "hang later", "greets again")  # then another environment is of no help
-    assert why in str(told.value) and f"its last line: {last}{'' if is_ready else '; next: make'}" in str(told.value)
+    assert why in str(told.value) and f"its last line: {last}{'' if is_ready else '; next: kvcheck engine-env'}" in str(
+        told.value
+    )
     assert is_ready == str(told.value).endswith(last)
 
 

@@ -18,6 +18,7 @@ from fakes.engine import put_fault
 
 import kvcheck
 from kvcheck.commands.main import run
+from kvcheck.core.base.record import read_record
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.installed import parse_target
@@ -106,7 +107,9 @@ def test_scenarios_of_an_engine_are_run_and_replayed(
     put_fault(fake, "leak")
     target = ["--target", f"vllm:{fake}"]
     assert run(["stress", "prefix-cache", *target, "--schedules", "2", *out]) == 1
-    line = next(word for word in capsys.readouterr().out.split() if word.startswith("prefix-cache:"))
+    (path,) = tmp_path.glob("*/run.json")
+    line = read_record(path).findings[0].schedule
+    assert line.startswith("prefix-cache:") and "repro   kvcheck replay " in capsys.readouterr().out
     assert run(["replay", line, "--times", "3"]) == 1
     assert "STILL FAILS 3/3" in capsys.readouterr().out
     assert run(["stress", "nvlink-aux", *target, *out]) == 2

@@ -7,13 +7,16 @@ Invariants:
 from __future__ import annotations
 
 import datetime
+import html
 import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from report.test_gate_result import gate
+from rigs import ci_readers
 from rigs.literal_record import FOREIGN, LINES, PASSED, RETRACT, SCENARIOS
 from rigs.schemas import check_fits
 
@@ -21,6 +24,8 @@ from kvcheck.commands.gate_lines import result_lines
 from kvcheck.core.base.causes import place_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Coverage, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.ci import to_github, to_gitlab, to_junit, to_sarif
+from kvcheck.core.report.ci.outcome import of_gate
 from kvcheck.core.report.gate.baseline import BaselineResult, Entry, Kind, judge_rows, known_by
 from kvcheck.core.report.gate.baseline_file import (
     add_rows,
@@ -39,6 +44,7 @@ from kvcheck.core.report.gate.result import (
 )
 from kvcheck.core.report.gate.to_html import render as page
 from kvcheck.core.report.gate.to_md import render as markdown
+from kvcheck.core.report.markdown import escaped
 
 DAY = datetime.date(2027, 3, 1)
 CODE = "3f2c1ab0" * 8
@@ -122,6 +128,59 @@ def test_a_known_finding_and_an_expected_unknown_are_told_and_fail_nothing() -> 
     check_fits(json.loads(result.to_json()), "gate")
 
 
+def junit_of(result: GateResult) -> dict[str, ElementTree.Element]:
+    """The children that say the verdict of each case of a row, by the row's words."""
+    suite = ci_readers.junit(to_junit.render(of_gate(result)))
+    cases = [case for case in suite.findall("testcase") if case.get("classname") == "kvcheck.gate.baseline"]
+    return {str(case.get("name")): case for case in cases}
+
+
+def test_what_a_row_lets_pass_is_skipped_in_junit_with_its_owner_and_fails_nowhere() -> None:
+    elsewhere = replace(ROW, number=3, engine="vllm")
+    result = judged(ROW, EXPECTED, elsewhere, record=run(FOREIGN, unknown=True))
+    suite = ci_readers.junit(to_junit.render(of_gate(result)))
+    assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "0", "2")
+    cases = junit_of(result)
+    assert list(cases) == [ROW.what, EXPECTED.what]
+    skipped = cases[ROW.what].find("skipped")
+    assert skipped is not None and "known: " in str(skipped.get("message"))
+    assert "kv team, until 2027-03-01: issue 7" in str(skipped.get("message"))
+    assert ci_readers.gitlab(to_gitlab.render(of_gate(result))) == []
+    assert ci_readers.sarif(to_sarif.render(of_gate(result)))["results"] == []
+    assert {level for level, _, _ in ci_readers.github(to_github._lines(of_gate(result)))} == {"notice"}
+    assert f"| let pass | {escaped(ROW.what)} |" in to_github.summary(of_gate(result))
+
+
+def test_a_row_to_mend_is_a_failure_in_every_format() -> None:
+    result = judged(ROW, record=run(), strict=True)
+    failure = junit_of(result)[ROW.what].find("failure")
+    assert failure is not None and failure.get("type") == "gone row of the baseline"
+    assert [entry["severity"] for entry in ci_readers.gitlab(to_gitlab.render(of_gate(result)))] == ["critical"]
+    assert [each["kind"] for each in ci_readers.sarif(to_sarif.render(of_gate(result)))["results"]] == ["fail"]
+    levels = [level for level, _, _ in ci_readers.github(to_github._lines(of_gate(result)))]
+    assert levels == ["error", "notice"]
+    undecided = junit_of(judged(ROW, record=run(schedules=2)))[ROW.what].find("skipped")
+    assert undecided is not None and "undecided: " in str(undecided.get("message"))
+    row = junit_of(judged(ROW, record=run()))[ROW.what]
+    assert [child.tag for child in row] == ["system-out"], "one that is gone is no failure unless it is asked for"
+
+
+def test_a_new_finding_says_in_every_format_what_a_row_would_name() -> None:
+    new = replace(FOREIGN, buffer="latent")
+    result = judged(ROW, record=run(FOREIGN, new))
+    outcome = of_gate(result)
+    named = f"finding {PASSED.run_id}.2, place 'content: device latent'"
+    for text in (
+        "\n".join(text for _, _, text in ci_readers.github(to_github._lines(outcome))),
+        str(ci_readers.gitlab(to_gitlab.render(outcome))[0]["description"]),
+        ci_readers.sarif(to_sarif.render(outcome))["results"][0]["message"]["text"],
+        str(ci_readers.junit(to_junit.render(outcome)).findtext("testcase/failure")),
+        html.unescape(markdown(result)),
+    ):
+        assert named in text and FOREIGN.replay in text
+    assert "In a baseline" not in markdown(gate(run(new)))
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -136,7 +195,10 @@ def test_a_new_finding_beside_a_known_one_fails(change: dict[str, str], why: str
     result = judged(ROW, record=run(FOREIGN, replace(FOREIGN, **change)))  # type: ignore[arg-type]
     assert result.exit_code == 1, why
     assert len(result.integrity) == 1
-    assert f"finding {PASSED.run_id}.2, place " in result.integrity[0].message
+    (problem,) = result.integrity
+    assert problem.trouble is not None and problem.trouble.named in problem.message
+    assert problem.trouble.named.startswith(f"finding {PASSED.run_id}.2, place ")
+    assert problem.trouble.replay == FOREIGN.replay
     assert "kvcheck baseline accept RUN FINDING known.toml" in "\n".join(result_lines(result))
 
 
@@ -191,8 +253,15 @@ def test_a_cell_that_fails_without_a_finding_stays_a_failure() -> None:
     assert problem.message.startswith("handover/<b>tiny</b> failed")
 
 
-def test_findings_that_a_record_lacks_may_be_new() -> None:
-    result = judged(ROW, record=run(FOREIGN, warning="1,000 more findings were made and are not in this record"))
+@pytest.mark.parametrize(
+    "warning",
+    [
+        "more findings were made and are not in this record: 1",
+        "1,000 more findings were made and are not in this record",  # as older records say it
+    ],
+)
+def test_findings_that_a_record_lacks_may_be_new(warning: str) -> None:
+    result = judged(ROW, record=run(FOREIGN, warning=warning))
     assert result.exit_code == 4
     assert "nobody knows whether they are known" in result.evidence[0].message
 

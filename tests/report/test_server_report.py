@@ -61,7 +61,7 @@ def problems(*records: RunRecord) -> list[str]:
 def test_evidence_is_told_in_the_order_of_its_kinds_with_units() -> None:
     observed = {"zebra": 1, "retract": 1, "token": 4096, "hit": 12, "evict": 0}
     assert evidence_text(Evidence(schedules=1, requests=40, observed=observed)) == (
-        "1 rounds, 40 requests, 4,096 tokens judged, hit 12 requests, evict 0 tokens, retract 1 retraction, zebra 1"
+        "1 round, 40 requests, 4,096 tokens judged, hit 12 requests, evict 0 tokens, retract 1 retraction, zebra 1"
     )
     assert evidence_text(Evidence(schedules=3, events=0, requests=2)) == "3 schedules, 0 events, 2 requests"
 

@@ -103,10 +103,14 @@ def test_a_finding_without_a_story_says_why(change: dict[str, object], why: str)
 
 
 def test_the_terminal_names_the_command_of_a_story_alone() -> None:
-    told = replace(TOLD, id="20260102-030405-0c4e91d7.3")
-    assert "    story   kvcheck show 20260102-030405-0c4e91d7 3" in findings_block((told,))
-    assert "    story   kvcheck show elsewhere/run 3" in findings_block((told,), "elsewhere/run")
-    assert not any("kvcheck show" in line for line in findings_block((replace(told, story=UNTOLD), FOREIGN)))
+    told = replace(TOLD, id=f"{FAILED.run_id}.3")
+    record = replace(FAILED, findings=(told,), argv=("stress",))
+    elsewhere = replace(record, argv=("stress", "--out", "my runs"))
+    assert f"    story   kvcheck show {FAILED.run_id}#3" in findings_block((told,), record)
+    assert f"    story   kvcheck show {FAILED.run_id}#3 --out 'my runs'" in findings_block((told,), elsewhere)
+    untold = (replace(told, story=UNTOLD), FOREIGN)
+    assert not any("kvcheck show" in line for line in findings_block(untold, record))
+    assert not any("kvcheck show" in line for line in findings_block((told,))), "a run that is stored nowhere"
 
 
 # Traces

@@ -13,21 +13,25 @@ Invariants:
 from __future__ import annotations
 
 import sys
+import zipfile
 from collections.abc import Collection, Sequence
 from email.parser import Parser
-from pathlib import Path
 
 from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
-from pins import metadata
 
 
 def main(arguments: Sequence[str]) -> None:
     """Say them."""
     wheel, *without = arguments
     sys.stdout.writelines(f"{line}\n" for line in requirements(metadata(wheel), without=without))
+
+
+def metadata(wheel: str) -> str:
+    """The METADATA of a wheel."""
+    with zipfile.ZipFile(wheel) as packed:
+        (name,) = (name for name in packed.namelist() if name.endswith(".dist-info/METADATA") and name.count("/") == 1)
+        return packed.read(name).decode("utf-8")
 
 
 def requirements(text: str, *, without: Collection[str]) -> tuple[str, ...]:

@@ -166,7 +166,7 @@ def test_what_the_cpu_finds_unordered_serves_wrong_bytes_under_its_delay(name: s
         made = list(tries(engine, plans))
         assert made[-1].shown and made[-1].rates.free_wrong == 0
         assert made[-1].message.startswith("KV10")
-        assert made[-1].rates.text().startswith("wrong bytes in 0 of 1 runs without delays, 1 of 1 with")
+        assert made[-1].rates.text().startswith("wrong bytes in 0 of 1 run without delays, 1 of 1 with")
         fixed = dataclasses.replace(made[-1].plan, mutant=None)
         outcomes = run_both(ScheduleRunner(BuiltinTarget()), fixed)
     assert [outcome.findings for outcome in outcomes] == [(), ()]
@@ -216,7 +216,7 @@ def test_commands_impose_delays_and_say_the_rates(tmp_path, capsys: pytest.Captu
         selftest = ["selftest", "replay-without-whole-wait", "--device", "cuda", "--seed", "1"]
         assert run([*selftest, "--no-reports", "--out", str(tmp_path)]) == 0
         assert "reproduced" in capsys.readouterr().out
-    assert "wrong bytes in 0 of 1 runs without delays, 1 of 1 with" in shown
+    assert "wrong bytes in 0 of 1 run without delays, 1 of 1 with" in shown
     assert "backend=cuda,device=cuda,strategy=delay" in shown
     assert "hicache/llama-3-tiny: wrong bytes in 0 of 3 runs without delays, 0 of 3 with" in stressed
 

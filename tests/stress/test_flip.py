@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from kvcheck.commands.main import run
 from kvcheck.commands.targets import target_of
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import Evidence, Finding, Verdict
+from kvcheck.core.base.record import Evidence, Finding, Verdict, read_record
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend.backend import Operation
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
@@ -364,7 +366,9 @@ def test_stress_prints_the_proof_and_its_line(
     assert run(["stress", "--mutant", RACE, "--seed", "1", "--out", str(tmp_path), "--no-reports"]) == 1
     printed = capsys.readouterr().out
     assert "\n    proof   in the other order request " in printed
-    assert "\n            kvcheck replay hicache:" in printed and ",strategy=flip," in printed
+    assert re.search(r"\n            kvcheck replay \S+#1:proof --out ", printed)
+    (path,) = Path(str(tmp_path)).glob("*/run.json")
+    assert ",strategy=flip," in str((read_record(path).findings[0].minimal or {})["replay"])
     assert run(["stress", "--strategy", "flip", "--out", str(tmp_path)]) == 2
     assert "--strategy flip: use kvcheck replay with the line" in capsys.readouterr().err
 

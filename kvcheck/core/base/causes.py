@@ -75,7 +75,7 @@ def signature(finding: Finding) -> Signature:
     if is_engine(keys_of(finding.schedule).get("target", "")):
         return (*kind, finding.cell, finding.lane)
     if finding.oracle == "ordering":
-        return (finding.oracle, finding.code, finding.tier, *_operations(finding))
+        return (finding.oracle, finding.code, finding.tier, *operations(finding))
     if finding.oracle in TOLD and finding.buffer is None:
         return (*kind, NUMBERS.sub("#", RANKS.sub("", finding.message)))
     return kind if finding.oracle in TOLD or finding.oracle == "accounting" else (*kind, finding.scenario)
@@ -91,7 +91,7 @@ def place_of(finding: Finding) -> str:
         part for part in (" ".join(filter(None, (finding.tier, _buffer(finding)))), _reader(finding)) if part
     )
     if finding.oracle == "ordering":
-        where = " before ".join(str(name) for name in _operations(finding) if name is not None) or where
+        where = " before ".join(str(name) for name in operations(finding) if name is not None) or where
     where = where or NUMBERS.sub("#", RANKS.sub("", finding.message)).splitlines()[0][:MOST_OF_A_RULE].strip()
     return f"{finding.oracle}: {where}{'' if finding.condition is None else CONDITIONAL}"
 
@@ -217,9 +217,9 @@ class _Group:
 
     def _is_same_race(self, finding: Finding) -> bool:
         """True for another access that does not wait for the same operation, or for the same request's."""
-        earlier = {_operations(each)[0] for each in self.findings if each.oracle == "ordering"}
+        earlier = {operations(each)[0] for each in self.findings if each.oracle == "ordering"}
         theirs = {each.seen_request for each in self.findings if each.oracle == "ordering"} - {None}
-        return _operations(finding)[0] in earlier - {None} or finding.seen_request in theirs
+        return operations(finding)[0] in earlier - {None} or finding.seen_request in theirs
 
 
 def _requests(finding: Finding) -> set[int]:
@@ -236,7 +236,7 @@ def _buffer(finding: Finding) -> str | None:
     return "metadata" if name is not None and name.startswith("metadata") else name
 
 
-def _operations(finding: Finding) -> tuple[object, object]:
+def operations(finding: Finding) -> tuple[object, object]:
     """Names of the earlier and the later operation of a missing edge."""
     pair = [(finding.minimal or {}).get(which) for which in ("earlier", "later")]
     earlier, later = (each.get("operation") if isinstance(each, dict) else None for each in pair)

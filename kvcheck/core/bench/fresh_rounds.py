@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError, WrongOutput
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, RunRecord
 from kvcheck.core.bench.noise import machine
 from kvcheck.core.report.gate.judge import MEASURED_AGAIN, StoredRow
@@ -54,8 +55,7 @@ class FreshRounds:
         limit_s = self._left_s / max(1, MEASURED_AGAIN - self._calls)
         self._calls += 1
         if self._say is not None:
-            rows = f"{len(wanted)} row{'' if len(wanted) == 1 else 's'}"
-            self._say(f"measuring {rows} again, for {limit_s:.0f} s or less")
+            self._say(f"measuring {counted(len(wanted), 'row')} again, for {limit_s:.0f} s or less")
         answers: dict[int, BenchRow | str] = {}
         groups: dict[tuple[str, str], list[int]] = {}
         for at, each in enumerate(wanted):

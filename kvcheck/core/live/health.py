@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding
 from kvcheck.core.live.clients.client import Client
 from kvcheck.core.live.exchange import End, Exchange
@@ -50,12 +51,13 @@ def judge_health(
     reasons = []
     if silent:
         reasons.append(
-            f"{len(silent)} requests got no answer in {timeout_s:g} s while others were answered: use a smaller "
-            "--concurrency or a larger --timeout"
+            f"{counted(len(silent), 'request')} got no answer in {timeout_s:g} s while others were answered: use a "
+            "smaller --concurrency or a larger --timeout"
         )
     if unreached := [each for each in lost if each.answer.end is End.UNREACHED]:
         reasons.append(
-            f"{len(unreached)} requests found no connection, and the server is up: {unreached[0].answer.reason}"
+            f"{counted(len(unreached), 'request')} found no connection, and the server is up: "
+            f"{unreached[0].answer.reason}"
         )
     return (), tuple(reasons)
 

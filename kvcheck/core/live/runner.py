@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.clients.client import Client, Trouble
@@ -256,7 +257,9 @@ def _unjudged(judged: Judgement, exchanges: Iterable[Exchange]) -> list[str]:
     for each in judged.unjudged:
         if not (each.rid in ours and each.end == End.ABORTED.value):
             kinds.setdefault(each.end, []).append(each.reason)
-    return [f"{len(texts)} requests were not judged ({end}): {texts[0]}" for end, texts in kinds.items()]
+    return [
+        f"not judged: {counted(len(texts), 'request')} ({end}), the first: {texts[0]}" for end, texts in kinds.items()
+    ]
 
 
 def _may_have_retracted(client: Client, before: Counters | None, after: Counters | None) -> bool:

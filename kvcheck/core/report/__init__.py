@@ -30,6 +30,22 @@ WRITERS: Registry[Writer] = Registry(
         ),
         "csv": ("kvcheck.core.report.to_csv:write", "Writes one table into a .csv file, or six tables into a folder."),
         "html": ("kvcheck.core.report.to_html:write", "Writes one page; in a folder it is report.html."),
+        "junit": (
+            "kvcheck.core.report.ci.to_junit:write",
+            "Writes JUnit XML: a test case for each cell; UNKNOWN is an error. In a folder it is junit.xml.",
+        ),
+        "github": (
+            "kvcheck.core.report.ci.to_github:write",
+            "Writes workflow commands of GitHub Actions. github=- prints them, and adds to $GITHUB_STEP_SUMMARY.",
+        ),
+        "gitlab": (
+            "kvcheck.core.report.ci.to_gitlab:write",
+            "Writes GitLab's code quality JSON; in a folder it is gl-code-quality-report.json.",
+        ),
+        "sarif": (
+            "kvcheck.core.report.ci.to_sarif:write",
+            "Writes SARIF 2.1.0 with cells as logical locations; in a folder it is kvcheck.sarif.",
+        ),
     },
 )
 
@@ -44,6 +60,10 @@ GATE_WRITERS: Registry[GateWriter] = Registry(
             "Writes a Markdown page: of a gate's result, or of several runs that kvcheck report compares.",
         ),
         "html": "kvcheck.core.report.gate.to_html:write",
+        "junit": "kvcheck.core.report.ci.to_junit:write_gate",
+        "github": "kvcheck.core.report.ci.to_github:write_gate",
+        "gitlab": "kvcheck.core.report.ci.to_gitlab:write_gate",
+        "sarif": "kvcheck.core.report.ci.to_sarif:write_gate",
     },
 )
 
@@ -74,11 +94,23 @@ FILES = {
     "json": ("run.json",),
     "csv": ("findings.csv", "scenarios.csv", "words.csv", "observed.csv", "situations.csv", "mutants.csv", "bench.csv"),
     "html": ("report.html",),
+    "junit": ("junit.xml",),
+    "github": ("github.txt",),
+    "gitlab": ("gl-code-quality-report.json",),
+    "sarif": ("kvcheck.sarif",),
 }
+
+ENDINGS = {"junit": "junit.xml", "github": "github.txt", "gitlab": "gitlab.json"}
+"""How the name of a format's file ends, where it is not the format's own name."""
+
+STDOUT = Path("-")
+"""Where the format github prints; for no other format a path."""
 
 
 def destinations(format_name: str, path: Path) -> tuple[Path, ...]:
-    """The files that the writer of a format replaces when it is given `path`."""
+    """The files that the writer of a format replaces when it is given `path`; none on stdout."""
+    if path == STDOUT:
+        return ()
     if (path.is_dir() and format_name in FILES) or (format_name == "csv" and path.suffix.lower() != ".csv"):
         return tuple(path / name for name in FILES[format_name])
     return (path,)

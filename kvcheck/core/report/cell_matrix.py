@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, RunRecord, ScenarioResult, Verdict
-from kvcheck.core.report.wording import MARKS, WORST_FIRST, counted, coverage_text, evidence_text, why_text
+from kvcheck.core.report.wording import MARKS, WORST_FIRST, coverage_text, evidence_text, why_text
 
 MOST_COLUMNS = 10
 LEAST_FILLED = 0.4

@@ -142,6 +142,14 @@ def find_run(name: str, out: Path) -> Path:
     raise UsageError(f"no run {name!r}: expected a run id, a folder or a run.json; {out} holds {_some(known)}{hint}")
 
 
+def is_stored(name: str) -> bool:
+    """True for the path of a file or folder that is there."""
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # a name that no file system accepts, such as a long schedule line
+        return False
+
+
 def _is_file(path: Path) -> bool:
     """True if there is such a file and this user may see it. A name that no file system accepts has none."""
     try:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcheck.core.base.causes import Bug
 from kvcheck.core.base.codes import CODES
-from kvcheck.core.base.record import Finding
+from kvcheck.core.base.record import Finding, RunRecord
 from kvcheck.core.base.story import HOST, MESSAGE, READ, WRITE, Step, Story, Word
 from kvcheck.core.base.untold import why_untold
 from kvcheck.core.report.printable import printable
+from kvcheck.core.report.replay_line import by_name
 
 MARKS = {WRITE: "W", READ: "R", HOST: "h", MESSAGE: "m"}
 LEGEND = "W writes, R reads, h the host acts, m a message, | still pending, * the finding names it"
@@ -45,12 +45,11 @@ def why_no_story(finding: Finding) -> str | None:
     return finding.story.untold
 
 
-def command(bug: Bug, run: str | None) -> str | None:
-    """The command that shows how a cause came about; None if it has no story. run: how to name its run."""
-    if bug.cause.story is None or bug.cause.story.untold is not None:
+def show_line(record: RunRecord, finding: Finding) -> str | None:
+    """The command that shows how a finding of a stored run came about; None if it has no story."""
+    if finding.story is None or finding.story.untold is not None:
         return None
-    own, _, number = bug.cause.id.rpartition(".")
-    return f"kvcheck show {run or own} {number}"
+    return by_name("show", record, finding)
 
 
 def lanes_of(story: Story) -> list[str]:

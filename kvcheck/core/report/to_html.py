@@ -26,11 +26,13 @@ from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.identity import short
+from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, Verdict, to_plain
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.cell_matrix import cells_section, judged_text
 from kvcheck.core.report.price_section import price_section
 from kvcheck.core.report.prices import in_short
+from kvcheck.core.report.replay_line import LONG, replay_line
 from kvcheck.core.report.server_section import server_section
 from kvcheck.core.report.situation_matrix import matrix_section
 from kvcheck.core.report.store import write_text
@@ -43,9 +45,7 @@ from kvcheck.core.report.wording import (
     WORST_FIRST,
     asset,
     clip,
-    counted,
     evidence_text,
-    plural,
     seen_text,
     visible,
     whose_text,
@@ -114,7 +114,7 @@ def render(record: RunRecord) -> str:
         server=server_section(record),
         situations=matrix_section(record),
         cells=cells_section(record),
-        findings=_cards(shown, record.repro),
+        findings=_cards(shown, record),
         total=f"{len(found):,}",
         left_out=f"{len(found) - len(shown):,}" if len(found) > len(shown) else "",
         maps=maps,
@@ -158,7 +158,7 @@ def _banner(record: RunRecord, found: tuple[Bug, ...]) -> dict[str, str]:
         return {
             "summary": _causes_text(found, conditional),
             "message": clip(f"{worst.code}{title}: {worst.message}", 400),
-            "command": worst.replay or record.repro,
+            "command": replay_line(record, worst),
         }
     if failing:
         row = failing[0]
@@ -215,17 +215,20 @@ def _counts(record: RunRecord, causes: int) -> list[dict[str, str]]:
         pairs.append((f"of {counted(len(record.mutants), 'mutant')} found as expected", killed))
     if server_of(record) is not None:
         done = record.evidence
-        pairs += [("rounds", done.schedules), ("requests", done.requests)]
-        pairs += [("tokens judged", done.observed.get(TOKEN, 0))]
+        pairs += [(plural(done.schedules, "round"), done.schedules), (plural(done.requests, "request"), done.requests)]
+        tokens = done.observed.get(TOKEN, 0)
+        pairs.append((f"{plural(tokens, 'token')} judged", tokens))
     else:
         done = record.evidence
-        pairs += [(name, count) for name, count in (("schedules", done.schedules), ("events", done.events)) if count]
+        named = ("schedule", done.schedules), ("event", done.events)
+        pairs += [(plural(count, noun_of), count) for noun_of, count in named if count]
     if record.evidence.words_verified:
-        pairs.append(("words verified", sum(record.evidence.words_verified.values())))
+        words = sum(record.evidence.words_verified.values())
+        pairs.append((f"{plural(words, 'word')} verified", words))
     return [{"label": label, "value": f"{value:,}"} for label, value in pairs]
 
 
-def _cards(found: tuple[Bug, ...], repro: str) -> list[dict[str, object]]:
+def _cards(found: tuple[Bug, ...], record: RunRecord) -> list[dict[str, object]]:
     taken: set[str] = set()
     cards: list[dict[str, object]] = []
     for number, bug in enumerate(found, start=1):
@@ -257,7 +260,8 @@ def _cards(found: tuple[Bug, ...], repro: str) -> list[dict[str, object]]:
                 "suspects": [] if picture is None else [*map(_suspect, picture.suspects)],
                 "left_out": 0 if picture is None else picture.left_out,
                 "story": _story(finding),
-                "replay": finding.replay or repro,
+                "replay": (command := replay_line(record, finding)),
+                "whole": finding.replay if finding.replay and finding.replay != command else "",
                 "minimal": clip(json.dumps(finding.minimal, indent=1, ensure_ascii=False), MESSAGE_CHARS)
                 if finding.minimal
                 else "",
@@ -375,7 +379,15 @@ def _mutants(record: RunRecord) -> dict[str, object]:
             for name in oracles
         ]
         plain = {"name": row.name, "bug": row.bug, "outcome": row.outcome, "message": row.message, "replay": row.replay}
-        rows.append({**plain, "verdict": row.verdict.value, "cells": cells, "schedules": f"{row.schedules:,}"})
+        rows.append(
+            {
+                **plain,
+                "verdict": row.verdict.value,
+                "cells": cells,
+                "schedules": f"{row.schedules:,}",
+                "is_long": len(row.replay or "") > LONG,
+            }
+        )
     return {"oracles": oracles, "rows": rows}
 
 

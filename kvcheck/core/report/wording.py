@@ -15,6 +15,7 @@ from markupsafe import Markup
 from kvcheck.core.base.causes import Bug
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.evidence_kinds import KINDS, OBSERVED, TOKEN
+from kvcheck.core.base.nouns import counted, counted_field, plural
 from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, Verdict
 from kvcheck.core.report.printable import printable
 
@@ -33,13 +34,13 @@ def evidence_text(evidence: Evidence, but: tuple[str, ...] = ()) -> str:
     for field in dataclasses.fields(Evidence):
         value = getattr(evidence, field.name)
         if field.name == "words_verified":
-            parts += [f"{sum(value.values()):,} words verified"] if value else []
+            parts += [f"{counted(sum(value.values()), 'word')} verified"] if value else []
         elif field.name == "observed":
             parts += observed_texts(value)
         elif field.name == "situations":
             parts += [counted(reached, "situation")] if (reached := sum(map(bool, value.values()))) else []
         elif value is not None and field.name not in (*but, *unseen):
-            parts.append(f"{value:,} {rounds if field.name == 'schedules' else field.name.replace('_', ' ')}")
+            parts.append(counted_field(value, rounds if field.name == "schedules" else field.name))
     return ", ".join(parts)
 
 
@@ -121,23 +122,13 @@ def _kind_text(kind: str, values: list[str], of: int) -> str:
         return kind
     if len(values) == 1 and of <= 1:
         return f"{kind} {values[0]}"
-    many = f"{kind[:-1]}ies" if kind.endswith("cy") else plural(2, kind)
+    many = plural(2, kind)
     return f"{len(values)} of {of} {many}" if of else f"any of {len(values)} {many}"
 
 
 def clip(text: str, limit: int) -> str:
     """The first characters, and how many more there are."""
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number and its noun."""
-    return f"{number:,} {plural(number, noun)}"
-
-
-def plural(number: int, noun: str) -> str:
-    """The noun, in the plural unless there is one."""
-    return noun if number == 1 else f"{noun}s"
 
 
 def asset(name: str) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable
 
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Coverage
 from kvcheck.core.stress.audit import AUDIT, is_audited
 from kvcheck.core.stress.plan_scenario import scenario_of
@@ -79,9 +80,9 @@ def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earli
 def shortfall(plan: Plan, found: Coverage, *, ran: int) -> str | None:
     """Why so many schedules are too few for a pass; None if they are enough."""
     if ran < found.floor:
-        return f"{ran} of {found.wanted} schedules ran, and a pass takes {found.floor}"
+        return f"{ran} of {counted(found.wanted, 'schedule')} ran, and a pass takes {found.floor}"
     if plan.strategy == "portfolio" and plan.backend == "simulated" and {*found.tried} & {*_ORDERS} == {"eager"}:
-        return f"{ran} of {found.wanted} schedules ran, and none of them was lazy or delayed"
+        return f"{ran} of {counted(found.wanted, 'schedule')} ran, and none of them was lazy or delayed"
     return None
 
 

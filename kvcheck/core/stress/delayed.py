@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.cache.backend.delays import Delay, DelayReport, Site
 from kvcheck.core.stress.delay_lines import delays_of, delays_text
@@ -95,7 +96,7 @@ class Rates:
     def text(self) -> str:
         """Both rates and the holds that had no effect, in words."""
         parts = [
-            f"wrong bytes in {self.free_wrong} of {self.free_runs} runs without delays, "
+            f"wrong bytes in {self.free_wrong} of {counted(self.free_runs, 'run')} without delays, "
             f"{self.held_wrong} of {self.held_runs} with"
         ]
         if self.report is not None and self.report.warning is not None:

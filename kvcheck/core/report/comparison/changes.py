@@ -24,15 +24,15 @@ from pathlib import Path
 from kvcheck.core.base.causes import place_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import short
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Finding, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import server_of
-from kvcheck.core.report.gate.baseline import LEFT_OUT, engine_name, roots
+from kvcheck.core.report.gate.baseline import LEFT_OUT, engine_name, is_cut, roots
 from kvcheck.core.report.gate.builds import BUILTIN
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.judge import Rules
 from kvcheck.core.report.gate.result import has_enough
 from kvcheck.core.report.store import write_text
-from kvcheck.core.report.wording import counted
 
 SCHEMA_VERSION = "1"
 NAMED = 6
@@ -292,7 +292,7 @@ def _problems(before: RunRecord, after: RunRecord) -> Iterator[str]:
             yield f"{record.run_id} was cut short; next: {record.repro}"
         if wrong := contradictions(record):
             yield f"{record.run_id} contradicts itself: {wrong[0]}"
-        if any(text.endswith(LEFT_OUT) for text in record.warnings):
+        if is_cut(record):
             yield f"{record.run_id}: {LEFT_OUT}; make a run of fewer cells"
     judged = [
         {name for name, verdict in _verdicts(each).items() if verdict is not Verdict.UNKNOWN}

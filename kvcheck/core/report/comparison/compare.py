@@ -18,11 +18,12 @@ from kvcheck.core.base.bugs import bug_of
 from kvcheck.core.base.cells import cell_of, lines_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import short
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, is_requirement, server_of
 from kvcheck.core.report.comparison.changes import Changes
 from kvcheck.core.report.comparison.trend import Trend, trend_of
-from kvcheck.core.report.wording import counted, evidence_text, observed_texts, why_text
+from kvcheck.core.report.wording import evidence_text, observed_texts, why_text
 
 NOT_RUN = "not run"
 SERVERS = "servers"

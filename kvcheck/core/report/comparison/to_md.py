@@ -13,7 +13,8 @@ from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.comparison.changes import Changes, State
 from kvcheck.core.report.comparison.compare import NOT_RUN, Comparison, Entry, Table, counts, summary
 from kvcheck.core.report.comparison.trend import Trend, ratio_text
-from kvcheck.core.report.gate.to_md import MOST_LINES, escaped, table_line
+from kvcheck.core.report.gate.to_md import MOST_LINES
+from kvcheck.core.report.markdown import escaped, table_line
 from kvcheck.core.report.store import write_text
 
 SHOUT = {Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "UNKNOWN", Verdict.PASS: "pass"}

@@ -24,13 +24,13 @@ from enum import Enum
 from functools import cache
 
 from kvcheck.core.base.causes import place_of
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, server_of
 from kvcheck.core.report.gate.builds import BUILTIN, engine_of, own_target_of
-from kvcheck.core.report.wording import counted
 
 LEFT_OUT = "more findings were made and are not in this record"
-"""How the warning of a run ends that kept only its first findings."""
+"""Stands in the warning of a run that kept only its first findings, beside their number."""
 
 
 class Kind(Enum):
@@ -171,7 +171,7 @@ class Known:
 
     def is_silent(self, record: RunRecord) -> bool:
         """Whether the run's findings were cut, so that new ones may be among those that it lacks."""
-        return bool(self.findings.get(record.run_id)) and any(text.endswith(LEFT_OUT) for text in record.warnings)
+        return bool(self.findings.get(record.run_id)) and is_cut(record)
 
 
 NOTHING = Known()
@@ -185,6 +185,11 @@ def engine_name(record: RunRecord) -> str:
     if (server := server_of(record)) is not None:
         return f"{engine_and_version(server)[0]} server"
     return engine_of(record) or own_target_of(record) or BUILTIN
+
+
+def is_cut(record: RunRecord) -> bool:
+    """Whether the run made more findings than are in its record."""
+    return any(LEFT_OUT in text for text in record.warnings)
 
 
 def roots(findings: Sequence[Finding]) -> list[tuple[int, Finding]]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from kvcheck.core.base.cells import cell_of, lines_of
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, MutantResult, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import REQUIRED, is_requirement, required, requirement_rows
 
@@ -64,7 +65,7 @@ def _numbers(value: object, place: str) -> Iterator[tuple[str, float]]:
 
 def _scenario(record: RunRecord, row: ScenarioResult) -> Iterator[str]:
     if row.evidence != Evidence() and row.schedules != row.evidence.schedules:
-        yield f"{row.id} says {row.schedules} schedules, and its evidence {row.evidence.schedules}"
+        yield f"{row.id} says {counted(row.schedules, 'schedule')}, and its evidence {row.evidence.schedules}"
     if row.verdict is not Verdict.PASS:
         return
     if row.code or row.reason:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Interval
 from kvcheck.core.base.rounds import LEAST_ROUNDS, TAIL, holm, ratio_interval, sign_p
 
@@ -282,7 +283,7 @@ def _notes(case: _Case, rules: Rules) -> list[str]:
     over = last.budget_used.est - 1
     notes = []
     if last.budget_used.lo is None:
-        notes.append(f"{last.rounds} rounds: an interval needs {LEAST_ROUNDS}")
+        notes.append(f"{counted(last.rounds, 'round')}: an interval needs {LEAST_ROUNDS}")
     if verdict is Overhead.SLOWER:
         slower = sum(each.verdict is Overhead.SLOWER for each in case.measurements)
         confirmed = f"{over:.0%} over its budget, confirmed: {slower} of {len(case.measurements)} measurements"

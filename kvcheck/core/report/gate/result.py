@@ -12,22 +12,22 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvcheck.core.base.causes import Bug, bugs, place_of
+from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.record import BenchRow, Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import is_requirement, server_name, server_of
+from kvcheck.core.report.ci.trouble import Trouble, of_bug
 from kvcheck.core.report.gate.baseline import LEFT_OUT, NOTHING, BaselineResult, Known
 from kvcheck.core.report.gate.budgets import BOUNDS, Budget
 from kvcheck.core.report.gate.builds import build_problems
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.judge import ADVISED_ROWS, BudgetedRow, GatedRow, Overhead, StoredRow, fault
 from kvcheck.core.report.store import write_text
-from kvcheck.core.report.wording import seen_text
 
-SCHEMA_VERSION = "4"
+SCHEMA_VERSION = "5"
 ON_INCONCLUSIVE = ("pass", "warn", "fail")
 INTERRUPTED = 130
 NAMED_ROWS = 6
@@ -35,10 +35,14 @@ NAMED_ROWS = 6
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a run, in a sentence; run_id is None where it is about the budgets."""
+    """What is wrong with a run, in a sentence.
+
+    run_id: None where it is about the budgets. trouble: the cause and its replay line; None where it is no finding.
+    """
 
     run_id: str | None
     message: str
+    trouble: Trouble | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,17 +142,17 @@ def integrity_problems(
     records: Sequence[RunRecord], *, fail_on_conditional: bool = False, known: Known = NOTHING
 ) -> tuple[Problem, ...]:
     """Findings and failures of the runs that are not known."""
-    told = [Problem(record.run_id, message) for record in records for message in _failures(record, known)]
+    told = [each for record in records for each in _failures(record, known)]
     return (*told, *(conditional_findings(records, known) if fail_on_conditional else ()))
 
 
 def conditional_findings(records: Sequence[RunRecord], known: Known = NOTHING) -> tuple[Problem, ...]:
     """Findings that hold only under an assumption that the engine does not promise, and that are not known."""
     return tuple(
-        Problem(record.run_id, f"{finding.code} {finding.cell}, if {finding.condition}: {finding.message}")
+        _problem(record, bug, known)
         for record in records
-        for finding in known.new(record)
-        if finding.condition is not None
+        for bug in bugs(known.new(record))
+        if bug.cause.condition is not None
     )
 
 
@@ -217,29 +221,32 @@ def gated_rows(
     return tuple(gated), tuple(problems), tuple(warnings)
 
 
-def _failures(record: RunRecord, known: Known) -> list[str]:
-    """Failures that are not known, each once: findings first, then rows with a verdict of their own, then the run's
+def _failures(record: RunRecord, known: Known) -> list[Problem]:
+    """Failures that are not known, each once: causes first, then rows with a verdict of their own, then the run's
     verdict."""
-    is_told = known is not NOTHING
-    told = [_told(bug, is_placed=is_told) for bug in bugs(known.new(record)) if bug.cause.condition is None]
-    told += [f"{row.name}: {row.outcome}" for row in record.mutants if row.verdict is Verdict.FAIL]
+    found = [_problem(record, bug, known) for bug in bugs(known.new(record)) if bug.cause.condition is None]
+    told = [f"{row.name}: {row.outcome}" for row in record.mutants if row.verdict is Verdict.FAIL]
     failed = [row for row in record.scenarios if row.verdict is Verdict.FAIL]
-    if not told:
+    if not (found or told):
         told = [
             f"{row.id} failed: {row.reason or row.code or 'no reason was recorded'}"
             for row in failed
             if not known.explains(record, row)
         ]
-    if not told and not failed and (record.verdict is Verdict.FAIL or record.exit_code == 1):
+    if not (found or told or failed) and (record.verdict is Verdict.FAIL or record.exit_code == 1):
         told = [f"the run failed, with exit {record.exit_code}"]
-    return told
+    return [*found, *(Problem(record.run_id, text) for text in told)]
 
 
-def _told(bug: Bug, *, is_placed: bool) -> str:
-    """A bug; is_placed: with what names it in a baseline."""
-    seen = f" ({seen_text(bug)})" if len(bug.findings) > 1 else ""
-    place = f"; finding {bug.cause.id}, place {place_of(bug.cause)!r}" if is_placed else ""
-    return f"{bug.cause.code} {bug.cause.cell}: {bug.cause.message}{seen}{place}"
+def _problem(record: RunRecord, bug: Bug, known: Known) -> Problem:
+    """A cause; where there is a baseline, with what would name it there."""
+    cause, trouble = bug.cause, of_bug(record, bug)
+    if known is not NOTHING:
+        trouble = replace(trouble, named=f"finding {cause.id}, place {trouble.place!r}")
+    condition = "" if cause.condition is None else f", if {cause.condition}"
+    seen = f" ({trouble.seen})" if trouble.seen else ""
+    named = f"; {trouble.named}" if trouble.named else ""
+    return Problem(record.run_id, f"{cause.code} {cause.cell}{condition}: {cause.message}{seen}{named}", trouble)
 
 
 def _gaps(record: RunRecord, known: Known) -> list[str]:

@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from kvcheck.core.base.identity import short
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Identity, Interval
 from kvcheck.core.report.gate.baseline import BaselineResult, Judged, Status
 from kvcheck.core.report.gate.judge import GatedRow
@@ -52,13 +53,13 @@ def slower_from_text(row: GatedRow) -> str:
 def sections(result: GateResult) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     """Name, words and details of each part, in the order in which they are judged."""
     notes = tuple(f"{row.id}: {note}" for row in result.rows for note in row.notes)
-    conditional = ("conditional", _conditional(result), tuple(_problem(each) for each in result.conditional))
+    conditional = ("conditional", _conditional(result), tuple(problem_text(each) for each in result.conditional))
     return (
-        ("integrity", _integrity(result), tuple(_problem(each) for each in result.integrity)),
+        ("integrity", _integrity(result), tuple(problem_text(each) for each in result.integrity)),
         *([conditional] if result.conditional else []),
         *([] if result.baseline is None else [_baseline(result.baseline, has_new=bool(result.integrity))]),
-        ("evidence", _evidence(result), tuple(_problem(each) for each in result.evidence)),
-        ("runs", _schedules(result), tuple(_run(each) for each in result.runs)),
+        ("evidence", _evidence(result), tuple(problem_text(each) for each in result.evidence)),
+        ("runs", _schedules(result), tuple(run_text(each) for each in result.runs)),
         ("overhead", _overhead(result), (*notes, *(f"warning: {warning}" for warning in result.warnings))),
     )
 
@@ -67,14 +68,14 @@ def _integrity(result: GateResult) -> str:
     """Counts of what was judged, and how many problems there are."""
     tally = result.tally
     if not tally.verdicts:
-        return f"{_many(tally.runs, 'run')} without a verdict; name a run of kvcheck stress to have integrity judged"
-    parts = [_many(tally.runs, "run"), _many(tally.verdicts, "verdict")]
+        return f"{counted(tally.runs, 'run')} without a verdict; name a run of kvcheck stress to have integrity judged"
+    parts = [counted(tally.runs, "run"), counted(tally.verdicts, "verdict")]
     if tally.words_verified or not tally.tokens_judged:
-        parts.append(f"{tally.words_verified:,} words verified")
+        parts.append(f"{counted(tally.words_verified, 'word')} verified")
     if tally.tokens_judged:
-        parts.append(f"{_many(tally.tokens_judged, 'token')} of answers judged")
+        parts.append(f"{counted(tally.tokens_judged, 'token')} of answers judged")
     judged = ", ".join(parts)
-    return f"{judged}: {_many(len(result.integrity), 'problem') if result.integrity else 'no finding'}"
+    return f"{judged}: {counted(len(result.integrity), 'problem') if result.integrity else 'no finding'}"
 
 
 def _baseline(found: BaselineResult, *, has_new: bool) -> tuple[str, str, tuple[str, ...]]:
@@ -82,17 +83,18 @@ def _baseline(found: BaselineResult, *, has_new: bool) -> tuple[str, str, tuple[
     counts = [f"{found.count(status)} {status.value}" for status in Status if found.count(status)]
     failing = found.failing
     others = [row for row in found.rows if row not in failing and row.status != Status.ELSEWHERE.value]
-    details = [_row(row) for row in (*failing, *sorted(others, key=lambda row: row.status == Status.KNOWN.value))]
+    details = [row_text(row) for row in (*failing, *sorted(others, key=lambda row: row.status == Status.KNOWN.value))]
     if has_new:
         details.append(f"to accept a new finding: kvcheck baseline accept RUN FINDING {found.file} --owner WHO ...")
-    text = f"{_many(len(found.rows), 'row')} in {found.file}: {', '.join(counts) or 'none'}"
+    text = f"{counted(len(found.rows), 'row')} in {found.file}: {', '.join(counts) or 'none'}"
     if failing:
-        text += f"; {_many(len(failing), 'row')} to mend"
+        text += f"; {counted(len(failing), 'row')} to mend"
     return "baseline", text, tuple(details)
 
 
-def _row(row: Judged) -> str:
-    seen = f" {row.matches} times" if row.matches > 1 else ""
+def row_text(row: Judged) -> str:
+    """A row of the baseline: its status, what it is about, and whose it is."""
+    seen = f" {counted(row.matches, 'time')}" if row.matches > 1 else ""
     text = f"; {row.text}" if row.text else ""
     whose = f"{row.owner}, until {row.expires}: {row.reason}"
     return f"row {row.row} {row.status}{seen}: {row.what}{text} ({whose})"
@@ -100,7 +102,7 @@ def _row(row: Judged) -> str:
 
 def _conditional(result: GateResult) -> str:
     """Conditional findings, and whether they count."""
-    count = _many(len(result.conditional), "finding")
+    count = counted(len(result.conditional), "finding")
     if result.fail_on_conditional:
         return f"{count} under an assumption, each a problem by --fail-on-conditional"
     return f"{count} under an assumption that the engine does not promise; --fail-on-conditional makes them problems"
@@ -110,9 +112,8 @@ def _schedules(result: GateResult) -> str:
     """How many of the planned schedules ran, and the build that ran them."""
     cells = sum(run.cells for run in result.runs)
     asked = "" if result.min_schedules is None else f", --min-schedules {result.min_schedules}"
-    return (
-        f"{_some_schedules(result.runs)} in {_many(cells, 'cell')}{asked}; kvcheck's code here is {short(result.code)}"
-    )
+    ran = f"{_some_schedules(result.runs)} in {counted(cells, 'cell')}"
+    return f"{ran}{asked}; kvcheck's code here is {short(result.code)}"
 
 
 def _some_schedules(runs: tuple[RunSummary, ...]) -> str:
@@ -124,17 +125,17 @@ def _some_schedules(runs: tuple[RunSummary, ...]) -> str:
     if len(kinds) == 2:
         return f"{ran:,} schedules and rounds"
     noun = "round" if True in kinds else "schedule"
-    return f"{ran:,} of {sum(known):,} {noun}s" if known and len(known) == len(wanted) else _many(ran, noun)
+    return f"{ran:,} of {counted(sum(known), noun)}" if known and len(known) == len(wanted) else counted(ran, noun)
 
 
-def _run(run: RunSummary) -> str:
+def run_text(run: RunSummary) -> str:
     """One run: its schedules, what it did not try, and what it judged."""
-    cells = _many(run.cells, "cell") + ("" if run.server is None else f" at {run.server}")
+    cells = counted(run.cells, "cell") + ("" if run.server is None else f" at {run.server}")
     parts = [f"{run.run_id}: {_some_schedules((run,))} in {cells}, {run.fewest or 0} or more each"]
     if not run.cells:
         parts = [f"{run.run_id}: no cells"]
     if run.not_tried:
-        names = [f"{name} in {_many(count, 'cell')}" for name, count in run.not_tried.items()]
+        names = [f"{name} in {counted(count, 'cell')}" for name, count in run.not_tried.items()]
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         parts.append(f"not tried: {', '.join(names[:NAMED])}{more}")
     return "; ".join((*parts, *_identity(run.identity)))
@@ -149,20 +150,21 @@ def _identity(identity: Identity | None) -> list[str]:
 
 def _evidence(result: GateResult) -> str:
     """How many gaps the evidence has."""
-    return _many(len(result.evidence), "gap") if result.evidence else "complete"
+    return counted(len(result.evidence), "gap") if result.evidence else "complete"
 
 
 def _overhead(result: GateResult) -> str:
     """The gated rows and the rules."""
     if result.budget_file is None:
-        return f"not judged: no --budget; {_many(result.tally.bench_rows, 'row')} of benchmarks in these runs"
+        return f"not judged: no --budget; {counted(result.tally.bench_rows, 'row')} of benchmarks in these runs"
     rules = f"tol {result.tol:.1%}, fail-over {result.fail_over:.1%}"
-    return f"{_many(len(result.rows), 'gated row')}, budgets in {result.budget_file}, {rules}"
+    return f"{counted(len(result.rows), 'gated row')}, budgets in {result.budget_file}, {rules}"
 
 
-def _problem(problem: Problem) -> str:
-    """A problem with the run it is in."""
-    return problem.message if problem.run_id is None else f"{problem.run_id}: {problem.message}"
+def problem_text(problem: Problem) -> str:
+    """A problem with the run it is in, and the command that shows it again."""
+    again = f"; next: {problem.trouble.replay}" if problem.trouble is not None and problem.trouble.replay else ""
+    return (problem.message if problem.run_id is None else f"{problem.run_id}: {problem.message}") + again
 
 
 def summary_text(result: GateResult) -> str:
@@ -170,19 +172,15 @@ def summary_text(result: GateResult) -> str:
     counts = dict.fromkeys(("SLOWER", "INCONCLUSIVE", "OK"), 0)
     for row in result.rows:
         counts[row.verdict.name] += 1
-    parts = [_many(len(result.integrity), "integrity problem")] if result.integrity else []
+    parts = [counted(len(result.integrity), "integrity problem")] if result.integrity else []
     if result.baseline is not None and (failing := result.baseline.failing):
-        parts.append(f"{_many(len(failing), 'row')} of the baseline to mend")
-    parts += [_many(len(result.evidence), "gap") + " in the evidence"] if result.evidence else []
+        parts.append(f"{counted(len(failing), 'row')} of the baseline to mend")
+    parts += [counted(len(result.evidence), "gap") + " in the evidence"] if result.evidence else []
     parts += [f"{count} {name}" for name, count in counts.items() if count]
     if counts["INCONCLUSIVE"] and result.on_inconclusive != "fail":
         parts.append(f"INCONCLUSIVE let pass by --on-inconclusive {result.on_inconclusive}")
     if not result.complete:
         parts.append("interrupted: partial")
     known = 0 if result.baseline is None else result.baseline.count(Status.KNOWN)
-    nothing = f"nothing new, {_many(known, 'known row')}" if known else "no problem, nothing gated"
+    nothing = f"nothing new, {counted(known, 'known row')}" if known else "no problem, nothing gated"
     return ", ".join(parts) or nothing
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

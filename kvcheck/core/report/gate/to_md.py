@@ -1,24 +1,25 @@
-"""The gate's result as markdown, for the summary page of a CI job.
+"""The gate's result as markdown, for the summary page of a CI job: an entry for each cause, with its replay line.
 
 Invariants:
-- Text of a record cannot become markup, a link or a new line: all that markdown could read so is a character reference.
+- Text of a record cannot become markup, a link or a new line (`report/markdown.py`).
 - A summary page has a limited size: each list shows its first MOST_LINES, then how many more there are.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from kvcheck.core.base.nouns import counted
+from kvcheck.core.report.ci.trouble import Kind, Trouble
+from kvcheck.core.report.ci.trouble_lines import trouble_lines
 from kvcheck.core.report.gate.result import GateResult
-from kvcheck.core.report.gate.text import HEADINGS, cells, sections, summary_text
-from kvcheck.core.report.printable import printable
+from kvcheck.core.report.gate.text import HEADINGS, cells, problem_text, sections, summary_text
+from kvcheck.core.report.markdown import escaped, table_line
 from kvcheck.core.report.store import write_text
 
 MOST_LINES = 100
-MOST_CHARS = 1000
-PLAIN = re.compile(r"[^\w .,%()/+–±-]|_|(?<=www)\.")
 
 
 def write(result: GateResult, path: Path) -> None:
@@ -28,28 +29,34 @@ def write(result: GateResult, path: Path) -> None:
 
 def render(result: GateResult) -> str:
     """The text of the summary."""
+    written_out = {"integrity": result.integrity, "conditional": result.conditional}
     lines = [f"### kvcheck gate: {result.verdict}, exit {result.exit_code}", "", escaped(summary_text(result)), ""]
     for name, text, details in sections(result):
+        if name in written_out:  # its causes have an entry each below
+            details = tuple(problem_text(each) for each in written_out[name] if each.trouble is None)
         lines += [f"- **{name}**: {escaped(text)}", *(f"  - detail: {line}" for line in _first(details))]
+    if told := _causes(result):
+        lines += ["", *trouble_lines([trouble for trouble, _ in told], [run_id for _, run_id in told])]
     if result.rows:
         lines += ["", table_line(HEADINGS), "|" + " --- |" * len(HEADINGS)]
         lines += [table_line(cells(row)) for row in result.rows[:MOST_LINES]]
         if len(result.rows) > MOST_LINES:
-            lines += ["", f"{len(result.rows) - MOST_LINES} more rows in the JSON"]
+            lines += ["", f"{counted(len(result.rows) - MOST_LINES, 'more row')} in the JSON"]
     return "\n".join(lines) + "\n"
 
 
-def escaped(text: str) -> str:
-    """`text` as markdown that shows just this text, on one line."""
-    shown = printable(text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}…")
-    return PLAIN.sub(lambda found: f"&#{ord(found[0])};", shown)
+def _causes(result: GateResult) -> list[tuple[Trouble, str | None]]:
+    """The causes in all runs, each with its run."""
+    parts = [(Kind.FINDING, result.integrity)]
+    parts += [] if result.fail_on_conditional else [(Kind.CONDITIONAL, result.conditional)]
+    return [
+        (replace(each.trouble, kind=kind), each.run_id)
+        for kind, part in parts
+        for each in part
+        if each.trouble is not None
+    ]
 
 
 def _first(lines: Sequence[str]) -> list[str]:
     more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
     return [escaped(line) for line in lines[:MOST_LINES]] + more
-
-
-def table_line(texts: Sequence[str]) -> str:
-    """A row of a table."""
-    return "| " + " | ".join(escaped(text) for text in texts) + " |"

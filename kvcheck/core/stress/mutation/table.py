@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from kvcheck.core.report.gate.to_md import escaped, table_line
+from kvcheck.core.base.nouns import counted
+from kvcheck.core.report.markdown import escaped, table_line
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.to_csv import csv_text
@@ -104,8 +105,8 @@ def _head(campaign: Campaign, results: Sequence[Result]) -> list[str]:
     spent = [each.total_cpu_s for each in ran]
     killed = [each.cpu_s for each in ran if each.is_kill]
     lines = [
-        f"Code {escaped(campaign.code)}, seed {campaign.seed}, at most {campaign.schedules} schedules a cell and "
-        f"{campaign.cpu_s:g} CPU seconds of schedules an edit.",
+        f"Code {escaped(campaign.code)}, seed {campaign.seed}, at most {counted(campaign.schedules, 'schedule')} a "
+        f"cell and {campaign.cpu_s:g} CPU seconds of schedules an edit.",
         "",
         table_line(("", *COUNTED)),
         "|" + " --- |" * (1 + len(COUNTED)),
@@ -171,7 +172,8 @@ def _told(result: Result) -> list[str]:
     why = [text for text in (result.message, result.note, result.line) if text]
     lines += [f"  {escaped(text)}" for text in why]
     lines += [f"  Left: {escaped(result.reason)}"] if result.reason else []
-    return [*lines, f"  {escaped(f'{result.schedules} schedules, {result.cpu_s:.1f} CPU s: {tried}')}", ""]
+    ran = f"{counted(result.schedules, 'schedule')}, {result.cpu_s:.1f} CPU s: {tried}"
+    return [*lines, f"  {escaped(ran)}", ""]
 
 
 def _places(title: str, about: str, results: Sequence[Result], outcome: str) -> list[str]:

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Decides on any machine whether a change may be merged: exit 0 means yes (docs/exit-codes.md has the others).
+#
+#   docs/ci/pre-merge.sh [ARGUMENTS of kvcheck stress]
+#
+# OUT: the folder of the runs, emptied of what an earlier call left. BUDGET: a file of budgets; then BENCH names the case that
+# is measured, and the gate judges both runs.
+set -euo pipefail
+
+if [ -n "${BUDGET:-}" ] && [ -z "${BENCH:-}" ]; then
+  echo "pre-merge: BUDGET needs BENCH, the case that it is about" >&2
+  exit 2
+fi
+OUT=${OUT:-build/kvcheck}
+rm -rf "$OUT/runs"
+mkdir -p "$OUT"
+
+kvcheck stress "$@" --out "$OUT/runs" -o junit="$OUT/junit.xml"
+if [ -n "${BUDGET:-}" ]; then
+  kvcheck bench "$BENCH" --out "$OUT/runs"
+  kvcheck gate "$OUT"/runs/* --budget "$BUDGET" -o md="$OUT/gate.md" -o junit="$OUT/gate.xml"
+fi

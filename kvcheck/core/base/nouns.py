@@ -1,0 +1,40 @@
+"""Counted nouns: "1 cell", "24 cells", "2 processes".
+
+Invariants:
+- Every text for people that counts something takes its noun from here, so that no text says "1 cells".
+- A phrase is counted by its last word: "planned schedule" becomes "planned schedules".
+"""
+
+from __future__ import annotations
+
+VOWELS = frozenset("aeiou")
+HISSING = ("s", "x", "z", "ch", "sh")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, which is given for one."""
+    return f"{number:,} {plural(number, noun)}"
+
+
+def plural(number: int, noun: str) -> str:
+    """The noun, in the plural unless there is one."""
+    if number == 1:
+        return noun
+    if noun.endswith("y") and noun[-2:-1] not in VOWELS:
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(HISSING) else f"{noun}s"
+
+
+def counted_field(number: int, name: str) -> str:
+    """A count of a record with its name in words: "1 host eviction during load" of host_evictions_during_load.
+
+    The one word of the name that ends in "s" is its noun.
+    """
+    words = name.split("_")
+    if number == 1:
+        words = [_singular(word) for word in words]
+    return f"{number:,} {' '.join(words)}"
+
+
+def _singular(word: str) -> str:
+    return f"{word[:-3]}y" if word.endswith("ies") else word.removesuffix("s")

@@ -1,0 +1,306 @@
+"""Outcome: a run or a gate as CI systems see it: cases that passed, failed or could not be judged, and why.
+
+Invariants:
+- UNKNOWN is an error and never a pass. So is an interrupted run, and a run without a case.
+- If the exit code is not 0, some case is no pass.
+- It is made from the record or the gate's result alone, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from kvcheck.core.base.causes import bugs
+from kvcheck.core.base.identity import short
+from kvcheck.core.base.nouns import counted
+from kvcheck.core.base.record import BenchRow, Interval, MutantResult, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.ci.trouble import Kind, Trouble, of_bug, title_of
+from kvcheck.core.report.gate.baseline import BaselineResult, Status
+from kvcheck.core.report.gate.judge import GatedRow, Overhead
+from kvcheck.core.report.gate.result import GateResult, Problem
+from kvcheck.core.report.gate.text import cells as row_cells
+from kvcheck.core.report.gate.text import row_text, run_text, summary_text
+from kvcheck.core.report.wording import coverage_text, evidence_text
+
+RUN = "run"
+"""The case of what belongs to no cell."""
+BUDGETS = "budgets"
+"""The case of what is wrong with the budgets of the gate."""
+FAILS = (Kind.FINDING, Kind.SLOWER)
+LET_PASS = (Status.KNOWN.value, Status.UNDECIDED.value)
+NO_REASON = "no reason was recorded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What CI shows as one test. group: what it belongs to. details: lines of evidence.
+
+    let_pass: why a case that shows something wrong, or that was not judged, fails nothing: the row of a baseline.
+    """
+
+    id: str
+    group: str
+    duration_s: float = 0.0
+    details: tuple[str, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+    let_pass: str | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """FAIL over UNKNOWN over PASS; a conditional finding changes nothing."""
+        kinds = {each.kind for each in self.troubles}
+        if kinds & {*FAILS}:
+            return Verdict.FAIL
+        return Verdict.UNKNOWN if Kind.GAP in kinds else Verdict.PASS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A run or a gate. name: the command. verdict: in words. facts: what is the same for all cases."""
+
+    name: str
+    verdict: str
+    exit_code: int
+    summary: str
+    cases: tuple[Case, ...]
+    warnings: tuple[str, ...]
+    facts: dict[str, str]
+    duration_s: float
+    started_at: str | None
+    version: str
+    is_complete: bool
+
+    @property
+    def troubles(self) -> tuple[Trouble, ...]:
+        """All, each once; those that fail first, then gaps, then conditional findings."""
+        found = dict.fromkeys(each for case in self.cases for each in case.troubles)
+        order = (*FAILS, Kind.GAP, Kind.CONDITIONAL)
+        return tuple(sorted(found, key=lambda each: order.index(each.kind)))
+
+
+def of_record(record: RunRecord) -> Outcome:
+    """A stored run."""
+    causes = _causes(record)
+    cases = [_scenario_case(record, row, _of_cell(causes, row.id)) for row in record.scenarios]
+    cases += [_mutant_case(record, row) for row in record.mutants]
+    named = {case.id for case in cases}
+    for cell in dict.fromkeys(cell for each in causes for cell in each.cells if cell not in named):
+        cases.append(Case(id=cell, group=_group(cell), troubles=_of_cell(causes, cell)))
+    missing = []
+    if not record.complete:
+        missing.append(_gap(record, "run cut short", "the run is not complete: what it had not judged is unknown"))
+    if not cases:
+        missing.append(_gap(record, "nothing judged", "the run judged and measured nothing"))
+    name = f"kvcheck {record.argv[0]}" if record.argv and record.argv[0] != "kvcheck" else "kvcheck"
+    counts = [
+        f"{number} {word}"
+        for verdict, word in ((Verdict.FAIL, "failed"), (Verdict.UNKNOWN, "unknown"), (Verdict.PASS, "passed"))
+        if (number := sum(case.verdict is verdict for case in cases))
+    ]
+    judged = evidence_text(record.evidence)
+    return Outcome(
+        name=name,
+        verdict=record.verdict.value.upper(),
+        exit_code=record.exit_code,
+        summary="; ".join(part for part in (", ".join(counts), judged and f"judged: {judged}") if part),
+        cases=_closed(cases, missing, record.exit_code, record.repro),
+        warnings=record.warnings,
+        facts=_facts(record),
+        duration_s=record.duration_s,
+        started_at=record.started_at,
+        version=record.tool.get("version", ""),
+        is_complete=record.complete,
+    )
+
+
+def of_gate(result: GateResult) -> Outcome:
+    """What the gate says of stored runs: a case for each run, each gated row and each row of the baseline that is about
+    these runs, and one for budgets without a row."""
+    repro = " ".join(("kvcheck", *result.argv))
+    conditional = () if result.fail_on_conditional else result.conditional
+    told = [
+        *((each, Kind.FINDING) for each in result.integrity),
+        *((each, Kind.CONDITIONAL) for each in conditional),
+        *((each, Kind.GAP) for each in result.evidence),
+    ]
+    cases = [
+        Case(
+            id=run.run_id,
+            group="kvcheck.gate",
+            details=(run_text(run),),
+            troubles=tuple(_of_problem(each, kind, repro) for each, kind in told if each.run_id == run.run_id),
+        )
+        for run in result.runs
+    ]
+    shown = {case.id for case in cases}
+    for name in dict.fromkeys(each.run_id for each, _ in told if each.run_id not in shown):
+        others = tuple(_of_problem(each, kind, repro) for each, kind in told if each.run_id == name)
+        cases.append(Case(id=name or BUDGETS, group="kvcheck.gate", troubles=others))
+    cases += [_row_case(row, result, repro) for row in result.rows]
+    cases += [] if result.baseline is None else _baseline_cases(result.baseline, repro)
+    text = "the gate was interrupted: what it had not judged is unknown"
+    cut = Trouble(kind=Kind.GAP, code=None, title="gate cut short", cells=(), place="", message=text, replay=repro)
+    return Outcome(
+        name="kvcheck gate",
+        verdict=result.verdict,
+        exit_code=result.exit_code,
+        summary=summary_text(result),
+        cases=_closed(cases, [] if result.complete else [cut], result.exit_code, repro),
+        warnings=result.warnings,
+        facts={
+            "command": repro,
+            "verdict": result.verdict.lower(),
+            "exit_code": str(result.exit_code),
+            "code": short(result.code),
+            "runs": " ".join(run.run_id for run in result.runs),
+        },
+        duration_s=result.duration_s,
+        started_at=None,
+        version=result.tool.get("version", ""),
+        is_complete=result.complete,
+    )
+
+
+def _causes(record: RunRecord) -> list[Trouble]:
+    """The causes of a run. A cell that failed by conditional findings alone was asked to fail by them."""
+    found = bugs(record.findings)
+    proven = {cell for bug in found if bug.cause.condition is None for cell in bug.cells}
+    failed = {row.id for row in record.scenarios if row.verdict is Verdict.FAIL} - proven
+    return [of_bug(record, bug, fails_on_conditional=not failed.isdisjoint(bug.cells)) for bug in found]
+
+
+def _of_cell(causes: Iterable[Trouble], cell: str) -> tuple[Trouble, ...]:
+    return tuple(each for each in causes if cell in each.cells)
+
+
+def _scenario_case(record: RunRecord, row: ScenarioResult, found: tuple[Trouble, ...]) -> Case:
+    details = [f"evidence: {evidence_text(row.evidence) or 'nothing counted'}"]
+    if row.coverage is not None:
+        details.append(f"planned {counted(row.coverage.wanted, 'schedule')}; {coverage_text(row.coverage)}")
+    details += [_price_text(each) for each in record.bench if each.case == row.id]
+    case = Case(id=row.id, group=_group(row.id), duration_s=row.duration_s, details=tuple(details), troubles=found)
+    if row.verdict is Verdict.PASS or case.verdict is Verdict.FAIL:
+        return case
+    why = row.reason or NO_REASON
+    if row.verdict is Verdict.FAIL:
+        more = _own(record, Kind.FINDING, row.code, title_of(row.code, "failed"), row.id, why)
+    else:
+        more = _own(record, Kind.GAP, row.code, title_of(row.code, "unknown"), row.id, why)
+    return replace(case, troubles=(more, *found))
+
+
+def _mutant_case(record: RunRecord, row: MutantResult) -> Case:
+    name = f"mutant/{row.name}"
+    details = (f"bug {row.bug}, outcome {row.outcome}, found by {row.killed_by or 'nothing'}",)
+    case = Case(id=name, group="kvcheck.mutant", details=details)
+    if row.verdict is Verdict.PASS:
+        return case
+    kind = Kind.FINDING if row.verdict is Verdict.FAIL else Kind.GAP
+    message = f"{row.name}: {row.outcome}; {row.message or f'{row.killer} has to find it'}"
+    trouble = _own(record, kind, None, f"mutant {row.outcome}", name, message)
+    return replace(case, troubles=(replace(trouble, replay=row.replay or record.repro),))
+
+
+def _row_case(row: GatedRow, result: GateResult, repro: str) -> Case:
+    verdict, named, budget, measured, *_ = row_cells(row)
+    details = (f"{verdict}: {named}, budget {budget}, measured {measured}",)
+    case = Case(id=row.id, group="kvcheck.gate.overhead", details=details)
+    if row.verdict is Overhead.OK:
+        return case
+    if row.verdict is Overhead.INCONCLUSIVE and result.on_inconclusive != "fail":
+        return case
+    kind = Kind.SLOWER if row.verdict is Overhead.SLOWER else Kind.GAP
+    title = "slower than its budget" if kind is Kind.SLOWER else "price not told from noise"
+    text = details[0]
+    trouble = Trouble(kind=kind, code=None, title=title, cells=(row.id,), place="", message=text, replay=repro)
+    return replace(case, troubles=(trouble,))
+
+
+def _baseline_cases(found: BaselineResult, repro: str) -> list[Case]:
+    """The rows of a baseline, but for those about engines that these runs did not judge.
+
+    What a row lets pass is no failure and no pass. A row that has to be mended fails.
+    """
+    cases = []
+    for row in found.rows:
+        if row.status == Status.ELSEWHERE.value:
+            continue
+        text = row_text(row)
+        case = Case(id=row.what, group="kvcheck.gate.baseline", details=(text,))
+        if row in found.failing:
+            title = f"{row.status} row of the baseline"
+            trouble = Trouble(
+                kind=Kind.FINDING, code=None, title=title, cells=(), place=row.what, message=text, replay=repro
+            )
+            case = replace(case, troubles=(trouble,))
+        elif row.status in LET_PASS:
+            case = replace(case, let_pass=text)
+        cases.append(case)
+    return cases
+
+
+def _of_problem(problem: Problem, kind: Kind, repro: str) -> Trouble:
+    """A problem of the gate. One that is a cause of a run says so itself."""
+    if problem.trouble is not None:
+        return replace(problem.trouble, kind=kind)
+    title = "gap in the evidence" if kind is Kind.GAP else "failed"
+    return Trouble(kind=kind, code=None, title=title, cells=(), place="", message=problem.message, replay=repro)
+
+
+def _closed(cases: Sequence[Case], missing: Sequence[Trouble], exit_code: int, repro: str) -> tuple[Case, ...]:
+    """The cases, and one for the run if it is no pass for a reason that no case has."""
+    troubles = list(missing)
+    verdicts = {case.verdict for case in cases}
+    if exit_code == 1 and Verdict.FAIL not in verdicts:
+        troubles.append(_exit_trouble(Kind.FINDING, exit_code, repro))
+    elif exit_code and not troubles and verdicts <= {Verdict.PASS}:
+        troubles.append(_exit_trouble(Kind.GAP, exit_code, repro))
+    if not troubles:
+        return tuple(cases)
+    return (*cases, Case(id=RUN, group="kvcheck", troubles=tuple(troubles)))
+
+
+def _exit_trouble(kind: Kind, exit_code: int, repro: str) -> Trouble:
+    text = f"it ended with exit {exit_code}, and no cell says why"
+    return Trouble(kind=kind, code=None, title=f"exit {exit_code}", cells=(), place="", message=text, replay=repro)
+
+
+def _own(record: RunRecord, kind: Kind, code: str | None, title: str, cell: str, message: str) -> Trouble:
+    """A trouble of a cell that no finding tells of."""
+    return Trouble(kind=kind, code=code, title=title, cells=(cell,), place="", message=message, replay=record.repro)
+
+
+def _gap(record: RunRecord, title: str, message: str) -> Trouble:
+    return Trouble(kind=Kind.GAP, code=None, title=title, cells=(), place="", message=message, replay=record.repro)
+
+
+def _group(cell: str) -> str:
+    return f"kvcheck.{cell.partition('/')[0]}"
+
+
+def _price_text(row: BenchRow) -> str:
+    def text(interval: Interval) -> str:
+        if interval.lo is None or interval.hi is None:
+            return f"{interval.est:.3g}, n/a (rounds<6)"
+        return f"{interval.est:.3g}, {interval.lo:.3g} to {interval.hi:.3g}"
+
+    return f"{row.id} over {row.baseline}: ratio {text(row.ratio)}; noise floor {row.floor:.1%}; {row.status}"
+
+
+def _facts(record: RunRecord) -> dict[str, str]:
+    identity = record.identity
+    facts = {
+        "run": record.run_id,
+        "command": record.repro,
+        "seed": None if record.seed is None else str(record.seed),
+        "verdict": record.verdict.value,
+        "exit_code": str(record.exit_code),
+        "complete": str(record.complete).lower(),
+        "code": None if identity is None or identity.code is None else short(identity.code),
+        "target": None if identity is None or identity.target is None else short(identity.target),
+        "evidence": evidence_text(record.evidence) or "nothing counted",
+        **{f"words_verified.{name}": str(count) for name, count in record.evidence.words_verified.items()},
+        **{f"observed.{name}": str(count) for name, count in record.evidence.observed.items()},
+    }
+    return {name: value for name, value in facts.items() if value is not None}

@@ -1,0 +1,113 @@
+"""GitHub Actions: workflow commands, which become annotations, and a step summary in markdown.
+
+An error for each cause of a red step, a warning for each that changes no verdict, a notice with what was judged.
+
+Invariants:
+- A text of the record is data of its command: it cannot end the command or start another one.
+- GitHub drops the eleventh error or warning of a step without a word. So at most MOST of each are written, and the last
+  says how many more there are.
+- A summary has at most MOST_BYTES, of the 1 MiB after which GitHub refuses it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvcheck.core.base.nouns import counted
+from kvcheck.core.base.record import RunRecord, Verdict
+from kvcheck.core.report.ci.outcome import Case, Outcome, of_gate, of_record
+from kvcheck.core.report.ci.trouble import Kind, Trouble
+from kvcheck.core.report.ci.trouble_lines import trouble_lines
+from kvcheck.core.report.gate.result import GateResult
+from kvcheck.core.report.markdown import escaped, table_line
+from kvcheck.core.report.printable import printable
+from kvcheck.core.report.store import write_text
+from kvcheck.core.report.wording import MARKS, clip
+
+FILE = "github.txt"
+MOST = 10
+MOST_CASES = 200
+MOST_BYTES = 900_000
+TEXT_CHARS = 1000
+
+
+def write(record: RunRecord, path: Path) -> None:
+    """The workflow commands of a run at `path`, or as github.txt in an existing folder."""
+    write_text(path / FILE if path.is_dir() else path, _lines(of_record(record)))
+
+
+def write_gate(result: GateResult, path: Path) -> None:
+    """The workflow commands of the gate's result at `path`."""
+    write_text(path, _lines(of_gate(result)))
+
+
+def outcome_of(subject: RunRecord | GateResult) -> Outcome:
+    """A run or a gate as CI sees it."""
+    return of_record(subject) if isinstance(subject, RunRecord) else of_gate(subject)
+
+
+def workflow_commands(outcome: Outcome) -> list[str]:
+    """The commands, one a line. A line that starts with :: is one for GitHub wherever it is printed."""
+    errors = [each for each in outcome.troubles if each.kind is not Kind.CONDITIONAL]
+    others = [each for each in outcome.troubles if each.kind is Kind.CONDITIONAL]
+    warnings = [_annotation(each) for each in others]
+    warnings += [("kvcheck warning", clip(text, TEXT_CHARS)) for text in outcome.warnings]
+    told = f"{outcome.name}: {outcome.verdict}, exit {outcome.exit_code}"
+    return [
+        *_commands("error", [_annotation(each) for each in errors]),
+        *_commands("warning", warnings),
+        _command("notice", told, clip(outcome.summary, TEXT_CHARS) or told),
+    ]
+
+
+def summary(outcome: Outcome) -> str:
+    """The step summary."""
+    head = [
+        f"### {escaped(outcome.name)}: {outcome.verdict}, exit {outcome.exit_code}",
+        "",
+        escaped(outcome.summary),
+        "",
+        *(["The run was cut short; this is what was judged until then.", ""] if not outcome.is_complete else []),
+        *trouble_lines(outcome.troubles),
+    ]
+    cases = sorted(outcome.cases, key=lambda case: (case.verdict is Verdict.PASS, case.verdict is Verdict.UNKNOWN))
+    table = [table_line(("verdict", "case", "evidence")), "| --- | --- | --- |"] if cases else []
+    table += [table_line((_word(case), case.id, "; ".join(case.details))) for case in cases[:MOST_CASES]]
+    if len(cases) > MOST_CASES:
+        table += ["", f"and {counted(len(cases) - MOST_CASES, 'more case')} in the record"]
+    whole = "\n".join([*head, *table]) + "\n"
+    if len(whole.encode("utf-8", "backslashreplace")) <= MOST_BYTES:
+        return whole
+    return "\n".join([*head[:3], "", "The rest does not fit into a summary; it is in the record."]) + "\n"
+
+
+def _word(case: Case) -> str:
+    if case.let_pass is not None and case.verdict is Verdict.PASS:
+        return "let pass"
+    return f"{MARKS[case.verdict.value]} {case.verdict.value.upper()}"
+
+
+def _lines(outcome: Outcome) -> str:
+    return "".join(f"{line}\n" for line in workflow_commands(outcome))
+
+
+def _annotation(trouble: Trouble) -> tuple[str, str]:
+    """Title and text of one trouble."""
+    lines = [f"{trouble.where}: {trouble.lines[0]}", *trouble.lines[1:]]
+    return trouble.head, "\n".join(clip(printable(line), TEXT_CHARS) for line in lines)
+
+
+def _commands(level: str, found: list[tuple[str, str]]) -> list[str]:
+    if len(found) > MOST:
+        more = f"{counted(len(found) - MOST + 1, f'more {level}')}: see the record, or the step summary"
+        found = [*found[: MOST - 1], (f"more {level}s", more)]
+    return [_command(level, title, text) for title, text in found]
+
+
+def _command(level: str, title: str, text: str) -> str:
+    named = _data(printable(title)).replace(":", "%3A").replace(",", "%2C")
+    return f"::{level} title={named}::{_data(printable(text, keep=chr(10)))}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

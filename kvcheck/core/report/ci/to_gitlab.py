@@ -1,0 +1,58 @@
+"""GitLab code quality: a JSON list with an entry for each cause in each cell that shows it.
+
+Invariants:
+- Fingerprints depend on cell, code and place alone, so that a merge request shows what is new and what is gone.
+- No two entries have one fingerprint. A finding lies in no file: the path is the cell.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from kvcheck.core.base.record import RunRecord
+from kvcheck.core.report.ci.outcome import RUN, Outcome, of_gate, of_record
+from kvcheck.core.report.ci.trouble import Kind
+from kvcheck.core.report.gate.result import GateResult
+from kvcheck.core.report.printable import printable
+from kvcheck.core.report.store import write_text
+from kvcheck.core.report.wording import clip
+
+FILE = "gl-code-quality-report.json"
+SEVERITY = {Kind.FINDING: "critical", Kind.SLOWER: "major", Kind.GAP: "major", Kind.CONDITIONAL: "minor"}
+DESCRIPTION_CHARS = 2000
+
+
+def write(record: RunRecord, path: Path) -> None:
+    """A run at `path`, or as gl-code-quality-report.json in an existing folder."""
+    write_text(path / FILE if path.is_dir() else path, render(of_record(record)))
+
+
+def write_gate(result: GateResult, path: Path) -> None:
+    """The gate's result at `path`."""
+    write_text(path, render(of_gate(result)))
+
+
+def render(outcome: Outcome) -> str:
+    """The text of the file."""
+    entries: dict[str, dict[str, object]] = {}
+    for trouble in outcome.troubles:
+        told = " | ".join((f"{trouble.head}: {trouble.lines[0]}", *trouble.lines[1:]))
+        for cell in trouble.cells or (RUN,):
+            fingerprint = trouble.fingerprint(cell)
+            entry: dict[str, object] = {
+                "description": printable(clip(told, DESCRIPTION_CHARS)),
+                "check_name": printable(trouble.code or trouble.title),
+                "fingerprint": fingerprint,
+                "severity": SEVERITY[trouble.kind],
+                "location": {"path": path_of(cell), "lines": {"begin": 1}},
+            }
+            entries.setdefault(fingerprint, entry)
+    return json.dumps([*entries.values()], indent=1, ensure_ascii=True) + "\n"
+
+
+def path_of(cell: str) -> str:
+    """A cell as a relative path without odd characters, which leads out of nothing."""
+    parts = [re.sub(r"[^A-Za-z0-9._-]", "_", part) for part in cell.split("/")]
+    return "/".join(part for part in parts if part.strip(".")) or RUN

@@ -1,0 +1,108 @@
+"""SARIF 2.1.0: a result for each cause in each cell that shows it, and rules from the table of codes.
+
+Invariants:
+- A finding lies in no file, so a location is logical: the cell. GitHub's code scanning shows results with files only;
+  there the format github is the one to use.
+- UNKNOWN is a result of kind "open", which is SARIF's word for it, and a notification of the invocation.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.record import RunRecord
+from kvcheck.core.report.ci.outcome import RUN, Outcome, of_gate, of_record
+from kvcheck.core.report.ci.trouble import Kind, Trouble
+from kvcheck.core.report.gate.result import GateResult
+from kvcheck.core.report.printable import printable
+from kvcheck.core.report.store import write_text
+
+FILE = "kvcheck.sarif"
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+KINDS = {
+    Kind.FINDING: ("fail", "error"),
+    Kind.SLOWER: ("fail", "error"),
+    Kind.GAP: ("open", "none"),
+    Kind.CONDITIONAL: ("review", "none"),
+}
+"""(kind, level) of a result: a level other than none belongs to the kind "fail" alone."""
+
+
+def write(record: RunRecord, path: Path) -> None:
+    """A run at `path`, or as kvcheck.sarif in an existing folder."""
+    write_text(path / FILE if path.is_dir() else path, render(of_record(record)))
+
+
+def write_gate(result: GateResult, path: Path) -> None:
+    """The gate's result at `path`."""
+    write_text(path, render(of_gate(result)))
+
+
+def render(outcome: Outcome) -> str:
+    """The text of the file."""
+    troubles = outcome.troubles
+    rules = list(dict.fromkeys(map(_rule_id, troubles)))
+    titles = {_rule_id(each): each.title for each in troubles}
+    gaps = [each for each in troubles if each.kind is Kind.GAP]
+    run = {
+        "tool": {
+            "driver": {
+                "name": "kvcheck",
+                "version": outcome.version,
+                "rules": [_rule(name, titles[name]) for name in rules],
+            }
+        },
+        "invocations": [
+            {
+                "executionSuccessful": outcome.is_complete,
+                "exitCode": outcome.exit_code,
+                "toolExecutionNotifications": [
+                    *({"level": "error", "message": {"text": _text(each.message)}} for each in gaps),
+                    *({"level": "warning", "message": {"text": _text(each)}} for each in outcome.warnings),
+                ],
+            }
+        ],
+        "columnKind": "unicodeCodePoints",
+        "properties": {name: _text(value) for name, value in outcome.facts.items()},
+        "results": [
+            _result(each, cell, rules.index(_rule_id(each))) for each in troubles for cell in each.cells or (RUN,)
+        ],
+    }
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1, ensure_ascii=True) + "\n"
+
+
+def _rule_id(trouble: Trouble) -> str:
+    return _text(trouble.code or trouble.title.replace(" ", "-"))
+
+
+def _rule(name: str, title: str) -> dict[str, object]:
+    known = CODES.get(name)
+    rule: dict[str, object] = {"id": name, "shortDescription": {"text": _text(title)}}
+    if known is not None:
+        rule["name"] = known.title
+        rule["fullDescription"] = {"text": known.meaning}
+        rule["help"] = {"text": f"{known.meaning}\nUsual cause: {known.usual_cause}\nSeen in: {known.seen_in}"}
+    return rule
+
+
+def _result(trouble: Trouble, cell: str, rule: int) -> dict[str, object]:
+    kind, level = KINDS[trouble.kind]
+    shape = cell.rpartition("/")[2]
+    return {
+        "ruleId": _rule_id(trouble),
+        "ruleIndex": rule,
+        "kind": kind,
+        "level": level,
+        "message": {"text": "\n".join(_text(line) for line in trouble.lines)},
+        "locations": [
+            {"logicalLocations": [{"name": _text(shape), "fullyQualifiedName": _text(cell), "kind": "module"}]}
+        ],
+        "partialFingerprints": {"kvcheck/v1": trouble.fingerprint(cell)},
+        "properties": {"place": _text(trouble.place), "replay": _text(trouble.replay)},
+    }
+
+
+def _text(text: str) -> str:
+    return printable(text) or " "

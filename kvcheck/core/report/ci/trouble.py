@@ -1,0 +1,104 @@
+"""Trouble: one reason why a run or a gate is no pass, or would be none under an assumption.
+
+Invariants:
+- One trouble for each cause. Its symptoms are counted in `seen`.
+- `fingerprint` depends on cell, code and place alone, so that the next run's is the same. Pages, rows, layers,
+  requests and messages differ from run to run and are not in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import Enum
+
+from kvcheck.core.base.causes import Bug, place_of
+from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.record import RunRecord
+from kvcheck.core.report.replay_line import replay_line
+from kvcheck.core.report.wording import seen_text
+
+
+class Kind(Enum):
+    """What a trouble does to the verdict."""
+
+    FINDING = "finding"
+    """It fails the run."""
+    SLOWER = "slower"
+    """It fails the gate, by a price."""
+    GAP = "gap"
+    """It leaves the run without a verdict, which is no pass."""
+    CONDITIONAL = "conditional"
+    """It changes nothing: it holds under an assumption that the engine does not promise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """One cause, for people and for CI systems.
+
+    code: None where no code applies. cells: that show it, the cause's own first; none: the run as a whole. place: what
+    it is about in the cell, as far as it is the same in each run. named: what a row of a baseline would name; "" where
+    the gate has no baseline. replay: the command that shows it again.
+    """
+
+    kind: Kind
+    code: str | None
+    title: str
+    cells: tuple[str, ...]
+    place: str
+    message: str
+    seen: str = ""
+    condition: str | None = None
+    named: str = ""
+    replay: str
+
+    @property
+    def head(self) -> str:
+        """Code and title."""
+        return f"{self.code} {self.title}" if self.code else self.title
+
+    @property
+    def where(self) -> str:
+        """The cell of the cause, or the whole run."""
+        return self.cells[0] if self.cells else "the run"
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What is wrong, how often it was seen, and what to do next."""
+        return (
+            self.message,
+            *((f"only if {self.condition}",) if self.condition else ()),
+            *((f"seen {self.seen}",) if self.seen else ()),
+            *((self.named,) if self.named else ()),
+            *((f"next: {self.replay}",) if self.replay else ()),
+            *((f"more: kvcheck explain {self.code}",) if self.code in CODES else ()),
+        )
+
+    def fingerprint(self, cell: str) -> str:
+        """The name of this trouble in a cell, the same in each run."""
+        named = json.dumps([cell, self.code or self.title, self.place])
+        return hashlib.sha256(named.encode("ascii")).hexdigest()
+
+
+def title_of(code: str | None, otherwise: str) -> str:
+    """What a code means in two or three words."""
+    known = CODES.get(code or "")
+    return known.title if known else otherwise
+
+
+def of_bug(record: RunRecord, bug: Bug, *, fails_on_conditional: bool = False) -> Trouble:
+    """One cause of a run with its symptoms."""
+    cause = bug.cause
+    is_conditional = cause.condition is not None and not fails_on_conditional
+    return Trouble(
+        kind=Kind.CONDITIONAL if is_conditional else Kind.FINDING,
+        code=cause.code,
+        title=title_of(cause.code, "unknown code"),
+        cells=tuple(dict.fromkeys((cause.cell, *bug.cells))),
+        place=place_of(cause),
+        message=cause.message,
+        seen=seen_text(bug) if len(bug.findings) > 1 else "",
+        condition=cause.condition,
+        replay=replay_line(record, cause),
+    )

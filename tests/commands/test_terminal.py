@@ -1,0 +1,133 @@
+"""What a terminal gets that a pipe does not: colours, and a line that overwrites itself; and what a log gets instead.
+
+Invariants:
+- Streams are stand-ins; no schedule runs here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvcheck.commands import session as module
+from kvcheck.commands.session import Session
+from kvcheck.commands.terminal import complain, has_colours, passing, say
+
+
+class Terminal(io.TextIOWrapper):
+    """A stream that says it is a terminal."""
+
+    def __init__(self) -> None:
+        self.bytes = io.BytesIO()
+        super().__init__(self.bytes, encoding="utf-8", write_through=True)
+
+    def isatty(self) -> bool:
+        return True
+
+    def getvalue(self) -> str:
+        """All that was written."""
+        return self.bytes.getvalue().decode()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """What `written` writes to, which takes colours."""
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "xterm")
+    return Terminal()
+
+
+def written(terminal: Terminal, *acts: Callable[[], None]) -> str:
+    """What these write while the terminal stands for stdout and stderr."""
+    with contextlib.redirect_stdout(terminal), contextlib.redirect_stderr(terminal):
+        for act in acts:
+            act()
+    return terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("line", "colour"),
+    [
+        (" PASS  a cell", 32),
+        (" FAIL  a cell", 31),
+        (" ????  a cell", 33),
+        (" UNKNOWN  1 unknown", 33),
+        (" STILL FAILS 1/1  a cell", 31),
+        (" OK       a row", 32),
+    ],
+)
+def test_a_verdict_has_its_colour_on_a_terminal(line: str, colour: int, terminal: Terminal) -> None:
+    word = next(each for each in ("PASS", "STILL FAILS", "FAIL", "????", "UNKNOWN", "OK") if each in line)
+    assert (
+        written(terminal, lambda: say(line)) == f"\x1b[{colour}m\x1b[1m {word}\x1b[0m{line.removeprefix(f' {word}')}\n"
+    )
+
+
+@pytest.mark.parametrize("line", ["PASS", " PASSES", "  PASS", " it is a PASS", " exit 0", ""])
+def test_other_lines_have_none(line: str, terminal: Terminal) -> None:
+    assert written(terminal, lambda: say(line)) == f"{line}\n"
+
+
+def test_text_of_a_record_brings_no_colours(terminal: Terminal) -> None:
+    assert "\\x1b[31mred" in written(terminal, lambda: say(" PASS  \x1b[31mred"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_terminal", "expected"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"TERM": "dumb"}, True, False),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
+    ],
+)
+def test_who_gets_colours(
+    variables: dict[str, str], is_terminal: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert has_colours(Terminal() if is_terminal else io.StringIO()) is expected
+
+
+def test_a_line_that_passes_is_overwritten_and_an_error_begins_a_line_of_its_own(terminal: Terminal) -> None:
+    told = written(terminal, lambda: passing("loading \x1b"), lambda: complain("no such thing"))
+    assert told == "\r\x1b[Kloading \\x1b\r\x1b[K" + "kvcheck: no such thing\n"
+
+
+def test_nothing_passes_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+    passing("loading")
+    complain("no such thing")
+    assert capsys.readouterr().err == "kvcheck: no such thing\n"
+
+
+def made(tmp_path: Path, *, quiet: bool = False, plan: dict[str, object] | None = None) -> Session:
+    return Session(argv=["stress"], repro="kvcheck stress", seed=1, plan=plan or {}, out=tmp_path, quiet=quiet)
+
+
+def test_a_log_gets_a_line_each_half_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    session = made(tmp_path)
+    for now in (101.0, 129.0, 130.5, 131.0, 160.0, 160.6):
+        session.progress(f"at {now}")
+    assert capsys.readouterr().err == "kvcheck: 30 s: at 130.5\nkvcheck: 61 s: at 160.6\n"
+
+
+def test_a_run_that_prints_json_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.0)
+    session = made(tmp_path, quiet=True)
+    session.progress("now")
+    session.clear_progress()
+    assert capsys.readouterr() == ("", "")
