@@ -133,6 +133,6 @@ def judged_text(record: RunRecord) -> str:
         counted(len(record.scenarios), "cell"),
         f"{counted(evidence.schedules, 'schedule')}{of}",
         f"{counted(words, 'word')} verified" if words else "",
-        f"{evidence.orderings_checked:,} orderings checked" if evidence.orderings_checked else "",
+        f"{counted(evidence.orderings_checked, 'ordering')} checked" if evidence.orderings_checked else "",
     ]
     return ", ".join(part for part in parts if part)
