@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the pictures of README.md from published reports. Needs chromium; --no-sandbox lets it run as root.
+# Makes the pictures of the documents. Needs chromium; --no-sandbox lets it run as root.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -19,3 +19,16 @@ text = f'<!doctype html><meta charset="utf-8">{style}<body style="max-width:none
 pathlib.Path(sys.argv[1], "story.html").write_text(text, encoding="utf-8")
 PAGE
 chromium --headless --no-sandbox --hide-scrollbars --window-size=900,880 --screenshot="$PWD/story.png" "file://$work/story.html"
+
+# The first screens of two pages: the run of `kvcheck stress --seed 1`, and a price list.
+(cd "$work" && "${PYTHON:-python3}" -m kvcheck stress --seed 1 > printed.txt)
+"${PYTHON:-python3}" -m kvcheck report ../../reports/published/cpu/*/run.json -o html="$work/prices.html"
+chromium --headless --no-sandbox --hide-scrollbars --window-size=1280,560 --screenshot="$work/matrix.png" \
+  "file://$(echo "$work"/reports/runs/*/report.html)"
+chromium --headless --no-sandbox --hide-scrollbars --window-size=1280,1460 --screenshot="$work/prices.png" "file://$work/prices.html"
+"${PYTHON:-python3}" - "$work" <<'SMALL'
+import pathlib, sys
+from PIL import Image
+for name in ("matrix.png", "prices.png"):
+    Image.open(pathlib.Path(sys.argv[1], name)).convert("RGB").quantize(64).save(name, optimize=True)
+SMALL

@@ -27,13 +27,16 @@ def check_jobs(plan: Plan, jobs: int | None) -> None:
 
 
 def plan_facts(plans: list[Plan]) -> dict[str, object]:
-    """What the record's plan says of the cells: their first lines, and of an engine's what each is about."""
+    """What the record's plan says of the cells: their first lines, of an engine's what each is about and the variables
+    it was given, and the pool family of each shape."""
     from kvcheck.core.stress.runner_rows import row_of
+    from kvcheck.core.workload.shapes import SHAPES
 
     shows = {plan.cell: text for plan in plans if (text := row_of(plan).shows(plan)) is not None}
+    families = {plan.shape: SHAPES[plan.shape].family for plan in plans if plan.shape in SHAPES}
     given = plans[0].engine_variables if plans else {}
-    variables = {"engine_env": given} if given else {}
-    return {"cells": [plan.line() for plan in plans], **({"shows": shows} if shows else {}), **variables}
+    facts = {"shows": shows, "families": families, "engine_env": given}
+    return {"cells": [plan.line() for plan in plans], **{name: each for name, each in facts.items() if each}}
 
 
 @contextmanager

@@ -33,6 +33,13 @@ function filterFindings(wanted) {
   }
   document.getElementById("shown").textContent = shown + " shown";
 }
+function unfold() {
+  const row = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const fold = row && row.closest("details");
+  if (fold && !fold.open) { fold.open = true; row.scrollIntoView(); }
+}
+addEventListener("hashchange", unfold);
+unfold();
 for (const button of document.querySelectorAll(".copy")) button.addEventListener("click", () => copyText(button));
 document.getElementById("download").addEventListener("click", download);
 const filter = document.getElementById("filter");

@@ -72,7 +72,7 @@ class Curve:
 
 def price_list(rows: Sequence[BenchRow]) -> list[Price]:
     """Each comparison at its largest size, by kind; arms that are only baselines are left out."""
-    return _prices(_largest(rows), rows)
+    return _prices(largest(rows), rows)
 
 
 def all_prices(rows: Sequence[BenchRow]) -> list[Price]:
@@ -116,7 +116,7 @@ def in_short(rows: Sequence[BenchRow]) -> str:
     """The prices in one line: the cases of which all parts are free, and those with a part that costs."""
     step = next((found for row in rows if (found := step_us(rows, row.shape, row.device)) is not None), None)
     verdicts: dict[str, set[str]] = {}
-    for row in _largest(rows):
+    for row in largest(rows):
         verdicts.setdefault(row.case, set()).add(verdict(row, step))
     free = [case for case, said in verdicts.items() if said <= {"free", "faster"}]
     costs = [case for case, said in verdicts.items() if "costs" in said]
@@ -131,7 +131,12 @@ def in_short(rows: Sequence[BenchRow]) -> str:
     return " ".join(f"{what}: {', '.join(cases)}." for what, cases in parts if cases)
 
 
-def _largest(rows: Sequence[BenchRow]) -> list[BenchRow]:
+def kind_of(case: str) -> str:
+    """What a case prices, one of ORDER."""
+    return KINDS.get(case, "other")
+
+
+def largest(rows: Sequence[BenchRow]) -> list[BenchRow]:
     """One row of each comparison: the one with most bytes, or the last if sizes are not in bytes. Torch forms are left
     out."""
     found: dict[tuple[str, str], BenchRow] = {}
@@ -204,7 +209,7 @@ def _percent(value: float) -> str:
 
 
 def _prices(chosen: Iterable[BenchRow], rows: Sequence[BenchRow]) -> list[Price]:
-    made = [_price(row, step_us(rows, row.shape, row.device)) for row in chosen]
+    made = [price_of(row, step_us(rows, row.shape, row.device)) for row in chosen]
     ordered = sorted(made, key=lambda price: ORDER.index(price.kind))
     # A kind is named in its first row only.
     kinds = [None, *(price.kind for price in ordered)]
@@ -214,7 +219,8 @@ def _prices(chosen: Iterable[BenchRow], rows: Sequence[BenchRow]) -> list[Price]
     ]
 
 
-def _price(row: BenchRow, step: float | None) -> Price:
+def price_of(row: BenchRow, step: float | None) -> Price:
+    """The row as texts. step: the time of a decode step on its shape and device."""
     added = added_us(row)
     interval = "n/a" if row.ratio.lo is None or row.ratio.hi is None else f"{row.ratio.lo:.3g}–{row.ratio.hi:.3g}"
     limit = "n/a"
@@ -222,7 +228,7 @@ def _price(row: BenchRow, step: float | None) -> Price:
         limit = f"{100 * row.limit_ratio.est:.0f} % of {row.limit}"
     rate = _rate(row.bytes, row.us.est) if row.bytes and row.us.est > 0 else "n/a"
     return Price(
-        kind=KINDS.get(row.case, "other"),
+        kind=kind_of(row.case),
         what=f"{row.case} {row.arm}",
         instead=row.baseline,
         size=row.size,

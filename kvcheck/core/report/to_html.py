@@ -27,9 +27,11 @@ from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted, plural
-from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, Verdict, to_plain
 from kvcheck.core.base.server_facts import server_of
-from kvcheck.core.report.prices import all_prices, curves, in_short, price_list, step_us, time_text
+from kvcheck.core.report.cell_matrix import cells_section, judged_text
+from kvcheck.core.report.price_section import price_section
+from kvcheck.core.report.prices import in_short
 from kvcheck.core.report.replay_line import LONG, replay_line
 from kvcheck.core.report.server_section import server_section
 from kvcheck.core.report.situation_matrix import matrix_section
@@ -43,7 +45,6 @@ from kvcheck.core.report.wording import (
     WORST_FIRST,
     asset,
     clip,
-    coverage_text,
     evidence_text,
     seen_text,
     visible,
@@ -112,7 +113,7 @@ def render(record: RunRecord) -> str:
         counts=_counts(record, len(found)),
         server=server_section(record),
         situations=matrix_section(record),
-        scenarios=[_scenario(row) for row in sorted(record.scenarios, key=lambda row: WORST_FIRST.index(row.verdict))],
+        cells=cells_section(record),
         findings=_cards(shown, record),
         total=f"{len(found):,}",
         left_out=f"{len(found) - len(shown):,}" if len(found) > len(shown) else "",
@@ -121,11 +122,8 @@ def render(record: RunRecord) -> str:
         words=[{"label": name, "value": f"{count:,}"} for name, count in words],
         chart=Markup(words_svg(record.evidence.words_verified)),
         mutants=_mutants(record),
-        prices=_price_list(record),
-        facts=[
-            {"id": "environment", "title": "Environment", "rows": _facts(_environment(record))},
-            {"id": "plan", "title": "Plan", "rows": _facts({**_run_facts(record), **record.plan})},
-        ],
+        prices=price_section(record.bench),
+        facts=[table for table in _facts_tables(record) if table["rows"]],
         encoding=encoding,
         embedded=Markup(embedded),
     )
@@ -167,13 +165,18 @@ def _banner(record: RunRecord, found: tuple[Bug, ...]) -> dict[str, str]:
         message = f"{row.name}: {row.outcome}{f'; {row.message}' if row.message else ''}"
         summary = f"{len(failing)} of {counted(len(record.mutants), 'mutant')} not found as expected"
         return {"summary": summary, "message": clip(message, 400), "command": row.replay or record.repro}
-    judged = evidence_text(record.evidence) or "nothing counted"
     if record.bench and record.verdict is Verdict.PASS:
         return {"summary": "price list", "message": clip(in_short(record.bench), 600), "command": record.repro}
     if record.verdict is Verdict.PASS:
         summary = _causes_text(found, conditional) if conditional else "no finding"
-        return {"summary": summary, "message": f"Judged: {judged}.", "command": record.repro}
+        return {"summary": summary, "message": f"Judged: {_judged(record)}.", "command": record.repro}
     return {"summary": "not judged", "message": clip(_why_not(record), 400), "command": record.repro}
+
+
+def _judged(record: RunRecord) -> str:
+    if server_of(record) is None and record.scenarios:
+        return judged_text(record)
+    return evidence_text(record.evidence) or "nothing counted"
 
 
 def _causes_text(found: tuple[Bug, ...], conditional: int) -> str:
@@ -200,11 +203,12 @@ def _why_not(record: RunRecord) -> str:
 
 
 def _counts(record: RunRecord, causes: int) -> list[dict[str, str]]:
+    noun = "cell" if server_of(record) is None else "scenario"
     by_verdict = {verdict: sum(row.verdict is verdict for row in record.scenarios) for verdict in WORST_FIRST}
     pairs: list[tuple[str, int]] = [
         *([(plural(causes, "cause"), causes)] if causes < len(record.findings) else []),
         (plural(len(record.findings), "finding"), len(record.findings)),
-        *((f"{plural(count, 'scenario')} {verdict.value.upper()}", count) for verdict, count in by_verdict.items()),
+        *((f"{plural(count, noun)} {verdict.value.upper()}", count) for verdict, count in by_verdict.items() if count),
     ]
     if record.mutants:
         killed = sum(row.verdict is Verdict.PASS for row in record.mutants)
@@ -216,25 +220,12 @@ def _counts(record: RunRecord, causes: int) -> list[dict[str, str]]:
         pairs.append((f"{plural(tokens, 'token')} judged", tokens))
     else:
         done = record.evidence
-        pairs += [(plural(done.schedules, "schedule"), done.schedules), (plural(done.events, "event"), done.events)]
+        named = ("schedule", done.schedules), ("event", done.events)
+        pairs += [(plural(count, noun_of), count) for noun_of, count in named if count]
     if record.evidence.words_verified:
         words = sum(record.evidence.words_verified.values())
         pairs.append((f"{plural(words, 'word')} verified", words))
     return [{"label": label, "value": f"{value:,}"} for label, value in pairs]
-
-
-def _scenario(row: ScenarioResult) -> dict[str, str]:
-    return {
-        "verdict": row.verdict.value,
-        "id": row.id,
-        "shape": row.shape,
-        "why": why_text(row),
-        "schedules": f"{row.schedules:,}" + (f" of {row.coverage.wanted:,}" if row.coverage is not None else ""),
-        "tried": "" if row.coverage is None or not row.coverage.tried else coverage_text(row.coverage),
-        "not_tried": "" if row.coverage is None else ", ".join(row.coverage.not_tried),
-        "evidence": evidence_text(row.evidence, but=("schedules",)) or "n/a",
-        "duration": f"{row.duration_s:.1f} s",
-    }
 
 
 def _cards(found: tuple[Bug, ...], record: RunRecord) -> list[dict[str, object]]:
@@ -405,24 +396,6 @@ def _found_by(row: MutantResult) -> str | None:
     return row.killer if row.outcome in FOUND else (row.killed_by or "").partition(" ")[0] or None
 
 
-def _price_list(record: RunRecord) -> dict[str, object]:
-    """The prices of a run of benchmarks, with a summary first; empty tables for other runs."""
-    steps = {
-        f"{row.shape} on {row.device}": time_text(found)
-        for row in record.bench
-        if (found := step_us(record.bench, row.shape, row.device)) is not None and row.shape is not None
-    }
-    return {
-        "steps": [{"where": where, "time": text} for where, text in steps.items()],
-        "rows": price_list(record.bench),
-        "all": all_prices(record.bench),
-        "curves": curves(record.bench),
-        "notes": [
-            {"case": case, "note": note} for case, note in {row.case: row.note for row in record.bench}.items() if note
-        ],
-    }
-
-
 def _environment(record: RunRecord) -> dict[str, object]:
     """Of the tool and of the machine; a server has a section of its own."""
     left_out = () if server_of(record) is None else ("server",)
@@ -443,6 +416,13 @@ def _run_facts(record: RunRecord) -> dict[str, object]:
         "duration": f"{record.duration_s:.1f} s",
         "exit code": record.exit_code,
     }
+
+
+def _facts_tables(record: RunRecord) -> list[dict[str, object]]:
+    return [
+        {"id": "environment", "title": "Environment", "rows": _facts(_environment(record))},
+        {"id": "plan", "title": "Plan", "rows": _facts({**_run_facts(record), **record.plan})},
+    ]
 
 
 def _facts(values: Mapping[str, object]) -> list[dict[str, str]]:

@@ -22,6 +22,7 @@ from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, is_requirement, server_of
 from kvcheck.core.report.comparison.changes import Changes
+from kvcheck.core.report.comparison.trend import Trend, trend_of
 from kvcheck.core.report.wording import evidence_text, observed_texts, why_text
 
 NOT_RUN = "not run"
@@ -117,6 +118,11 @@ class Table:
     engine: str
     columns: tuple[Column, ...]
     groups: tuple[Group, ...]
+
+    @property
+    def trend(self) -> Trend | None:
+        """Its runs over time; None for too few."""
+        return trend_of([column.record for column in self.columns])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,8 @@ from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.comparison.changes import State
 from kvcheck.core.report.comparison.compare import SERVERS, Column, Comparison, Entry, Group, counts, summary
+from kvcheck.core.report.comparison.trend import Trend, ratio_text
+from kvcheck.core.report.price_drawing import axis_svg, dot_svg, ratio_axis
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.templates import template
 from kvcheck.core.report.wording import MARKS, asset, clip, visible
@@ -49,8 +51,40 @@ def render(comparison: Comparison) -> str:
             }
             for table in comparison.tables
         ],
+        trends=[
+            {"engine": table.engine, **_trend(table.trend)} for table in comparison.tables if table.trend is not None
+        ],
         runs=[_run(column) for column in comparison.columns],
     )
+
+
+def _trend(found: Trend) -> dict[str, object]:
+    """Runs as columns, the oldest first."""
+    axis = ratio_axis([ratio for price in found.prices for ratio in price.ratios if ratio is not None])
+    return {
+        "starts": found.starts,
+        "runs": found.run_ids,
+        "verdicts": [verdict.value for verdict in found.verdicts],
+        "words": [f"{words:,}" for words in found.words] if any(found.words) else [],
+        "cells": [
+            {"id": cell.id, "verdicts": ["" if each is None else each.value for each in cell.verdicts]}
+            for cell in found.cells
+        ],
+        "axis": axis_svg(axis, ""),
+        "prices": [
+            {
+                "id": price.id,
+                "runs": [
+                    {
+                        "text": ratio_text(ratio),
+                        "dot": "" if ratio is None or floor is None else dot_svg(axis, ratio, floor, ""),
+                    }
+                    for ratio, floor in zip(price.ratios, price.floors, strict=True)
+                ],
+            }
+            for price in found.prices
+        ],
+    }
 
 
 def _group(group: Group) -> dict[str, object]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.comparison.changes import Changes, State
-from kvcheck.core.report.comparison.compare import Comparison, Entry, Table, counts, summary
+from kvcheck.core.report.comparison.compare import NOT_RUN, Comparison, Entry, Table, counts, summary
+from kvcheck.core.report.comparison.trend import Trend, ratio_text
 from kvcheck.core.report.gate.to_md import MOST_LINES
 from kvcheck.core.report.markdown import escaped, table_line
 from kvcheck.core.report.store import write_text
@@ -31,6 +32,7 @@ def render(comparison: Comparison) -> str:
         lines = _changes(comparison.changes)
     for table in comparison.tables:
         lines += ["", *_table(table)]
+        lines += _trend(table.engine, table.trend) if table.trend is not None else []
     return "\n".join(lines) + "\n"
 
 
@@ -67,6 +69,18 @@ def _table(table: Table) -> list[str]:
             ]
     more = [f"- and {len(told) - MOST_LINES} more"] if len(told) > MOST_LINES else []
     return [*lines, "", *told[:MOST_LINES], *more]
+
+
+def _trend(engine: str, found: Trend) -> list[str]:
+    """Verdicts, words and prices over time."""
+    head = [table_line((f"{engine} over time", *found.starts)), "|" + " --- |" * (1 + len(found.starts))]
+    lines = ["", *head, table_line(("run", *(SHOUT[verdict] for verdict in found.verdicts)))]
+    if any(found.words):
+        lines.append(table_line(("words judged", *(f"{words:,}" for words in found.words))))
+    for cell in found.cells:
+        lines.append(table_line((cell.id, *(NOT_RUN if each is None else SHOUT[each] for each in cell.verdicts))))
+    lines += [table_line((price.id, *map(ratio_text, price.ratios))) for price in found.prices]
+    return lines
 
 
 def _short(cell: Entry) -> str:

@@ -1,0 +1,81 @@
+"""Trend: what runs of one kind said over time, the oldest first.
+
+Invariants:
+- A run that did not judge a cell, or measured no such row, has no entry there. It is never a pass.
+- A price is compared by its ratio to what stands in its place in the same run, never by microseconds of two days.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvcheck.core.base.record import Interval, RunRecord, Verdict
+
+LEAST_RUNS = 3
+"""Two runs have a comparison; over time there are at least so many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellTrend:
+    """A cell's verdict in each run; None where it was not judged."""
+
+    id: str
+    verdicts: tuple[Verdict | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceTrend:
+    """A row's ratio in each run, and the noise floor there; None where it was not measured."""
+
+    id: str
+    ratios: tuple[Interval | None, ...]
+    floors: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """Runs by the time at which they started. words: how many words each of them judged."""
+
+    starts: tuple[str, ...]
+    run_ids: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
+    words: tuple[int, ...]
+    cells: tuple[CellTrend, ...]
+    prices: tuple[PriceTrend, ...]
+
+
+def trend_of(records: Sequence[RunRecord]) -> Trend | None:
+    """The trend of runs of one kind; None for fewer than LEAST_RUNS."""
+    if len(records) < LEAST_RUNS:
+        return None
+    runs = sorted(records, key=lambda record: (record.started_at, record.run_id))
+    cells = [{row.id: row.verdict for row in run.scenarios} for run in runs]
+    prices = [{f"{row.id} to {row.baseline}, {row.device}": row for row in run.bench} for run in runs]
+    return Trend(
+        starts=tuple(run.started_at for run in runs),
+        run_ids=tuple(run.run_id for run in runs),
+        verdicts=tuple(run.verdict for run in runs),
+        words=tuple(sum(run.evidence.words_verified.values()) for run in runs),
+        cells=tuple(
+            CellTrend(id=name, verdicts=tuple(run.get(name) for run in cells))
+            for name in dict.fromkeys(name for run in cells for name in run)
+        ),
+        prices=tuple(
+            PriceTrend(
+                id=name,
+                ratios=tuple(run[name].ratio if name in run else None for run in prices),
+                floors=tuple(run[name].floor if name in run else None for run in prices),
+            )
+            for name in dict.fromkeys(name for run in prices for name in run)
+        ),
+    )
+
+
+def ratio_text(ratio: Interval | None) -> str:
+    """A ratio with its interval, or why there is none."""
+    if ratio is None:
+        return "not measured"
+    if ratio.lo is None or ratio.hi is None:
+        return f"{ratio.est:.3g} (n/a)"
+    return f"{ratio.est:.3g} ({ratio.lo:.3g}–{ratio.hi:.3g})"

@@ -1,0 +1,149 @@
+"""The matrix of cells on a run's page: each cell once, its verdict as a sign, and its row behind it.
+
+Invariants:
+- What a run did not count is not shown as 0, and a section without contents has neither heading nor link.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from rigs.literal_record import FAILED, FOREIGN, MARKUP, MUTANTS, PASSED, SCENARIOS
+
+from kvcheck.core.base.record import BenchRow, Coverage, Evidence, Interval, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.cell_matrix import cells_section, judged_text
+from kvcheck.core.report.to_html import render
+
+FAMILIES = {"glm-5.1-tiny": "nsa", "llama-3-tiny": "mha", "deepseek-v3.2-tiny": "nsa"}
+SECTIONS = re.compile(r'<section id="([a-z]+)"')
+PRICE = BenchRow(
+    case="seal",
+    arm="move-sealed",
+    baseline="move",
+    size="96 tokens",
+    shape="glm-5.1",
+    device="cpu",
+    bytes=96,
+    us=Interval(20.0, 19.0, 21.0),
+    baseline_us=Interval(10.0, 9.0, 11.0),
+    ratio=Interval(2.0, 1.9, 2.1),
+    floor=0.03,
+    ratios=(2.0,) * 8,
+)
+
+
+def cell(name: str, verdict: Verdict = Verdict.PASS, schedules: int = 3, reason: str | None = None) -> ScenarioResult:
+    _, _, shape = name.partition("/")
+    return ScenarioResult(
+        id=name,
+        shape=shape,
+        verdict=verdict,
+        reason=reason,
+        schedules=schedules,
+        duration_s=1.0,
+        evidence=Evidence(schedules=schedules, events=70),
+        coverage=Coverage(wanted=24, floor=3),
+    )
+
+
+def run(*cells: ScenarioResult) -> RunRecord:
+    return replace(PASSED, scenarios=cells, plan={"cells": [], "families": FAMILIES})
+
+
+def grid(record: RunRecord) -> list[list[str]]:
+    """Names of rows and columns, and the texts of the places."""
+    section = cells_section(record)
+    assert section is not None
+    matrix = section["matrix"]
+    assert isinstance(matrix, dict)
+    rows = [
+        [row["name"], *(" ".join(_text(each) for each in place) for place in row["cells"])] for row in matrix["rows"]
+    ]
+    return [["", *(column["name"] for column in matrix["columns"])], *rows]
+
+
+def _text(entry: dict[str, str]) -> str:
+    return f"{entry['mark']} {entry['schedules']}"
+
+
+def test_scenarios_by_shapes_with_those_of_a_family_side_by_side() -> None:
+    record = run(
+        cell("hicache/glm-5.1-tiny"),
+        cell("hicache/llama-3-tiny", Verdict.FAIL, 1),
+        cell("retract/deepseek-v3.2-tiny", Verdict.UNKNOWN, 0, "no time"),
+        cell("retract/llama-3-tiny"),
+        cell("retract/llama-3-tiny/tcp"),
+    )
+    assert grid(record) == [
+        ["", "glm-5.1-tiny", "deepseek-v3.2-tiny", "llama-3-tiny"],
+        ["hicache", "✔ 3/24", "", "✘ 1/24"],
+        ["retract", "", "? 0/24", "✔ 3/24"],
+        ["retract over tcp", "", "", "✔ 3/24"],
+    ]
+    assert "<th>glm-5.1-tiny<br><small>nsa</small></th>" in render(record)
+
+
+def test_every_cell_leads_to_its_row() -> None:
+    text = render(run(*(cell(f"s{row}/t{column}") for row in range(4) for column in range(7))))
+    links = re.findall(r'<a class="cell pass" href="#(cell:\d+)"', text)
+    rows = re.findall(r'<tr id="(cell:\d+)"', text)
+    assert len(links) == len(set(links)) == 28 and set(links) == set(rows)
+
+
+def test_a_run_that_passes_folds_all_rows_and_one_that_does_not_shows_the_reasons() -> None:
+    passing, other = cell("a/x"), cell("b/x", Verdict.UNKNOWN, 0, f"no time {MARKUP}")
+    assert "<summary>2 cells: what was tried" in render(run(passing, replace(passing, id="b/x")))
+    shown, folded = render(run(passing, other)).split("<summary>1 other cell: what")
+    assert "no time &lt;script&gt;" in shown.split('<table class="stack rows">')[1]
+    assert '<tr id="cell:1">' in folded and '<tr id="cell:2">' not in folded
+
+
+def test_a_failing_cell_whose_finding_says_why_is_folded() -> None:
+    record = run(cell("a/x"), cell("b/x", Verdict.FAIL), cell("c/x", Verdict.FAIL))
+    section = cells_section(replace(record, findings=(replace(FOREIGN, scenario="b", shape="x"),)))
+    assert section is not None and isinstance(section["open"], list)
+    assert [row["id"] for row in section["open"]] == ["c/x"]
+
+
+def test_many_variants_are_listed_in_their_rows() -> None:
+    names = [f"pool/probe-{row}.{variant}" for row, variants in enumerate(("abcdef", "ghijkl")) for variant in variants]
+    record = replace(run(*map(cell, names)), environment={"engine": {"engine": "sglang"}})
+    assert [len(row) for row in grid(record)] == [1, 2, 2] and grid(record)[1][0] == "pool · probe-0"
+    assert render(record).count("&nbsp;3/24</a>") == 12 and "a ✔&nbsp;3/24" in render(record)
+
+
+def test_one_cell_needs_no_matrix() -> None:
+    text = render(run(cell("a/x")))
+    assert (
+        'class="cells"' not in text and "what was tried, and" not in text and "<td>a/x</td>" in text.replace("\n", "")
+    )
+
+
+def test_a_price_list_has_no_cells_that_pass_and_no_counts_of_nothing() -> None:
+    none = Evidence(schedules=8)
+    case = ScenarioResult(id="seal", shape="glm-5.1", verdict=Verdict.PASS, schedules=8, evidence=none)
+    broken = replace(case, id="tree", verdict=Verdict.UNKNOWN, reason="no room")
+    record = replace(run(case), bench=(PRICE,), evidence=none)
+    assert cells_section(record) is None
+    text = render(replace(record, scenarios=(case, broken), verdict=Verdict.UNKNOWN))
+    assert "<h2>Not measured</h2>" in text and "tree" in text and "no room" in text
+    for page in (text, render(record)):
+        assert not re.search(r"\b0 (events|requests)|0\.0 s</td>", page)
+
+
+def test_sections_without_contents_are_left_out_with_their_links() -> None:
+    for record in (PASSED, FAILED, replace(FAILED, scenarios=(), findings=(), evidence=Evidence(), mutants=MUTANTS)):
+        text = render(record)
+        nav = text.split("<nav>")[1].split("</nav>")[0]
+        assert re.findall('href="#([a-z]+)"', nav) == [name for name in SECTIONS.findall(text) if name != "warnings"]
+        assert "No finding." not in text and "No word was verified." not in text
+    assert SECTIONS.findall(text) == ["warnings", "mutants", "environment", "plan", "json"]
+
+
+def test_the_banner_says_how_much_of_the_plan_ran() -> None:
+    words = replace(SCENARIOS[0].evidence, schedules=6, orderings_checked=None)
+    record = replace(run(cell("a/x"), cell("b/x")), evidence=words)
+    assert judged_text(record) == "2 cells, 6 schedules of 48 planned, 1,505,280 words verified"
+    unplanned = replace(record, scenarios=tuple(replace(each, coverage=None) for each in record.scenarios))
+    assert judged_text(unplanned) == "2 cells, 6 schedules, 1,505,280 words verified"

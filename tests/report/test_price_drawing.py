@@ -1,0 +1,152 @@
+"""Prices as drawings: dots on one axis, lines over sizes, hostile names, and times that no clock gives.
+
+Invariants:
+- Each drawing is well-formed XML, and every number in it is finite.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from rigs.literal_record import MARKUP, PASSED
+
+from kvcheck.core.base.record import BenchRow, Interval
+from kvcheck.core.report.price_drawing import SHARES, Axis, axis_svg, cost_svg, dot_svg, ratio_axis
+from kvcheck.core.report.price_section import price_section
+from kvcheck.core.report.to_html import render
+
+ROW = BenchRow(
+    case="seal",
+    arm="sealed",
+    baseline="move",
+    size="1 KiB",
+    shape="glm-5.1",
+    device="cpu",
+    bytes=1024,
+    us=Interval(20.0, 19.0, 21.0),
+    baseline_us=Interval(10.0, 9.0, 11.0),
+    ratio=Interval(2.0, 1.9, 2.1),
+    floor=0.03,
+    ratios=(2.0,) * 8,
+)
+LARGER = replace(ROW, size="1 MiB", bytes=1 << 20, us=Interval(2000.0, 1900.0, 2100.0), baseline_us=Interval(1000.0))
+STEP = replace(ROW, case="decode-step", arm="protected", baseline="bare", size="4x64 tokens", bytes=None)
+
+
+def parsed(drawing: object) -> ET.Element:
+    assert not re.search(r"\b(nan|inf)\b", str(drawing))
+    return ET.fromstring(str(drawing))
+
+
+def attribute(drawing: object, kind: str, name: str) -> float:
+    (found,) = (each for each in parsed(drawing).iter() if each.get("class") == kind)
+    return float(str(found.get(name)))
+
+
+def test_a_dot_stands_between_the_ends_of_its_interval_and_the_floor_round_one() -> None:
+    axis = ratio_axis([ROW.ratio])
+    drawing = dot_svg(axis, ROW.ratio, ROW.floor, "")
+    start, end = re.search(r'class="interval" d="M([\d.]+) 9H([\d.]+)"', drawing).groups()  # type: ignore[union-attr]
+    assert float(start) < attribute(drawing, "dot", "cx") < float(end) <= axis.width
+    left, width = attribute(drawing, "floor", "x"), attribute(drawing, "floor", "width")
+    assert left < axis.x(1.0) < left + width < attribute(drawing, "dot", "cx")
+    assert parsed(drawing)[0].text == "2 (1.9 to 2.1); noise floor 0.03"
+
+
+def test_places_keep_the_order_of_ratios_and_equal_ones_have_one_place() -> None:
+    axis = ratio_axis([ROW.ratio, Interval(0.05, 0.04, 80.0)])
+    places = [axis.x(value) for value in (0.04, 0.2, 1.0, 1.0, 5.0, 80.0)]
+    assert places == sorted(places) and len(set(places)) == 5
+    assert axis.x(5.0) - axis.x(1.0) == pytest.approx(axis.x(1.0) - axis.x(0.2), abs=0.2)
+    assert [each.text for each in parsed(axis_svg(axis, ""))][1:] == ["0.1", "1", "10"]
+
+
+@pytest.mark.parametrize(("value", "is_right"), [(150.0, True), (-90.0, False)])
+def test_what_lies_beyond_the_axis_is_an_arrow_at_its_edge(value: float, is_right: bool) -> None:
+    drawing = dot_svg(SHARES, Interval(value), 1.0, " %")
+    assert 'class="dot"' not in drawing and 'class="beyond"' in drawing and 'class="interval"' not in drawing
+    assert (f"M{SHARES.width}" in drawing) == is_right
+
+
+def test_the_largest_ratios_that_an_axis_holds_are_bounded() -> None:
+    axis = ratio_axis([Interval(1e-300, 1e-308, math.inf), Interval(1e300)])
+    assert (axis.low, axis.high) == (1e-3, 1e3)
+    parsed(dot_svg(axis, Interval(0.0, 0.0, math.inf), 0.0, ""))
+    assert dot_svg(axis, Interval(math.inf), 0.1, "") == ""
+
+
+def test_a_line_for_each_arm_and_baseline_over_two_sizes() -> None:
+    other = [replace(each, arm="sealed-to-mutant", baseline="mutant") for each in (ROW, LARGER)]
+    drawing = cost_svg("seal", [ROW, LARGER, *other])
+    assert drawing is not None
+    # An arm that is compared twice is measured once; the second baseline has the times of the first here.
+    assert [each[0].tail for each in parsed(drawing).iter("text") if len(each)] == ["sealed", "move"]
+    assert drawing.count('class="line c0"') == 1 and drawing.count('class="line c1 baseline"') == 1
+    texts = [each.text for each in parsed(drawing).iter("text")]
+    assert {"1 KiB", "1 MiB", "100 µs", "1 ms"} <= set(texts)
+
+
+def test_names_beside_lines_do_not_lie_on_each_other() -> None:
+    rows = [replace(each, arm=f"arm {at}", us=Interval(each.us.est + at)) for at in range(15) for each in (ROW, LARGER)]
+    drawing = cost_svg("seal", rows)
+    heights = sorted(float(str(each.get("y"))) for each in parsed(drawing).iter("text") if len(each))
+    assert len(heights) == 16 and min(b - a for a, b in pairwise(heights)) >= 13.9
+    assert heights[-1] < float(str(parsed(drawing).get("height")))
+
+
+@pytest.mark.parametrize("size_bytes", [None, 4096])
+def test_sizes_that_bytes_do_not_tell_apart_stand_at_equal_distances(size_bytes: int | None) -> None:
+    rows = [replace(ROW, size=size, bytes=size_bytes) for size in ("4 pages", "64 pages", "9 pages")]
+    places = [
+        float(str(each.get("x"))) for each in parsed(cost_svg("tree", rows)).iter("text") if each.get("class") == "mid"
+    ]
+    assert len(places) == 3 and places[1] - places[0] == pytest.approx(places[2] - places[1])
+
+
+@pytest.mark.parametrize("least", [0.0, 5e-324, 1e-300])
+def test_times_that_no_clock_gives_still_make_a_drawing(least: float) -> None:
+    tiny = Interval(least, 0.0, least)
+    drawing = cost_svg("seal", [replace(ROW, us=tiny), LARGER, replace(LARGER, size="2 MiB", bytes=1 << 21)])
+    assert drawing is not None
+    parsed(drawing)
+
+
+def test_one_size_has_no_line() -> None:
+    assert cost_svg("seal", [ROW]) is None and cost_svg("seal", [ROW, replace(ROW, arm="other")]) is None
+
+
+def test_names_of_the_record_stay_text() -> None:
+    rows = [
+        replace(each, case=MARKUP, arm=MARKUP, baseline=f"&{MARKUP}\x1b", size=f"{MARKUP}{each.size}")
+        for each in (ROW, LARGER)
+    ]
+    text = render(replace(PASSED, bench=tuple(rows)))
+    assert MARKUP not in text and "\x1b" not in text and "&lt;script&gt;" in text
+    parsed(cost_svg(MARKUP, rows))
+
+
+def test_shares_are_drawn_only_where_a_step_was_measured() -> None:
+    with_step, without = price_section([ROW, STEP]), price_section([ROW])
+    assert with_step is not None and with_step["shares"] and without is not None and not without["shares"]
+    page = render(replace(PASSED, bench=(ROW,)))
+    assert "of a step" not in page and render(replace(PASSED, bench=(ROW, STEP))).count("of a step") > 1
+    assert price_section([]) is None
+
+
+def test_each_row_of_a_table_has_its_columns() -> None:
+    for bench in ((ROW, LARGER), (ROW, LARGER, STEP)):
+        for table in re.findall(
+            r'<table class="stack prices">.*?</table>', render(replace(PASSED, bench=bench)), re.DOTALL
+        ):
+            heads = table.split("</thead>")[0].count("<th") - 1  # <thead itself
+            assert {row.count("<td") for row in table.split("<tr>")[2:]} == {heads}
+            assert set(re.findall(r'colspan="(\d+)"', table)) == {str(heads)}
+
+
+def test_an_axis_of_shares_puts_nothing_in_the_middle() -> None:
+    assert isinstance(SHARES, Axis) and SHARES.x(0.0) == SHARES.width / 2
