@@ -76,7 +76,8 @@ def _with_bad_entry(scene: Scene, call: Call) -> Call:
 
 
 def _fails(scene: Scene, lane: Lane) -> bool:
-    """Make the call. False if it was reported done, which is a finding where a write of it was illegal."""
+    """Make the call. False if it was reported done, which is a finding where a write of it was illegal. A stopped peer
+    has none of the bytes of a call that is reported done, and the judge says so."""
     writer, peer = scene.writers[0], scene.peers[0]
     is_frozen = scene.rig.subject == "frozen"
     if is_frozen:
@@ -91,6 +92,7 @@ def _fails(scene: Scene, lane: Lane) -> bool:
     tally = scene.rig.tally
     tally.count("transfers", len(lane.calls[0].writes))
     if result.is_done and is_frozen:
+        scene.judge([lane], [[result]])
         raise CannotDrive("a call to a peer that is stopped did not fail")
     if result.is_done:
         text = f"1 of 1 batches of {len(lane.calls[0].writes)} writes was reported done, and one went to no memory"

@@ -61,7 +61,6 @@ class Landing:
                 scene.check_quiet()
         time.sleep(QUIET_S)
         scene.check_quiet()
-        scene.report()
 
 
 def _call_of(scene: Scene) -> str:

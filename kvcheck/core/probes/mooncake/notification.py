@@ -46,7 +46,6 @@ class Notification:
                 buffer="region",
             )
         scene.check_quiet()
-        scene.report()
 
 
 def _write(scene: Scene, count: int, mark: str) -> tuple[list[str], int]:

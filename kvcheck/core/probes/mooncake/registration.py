@@ -71,7 +71,6 @@ class Registration:
             _refuse(scene, name)
             _write_again(scene, name)
         scene.check_quiet()
-        scene.report()
 
 
 def _write_again(scene: Scene, name: str) -> None:
@@ -101,10 +100,10 @@ def _refuse(scene: Scene, name: str) -> None:
     changed = sum(one != other for one, other in zip(before, after, strict=True))
     scene.accept(0)
     if result.is_done:
-        what = f"a write of {SIZE} bytes {name} was reported done, and changed {changed} bytes there"
+        what = f"1 of 1 writes of {SIZE} bytes {name} was reported done, and changed {changed} bytes there"
         tally.find("KV308", "contract", what, lane=name, tier="peer")
     elif changed:
-        what = f"a write of {SIZE} bytes {name} was refused with {result.code}, and changed {changed} bytes there"
+        what = f"1 of 1 writes of {SIZE} bytes {name} was refused with {result.code}, and changed {changed} bytes there"
         tally.find("KV308", "contract", what, lane=name, tier="peer")
     else:
         tally.count("refusals")

@@ -126,7 +126,10 @@ def _run(row: ProbeRow, rig: TransferRig) -> str | None:
         with probe.scene(rig) as scene:
             probe.control(scene)
             scene.require_landed()
-            probe.measure(scene)
+            try:
+                probe.measure(scene)
+            finally:
+                scene.report()  # also of what came before the reason to stop
     except (CannotDrive, Lost) as why:
         return f"cannot drive: {why}"
     if rig.tally.findings:

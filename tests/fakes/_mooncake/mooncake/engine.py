@@ -18,17 +18,18 @@ import time
 HEAD = struct.Struct("!cQQ")
 REFUSED, LANDED = b"n", b"y"
 LATE_S = 0.15
-AGAIN_S = 1.0
+AGAIN_S = 0.5
 
 
-def exactly(link: socket.socket, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        part = link.recv(min(size - len(parts), 1 << 20))
-        if not part:
+def exactly(link: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    left = memoryview(data)
+    while left:
+        count = link.recv_into(left)
+        if not count:
             raise ConnectionError("closed")
-        parts += part
-    return bytes(parts)
+        left = left[count:]
+    return data
 
 
 class TransferOpcode:
@@ -105,6 +106,7 @@ class TransferEngine:
         host, _, port = target.partition(":")
         try:
             with socket.create_connection((host, int(port)), timeout=self._limit_s) as link:
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return self._send(link, local, remote, size, note)
         except OSError:
             if self._fault == "dies-with-peer":
@@ -158,7 +160,7 @@ class TransferEngine:
         except OSError:
             link.close()
 
-    def _land(self, address: int, data: bytes) -> bytes:
+    def _land(self, address: int, data: bytearray) -> bytes:
         is_known = any(
             start <= address and address + len(data) <= start + size for start, size in self._regions.items()
         )
@@ -178,9 +180,9 @@ class TransferEngine:
             self._put(whole)
         return LANDED
 
-    def _later(self, pieces: list[tuple[int, bytes]], after_s: float = LATE_S) -> None:
+    def _later(self, pieces: list[tuple[int, bytearray]], after_s: float = LATE_S) -> None:
         threading.Timer(after_s, self._put, (pieces,)).start()
 
-    def _put(self, pieces: list[tuple[int, bytes]]) -> None:
+    def _put(self, pieces: list[tuple[int, bytearray]]) -> None:
         for address, data in pieces:
-            ctypes.memmove(address, data, len(data))
+            ctypes.memmove(address, (ctypes.c_char * len(data)).from_buffer(data), len(data))
