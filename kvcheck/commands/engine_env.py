@@ -51,7 +51,7 @@ class Needs:
     """What an engine imports. light: of the base. own: of the release alone, without what they ask for themselves.
 
     full: of the release alone, with that. leave_out: endings of files in its wheel that only a GPU could use.
-    build: the distribution that brings it; None: it has the engine's name.
+    build: the distribution that brings it; None: it has the engine's name. has_base: whether it needs torch.
     """
 
     light: tuple[str, ...]
@@ -59,6 +59,7 @@ class Needs:
     full: tuple[str, ...] = ("transformers",)
     leave_out: tuple[str, ...] = ()
     build: str | None = None
+    has_base: bool = True
 
 
 BASE = ("numpy", "triton")
@@ -94,7 +95,7 @@ NEEDS = {
             *("cryptography", "cffi"),
         ),
     ),
-    "mooncake": Needs(light=(), own=(), full=("requests", "aiohttp", "msgpack"), build=BUILDS[0]),
+    "mooncake": Needs(light=(), own=(), full=("requests", "aiohttp", "msgpack"), build=BUILDS[0], has_base=False),
 }
 
 
@@ -137,8 +138,11 @@ def engine_env(
     if _is_made(order):
         say(f"{folder}: made before; next: kvcheck stress --target {order.engine}:{folder}")
         return
-    say(f" 1/6  base with torch in {order.base}")
-    _make_base(order)
+    if NEEDS[order.engine].has_base:
+        say(f" 1/6  base with torch in {order.base}")
+        _make_base(order)
+    else:
+        say(f" 1/6  no base: {order.engine} needs no torch")
     say(f" 2/6  environment in {folder}")
     _begin(order)
     with tempfile.TemporaryDirectory(prefix="kvcheck-engine-") as scratch:
@@ -146,7 +150,8 @@ def engine_env(
         needs, python = NEEDS[order.engine], _python_version(order.folder)
         say(" 4/6  packages of the release")
         _pip(order.folder, "install", *pins(asks, (*needs.full, *order.also), python))
-        _pip(order.folder, "install", "--no-deps", *pins(asks, needs.own, python))
+        if needs.own:
+            _pip(order.folder, "install", "--no-deps", *pins(asks, needs.own, python))
         say(f" 5/6  {order.engine}")
         version = _put_engine(order, wheel)
     say(" 6/6  imports")
@@ -218,14 +223,15 @@ def _mark(order: Order, *, made: bool) -> None:
 
 
 def _begin(order: Order) -> None:
-    """A new environment that knows where the base's packages are. One that was not finished is taken away first."""
+    """A new environment that knows where its base has packages. One that was not finished is taken away first."""
     if (order.folder / MARKER).is_file():
         say(f"      {order.folder} was not finished: it is made anew")
         shutil.rmtree(order.folder)
     _make_folder(order.folder)
     _mark(order, made=False)
     _run([order.python, "-I", "-m", "venv", str(order.folder)], "make an environment")
-    write_text(_site(order.folder) / "base.pth", f"{_site(order.base)}\n")
+    if NEEDS[order.engine].has_base:
+        write_text(_site(order.folder) / "base.pth", f"{_site(order.base)}\n")
 
 
 def _make_base(order: Order) -> None:

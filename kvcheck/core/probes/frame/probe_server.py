@@ -117,6 +117,11 @@ class ProbeServer:
         )
 
 
+def start(spec: EngineSpec) -> Hello | Refusal:
+    """Load the engine as the child does."""
+    return ProbeServer(spec).start()
+
+
 def _seed(row: ProbeRow, ask: Ask) -> int:
     """Each probe, subject and schedule has a seed of its own."""
     return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())

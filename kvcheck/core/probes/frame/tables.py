@@ -34,6 +34,7 @@ class EngineSpec:
     prepare: "module:function", called once in the child with the names, before the first probe; "" where nothing is
     prepared. shows: its text for people. program: "module:main" of what the child runs. variables: how the names of the
     engine's own environment variables begin, which `--engine-env` takes. untried: what no probe of it tries.
+    start: "module:function" that loads the engine as that program does, for a check of its imports.
     """
 
     name: str
@@ -44,6 +45,7 @@ class EngineSpec:
     probes: tuple[ProbeRow, ...]
     prepare: str = ""
     program: str = "kvcheck.core.probes.frame.probe_server:main"
+    start: str = "kvcheck.core.probes.frame.probe_server:start"
     variables: tuple[str, ...] = ()
     untried: str = ""
 

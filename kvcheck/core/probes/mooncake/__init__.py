@@ -19,6 +19,7 @@ MOONCAKE: Final = EngineSpec(
     stubs=(),
     table=NAMES,
     program="kvcheck.core.probes.mooncake.server:main",
+    start="kvcheck.core.probes.mooncake.server:start",
     variables=("MC_",),
     untried="RDMA, NVLink, memory of a GPU, several hosts, reads, batches of more than 64 writes",
     probes=(

@@ -28,7 +28,7 @@ from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
-from kvcheck.core.probes.frame.tables import ProbeRow
+from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
 from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, decode, encode
 from kvcheck.core.probes.mooncake import MOONCAKE
 from kvcheck.core.probes.mooncake.agents import Lost, start_all
@@ -156,6 +156,12 @@ def _version_of(build: str) -> str | None:
 def _seed(row: ProbeRow, ask: Ask) -> int:
     """Each probe, subject and schedule has a seed of its own."""
     return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
+
+
+def start(spec: EngineSpec) -> Hello | Refusal:
+    """Load the library as the child does, with the library's own settings."""
+    with PrivateNetwork() as network:
+        return TransferServer({}, network).start()
 
 
 def main(entry: str, device: str, variables: str) -> None:
