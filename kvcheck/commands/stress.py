@@ -294,6 +294,7 @@ def unfound_mutant(session: Session, mutant: str | None) -> list[str]:
 
 def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
     """The checked plan that all cells share, without scenario and shape; and the row of its runner."""
+    from kvcheck.core.stress.probe_runner import engine_env
     from kvcheck.core.stress.runner_rows import row_of
 
     passing("loading")
@@ -318,7 +319,7 @@ def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
         seed=seed,
         requests=given["requests"],
         trace=trace,
-        engine_env="\n".join(given["engine_env"]) if given["engine_env"] else None,
+        engine_env=engine_env(given["engine_env"] or ()),
     )
     check_plan(plan)
     return plan, row_of(plan)

@@ -152,6 +152,8 @@ def test_the_engines_own_variables_are_passed_recorded_and_replayed(
         ("mc_x=1", "expected NAME=VALUE"),
         ("MC_AUTH_TOKEN=1", "secret"),
         ("MC_STORE=redis://me:word@host", "secret"),
+        ("MC_X=1\nMC_Y=2", "printable characters in one line"),
+        ("MC_X=1\x00", "printable characters in one line"),
     ],
 )
 def test_variables_that_are_not_the_engines_are_refused(
@@ -160,6 +162,11 @@ def test_variables_that_are_not_the_engines_are_refused(
     assert run(["stress", "--target", "mooncake", "--engine-env", given]) == 2
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1
+
+
+def test_a_variable_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["stress", "--target", "mooncake", "--engine-env", "MC_X=1", "--engine-env", "MC_X=2"]) == 2
+    assert "MC_X: expected each name once, got it 2 times" in capsys.readouterr().err
 
 
 def test_variables_need_an_installed_engine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,17 @@ def check_probe_plan(plan: Plan) -> None:
             raise UsageError(f"--target {plan.target}: its probes take no {key}, got {value!r}; leave it out")
 
 
+def engine_env(given: Sequence[str]) -> str | None:
+    """Variables as a plan has them, from "NAME=VALUE" each. Raises UsageError for what a line cannot hold."""
+    names = [each.partition("=")[0] for each in given]
+    for name, each in zip(names, given, strict=True):
+        if not each.isprintable():
+            raise UsageError(f"--engine-env {each!r}: expected NAME=VALUE of printable characters in one line")
+        if names.count(name) > 1:
+            raise UsageError(f"--engine-env {name}: expected each name once, got it {names.count(name)} times")
+    return "\n".join(given) or None
+
+
 def check_variables(plan: Plan) -> None:
     """Raise UsageError for variables that are not the engine's own, or that may hold a secret: records show them."""
     spec = parse_target(plan.target).spec
