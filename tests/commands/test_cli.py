@@ -133,6 +133,12 @@ def test_what_cannot_be_done_exits_2_with_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_refused_resume_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*SMALL, "--seed", "1", "--resume", "--out", str(tmp_path)]) == 2
+    assert "--resume: no interrupted run with this plan and seed" in complaint(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("text", ["", '{"timestamp": 1, "input_len', "[]\n", "\x00\n"])
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_damaged_trace_exits_2_before_anything_runs(
