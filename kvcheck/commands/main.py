@@ -83,7 +83,7 @@ EXAMPLES: dict[str, str] = {
     "gate": "Examples: kvcheck gate 20260102-030405-0c4e91d7 --budget reports/baselines/cpu.toml | "
     "kvcheck gate STRESS_RUN BENCH_RUN --budget budgets.toml --on-inconclusive warn -o md=gate.md",
     "baseline": "Examples: kvcheck baseline save RUN known.toml --owner kv --reason 'issue 7' --expires 2027-03-01 | "
-    "kvcheck baseline accept RUN 3 known.toml --owner kv --reason 'issue 8' --expires 2027-03-01",
+    "kvcheck baseline accept RUN#3 known.toml --owner kv --reason 'issue 8' --expires 2027-03-01",
     "compare": "Examples: kvcheck compare RUN_A RUN_B | kvcheck compare RUN_A RUN_B -o md=changes.md",
     "engine-env": "Examples: kvcheck engine-env sglang==0.5.23 envs/sglang-0.5.23 --base envs/base | "
     "kvcheck engine-env vllm envs/vllm-fork --source ~/vllm",
