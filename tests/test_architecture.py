@@ -29,7 +29,7 @@ BASE = frozenset(
     for name in (
         *("errors", "paging", "registry", "record", "codes", "bugs", "rounds", "deadline"),
         *("child", "child_start", "private_network", "scratch", "identity", "cells", "causes"),
-        *("evidence_kinds", "server_facts", "situations", "story", "untold", "nouns"),
+        *("evidence_kinds", "server_facts", "situations", "story", "untold", "nouns", "misspelt"),
     )
 )
 CONTENT = ("core.base.content", "core.base.deviation", "core.base.rng")

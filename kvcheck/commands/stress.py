@@ -450,6 +450,7 @@ def _resume(session: Session, out: Path) -> None:
     if is_refused:
         session.say("resuming nothing: all cells start anew")
         return
+    session.withdraw()
     raise UsageError(f"--resume: no interrupted run with this plan and seed under {out}; name the seed with --seed")
 
 

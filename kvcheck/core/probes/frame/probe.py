@@ -127,15 +127,24 @@ def _run(probe: Probe, rig: Rig, wants: tuple[str, ...]) -> str | None:
 
 
 def _control(probe: Probe, rig: Rig) -> None:
-    """Run the control with a judge of its own. Nothing that it counted is kept."""
+    """Run the control with a judge of its own. Nothing that it counted is kept.
+
+    Raises CannotDrive where it fails, with what the probe did without: a name that this release has moved.
+    """
     judge = rig.judge
+    rig.names.done_without.clear()
     try:
         probe.control(rig)
     except Stop:
-        raise CannotDrive(f"the control case failed: {judge.findings[-1].message}") from None
+        raise CannotDrive(_failed(judge.findings[-1].message, rig)) from None
     finally:
         rig.judge = ProbeJudge(notes=judge.notes)
     if judge.findings:
-        raise CannotDrive(f"the control case failed: {judge.findings[0].code} {judge.findings[0].message}")
+        raise CannotDrive(_failed(f"{judge.findings[0].code} {judge.findings[0].message}", rig))
     if not sum(judge.words.values()):
         raise CannotDrive("the control case judged nothing")
+
+
+def _failed(why: str, rig: Rig) -> str:
+    without = "".join(f"; done without: {each}" for each in rig.names.done_without.values())
+    return f"the control case failed: {why}{without}"

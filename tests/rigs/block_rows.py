@@ -1,0 +1,144 @@
+"""Which test runs or compares each fenced block of the documents, or why it is only parsed: one table.
+
+Invariants:
+- A row has its document and how the first line of the block begins. tests/test_blocks.py refuses a block without one.
+- A command that is not run has its reason: what it needs that a test does not have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ENGINE = "needs an environment with an engine, made over the network"
+SERVER = "needs a running server of another program"
+GPU = "needs a GPU"
+HOURS = "takes hours of CPU time"
+DOWNLOAD = "needs a trace of 12,031 requests that the reader downloads; the packaged sample takes minutes"
+INSTALLS = "installs from the network, then runs everything"
+RANKS = "takes four processes and a minute; stress/ranks/test_real_processes.py runs these ranks with fewer requests"
+LAUNCHER = "needs torchrun on two machines; stress/ranks/test_launcher.py starts it on one"
+PRICED = frozenset({0, 3, 4})
+"""What the gate says of prices depends on the machine; a finding or an error is neither of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class By:
+    """A test that runs the block, or compares it with what it was cut from: file::function below tests/."""
+
+    test: str
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Run here. codes: the exit code of each kvcheck line, in order, or those that it may have."""
+
+    codes: tuple[int | frozenset[int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Not run, and why."""
+
+    why: str
+
+
+Row = By | Runs | Parsed
+BUGS_CODE = "commands/test_bugs_page.py::test_every_function_that_is_named_exists_and_the_code_shown_is_its_code"
+BUGS_RUN = "commands/test_bugs_page.py::test_red_command_exits_1_with_the_code_that_the_page_names"
+OWN_CODE = "commands/test_own_code_page.py::test_the_example_is_red_for_each_bug_and_green_without_as_the_page_shows"
+OWN_TEST = "commands/test_own_code_page.py::test_a_test_of_the_example_has_few_lines_and_the_page_shows_one_of_them"
+OWN_ENGINE = "commands/test_own_target.py::test_the_commands_of_the_page_end_as_it_says"
+FIRST_RED = "commands/test_readme.py::test_the_first_red_prints_the_sample"
+BISECT = "probes/test_bisect.py::test_the_recipe_finds_the_commit"
+HERE = "test_blocks_run.py::"
+
+REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first line of the block begins
+    "README.md": {
+        "export PIP_EXTRA": Parsed(INSTALLS),
+        "kvcheck stress --mutant": By(FIRST_RED),
+        "FAIL  retract-resume": By(FIRST_RED),
+    },
+    "ARCHITECTURE.md": {"kernels <": By(f"{HERE}test_the_order_of_the_packages_is_that_of_the_import_rules")},
+    "HACKING.md": {
+        ".venv/bin/python -m pytest": Runs((0,)),
+        ".venv/bin/python -m pdb": Runs((1,)),
+        "--- a/kvcheck": By("test_documents.py::test_the_worked_example_of_a_mutant_applies"),
+    },
+    "docs/bugs.md": {
+        "def get(self": By(BUGS_CODE),
+        "for space, buffer": By(BUGS_CODE),
+        "for layer in": By(BUGS_CODE),
+        "for producer in": By(BUGS_CODE),
+        "if not (_holds": By(BUGS_CODE),
+        "moved = []": By(BUGS_CODE),
+        "copy = np": By(BUGS_CODE),
+        "copy_bytes_torch": By(BUGS_CODE),
+        "least = [": By(BUGS_CODE),
+        "kvcheck stress retract-resume": By(BUGS_RUN),
+        "kvcheck stress hicache --shape glm": By(BUGS_RUN),
+        "kvcheck stress pd-transfer": By(BUGS_RUN),
+        "kvcheck stress hicache --shape llama": By(BUGS_RUN),
+        "kvcheck stress nvlink-aux": By(BUGS_RUN),
+    },
+    "docs/engines.md": {
+        "kvcheck engine-env sglang==": Parsed(ENGINE),
+        "kvcheck engine-env sglang envs/fork": Parsed(ENGINE),
+        "#!/bin/sh": By(BISECT),
+        "cd ~/sglang": By(BISECT),
+        "kvcheck report runs/RUN": Runs((0,)),
+        "kvcheck gate runs/RUN": Runs((0,)),
+        "kvcheck stress --target": Parsed(ENGINE),
+    },
+    "docs/gate.md": {
+        "kvcheck stress --out runs": Runs((0, 0, PRICED)),
+        "[[budget]]": By(f"{HERE}test_the_budgets_of_the_page_are_read"),
+        "kvcheck baseline save": Runs((0, 0, 0, 0)),
+        "[[finding]]": By(f"{HERE}test_the_baseline_of_the_page_is_read"),
+        "kvcheck compare": Runs((1,)),
+    },
+    "docs/gpu.md": {"kvcheck stress --device": Parsed(GPU)},
+    "docs/live-gpus.md": {
+        "kvcheck model make": Parsed(SERVER),
+        "python -m sglang": Parsed(SERVER),
+        "SGLANG_MOONCAKE": Parsed(SERVER),
+    },
+    "docs/live.md": {
+        "kvcheck model make --out known": Parsed(SERVER),
+        "VLLM_CPU": Parsed(SERVER),
+        "kvcheck model make --out tiny": Runs((0, 0)),
+        "<begin>": By(f"{HERE}test_the_walk_of_the_page_has_the_answer_of_the_model"),
+    },
+    "docs/mutation.md": {
+        "kvcheck mutate --sample": Parsed(HOURS),
+        "[{": By(f"{HERE}test_the_bug_by_hand_of_the_page_can_be_put_in"),
+    },
+    "docs/own-code.md": {
+        "@pytest": By(
+            "commands/test_own_code_page.py::test_a_test_of_the_example_has_few_lines_and_the_page_shows_one_of_them"
+        ),
+        "pip install .": By(OWN_CODE),
+        "KV304": By(OWN_CODE),
+        "KV305": By(OWN_CODE),
+        "KV201": By(OWN_CODE),
+        "kvcheck report": By(OWN_CODE),
+    },
+    "docs/own-engine.md": {
+        "cd docs": By(OWN_ENGINE),
+        "kvcheck stress retract-resume --shape": By(OWN_ENGINE),
+        "kvcheck stress retract-resume hicache": By(OWN_ENGINE),
+    },
+    "docs/reading-a-report.md": {"kvcheck show": Runs((0, 0, 0))},
+    "docs/schedules.md": {"kvcheck stress retract-resume": Parsed(DOWNLOAD)},
+    "docs/settings.md": {"[tool.kvcheck.stress]": By(f"{HERE}test_the_settings_of_the_page_count")},
+    "docs/transports.md": {
+        "kvcheck stress pd-transfer": Parsed(RANKS),
+        "torchrun": Parsed(LAUNCHER),
+    },
+    "reports/published/engines/README.md": {"kvcheck stress --target": Parsed(ENGINE)},
+    "reports/published/known-answers/README.md": {
+        "PYTHONPATH=.:tests python tests/live/damage": Parsed(HOURS),
+        "PYTHONPATH=.:tests python tests/live/margin": Parsed(HOURS),
+        "KVCHECK_TRANSFORMERS": Parsed("needs an environment with transformers"),
+    },
+    "reports/README.md": {"import json": By(f"{HERE}test_the_lines_that_read_records_run")},
+}

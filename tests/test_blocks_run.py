@@ -1,0 +1,297 @@
+"""Blocks of the documents that are run as they are printed, or read by what reads such a file.
+
+Invariants:
+- Each block is run in a folder of its own, with the runs and files that its page speaks of, and ends as its row says.
+- Settings in that folder make runs small. What is typed is what the page has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import io
+import json
+import re
+import shlex
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from rigs.block_rows import REGISTER, Runs
+from rigs.blocks import PROJECT, block_of, kvcheck_words, text_of
+from test_architecture import MAY_IMPORT, PACKAGE
+
+from kvcheck.commands import baseline
+from kvcheck.commands.main import run
+from kvcheck.core.base.record import read_record
+from kvcheck.core.live.model import FAMILIES
+from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.model.answers import answers, walk_prompt
+from kvcheck.core.live.model.family import fit_digits
+from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.report.gate.baseline_file import read_baseline
+from kvcheck.core.report.gate.budgets import read_budgets
+from kvcheck.core.stress.mutation.handwritten import read_hand_edits
+from kvcheck.core.targets.mutants import MUTANTS
+
+SETTINGS = """[tool.kvcheck.stress]
+shape = ["llama-3-tiny"]
+schedules = 3
+seed = 1
+jobs = 1
+max-time = 100
+[tool.kvcheck.bench]
+rounds = 8
+max-time = 10
+reports = false
+[tool.kvcheck.gate]
+max-time = 5
+"""
+"""Smaller than the defaults: what is typed is as the page has it."""
+MUTANT = "move-changes-indices"
+TODAY = datetime.date(2026, 11, 24)
+RUN_ID = "20260102-030405-0c4e91d7"
+PLACES = {
+    f"reports/runs/{RUN_ID}": "red",
+    "kept/BEFORE": "green",
+    "kept/AFTER": "red",
+    "kept/RUN": "red",
+    "kept/NEWER": "newer",
+}
+PUBLISHED = PROJECT / "reports/published/engines"
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Records: a red run with stories, under the id that the pages use, a green one, and a red one with another code.
+
+    The code that was judged is broken on purpose. Here it stands for code of the reader's: no record names a mutant.
+    """
+    out = tmp_path_factory.mktemp("runs")
+    plan = ["stress", "hicache", "--shape", "llama-3-tiny", "--seed", "1", "--schedules", "3", "--jobs", "1"]
+    found = {}
+    for name, more, run_id in (("red", ["--mutant", MUTANT], RUN_ID), ("green", [], RUN_ID.replace("2026", "2025"))):
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert run([*plan, *more, "--no-reports", "--out", str(out / name)]) == (name == "red")
+        (path,) = (out / name).glob("*/run.json")
+        record = json.loads(path.read_text(encoding="utf-8").replace(path.parent.name, run_id))
+        record["argv"] = [word for word in record["argv"] if word not in more]
+        record["plan"]["cells"] = [each.replace(f"mutant={MUTANT},", "") for each in record["plan"]["cells"]]
+        found[name] = json.dumps(record)
+    first = json.loads(found["red"])["findings"][0]["code"]
+    found["newer"] = found["red"].replace(f'"{first}"', '"KV104"').replace(RUN_ID, RUN_ID.replace("2026", "2027"))
+    return found
+
+
+@pytest.fixture
+def desk(tmp_path: Path, records: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: settings that make runs small, and the runs and files that the pages speak of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(baseline, "_today", lambda: TODAY)
+    monkeypatch.setattr("kvcheck.commands.gate.datetime", _Calendar)
+    (tmp_path / "pyproject.toml").write_text(SETTINGS)
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports/baselines").symlink_to(PROJECT / "reports/baselines")
+    (tmp_path / "budgets.toml").write_text(block_of("docs/gate.md", "[[budget]]").text)
+    (tmp_path / "ids.json").write_text(json.dumps(walk_of_the_page()[1]))
+    for place, name in PLACES.items():
+        folder = tmp_path / place
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(records[name])
+    return tmp_path
+
+
+class _Calendar(datetime.datetime):
+    """A day on which what the pages accept has not expired."""
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> _Calendar:
+        """That day."""
+        return cls(TODAY.year, TODAY.month, TODAY.day, tzinfo=tz)
+
+
+def stored_for(document: str, desk: Path) -> None:
+    """`runs/RUN` of a page: of docs/engines.md, published records of the newest SGLang and of another release."""
+    if document != "docs/engines.md":
+        (desk / "kept").rename(desk / "runs")
+        return
+    texts = [path.read_text(encoding="utf-8") for path in (PUBLISHED / "runs").glob("*/run.json")]
+    for name, version in (("RUN", "0.5.23"), ("RUN...", "0.5.9")):
+        (text,) = [each for each in texts if f'"sglang {version}, ' in each]
+        (desk / "runs" / name).mkdir(parents=True)
+        (desk / "runs" / name / "run.json").write_text(text)
+
+
+RUN_HERE = [
+    (document, start) for document, rows in REGISTER.items() for start, row in rows.items() if isinstance(row, Runs)
+]
+
+
+@pytest.mark.schedules
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:The test results are likely unreliable")  # a busy machine has a price too
+@pytest.mark.parametrize(("document", "start"), RUN_HERE)
+def test_a_block_ends_as_its_row_says(document: str, start: str, desk: Path) -> None:
+    row = REGISTER[document][start]
+    assert isinstance(row, Runs)
+    if start != "kvcheck stress --out runs":  # which makes its runs itself
+        stored_for(document, desk)
+    seen = []
+    for line in block_of(document, start).commands:
+        words = kvcheck_words(line)
+        if words is None:
+            assert not other_command(line)
+            continue
+        spread = [str(each) for word in words for each in (sorted(Path().glob(word)) if "*" in word else [word])]
+        seen.append(run(spread))
+    assert len(seen) == len(row.codes)
+    for code, expected in zip(seen, row.codes, strict=True):
+        assert code in expected if isinstance(expected, frozenset) else code == expected, (seen, row.codes)
+
+
+def other_command(line: str) -> str:
+    """What is wrong with a line of another program beside lines that are run: it names a test, or a target of make."""
+    words = shlex.split(line)
+    if words[0] == "make":
+        makefile = text_of("Makefile")
+        given = [word.partition("=")[0] for word in words[2:]]
+        known = [re.search(rf"^{words[1]}:", makefile, re.M), *(re.search(rf"\({name}\b", makefile) for name in given)]
+        return "" if all(known) else f"{line}: the Makefile has no such target or variable"
+    if words[1:3] != ["-m", "pytest"]:
+        return f"{line}: expected make or pytest"
+    path = PROJECT / next((word for word in words if word.endswith(".py")), "")
+    if not path.is_file():
+        return f"{line}: no such test file"
+    chosen = words[words.index("-k") + 1] if "-k" in words else ""
+    return "" if chosen in path.read_text(encoding="utf-8") or chosen in MUTANTS else f"{line}: no test {chosen}"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("python -m pytest tests/test_blocks.py -q -k test_every_block", ""),
+        ("python -m pytest tests/mutants/test_killed.py -k offload-skips-index-buffer", ""),
+        ('make engine-verdicts OUT=x RELEASES="a b"', ""),
+        ("python -m pytest tests/test_nothing.py -q", "no such test file"),
+        ("python -m pytest tests/test_blocks.py -k unheard-of", "no test unheard-of"),
+        ("make engine-verdict", "no such target"),
+        ("make engine-verdicts RELEASE=1", "no such target or variable"),
+        ("rm -r tests", "expected make or pytest"),
+    ],
+)
+def test_a_line_of_another_program_names_what_there_is(line: str, complaint: str) -> None:
+    told = other_command(line)
+    assert bool(told) == bool(complaint) and complaint in told
+
+
+def walk_of_the_page() -> tuple[Alphabet, list[int], list[int]]:
+    """What docs/live.md asks of the model that it makes, and what it says is answered, in token ids."""
+    block = block_of("docs/live.md", "<begin>")
+    asks, _, answered = block.text.partition("->")
+    begin, guard, *places, again, node = asks.split()
+    ((layers, hops),) = re.findall(r"\((\d+) layers, (\d+) hops\)", block.text)
+    digits, base = fit_digits(nodes=4096, kv_heads=4, room=FAMILIES.load("llama").room(64, 4096))
+    alphabet = Alphabet(
+        Parameters(
+            family="llama",
+            layers=int(layers),
+            kv_heads=4,
+            group=1,
+            head_dim=64,
+            length=4096,
+            dtype="bf16",
+            nodes=4096,
+            digits=digits,
+            base=base,
+            distance=256,
+        )
+    )
+    assert (begin, guard, again) == ("<begin>", "<guard>", places[0]) and alphabet.parameters.hops == int(hops)
+    walk = [int(place.removeprefix("place")) for place in places]
+    request = walk_prompt(alphabet, walk, walk.index(int(node.removeprefix("node"))))
+    return alphabet, [*request], [alphabet.node(int(each)) for each in re.findall(r"node(\d+)", answered)]
+
+
+def test_the_walk_of_the_page_has_the_answer_of_the_model() -> None:
+    alphabet, request, expected = walk_of_the_page()
+    assert len(expected) == 3 and [*answers(alphabet, request, 3)] == expected
+
+
+def test_the_budgets_of_the_page_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "budgets.toml"
+    path.write_text(block_of("docs/gate.md", "[[budget]]").text)
+    (budget,) = read_budgets(path)
+    case, arm, plain, most = re.findall(r'= "?([\w.-]+)"?', path.read_text())[:4]
+    assert (budget.case, budget.arm, budget.baseline, budget.max_ratio) == (case, arm, plain, float(most))
+
+
+def test_the_baseline_of_the_page_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "known.toml"
+    path.write_text(block_of("docs/gate.md", "[[finding]]").text)
+    finding, unknown = read_baseline(path)
+    assert (finding.kind.value, unknown.kind.value) == ("finding", "unknown")
+    ours = {row.key for row in read_baseline(PROJECT / "reports/baselines/engines.toml")}
+    assert {finding.key, unknown.key} <= ours, "rows of the baseline in the tree"
+
+
+def test_the_bug_by_hand_of_the_page_can_be_put_in(tmp_path: Path) -> None:
+    path = tmp_path / "bugs.json"
+    path.write_text(block_of("docs/mutation.md", "[{").text)
+    (bug,) = read_hand_edits(path, PROJECT / "kvcheck")
+    assert bug.expect == ("KV201",) and bug.diff.startswith("-")
+
+
+def test_the_settings_of_the_page_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = block_of("docs/settings.md", "[tool.kvcheck.stress]").text
+    (tmp_path / "pyproject.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert run(["config", "show"]) == 0
+    printed = capsys.readouterr().out
+    for command, options in tomllib.loads(text)["tool"]["kvcheck"].items():
+        assert command in printed
+        for name, value in options.items():
+            assert name in printed and (value if isinstance(value, str) else str(value).strip("[]'")[:12]) in printed
+
+
+@pytest.mark.schedules
+def test_the_lines_that_read_records_run(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block_of("reports/README.md", "import json").text, "reports/README.md", "exec"), {})
+    record = read_record(desk / "reports/runs" / RUN_ID / "run.json")
+    words = capsys.readouterr().out.split()
+    assert words[:3] == [RUN_ID, "fail", str(len(record.findings))]
+
+
+def test_the_order_of_the_packages_is_that_of_the_import_rules() -> None:
+    """No package of the drawing may import one that stands to the right of it."""
+    text = block_of("ARCHITECTURE.md", "kernels <").text
+    inside, tops = (
+        {"": "", "cache": "core.cache."},
+        {"kernels": "kernels", "commands": "commands", "testing": "testing"},
+    )
+    checked = 0
+    for line in text.splitlines():
+        head, _, order = line.strip().rpartition(": ")
+        groups = [[each.strip() for each in part.split(",")] for part in order.split("<")]
+        names = [
+            [inside[head] + each if head else each if each in tops else f"core.{each}" for each in group]
+            for group in groups
+        ]
+        for name in chain.from_iterable(names):
+            path = PACKAGE / name.replace(".", "/")
+            assert path.is_dir() or path.with_suffix(".py").is_file(), name
+        for at, group in enumerate(names):
+            for lower in group:
+                rows = [row for row in MAY_IMPORT if row == lower or row.startswith(f"{lower}.")]
+                for higher in chain.from_iterable(names[at + 1 :]):
+                    checked += len(rows)
+                    wrong = [
+                        (row, each)
+                        for row in rows
+                        for each in MAY_IMPORT[row][0]
+                        if (each == higher or each.startswith(f"{higher}.")) and higher != "core.stress"
+                    ]
+                    assert not wrong, f"ARCHITECTURE.md draws {lower} below {higher}: {wrong}"
+    assert checked > 50
