@@ -40,7 +40,7 @@ class Names:
         self._table = table
         self._found: dict[str, Found] = {}
         self.done_without: dict[str, str] = {}
-        """What a schedule asked for with `has` and did without, with the places that were tried. Emptied before each."""
+        """What a schedule asked for with `has` and did without, with the places that were tried. Each begins empty."""
 
     def __getitem__(self, name: str) -> Any:
         """The class or function. Raises CannotDrive if no known place has it."""
