@@ -44,6 +44,10 @@ FAULTS = [
     ("vllm", "cpu-offload.lru", "forgets-room", {"KV401"}),
     ("vllm", "cpu-offload.lru", "pending-is-hit", {"KV301"}),
     ("vllm", "cpu-offload.lru", "no-reset", {"KV101"}),
+    ("vllm", "connector.lazy", "stores-hold-nothing", {"KV102"}),
+    ("vllm", "connector.eager", "runs-before-it-is-loaded", {"KV102"}),
+    ("vllm", "connector.lazy", "host-unpinned", {"KV102"}),
+    ("vllm", "connector.eager", "loads-leak", {"KV401"}),
     ("lmcache", "local-cpu.lru", "evicts-held", {"KV202"}),
     ("lmcache", "local-cpu.lru", "place-twice", {"KV403"}),
     ("lmcache", "local-cpu.lru", "no-count", {"KV202"}),
@@ -105,6 +109,11 @@ def test_equal_asks_have_equal_answers(children: dict[str, EngineProcess], fake:
     put_fault(fake, "stale-hash")
     replies = [first_bad(children["vllm"], "blocks.full") for _ in range(5)]
     assert replies[0].findings and replies == [replies[0]] * 5
+    put_fault(fake, "runs-before-it-is-loaded")
+    first, again = (first_bad(children["vllm"], "connector.eager") for _ in range(2))
+    other = parse_target(f"vllm:{fake}").start(Patience())
+    assert first.findings and first == again == first_bad(other, "connector.eager")
+    other.close()
 
 
 @pytest.mark.processes
@@ -123,7 +132,29 @@ def test_scenarios_of_an_engine_are_run_and_replayed(
     assert run(["stress", "nvlink-aux", *target, *out]) == 2
 
 
+OFFLOAD = "vllm.v1.simple_kv_offload.manager:SimpleCPUOffloadScheduler"
 REAL_FAULTS = {
+    "stores-hold-nothing": (
+        "connector.eager",
+        f"{OFFLOAD}.build_connector_meta",
+        "lambda self, out: (lambda told, pool: (pool.free_blocks([pool.blocks[b] for b in told.store_gpu_blocks]), "
+        "told)[1])(good(self, out), self._gpu_block_pool)",
+        {"KV102", "KV301"},
+    ),
+    "host-unpinned": (
+        "connector.eager",
+        f"{OFFLOAD}.build_connector_meta",
+        "lambda self, out: (lambda told, pool: ([(pool.free_blocks([pool.blocks[b] for b in ids]), ids.clear()) "
+        "for each in self._reqs_to_load.values() if each.load_event == told.load_event "
+        "for ids in [each.transfer_meta.cpu_block_ids]], told)[1])(good(self, out), self.cpu_block_pool)",
+        {"KV102", "KV301"},
+    ),
+    "loads-leak": (
+        "connector.eager",
+        f"{OFFLOAD}._cleanup_load_request",
+        "lambda self, name: (self._reqs_to_load.pop(name, None), 0)[1]",
+        {"KV901"},
+    ),
     "free-twice": (
         "blocks.full",
         "vllm.v1.core.block_pool:BlockPool.free_blocks",
@@ -167,7 +198,7 @@ server = ProbeServer(VLLM)
 server.start()
 def answer(shape):
     probe, _, subject = shape.partition(".")
-    replies = [server.answer(Ask(probe=probe, subject=subject, seed=1, schedule=number)) for number in range(3)]
+    replies = [server.answer(Ask(probe=probe, subject=subject, seed=1, schedule=number)) for number in range(6)]
     return sorted({{f.code for r in replies for f in r.findings}}), [r.unknown for r in replies if r.unknown]
 told = {{}}
 for name, (shape, place, text) in json.loads({faults!r}).items():
@@ -183,6 +214,7 @@ print("\\nTOLD " + json.dumps(told))
 """
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(INSTALLED is None, reason="KVCHECK_VLLM names no environment with vLLM")
 def test_faults_put_into_an_installed_vllm_are_found() -> None:
     faults = json.dumps({name: row[:3] for name, row in REAL_FAULTS.items()})

@@ -41,6 +41,14 @@ VLLM: Final = EngineSpec(
             wants=("requests", "retractions", "resumes", "device_hit_pages"),
         ),
         ProbeRow(
+            name="connector",
+            scenario="offload",
+            subjects=("eager", "lazy"),
+            entry="kvcheck.core.probes.vllm.connector:Connected",
+            shows="SimpleCPUOffloadConnector in the scheduler: copies between device and host that end late",
+            wants=("requests", "backups", "loads", "host_hit_pages", "retractions", "resumes"),
+        ),
+        ProbeRow(
             name="cpu-offload",
             scenario="offload",
             subjects=("lru", "arc"),

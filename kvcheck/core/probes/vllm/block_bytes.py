@@ -54,8 +54,8 @@ def _request(rig: Rig, tracked: TrackedRequest) -> Any:
     return rig.measured(lambda: fitted(names["request"], offered), "making a request")
 
 
-def cache_config(rig: Rig, blocks: int) -> Any:
-    """One group of full attention over that many blocks."""
+def cache_config(rig: Rig, blocks: int, *, has_tensor: bool = False) -> Any:
+    """One group of full attention over that many blocks. has_tensor: with the tensor that connectors look at."""
     offered = {
         "block_size": BLOCK,
         "num_kv_heads": 1,
@@ -66,8 +66,21 @@ def cache_config(rig: Rig, blocks: int) -> Any:
     }
     spec = fitted(rig.names["attention.full"], offered)
     group = fitted(rig.names["manager.group"], {"layer_names": ["layer"], "kv_cache_spec": spec})
-    offered = {"num_blocks": blocks, "kv_cache_tensors": [], "tensors": {}, "kv_cache_groups": [group]}
+    tensors = [_tensor(rig, blocks, int(spec.page_size_bytes))] if has_tensor else []
+    offered = {"num_blocks": blocks, "kv_cache_tensors": tensors, "tensors": {}, "kv_cache_groups": [group]}
     return fitted(rig.names["manager.config"], offered)
+
+
+def _tensor(rig: Rig, blocks: int, block_bytes: int) -> Any:
+    """The one layer's tensor, as the engine describes it. No memory is behind it."""
+    offered = {
+        "size": blocks * block_bytes,
+        "layers": ["layer"],
+        "shared_by": ["layer"],
+        "layer_stride": blocks * block_bytes,
+        "block_stride": block_bytes,
+    }
+    return fitted(rig.names["manager.tensor"], offered)
 
 
 class BlockBytes:

@@ -14,6 +14,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     # Blocks of the device.
     "manager": (f"{_CORE}.kv_cache_manager:KVCacheManager",),
     "manager.config": ("vllm.v1.kv_cache_interface:KVCacheConfig",),
+    "manager.tensor": ("vllm.v1.kv_cache_interface:KVCacheTensor",),
     "manager.group": ("vllm.v1.kv_cache_interface:KVCacheGroupSpec",),
     "attention.full": ("vllm.v1.kv_cache_interface:FullAttentionSpec",),
     # Requests, and the hashes that their blocks are found by.
@@ -34,6 +35,13 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "config.parallel": ("vllm.config:ParallelConfig",),
     "config.device": ("vllm.config:DeviceConfig",),
     "config.speculation": ("vllm.config:SpeculativeConfig",),
+    # A connector: what the scheduler makes it from, and what its worker reports.
+    "connector": (
+        "vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector:SimpleCPUOffloadConnector",
+    ),
+    "connector.config": ("vllm.config:KVTransferConfig",),
+    "connector.report": ("vllm.v1.outputs:KVConnectorOutput",),
+    "connector.stored": ("vllm.v1.simple_kv_offload.metadata:SimpleCPUOffloadWorkerMetadata",),
     # Chunks of the host.
     "offload.manager": ("vllm.v1.kv_offload.cpu.manager:CPUOffloadingManager",),
     "offload.request": ("vllm.v1.kv_offload.base:ReqContext", "vllm.v1.kv_offload.abstract:ReqContext"),

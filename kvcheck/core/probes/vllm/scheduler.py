@@ -28,6 +28,7 @@ LONG, SHORT, SQUEEZES = 40, 12, 10
 BUDGET = 16
 PIECE = 8
 STEPS = 900
+POLICIES = ("fcfs", "priority")
 LOOKAHEAD = "priority-lookahead"
 DRAFTS = 3
 TURNS, SAID, SWIFT = 12, 31, 6
@@ -55,7 +56,7 @@ class Scheduling:
 
     def control(self, rig: Rig) -> None:
         """One request in a pool that is large enough is computed and read. Nothing is freed."""
-        run = _SchedulerRun(rig, LENGTH // BLOCK + 2)
+        run = SchedulerRun(rig, LENGTH // BLOCK + 2)
         run.add(run.generator.unshared(LONGEST, OUTPUTS, 0))
         for _ in range(OUTPUTS):
             run.step()
@@ -66,7 +67,7 @@ class Scheduling:
         A pair is a long prompt and a short one that outranks it and may ask for one block too many in the step that
         has just given the long one its last piece.
         """
-        run = _SchedulerRun(rig, POOL)
+        run = SchedulerRun(rig, POOL)
         for _ in range(REQUESTS):
             run.add(run.generator.draw(LONGEST, OUTPUTS))
             for _ in range(rig.mix.below(4)):
@@ -82,13 +83,15 @@ class Scheduling:
         run.blocks.account([], "with all requests finished")
 
 
-class _SchedulerRun:
-    """A scheduler with its requests."""
+class SchedulerRun:
+    """A scheduler with its requests. transfer: the configuration of a connector; None: it has none."""
 
-    def __init__(self, rig: Rig, blocks: int) -> None:
+    def __init__(self, rig: Rig, blocks: int, transfer: Any = None) -> None:
         self.rig = rig
         with tempfile.TemporaryDirectory() as folder:
-            self.scheduler: Any = rig.measured(lambda: _scheduler(rig, blocks, folder), "making the scheduler")
+            self.scheduler: Any = rig.measured(
+                lambda: _scheduler(rig, blocks, folder, transfer), "making the scheduler"
+            )
         self.blocks = BlockBytes(rig, self.scheduler.kv_cache_manager, blocks)
         self.generator = request_generator(rig)
         self.unfinished: dict[str, TrackedRequest] = {}
@@ -132,6 +135,7 @@ class _SchedulerRun:
             tracked.table = self.blocks.table(tracked) if tracked in running else ()
             self._count(tracked, counts.get(tracked.name, 0))
         served = [tracked for tracked in running if tracked.name in counts]
+        self.begin_pass(plan)
         for tracked in served:
             end = int(tracked.request.num_computed_tokens)
             self.blocks.write(tracked, end - counts[tracked.name], end, running)
@@ -141,6 +145,12 @@ class _SchedulerRun:
         gone = [name for name, tracked in self.unfinished.items() if tracked.request.is_finished()]
         for name in gone:
             del self.unfinished[name]
+
+    def begin_pass(self, plan: Any) -> None:
+        """What a connector's worker does before a pass computes."""
+
+    def end_pass(self, plan: Any) -> Any:
+        """What a connector's worker reports after it; None: there is no connector."""
 
     def _count(self, tracked: TrackedRequest, scheduled: int) -> None:
         """Count preemptions and resumes by the scheduler's own counters."""
@@ -169,6 +179,7 @@ class _SchedulerRun:
             "logprobs": None,
             "prompt_logprobs_dict": {},
             "pooler_output": [],
+            "kv_connector_output": self.end_pass(plan),
         }
         output = fitted(self.rig.names["scheduler.output"], offered)
         self.rig.measured(lambda: self.scheduler.update_from_output(plan, output), "update_from_output")
@@ -179,7 +190,7 @@ def _is_whole(tracked: TrackedRequest) -> bool:
     return bool(tracked.request.num_computed_tokens >= tracked.request.num_tokens)
 
 
-def _scheduler(rig: Rig, blocks: int, folder: str) -> Any:
+def _scheduler(rig: Rig, blocks: int, folder: str, transfer: Any) -> Any:
     """The engine's scheduler for a model of one small layer, on a pool of that many blocks."""
     names = rig.names
     (Path(folder) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
@@ -195,7 +206,7 @@ def _scheduler(rig: Rig, blocks: int, folder: str) -> Any:
         "enable_chunked_prefill": True,
         "is_encoder_decoder": False,
         "async_scheduling": False,
-        "policy": rig.subject.partition("-")[0],
+        "policy": _policy(rig.subject),
         "block_size": BLOCK,
         "enable_prefix_caching": True,
     }
@@ -216,13 +227,21 @@ def _scheduler(rig: Rig, blocks: int, folder: str) -> Any:
             target_model_config=parts["model_config"],
             target_parallel_config=parts["parallel_config"],
         )
+    if transfer is not None:
+        parts["kv_transfer_config"] = transfer
     config = names["config"](**parts)
     offered = {
         "vllm_config": config,
-        "kv_cache_config": cache_config(rig, blocks),
+        "kv_cache_config": cache_config(rig, blocks, has_tensor=transfer is not None),
         "structured_output_manager": names["scheduler.grammars"](config),
         "block_size": BLOCK,
         "hash_block_size": BLOCK,
         "log_stats": False,
     }
     return fitted(names["scheduler"], offered)
+
+
+def _policy(subject: str) -> str:
+    """The policy that a subject names; the subjects of other probes name none."""
+    name = subject.partition("-")[0]
+    return name if name in POLICIES else POLICIES[0]

@@ -45,6 +45,16 @@ class ParallelConfig:
 
 
 @dataclass
+class KVTransferConfig:
+    """A connector."""
+
+    kv_connector: str
+    kv_role: str
+    engine_id: str
+    kv_connector_extra_config: dict
+
+
+@dataclass
 class DeviceConfig:
     """Where it runs."""
 

@@ -8,6 +8,15 @@ class FullAttentionSpec:
     """Size of a block."""
 
     block_size: int
+    page_size_bytes = 32
+
+
+@dataclass
+class KVCacheTensor:
+    """Where a layer lies."""
+
+    size: int
+    layers: list
 
 
 @dataclass

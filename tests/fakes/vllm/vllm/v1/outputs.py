@@ -1,6 +1,7 @@
 """Stand-in."""
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -9,3 +10,12 @@ class ModelRunnerOutput:
 
     req_ids: list
     sampled_token_ids: list
+    kv_connector_output: Any = None
+
+
+@dataclass
+class KVConnectorOutput:
+    """What a connector's worker reports."""
+
+    finished_recving: Any = None
+    kv_connector_worker_meta: Any = None

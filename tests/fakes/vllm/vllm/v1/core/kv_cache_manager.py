@@ -55,7 +55,13 @@ class KVCacheManager:
         return SimpleNamespace(blocks=(hit,)), len(hit) * self.size
 
     def allocate_slots(
-        self, request, num_new_tokens, num_new_computed_tokens=0, new_computed_blocks=None, num_lookahead_tokens=0
+        self,
+        request,
+        num_new_tokens,
+        num_new_computed_tokens=0,
+        new_computed_blocks=None,
+        num_lookahead_tokens=0,
+        is_loaded=False,
     ):
         """Blocks for hit and new tokens and those ahead, or None."""
         pool = self.block_pool
@@ -70,9 +76,14 @@ class KVCacheManager:
                 pool.free.remove(block)
             block.ref_cnt += 0 if has_fault("no-count") and block.ref_cnt else 1
         table = self.tables[request.request_id] = table + hit + [pool.take() for _ in range(more)]
-        for place, prefix in enumerate(request.hasher(request.all_token_ids[:end])):
-            pool.keep(prefix, table[place])
+        if not is_loaded:
+            self.keep(request, end)
         return SimpleNamespace(blocks=(table,))
+
+    def keep(self, request, end):
+        """Its blocks before that position can be found."""
+        for place, prefix in enumerate(request.hasher(request.all_token_ids[:end])):
+            self.block_pool.keep(prefix, self.tables[request.request_id][place])
 
     def get_block_ids(self, request_id):
         """One group."""

@@ -1,0 +1,79 @@
+"""The edits that bring the five bugs back into SGLang, and what was published of a fork with them.
+
+Invariants:
+- No engine is here: edits are applied to lines of this test, and published files are read as they are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas
+import pytest
+from engines.fork_edits import EDITS, Change, Edit, Unchanged, apply
+from rigs import ci_readers
+
+from kvcheck.core.base.codes import CODES
+from kvcheck.core.probes.sglang import SGLANG
+
+PUBLISHED = Path(__file__).parents[2] / "reports/published/engines/fork"
+EDIT = Edit(
+    name="two-files",
+    bug="a",
+    upstream="#1",
+    shows="two lines are gone",
+    changes=(
+        Change(file="one.py", pattern=r"\n +wait\(\)", text="", times=2),
+        Change(file="two.py", pattern=r"copy\((\w+)\)", text=r"\1"),
+    ),
+    cell="retract-resume/retract.nsa",
+    code="KV304",
+)
+
+
+def test_an_edit_changes_its_lines_in_every_file(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("a\n  wait()\nb\n    wait()\nc\n")
+    (tmp_path / "two.py").write_text("get = copy(row)\n")
+    apply(EDIT, tmp_path)
+    assert (tmp_path / "one.py").read_text() == "a\nb\nc\n"
+    assert (tmp_path / "two.py").read_text() == "get = row\n"
+
+
+@pytest.mark.parametrize("other", ["get = row\n", "get = copy(row), copy(row)\n"])
+def test_where_the_lines_are_others_nothing_is_written(other: str, tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("a\n  wait()\n  wait()\n")
+    (tmp_path / "two.py").write_text(other)
+    with pytest.raises(Unchanged, match=r"two-files: two\.py has its lines [02] times, expected 1"):
+        apply(EDIT, tmp_path)
+    assert (tmp_path / "one.py").read_text() == "a\n  wait()\n  wait()\n"
+
+
+def test_there_is_an_edit_of_every_bug_and_each_names_a_cell_that_a_probe_has() -> None:
+    assert {edit.bug for edit in EDITS} == set("abcde") and len({edit.name for edit in EDITS}) == len(EDITS)
+    for edit in EDITS:
+        scenario, _, shape = edit.cell.partition("/")
+        probe, _, subject = shape.partition(".")
+        row = SGLANG.probe(probe)
+        assert row is not None and row.scenario == scenario and subject in row.subjects, edit.cell
+        assert edit.code in CODES
+
+
+def failures(file: Path) -> list[tuple[str, str]]:
+    """Case and code of each failure of a JUnit file."""
+    suite = ci_readers.junit(file.read_text(encoding="utf-8"))
+    return [
+        (str(case.get("name")), str(each.get("type")))
+        for case in suite.iter("testcase")
+        for each in case.iter("failure")
+    ]
+
+
+def test_what_was_published_is_green_without_an_edit_and_names_each_bug_with_it() -> None:
+    table = pandas.read_csv(PUBLISHED / "fork.csv").set_index("branch")
+    assert [*table.index] == ["main", *(edit.name for edit in EDITS)] and all(table["as_expected"])
+    assert failures(PUBLISHED / "main/junit.xml") == failures(PUBLISHED / "main/gate.xml") == []
+    for edit in EDITS:
+        assert (edit.cell, edit.code) in failures(PUBLISHED / edit.name / "junit.xml")
+        gate = PUBLISHED / edit.name / "gate.xml"
+        assert len(failures(gate)) == 1 and f"{edit.code} " in gate.read_text() and edit.cell in gate.read_text()
+        assert table["expected"][edit.name] == f"{edit.code} {edit.cell}" and table["exit_code"][edit.name] == 1
