@@ -283,7 +283,7 @@ def _story(finding: Finding) -> dict[str, object]:
         "untold": "",
         "about": story.about,
         "drawing": story_svg(story),
-        "lanes": " · ".join(f"{lane_letter(at)} {lane}" for at, lane in enumerate(lanes_of(story))),
+        "lanes": [f"{lane_letter(at)} {lane}" for at, lane in enumerate(lanes_of(story))],
         "steps": rows,
         "history": story.history,
         "row": story.row,
