@@ -4,7 +4,7 @@
 #   docs/ci/pre-merge.sh [ARGUMENTS of kvcheck stress]
 #
 # OUT: the folder of the runs, emptied of what an earlier call left. BUDGET: a file of budgets; then BENCH names the case that
-# is measured, and the gate judges both runs.
+# is measured, and the gate judges both runs. BASELINE: a file of what is known; then the gate judges the run by it.
 set -euo pipefail
 
 if [ -n "${BUDGET:-}" ] && [ -z "${BENCH:-}" ]; then
@@ -15,8 +15,18 @@ OUT=${OUT:-build/kvcheck}
 rm -rf "$OUT/runs"
 mkdir -p "$OUT"
 
-kvcheck stress "$@" --out "$OUT/runs" -o junit="$OUT/junit.xml"
+judged=0
+kvcheck stress "$@" --out "$OUT/runs" -o junit="$OUT/junit.xml" || judged=$?
+# 1 and 4 are verdicts. The gate repeats them, less what the baseline knows.
+case "$judged" in
+0) ;;
+1 | 4) if [ -z "${BASELINE:-}" ]; then exit "$judged"; fi ;;
+*) exit "$judged" ;;
+esac
 if [ -n "${BUDGET:-}" ]; then
   kvcheck bench "$BENCH" --out "$OUT/runs"
-  kvcheck gate "$OUT"/runs/* --budget "$BUDGET" -o md="$OUT/gate.md" -o junit="$OUT/gate.xml"
+fi
+if [ -n "${BUDGET:-}${BASELINE:-}" ]; then
+  kvcheck gate "$OUT"/runs/* ${BUDGET:+--budget "$BUDGET"} ${BASELINE:+--baseline "$BASELINE"} \
+    -o md="$OUT/gate.md" -o junit="$OUT/gate.xml"
 fi

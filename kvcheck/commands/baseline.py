@@ -22,6 +22,7 @@ from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.report.gate.baseline import Entry, Kind, Status, judge_rows
 from kvcheck.core.report.gate.baseline_file import add_rows, read_baseline, remove_rows, rows_of
 from kvcheck.core.report.gate.result import has_enough
+from kvcheck.core.report.replay_line import FINDING
 from kvcheck.core.report.store import find_run
 
 Runs = Annotated[list[str], typer.Argument(help="Run id or its unique start, folder, or run.json; repeatable.")]
@@ -79,8 +80,9 @@ def show(file: File) -> None:
 
 @app.command()
 def accept(
-    run: Annotated[str, typer.Argument(help="Run id or its unique start, folder, or run.json.")],
-    finding: Annotated[str, typer.Argument(help="A finding's number or id, or the name of an UNKNOWN cell.")],
+    what: Annotated[
+        list[str], typer.Argument(help="A finding as RUN#N; or a run and a finding's id or an UNKNOWN cell's name.")
+    ],
     file: File,
     owner: Owner,
     reason: Reason,
@@ -88,8 +90,9 @@ def accept(
     out: StoredIn = DEFAULT_OUT,
 ) -> None:
     """Add a row for one finding or one UNKNOWN of a run to a file."""
+    run, name = _named(what)
     (record,) = _records([run], out)
-    picked = _Whose(owner, reason, expires).rows(_only(record, finding), conditional=True)
+    picked = _Whose(owner, reason, expires).rows(_only(record, name), conditional=True)
     there = {row.key: row.number for row in read_baseline(file)} if file.exists() else {}
     if (number := next((there[row.key] for row in picked if row.key in there), None)) is not None:
         raise UsageError(f"baseline {file}: row {number} is about this already; renew its date by hand")
@@ -121,6 +124,19 @@ def _records(runs: list[str], out: Path) -> list[RunRecord]:
         if not record.complete:
             raise UsageError(f"run {record.run_id} was cut short; expected a complete run: {record.repro}")
     return records
+
+
+def _named(what: list[str]) -> tuple[str, str]:
+    """The run, and the finding or cell of it. Raises UsageError."""
+    if len(what) == 2:
+        return what[0], what[1]
+    named = FINDING.fullmatch(what[0])
+    if len(what) > 2 or named is None or named["proof"] is not None:
+        raise UsageError(
+            f"{' '.join(what)}: expected one finding as RUN#N, such as 20260102-030405-0c4e91d7#1, or a run and the "
+            "name of an UNKNOWN cell"
+        )
+    return named["run"], named["number"]
 
 
 def _only(record: RunRecord, name: str) -> RunRecord:

@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.metadata
 import json
@@ -31,6 +30,7 @@ from kvcheck.core.base.bugs import BUGS
 from kvcheck.core.base.codes import CODES, Code
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.evidence_kinds import Kind
+from kvcheck.core.base.misspelt import did_you_mean, unknown_name
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.base.scratch import sweep
 from kvcheck.core.cache.pools.shape import ModelShape
@@ -163,9 +163,7 @@ def explain(
 def things(kind: str) -> dict[str, object]:
     """Name to row, over all tables of one kind; of a registry, name to sentence. Raises UsageError for another kind."""
     if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}{hint}")
+        raise UsageError(unknown_name("kind", kind, KINDS))
     found: dict[str, object] = {}
     for entry in KINDS[kind]:
         module, attribute = entry.split(":")
@@ -244,11 +242,9 @@ def _card(name: str) -> dict[str, str]:
                 }
     if name.lower() in (letters := {text[0]: text for text in BUGS.values()}):
         return {"bug": letters[name.lower()], "see": "docs/bugs.md"}
-    near = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name.upper(), names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
     raise UsageError(
-        f"nothing called {name!r} to explain; expected a code, or a name that kvcheck list prints{hint}; "
-        "see kvcheck list codes"
+        f"nothing called {name!r} to explain; expected a code, or a name that kvcheck list "
+        f"prints{did_you_mean(name, names)}; see kvcheck list codes"
     )
 
 

@@ -8,10 +8,10 @@ Invariants:
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import os
+import re
 import signal
 import sys
 import time
@@ -28,6 +28,7 @@ from kvcheck.commands.configured import META
 from kvcheck.commands.terminal import complain, say
 from kvcheck.core.base.deadline import LOOK_AGAIN_S, would_be_lost
 from kvcheck.core.base.errors import KvcheckError, UnknownVerdict, UsageError, machine_trouble
+from kvcheck.core.base.misspelt import did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "stress": ("kvcheck.commands.stress:stress", "Run schedules over a KV cache; check every word it serves."),
@@ -61,6 +62,11 @@ TELL_AFTER_S = 0.4
 
 OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF, errno.ENXIO})
 
+WRONG_TYPE = re.compile(
+    r"Invalid value for '(?P<option>[^']+)': Input should be (?P<wanted>[^,;]+)[^;]*(?P<more>.*)", re.DOTALL
+)
+"""How typer's parser says that a value is not of the option's type."""
+
 EXAMPLES: dict[str, str] = {
     "stress": "Examples: kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "
     "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --trace conversation.jsonl --requests 1000",
@@ -77,7 +83,7 @@ EXAMPLES: dict[str, str] = {
     "gate": "Examples: kvcheck gate 20260102-030405-0c4e91d7 --budget reports/baselines/cpu.toml | "
     "kvcheck gate STRESS_RUN BENCH_RUN --budget budgets.toml --on-inconclusive warn -o md=gate.md",
     "baseline": "Examples: kvcheck baseline save RUN known.toml --owner kv --reason 'issue 7' --expires 2027-03-01 | "
-    "kvcheck baseline accept RUN 3 known.toml --owner kv --reason 'issue 8' --expires 2027-03-01",
+    "kvcheck baseline accept RUN#3 known.toml --owner kv --reason 'issue 8' --expires 2027-03-01",
     "compare": "Examples: kvcheck compare RUN_A RUN_B | kvcheck compare RUN_A RUN_B -o md=changes.md",
     "engine-env": "Examples: kvcheck engine-env sglang==0.5.23 envs/sglang-0.5.23 --base envs/base | "
     "kvcheck engine-env vllm envs/vllm-fork --source ~/vllm",
@@ -115,8 +121,7 @@ class LazyGroup(TyperGroup):
         if ctx.resilient_parsing and args and args[0] in COMMANDS:
             return args[0], command_named(args[0]), args[1:]
         if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in COMMANDS:
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(COMMANDS)}"
+            hint = did_you_mean(args[0], COMMANDS) or f"; known: {', '.join(COMMANDS)}"
             raise UsageError(f"no command {args[0]!r}{hint}; see kvcheck --help")
         return super().resolve_command(ctx, args)
 
@@ -190,7 +195,7 @@ def run(arguments: list[str]) -> int:
             return 2
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):
             place = getattr(getattr(error, "ctx", None), "command_path", "kvcheck")
-            complain(f"{error.format_message().rstrip('.')}; see {place} --help")
+            complain(f"{_parse_message(error)}; see {place} --help")
             return 2
         if type(error).__name__ == "Abort":
             complain("interrupted")
@@ -271,6 +276,16 @@ def _open_missing_streams() -> None:
 def _reader_left() -> typer.Exit:
     _mute(sys.stdout)
     return typer.Exit(PIPE_CLOSED)
+
+
+def _parse_message(error: Any) -> str:
+    """What the option parser refused. A value of the wrong type: expected and got, which the parser leaves out."""
+    text = str(error.format_message()).rstrip(".")
+    rows = getattr(error.__cause__, "errors", None)
+    found = WRONG_TYPE.match(text)
+    if found is None or not callable(rows):
+        return text
+    return f"{found['option']}: expected {found['wanted']}, got {rows()[0]['input']!r}{found['more']}"
 
 
 def _mute(stream: TextIO) -> None:

@@ -1,7 +1,8 @@
 """`kvcheck replay`: run a printed schedule again, or the findings of a run.
 
 Invariants:
-- FIXED is printed only for a run that was judged and that followed the recorded path, if there is one.
+- FIXED is printed only for a run that was judged and that followed the recorded path, if there is one. A line that
+  expects no finding never failed, so it is CLEAN.
 - A finding is printed even if something else went wrong.
 - Lines of one installed engine share its child, one after the other.
 - On a device, only wrong bytes under imposed delays reproduce a finding, and FIXED is never printed.
@@ -71,7 +72,7 @@ def replay(
         row_of(plan).check_names(plan)
         for each in (plan,) if device is None else (_on_device(plan, device), plan):  # the CPU runs it first
             check_plan(each)
-    for _, group in groupby(plans, key=lambda plan: (plan.target, plan.device)):
+    for _, group in groupby(plans, key=lambda plan: (plan.target, plan.device, plan.engine_env)):
         for plan, done in _replayed([*group], times, device):
             for line in done.told if format_name == "text" else [done.to_json(plan, times)]:
                 say(line)
@@ -174,7 +175,8 @@ def _judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]
     unjudged = _why_unjudged(runs)
     if unjudged is not None:
         return Verdict.UNKNOWN, [f" UNKNOWN  {head}: {unjudged}"]
-    return Verdict.PASS, [f" FIXED  {head}: {times} of {counted(times, 'run')} clean"]
+    word = "CLEAN" if plan.expect is None else "FIXED"
+    return Verdict.PASS, [f" {word}  {head}: {times} of {counted(times, 'run')} clean"]
 
 
 def _is_line(what: str) -> bool:

@@ -171,6 +171,11 @@ class Session:
         self.run_id = self._store.claim(new_run_id)
         self.folder = out / self.run_id
 
+    def withdraw(self) -> None:
+        """Remove this run's folder, of a run that was refused before it began; one that holds something is left."""
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
     @property
     def version(self) -> str:
         """kvcheck's version."""

@@ -10,14 +10,14 @@ Invariants:
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.errors import UsageError, why_unread
+from kvcheck.core.base.misspelt import did_you_mean
 
 FILE_NAME = "pyproject.toml"
 TABLE = ("tool", "kvcheck")
@@ -114,7 +114,8 @@ def settings_of_file(path: Path, commands: Collection[str]) -> tuple[Setting, ..
     found: list[Setting] = []
     for command, table in (tables or {}).items():
         if command not in commands:
-            raise UsageError(f"{path}: [{before}{command}]: kvcheck has no such command{_hint(command, commands)}")
+            hint = did_you_mean(command, commands)
+            raise UsageError(f"{path}: [{before}{command}]: kvcheck has no such command{hint}")
         if not isinstance(table, dict):
             raise UsageError(f"{path}: {before}{command}: expected a table, [{before}{command}], got {table!r}")
         for key, value in table.items():
@@ -142,7 +143,7 @@ def check_names(settings: Sequence[Setting], command: str, options: Collection[s
     """Raise UsageError for a setting of this command that names no option of it."""
     for each in settings:
         if each.command == command and each.option not in options:
-            hint = _hint(each.option, options)
+            hint = did_you_mean(each.option, options)
             raise UsageError(f"{each.place}: kvcheck {command} has no option --{each.option}{hint}")
 
 
@@ -185,7 +186,7 @@ def _loaded(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"cannot read settings from {path}: {error}; expected a TOML file") from error
+        raise UsageError(f"cannot read settings from {path}: {why_unread(error)}; expected a TOML file") from error
 
 
 def _inside(loaded: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -193,8 +194,3 @@ def _inside(loaded: Mapping[str, Any]) -> dict[str, Any] | None:
     tool = loaded.get(TABLE[0])
     found = tool.get(TABLE[1]) if isinstance(tool, dict) else None
     return found if isinstance(found, dict) else None
-
-
-def _hint(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""

@@ -30,7 +30,7 @@ from kvcheck.core.report.wording import coverage_text, observed_texts, rounds_wo
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
 MAX_SHOWN = 3
 _COLOURS = {
-    **dict.fromkeys(("PASS", "OK", "FIXED"), "green"),
+    **dict.fromkeys(("PASS", "OK", "FIXED", "CLEAN"), "green"),
     **dict.fromkeys(("FAIL", "SLOWER", "STILL FAILS"), "red"),
     **dict.fromkeys(("????", "UNKNOWN", "INCONCLUSIVE", "NOT REPRODUCED"), "yellow"),
 }

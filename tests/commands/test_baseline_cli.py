@@ -71,7 +71,7 @@ def test_save_gate_accept_and_prune(tmp_path: Path, capsys: pytest.CaptureFixtur
     new = stored(tmp_path, newer)
     assert run(["gate", new, "--baseline", file]) == 1
     assert f"finding {newer.run_id}.2" in capsys.readouterr().out
-    assert run(["baseline", "accept", new, "2", file, *WHOSE]) == 0
+    assert run(["baseline", "accept", f"{new}#2", file, *WHOSE]) == 0
     assert run(["gate", new, "--baseline", file]) == 0
     assert run(["baseline", "accept", new, f"{newer.run_id}.2", file, *WHOSE]) == 2
     assert "is about this already" in capsys.readouterr().err
@@ -115,6 +115,9 @@ def test_show_marks_what_has_expired(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["save", "nothing", "known.toml", *WHOSE], "no run 'nothing'"),
         (["accept", "RUN", "7", "known.toml", *WHOSE], "has no finding and no UNKNOWN cell '7'; its findings: 1"),
         (["accept", "RUN", "2", "known.toml", *WHOSE], "is a symptom of"),
+        (["accept", "RUN", "known.toml", *WHOSE], "expected one finding as RUN#N"),
+        (["accept", "RUN", "1", "2", "known.toml", *WHOSE], "expected one finding as RUN#N"),
+        (["accept", "nothing#1", "known.toml", *WHOSE], "no run 'nothing'"),
         (["prune", "absent.toml", "RUN"], "No such file or directory"),
         (["show", "there.toml"], "expected TOML"),
     ],

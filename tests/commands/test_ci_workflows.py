@@ -50,13 +50,14 @@ def test_a_workflow_is_well_formed(name: str) -> None:
         ((b"contents: read", b"contents: write"), "permissions"),
         ((b"@11bd71901bbe5b1630ceea73d27597364c9af683", b"@v4"), "not pinned"),
         ((b"-o github=-\n", b"-o github=- || true\n"), "a verdict is hidden"),
+        ((b"          kvcheck gate ", b"          kvcheck report "), "a verdict is kept and not judged"),
         ((b"  pull_request:", b"  pull_request_target:"), "trigger"),
         ((b"stress $ARGUMENTS", b"stress ${{ github.head_ref }}"), "an expression in a script"),
         ((b"    timeout-minutes: 45\n", b""), "no timeout-minutes"),
         ((b"    runs-on:", b"    run-on:"), "unknown key 'run-on'"),
         ((b"      - name: kvcheck\n        run", b"      - name: kvcheck\n        ran"), "unknown key 'ran'"),
         (
-            (b'"$OUT/junit.xml" -o', b'"$OUT/junit.xml"\n      - name: again\n        run: kvcheck gate x -o'),
+            (b"-o github=-\n", b"-o github=-\n      - name: again\n        run: kvcheck gate x\n"),
             "one step",
         ),
     ],
@@ -92,8 +93,8 @@ def test_the_job_of_gitlab_keeps_its_reports_where_they_are_written() -> None:
     assert not HIDDEN.search(text) and len(job["script"]) == 1 and job["artifacts"]["when"] == "always"
     out = job["variables"]["OUT"]
     reports = job["artifacts"]["reports"]
-    assert reports == {"junit": f"{out}/junit.xml", "codequality": f"{out}/quality.json"}
-    assert '-o junit="$OUT/junit.xml" -o gitlab="$OUT/quality.json"' in job["script"][0]
+    assert reports == {"junit": f"{out}/gate.xml", "codequality": f"{out}/quality.json"}
+    assert '-o junit="$OUT/gate.xml" -o gitlab="$OUT/quality.json"' in job["script"][0]
 
 
 @pytest.mark.processes(starts=True)
@@ -117,7 +118,7 @@ def test_a_pull_request_that_brings_a_bug_back_is_red_and_named(brings: str | No
     assert failure.get("type") == "KV304" and "index_k_with_scale" in str(failure.get("message"))
     assert any(level == "error" and title == "KV304 buffer not moved" for level, title, _ in found)
     line = next(line for line in str(failure.text).splitlines() if line.startswith("next: kvcheck replay "))
-    assert "#1 --out build/kvcheck" in line and line.removeprefix("next: ") in done.summary
+    assert "#1 --out build/kvcheck/runs" in line and line.removeprefix("next: ") in done.summary
 
 
 @pytest.mark.processes(starts=True)
@@ -128,6 +129,38 @@ def test_a_run_that_judges_too_little_stops_the_pull_request_too(tmp_path: Path)
     assert (done.exit_code, done.failed) == (4, "kvcheck"), done.output
     suite = ci_readers.junit((tmp_path / "build/kvcheck/junit.xml").read_text(encoding="utf-8"))
     assert (suite.get("failures"), suite.get("errors")) == ("0", "1")
+
+
+KNOWN = """
+[[unknown]]
+cell = "retract-resume/glm-5.1-tiny"
+says = "{says}"
+owner = "kv team"
+reason = "its time is short here"
+expires = 2099-01-01
+"""
+
+
+@pytest.mark.processes(starts=True)
+@pytest.mark.parametrize(("says", "code"), [("its time was up", 0), ("another reason", 4)])
+def test_what_a_baseline_knows_is_green_and_all_else_is_not(says: str, code: int, tmp_path: Path) -> None:
+    _, workflow = read("github-pull-request.yml")
+    (tmp_path / "known.toml").write_text(KNOWN.format(says=says))
+    short = f"{CELL} --min-schedules 3 --max-time 0.01"
+    env = {**workflow["env"], "ARGUMENTS": short, "BASELINE": "known.toml"}
+    done = run_steps(workflow["jobs"]["kvcheck"]["steps"], tmp_path, env=env)
+    assert done.exit_code == code, done.output
+    suite = ci_readers.junit((tmp_path / "build/kvcheck/gate.xml").read_text(encoding="utf-8"))
+    assert (suite.get("skipped"), suite.get("errors")) == ("1", "0" if code == 0 else "1")
+
+
+@pytest.mark.processes(starts=True)
+def test_a_run_without_a_verdict_is_not_gated(tmp_path: Path) -> None:
+    _, workflow = read("github-pull-request.yml")
+    env = {**workflow["env"], "ARGUMENTS": "no-such-scenario"}
+    done = run_steps(workflow["jobs"]["kvcheck"]["steps"], tmp_path, env=env)
+    assert (done.exit_code, done.failed) == (2, "kvcheck"), done.output
+    assert "kvcheck gate" not in done.output and not (tmp_path / "build/kvcheck/gate.xml").exists()
 
 
 @pytest.mark.processes(starts=True)
@@ -156,7 +189,7 @@ def test_the_nightly_finds_the_version_that_it_installs(tmp_path: Path) -> None:
         folder = tmp_path / release
         done = run_steps(steps, folder, env=env, names=("Install kvcheck", "Find the version", *ENGINE))
         assert done.exit_code == 0, done.output
-        assert (folder / ".github_env").read_text() == "VERSION=9.9.9\n"
+        assert done.variables == "VERSION=9.9.9\n"
         asked = "index versions --pre vllm" if release == "pre" else "index versions vllm"
         assert done.installed.splitlines()[-2:] == [asked, "engine-env vllm==9.9.9 envs/engine"]
         assert is_accepted("engine-env vllm==9.9.9 envs/engine")
@@ -170,6 +203,16 @@ def test_the_script_before_a_merge_stops_at_a_finding(tmp_path: Path) -> None:
     assert done.exit_code == 1, done.output
     ci_readers.junit((tmp_path / "build/kvcheck/junit.xml").read_text(encoding="utf-8"))
     assert len([*(tmp_path / "build/kvcheck/runs").iterdir()]) == 1, "an earlier call's runs are not judged"
+
+
+@pytest.mark.processes(starts=True)
+@pytest.mark.parametrize(("baseline", "code"), [("known.toml", 0), ("", 4)])
+def test_the_script_before_a_merge_knows_a_baseline(baseline: str, code: int, tmp_path: Path) -> None:
+    step = {"name": "pre-merge", "run": f"{CI / 'pre-merge.sh'} {CELL} --min-schedules 3 --max-time 0.01"}
+    (tmp_path / "known.toml").write_text(KNOWN.format(says="its time was up"))
+    done = run_steps([step], tmp_path, env={"OUT": str(tmp_path / "out"), "BASELINE": baseline})
+    assert done.exit_code == code, done.output
+    assert (tmp_path / "out/gate.xml").exists() == bool(baseline)
 
 
 @pytest.mark.processes(starts=True)

@@ -74,10 +74,16 @@ UNUSABLE = {
     "endless max time": (["stress", "--max-time", "inf"], "--max-time: expected a number, got inf"),
     "too many requests": ([*SMALL, "--requests", "10000001"], "requests: expected at most 10000000, got 10000001"),
     "long trace name": ([*SMALL, "--trace", "x" * 5000], "File name too long"),
-    "seed": (["stress", "--seed", "abc"], "'--seed'"),
+    "seed": (["stress", "--seed", "abc"], "--seed: expected a valid integer, got 'abc'"),
     "long seed": ([*SMALL, "--seed", "9" * 30], "--seed: expected an integer of at most 20 digits"),
     "output": (["stress", "-o", "html"], "expected FORMAT=PATH"),
     "output format": (["stress", "-o", "pdf=x.pdf"], "unknown format 'pdf'"),
+    "number that is none": (["bench", "--precision", "much"], "--precision: expected a valid number, got 'much'"),
+    "mutant misspelt": (
+        ["stress", "--mutant", "offload-skip-index-buffer"],
+        "did you mean 'offload-skips-index-buffer'?",
+    ),
+    "case": (["stress", "HiCache"], "did you mean 'hicache'?"),
     "option": (["stress", "--nope"], "No such option: --nope"),
     "command": (["nope"], "no command 'nope'; known: stress"),
     "trace": (["stress", "--trace", "no-such.jsonl"], "trace no-such.jsonl: expected a JSONL file"),
@@ -124,6 +130,12 @@ def test_what_cannot_be_done_exits_2_with_one_line(
     arguments, expected = UNUSABLE[name]
     assert run(arguments) == 2
     assert expected in complaint(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_resume_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*SMALL, "--seed", "1", "--resume", "--out", str(tmp_path)]) == 2
+    assert "--resume: no interrupted run with this plan and seed" in complaint(capsys)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -107,8 +107,8 @@ def test_a_list_that_was_typed_is_not_added_to(here: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[tool.kvcheck.stress]\nschedulez = 3", "--schedulez; did you mean schedules?"),
-        ("[tool.kvcheck.stres]\nseed = 3", "[tool.kvcheck.stres]: kvcheck has no such command; did you mean stress?"),
+        ("[tool.kvcheck.stress]\nschedulez = 3", "--schedulez; did you mean 'schedules'?"),
+        ("[tool.kvcheck.stres]\nseed = 3", "[tool.kvcheck.stres]: kvcheck has no such command; did you mean 'stress'?"),
         ("[tool.kvcheck]\nstress = 3", "tool.kvcheck.stress: expected a table, [tool.kvcheck.stress], got 3"),
         ("[tool.kvcheck.stress]\nseed = true", "expected a text or a number for --seed, got True"),
         ("[tool.kvcheck.stress]\nseed = [1]", "expected one value for --seed, got [1]"),
@@ -152,7 +152,7 @@ def test_wrong_variables_and_files_that_are_not_there(
     monkeypatch.setenv("KVCHECK_STRESS_SHAPES", "a")
     assert run(["stress"]) == 2
     assert (
-        "KVCHECK_STRESS_SHAPES: kvcheck stress has no option --shapes; did you mean shape?" in capsys.readouterr().err
+        "KVCHECK_STRESS_SHAPES: kvcheck stress has no option --shapes; did you mean 'shape'?" in capsys.readouterr().err
     )
     assert run(["config", "show", "stres"]) == 2
     assert "expected one of stress, replay, " in capsys.readouterr().err

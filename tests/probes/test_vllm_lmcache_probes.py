@@ -93,6 +93,14 @@ def test_without_a_fault_all_that_is_wanted_was_counted(
 
 
 @pytest.mark.processes
+def test_a_name_that_has_moved_is_in_the_reason_of_an_unknown(children: dict[str, EngineProcess], fake: Path) -> None:
+    put_fault(fake, "pins-are-watched")
+    unknown = first_bad(children["lmcache"], "local-cpu.lru").unknown or ""
+    assert "the control case failed: pin raised AssertionError: config is required" in unknown
+    assert "; done without: this release has no pins.watch (tried lmcache.v1.pin_monitor:PinMonitor" in unknown
+
+
+@pytest.mark.processes
 def test_equal_asks_have_equal_answers(children: dict[str, EngineProcess], fake: Path) -> None:
     put_fault(fake, "stale-hash")
     replies = [first_bad(children["vllm"], "blocks.full") for _ in range(5)]

@@ -199,7 +199,7 @@ def test_a_new_finding_beside_a_known_one_fails(change: dict[str, str], why: str
     assert problem.trouble is not None and problem.trouble.named in problem.message
     assert problem.trouble.named.startswith(f"finding {PASSED.run_id}.2, place ")
     assert problem.trouble.replay == FOREIGN.replay
-    assert "kvcheck baseline accept RUN FINDING known.toml" in "\n".join(result_lines(result))
+    assert "kvcheck baseline accept RUN#N known.toml" in "\n".join(result_lines(result))
 
 
 def test_a_place_is_the_same_for_other_pages_requests_lines_and_runs() -> None:

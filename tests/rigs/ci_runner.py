@@ -1,8 +1,8 @@
-"""Workflow files checked by hand, and their `run` steps run as a CI runner runs them, without a network.
+"""Workflow files checked by hand, and their `run` steps run as a CI runner runs them.
 
 Invariants:
-- Stand-ins for `python -m pip`, new environments and `kvcheck engine-env` write down what would be installed. All else
-  of a step is run.
+- Stand-ins for `python -m pip`, new environments and `kvcheck engine-env` write down what would be installed, without
+  a network. All else of a step is run. With programs of the caller's own nothing stands in.
 - Steps run in order, with the environment of workflow, job and step. After a failure only steps that ask for it run.
 """
 
@@ -19,17 +19,20 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 CI = ROOT / "docs" / "ci"
+KEPT_VARIABLES = ("HOME", "LANG", "TMPDIR")
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 STEP_KEYS = {"name", "uses", "with", "run", "env", "if", "shell", "working-directory"}
 JOB_KEYS = {"runs-on", "timeout-minutes", "strategy", "env", "steps"}
 TOP_KEYS = {"name", "on", "permissions", "concurrency", "env", "jobs"}
 EXPRESSION = re.compile(r"\$\{\{\s*(.*?)\s*\}\}")
+KEPT = re.compile(r"\|\|\s*\w+=\$\?")
+"""A step that goes on after a failure, with its exit code in a variable. Its last line has to give the verdict."""
 HIDDEN = re.compile(r"\|\|\s*(true|:)|set \+e|continue-on-error|allow_failure")
 
 STAND_IN = """#!/usr/bin/env bash
 if [ "$1 $2" = "-m pip" ]; then
   shift 2
-  echo "$@" >> "$PIP_LOG"
+  echo "$@" >> "$INSTALLED"
   if [ "$1" = index ]; then echo "$4${3:+ }(9.9.9)"; fi
   exit 0
 fi
@@ -44,7 +47,7 @@ exec "$REAL_PYTHON" "$@"
 """
 KVCHECK = """#!/usr/bin/env bash
 if [ "$1" = engine-env ]; then
-  echo "$@" >> "$PIP_LOG"
+  echo "$@" >> "$INSTALLED"
   exit 0
 fi
 exec "$REAL_PYTHON" -m kvcheck "$@"
@@ -60,6 +63,7 @@ class Done:
     output: str
     summary: str
     installed: str
+    variables: str
 
 
 def faults(text: str, workflow: Mapping[Any, Any]) -> list[str]:
@@ -94,27 +98,33 @@ def step_faults(step: Mapping[str, Any]) -> Iterator[str]:
         yield f"{step['uses']} is not pinned to a commit"
     if EXPRESSION.search(step.get("run", "")):
         yield f"{step.get('name')}: an expression in a script can bring in code; pass it by env"
+    if KEPT.search(step.get("run", "")) and not step["run"].rstrip().splitlines()[-1].startswith("kvcheck gate "):
+        yield f"{step.get('name')}: a verdict is kept and not judged"
     if "run" in step and not step.get("name"):
         yield "a step without a name"
 
 
 def run_steps(
-    steps: list[Mapping[str, Any]], folder: Path, *, env: Mapping[str, str], names: tuple[str, ...] | None = None
+    steps: list[Mapping[str, Any]],
+    folder: Path,
+    *,
+    env: Mapping[str, str],
+    names: tuple[str, ...] | None = None,
+    programs: Path | None = None,
+    limit_s: float = 240,
 ) -> Done:
-    """Run the `run` steps in a checkout. names: those that need no network; None: all."""
+    """Run the `run` steps in a checkout. names: those that need no network; None: all. programs: a folder with python
+    and kvcheck that are run as they are; None: stand-ins. limit_s: of a step."""
     tools = folder / ".tools"
-    tools.mkdir(parents=True)
-    for name, text in (("python", STAND_IN), ("python3", STAND_IN), ("kvcheck", KVCHECK)):
-        (tools / name).write_text(text, encoding="utf-8")
-        (tools / name).chmod(0o755)
-    files = {name: folder / f".{name.lower()}" for name in ("GITHUB_STEP_SUMMARY", "GITHUB_ENV", "PIP_LOG")}
-    for path in files.values():
-        path.touch()
+    tools.mkdir(parents=True, exist_ok=programs is not None)
+    files = {name: tools / name.lower() for name in ("GITHUB_STEP_SUMMARY", "GITHUB_ENV")}
+    installed = tools / "installed"
+    for path in (*files.values(), installed):
+        path.write_text("", encoding="utf-8")
     around = {
-        **{name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ},
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "REAL_PYTHON": sys.executable,
-        "PYTHONPATH": str(ROOT),
+        **{name: value for name, value in os.environ.items() if name in KEPT_VARIABLES},
+        **(_stand_ins(tools, installed) if programs is None else {}),
+        "PATH": f"{programs or tools}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         **{name: str(path) for name, path in files.items()},
         **env,
@@ -133,7 +143,7 @@ def run_steps(
             env={**around, **new, **own},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=limit_s,
             check=False,
         )
         output += done.stdout + done.stderr
@@ -144,5 +154,14 @@ def run_steps(
         failed=failed,
         output=output,
         summary=files["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8"),
-        installed=files["PIP_LOG"].read_text(encoding="utf-8"),
+        installed=installed.read_text(encoding="utf-8"),
+        variables=files["GITHUB_ENV"].read_text(encoding="utf-8"),
     )
+
+
+def _stand_ins(tools: Path, installed: Path) -> dict[str, str]:
+    """Write the stand-ins. Returns the variables that they need."""
+    for name, text in (("python", STAND_IN), ("python3", STAND_IN), ("kvcheck", KVCHECK)):
+        (tools / name).write_text(text, encoding="utf-8")
+        (tools / name).chmod(0o755)
+    return {"REAL_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "INSTALLED": str(installed)}

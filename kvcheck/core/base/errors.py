@@ -121,6 +121,16 @@ _TEXTS = {
 """How torch, gloo and the loader of libraries say the same, without a number."""
 
 
+def why_unread(error: BaseException) -> str:
+    """Why a file could not be read, without its name, which the caller prints: the system's reason, or what is wrong
+    with the text."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"expected UTF-8 text, got byte 0x{error.object[error.start]:02x} at {error.start}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error)
+
+
 def machine_trouble(error: BaseException) -> str | None:
     """What the machine lacks, such as memory, if that is why `error` or its cause was raised; None for any other
     error."""

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.errors import UsageError, why_unread
 from kvcheck.core.base.story import Story
 
 SCHEMA_VERSION = "5"
@@ -296,7 +296,9 @@ def read_record(path: Path) -> RunRecord:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read run record {file}: {error}; expected a run.json or its folder") from error
+        raise UsageError(
+            f"cannot read run record {file}: {why_unread(error)}; expected a run.json or its folder"
+        ) from error
     try:
         raw = json.loads(text, parse_constant=_no_number)
     except json.JSONDecodeError as error:

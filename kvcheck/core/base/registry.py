@@ -8,12 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar, cast
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.misspelt import unknown_name
 
 T = TypeVar("T")
 
@@ -37,9 +37,7 @@ class Registry(Generic[T]):
         """Raise UsageError unless `name` is known; imports nothing."""
         if name in self._entries:
             return
-        near = difflib.get_close_matches(name, self._entries, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"unknown {self.kind} {name!r}; known: {', '.join(self._entries)}{hint}")
+        raise UsageError(unknown_name(self.kind, name, self._entries))
 
     def names(self) -> tuple[str, ...]:
         """Known names in table order."""

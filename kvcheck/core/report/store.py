@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-import difflib
 import os
 import secrets
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.misspelt import did_you_mean
 from kvcheck.core.base.record import RunRecord, check_run_id
 
 RUN_FILE = "run.json"
@@ -137,8 +137,7 @@ def find_run(name: str, out: Path) -> Path:
             f"no run {name!r}: expected a run id, a folder or a run.json, and {out} holds no runs; "
             "make one with `kvcheck stress`, or name their folder with --out DIR"
         )
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, known)
     raise UsageError(f"no run {name!r}: expected a run id, a folder or a run.json; {out} holds {_some(known)}{hint}")
 
 

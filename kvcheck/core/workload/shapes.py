@@ -11,12 +11,12 @@ Invariants:
 
 from __future__ import annotations
 
-import difflib
 from typing import Final
 
 import torch
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.misspelt import unknown_name
 from kvcheck.core.cache.pools.shape import ModelShape
 
 
@@ -24,9 +24,7 @@ def shape(name: str) -> ModelShape:
     """The preset called `name`. Raises UsageError for an unknown name."""
     if name in SHAPES:
         return SHAPES[name]
-    near = difflib.get_close_matches(name, SHAPES, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise UsageError(f"unknown shape {name!r}; known: {', '.join(SHAPES)}{hint}")
+    raise UsageError(unknown_name("shape", name, SHAPES))
 
 
 def _layers(count: int) -> tuple[int, ...]:

@@ -39,6 +39,8 @@ class Names:
     def __init__(self, table: Mapping[str, tuple[str, ...]]) -> None:
         self._table = table
         self._found: dict[str, Found] = {}
+        self.done_without: dict[str, str] = {}
+        """What a schedule asked for with `has` and did without, with the places tried. Emptied before each."""
 
     def __getitem__(self, name: str) -> Any:
         """The class or function. Raises CannotDrive if no known place has it."""
@@ -46,11 +48,16 @@ class Names:
         return self.find(name).thing
 
     def has(self, name: str) -> bool:
-        return not self.find(name).why_not
+        """Whether some releases' capability is there. A probe does without one that is not."""
+        why_not = self.find(name).why_not
+        if why_not:
+            self.done_without[name] = why_not
+        return not why_not
 
     def require(self, names: tuple[str, ...]) -> None:
         """Raise CannotDrive with every name that is missing, broken imports first."""
-        missing = sorted((self.find(name) for name in names if not self.has(name)), key=lambda each: not each.error)
+        found = [self.find(name) for name in names]
+        missing = sorted((each for each in found if each.why_not), key=lambda each: not each.error)
         if missing:
             raise CannotDrive("; ".join(each.why_not for each in missing))
 

@@ -26,7 +26,6 @@ Invariants:
 from __future__ import annotations
 
 import datetime
-import difflib
 import json
 import re
 import tomllib
@@ -37,7 +36,8 @@ from pathlib import Path
 
 from kvcheck.core.base.causes import place_of
 from kvcheck.core.base.codes import CODES
-from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.errors import UsageError, why_unread
+from kvcheck.core.base.misspelt import did_you_mean, unknown_name
 from kvcheck.core.base.record import RunRecord, Verdict
 from kvcheck.core.report.gate.baseline import Entry, Kind, engine_name, roots
 from kvcheck.core.report.store import write_text
@@ -58,7 +58,9 @@ def parse_baseline(text: str, path: Path) -> tuple[Entry, ...]:
     try:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"baseline {path}: {error}; expected TOML with [[finding]] and [[unknown]] tables") from error
+        raise UsageError(
+            f"baseline {path}: {why_unread(error)}; expected TOML with [[finding]] and [[unknown]] tables"
+        ) from error
     rows: list[Entry] = []
     for key, tables in raw.items():
         if key not in [kind.value for kind in Kind]:
@@ -153,7 +155,7 @@ def _text_of(path: Path) -> str:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
         raise UsageError(
-            f"baseline {path}: {error.strerror or error}; expected a TOML file, which kvcheck baseline save makes"
+            f"baseline {path}: {why_unread(error)}; expected a TOML file, which kvcheck baseline save makes"
         ) from error
     except ValueError as error:
         raise UsageError(f"baseline {path}: not UTF-8 text ({error}); expected a TOML file") from error
@@ -178,16 +180,13 @@ def _entry(where: str, kind: Kind, number: int, table: Mapping[str, object]) -> 
     known = ("engine", *ABOUT[kind], *WHOSE)
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"{where}: unknown key {key!r}; known: {', '.join(known)}{hint}")
+            raise UsageError(f"{where}: {unknown_name('key', key, known)}")
     for key in known[1:]:
         if key not in table:
             raise UsageError(f"{where}: the key {key!r} is missing; expected {', '.join(known[1:])}")
     texts = {key: _text(where, key, value) for key, value in table.items() if key != "expires"}
     if kind is Kind.FINDING and texts["code"] not in CODES:
-        near = difflib.get_close_matches(texts["code"], CODES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(texts["code"], CODES)
         raise UsageError(f"{where}: code: expected a finding code, got {texts['code']!r}{hint}; see kvcheck list codes")
     expires = table["expires"]
     if isinstance(expires, datetime.datetime) or not isinstance(expires, datetime.date):

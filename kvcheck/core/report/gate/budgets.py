@@ -15,13 +15,13 @@ Invariants:
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.errors import UsageError, why_unread
+from kvcheck.core.base.misspelt import unknown_name
 from kvcheck.core.base.record import BenchRow
 
 NAMED = ("case", "arm", "baseline")
@@ -64,8 +64,9 @@ def read_budgets(path: Path) -> tuple[Budget, ...]:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # not there, not text, or not TOML
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"budget file {path}: {reason}; expected a TOML file with [[{TABLE}]] tables") from error
+        raise UsageError(
+            f"budget file {path}: {why_unread(error)}; expected a TOML file with [[{TABLE}]] tables"
+        ) from error
     for key in raw:
         if key != TABLE:
             raise UsageError(f"budget file {path}: unknown key {key!r}; known: [[{TABLE}]] tables and nothing else")
@@ -82,9 +83,7 @@ def read_budgets(path: Path) -> tuple[Budget, ...]:
 def _budget(where: str, table: Mapping[str, object]) -> Budget:
     for key in table:
         if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"{where}: unknown key {key!r}; known: {', '.join(KEYS)}{hint}")
+            raise UsageError(f"{where}: {unknown_name('key', key, KEYS)}")
     for key in NAMED:
         if key not in table:
             raise UsageError(f"{where}: the key {key!r} is missing; expected {', '.join(NAMED)} and a bound")

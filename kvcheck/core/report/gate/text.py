@@ -85,7 +85,7 @@ def _baseline(found: BaselineResult, *, has_new: bool) -> tuple[str, str, tuple[
     others = [row for row in found.rows if row not in failing and row.status != Status.ELSEWHERE.value]
     details = [row_text(row) for row in (*failing, *sorted(others, key=lambda row: row.status == Status.KNOWN.value))]
     if has_new:
-        details.append(f"to accept a new finding: kvcheck baseline accept RUN FINDING {found.file} --owner WHO ...")
+        details.append(f"to accept a new finding: kvcheck baseline accept RUN#N {found.file} --owner WHO ...")
     text = f"{counted(len(found.rows), 'row')} in {found.file}: {', '.join(counts) or 'none'}"
     if failing:
         text += f"; {counted(len(failing), 'row')} to mend"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.errors import UsageError, why_unread
 from kvcheck.core.stress.mutation.edits import Edit
 from kvcheck.core.stress.mutation.results import SURVIVED, Result
 
@@ -27,7 +27,9 @@ def read_equivalent(path: Path = LIST) -> dict[str, dict[str, str]]:
     try:
         value = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error}; expected a TOML file with a table for each file") from error
+        raise UsageError(
+            f"cannot read {path}: {why_unread(error)}; expected a TOML file with a table for each file"
+        ) from error
     for file, rows in value.items():
         if not isinstance(rows, dict) or not all(isinstance(text, str) and text.strip() for text in rows.values()):
             raise UsageError(f"{path}, {file}: expected a table of ids, each with an argument")

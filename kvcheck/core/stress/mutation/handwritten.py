@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvcheck.core.base.codes import CODES
-from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.errors import UsageError, why_unread
 from kvcheck.core.stress.mutation.campaign import Subject
 from kvcheck.core.stress.mutation.edits import CACHE, diff_of_texts
 from kvcheck.core.stress.mutation.reach import Reach
@@ -45,7 +45,7 @@ def read_hand_edits(path: Path, folder: Path) -> list[HandEdit]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error}; expected a JSON list of edits") from error
+        raise UsageError(f"cannot read {path}: {why_unread(error)}; expected a JSON list of edits") from error
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise UsageError(f"{path}: expected a JSON list of objects with {NEEDED}, one at least")
     found = [_hand_edit(row, path, folder) for row in rows]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.errors import UsageError, why_unread
 
 RESULTS_FILE = "results.jsonl"
 OUTCOMES = ("killed", "unknown", "survived", "hang", "crash", "unreached", "equivalent", "legal", "invalid", "unclear")
@@ -148,7 +148,9 @@ def _lines(path: Path) -> Iterator[dict[str, object]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error}; expected a results.jsonl of kvcheck mutate") from error
+        raise UsageError(
+            f"cannot read {path}: {why_unread(error)}; expected a results.jsonl of kvcheck mutate"
+        ) from error
     for number, line in enumerate(text.split("\n")[:-1], 1):  # the last one is empty, or was cut short
         try:
             value = json.loads(line)

@@ -6,9 +6,8 @@ Invariants:
 
 from __future__ import annotations
 
-import difflib
-
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.misspelt import unknown_name
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants.checks import CHECKS
 from kvcheck.core.targets.mutants.disturbed import DISTURBED
@@ -27,9 +26,7 @@ MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in ROWS}
 def mutant(name: str) -> Mutant:
     """The mutant of that name. Raises UsageError for an unknown one."""
     if name not in MUTANTS:
-        near = difflib.get_close_matches(name, MUTANTS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"unknown mutant {name!r}; known: {', '.join(MUTANTS)}{hint}")
+        raise UsageError(unknown_name("mutant", name, MUTANTS, listed_by="kvcheck list mutants"))
     return MUTANTS[name]
 
 

@@ -35,6 +35,7 @@ class LocalCPUBackend:
 
     def pin(self, key):
         """Not to be evicted."""
+        assert not has_fault("pins-are-watched"), "config is required"
         self.chunks[key].change(0, 1)
         return True
 
