@@ -1,34 +1,62 @@
 #!/usr/bin/env bash
-# Makes the pictures of the documents. Needs chromium; --no-sandbox lets it run as root.
+# Makes every picture of the documents. Needs chromium, and kvcheck in the environment of PYTHON; PICTURES names some of them alone.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-
-chromium --headless --no-sandbox --hide-scrollbars --window-size=1400,820 --screenshot="$PWD/releases.png" \
-  "file://$(cd ../.. && pwd)/reports/published/engines/releases.html"
-
-# The story of a missing wait, out of the page of a run of bug b in docs/bugs.md.
+here="$PWD" root="$(cd ../.. && pwd)" python="${PYTHON:-python3}"
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
-"${PYTHON:-python3}" -m kvcheck stress hicache --shape glm-5.1-tiny --requests 20 --seed 1 --schedules 3 --jobs 1 \
-  --mutant index-key-reader-without-wait --out "$work" > "$work/printed.txt" || test $? -eq 1
-"${PYTHON:-python3}" - "$work" <<'PAGE'
+cd "$work"
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+
+wanted() { [[ " ${PICTURES:-bugs releases matrix prices} " == *" $1 "* ]]; }
+
+# shot PAGE NAME WIDTH HEIGHT: the first screen of a page. --no-sandbox lets it run as root.
+shot() {
+  chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size="$3,$4" --screenshot="$work/$2.png" "file://$1" 2> chromium.txt ||
+    { cat chromium.txt >&2; exit 1; }
+}
+
+# The story of the first cause of each bug: the figure out of the page of the red command of docs/bugs.md.
+if wanted bugs; then
+  for letter in a b c d e; do
+    line="$(sed -n "/^## $letter/,/^## /s/^kvcheck \(.*\)  # red: .*/\1/p" "$root/docs/bugs.md")"
+    read -ra words <<< "$line"
+    "$python" -m kvcheck "${words[@]}" --jobs 1 --out "$letter" > printed.txt || test $? -eq 1
+    "$python" - "$letter" << 'PAGE'
 import pathlib, re, sys
-page = next(pathlib.Path(sys.argv[1]).glob("*/report.html")).read_text(encoding="utf-8")
+letter = sys.argv[1]
+page = next(pathlib.Path(letter).glob("*/report.html")).read_text(encoding="utf-8")
+if 'class="story"' not in page:
+    raise SystemExit(f"bug {letter}: the run had no time for its story; run this on an idle machine")
 style, figure = (re.search(text, page, re.DOTALL)[0] for text in ("<style>.*?</style>", '<figure class="story">.*?</figure>'))
 text = f'<!doctype html><meta charset="utf-8">{style}<body style="max-width:none">{figure}'
-pathlib.Path(sys.argv[1], "story.html").write_text(text, encoding="utf-8")
+pathlib.Path(f"{letter}.html").write_text(text, encoding="utf-8")
 PAGE
-chromium --headless --no-sandbox --hide-scrollbars --window-size=900,880 --screenshot="$PWD/story.png" "file://$work/story.html"
+    shot "$work/$letter.html" "bug-$letter" 980 1400
+  done
+fi
 
-# The first screens of two pages: the run of `kvcheck stress --seed 1`, and a price list.
-(cd "$work" && "${PYTHON:-python3}" -m kvcheck stress --seed 1 > printed.txt)
-"${PYTHON:-python3}" -m kvcheck report ../../reports/published/cpu/*/run.json -o html="$work/prices.html"
-chromium --headless --no-sandbox --hide-scrollbars --window-size=1280,560 --screenshot="$work/matrix.png" \
-  "file://$(echo "$work"/reports/runs/*/report.html)"
-chromium --headless --no-sandbox --hide-scrollbars --window-size=1280,1460 --screenshot="$work/prices.png" "file://$work/prices.html"
-"${PYTHON:-python3}" - "$work" <<'SMALL'
+# The first screens of pages: releases by bugs, the run of `kvcheck stress --seed 1`, and a price list.
+if wanted releases; then
+  shot "$root/reports/published/engines/releases.html" releases 1400 820
+fi
+if wanted matrix; then
+  "$python" -m kvcheck stress --seed 1 > printed.txt
+  shot "$(echo "$work"/reports/runs/*/report.html)" matrix 1280 560
+fi
+if wanted prices; then
+  "$python" -m kvcheck report "$root"/reports/published/cpu/*/run.json -o html="$work/prices.html"
+  shot "$work/prices.html" prices 1280 1460
+fi
+
+# What is left empty below is cut off, and colours are counted, so that a picture stays small.
+"$python" - "$here" << 'SMALL'
 import pathlib, sys
-from PIL import Image
-for name in ("matrix.png", "prices.png"):
-    Image.open(pathlib.Path(sys.argv[1], name)).convert("RGB").quantize(64).save(name, optimize=True)
+from PIL import Image, ImageChops
+for path in sorted(pathlib.Path().glob("*.png")):
+    picture = Image.open(path).convert("RGB")
+    empty = Image.new("RGB", picture.size, picture.getpixel((picture.width - 1, picture.height - 1)))
+    bottom = ImageChops.difference(picture, empty).getbbox()[3]
+    picture = picture.crop((0, 0, picture.width, min(bottom + 16, picture.height)))
+    picture.quantize(128, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(pathlib.Path(sys.argv[1], path.name), optimize=True)
 SMALL

@@ -202,8 +202,8 @@ def test_markdown_names_each_verdict_and_why_it_is_no_pass() -> None:
     lines = to_md(compare([OLD, release(f"{MARKUP}|\n", {RETRACT: Verdict.PASS})])).splitlines()
     row = next(line for line in lines if line.startswith(f"| {RETRACT}"))
     assert row.split(" | ")[1:] == [
-        "FAIL KV102&#59; 6 schedules, 500 words, 24 orderings",
-        "pass&#59; 6 schedules, 500 words, 24 orderings |",
+        "FAIL KV102; 6 schedules, 500 words, 24 orderings",
+        "pass; 6 schedules, 500 words, 24 orderings |",
     ]
     assert sum(line.startswith("- ") for line in lines) == 4  # found, cannot drive, and two that were not run
     assert not any("<script" in line for line in lines)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 from report.test_cell_matrix import cell
-from report.test_comparison import NEW, OLD
+from report.test_comparison import INDEX, LENGTHS, NEW, OLD, RETRACT, release
 from report.test_gate_result import BUDGET, SLOW, gate
 from report.test_trend import FIRST, SECOND, THIRD
 from rigs.browser import CHROMIUM, SCHEMES, WIDTHS, Opened, open_pages
 from rigs.gate import bench_run
 from rigs.literal_record import FAILED, MARKUP, PASSED, UNJUDGED
 
-from kvcheck.core.base.record import read_record
+from kvcheck.core.base.record import Verdict, read_record
 from kvcheck.core.report.comparison.compare import compare
 from kvcheck.core.report.comparison.to_html import render as comparison_page
 from kvcheck.core.report.gate.to_html import render as gate_page
@@ -35,10 +35,12 @@ OPENED = {
     "fail": "FAIL",
     "bench": "PASS",
     "comparison": "FAIL",
+    "releases": "FAIL",
     "trend": "FAIL",
     "gate": "FAIL",
     "selftest": "FAIL",
 }
+VERDICTS = {RETRACT: Verdict.PASS, INDEX: Verdict.PASS, LENGTHS: Verdict.UNKNOWN}
 BROKEN = "broken"
 WRONG = (
     '<section id="wrong"><img src="http://kvcheck.invalid/x.png"><p style="width:3000px">wide</p>'
@@ -59,6 +61,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
         "fail": render(FAILED),
         "bench": render(read_record(PRICES)),
         "comparison": comparison_page(compare([OLD, NEW])),
+        "releases": comparison_page(
+            compare([OLD, NEW, *(release(f"0.5.{n}{'.post1' * (n % 4 == 0)}", VERDICTS) for n in range(20, 28))])
+        ),
         "trend": comparison_page(compare([FIRST, SECOND, THIRD])),
         "gate": gate_page(gate(FAILED, UNJUDGED, bench_run(SLOW), budgets=(BUDGET,))),
         "selftest": render(replace(FAILED, scenarios=(), findings=(), argv=("kvcheck", "selftest", MARKUP))),
@@ -94,6 +99,10 @@ def test_no_page_is_wider_than_its_window(opened: Opened, name: str) -> None:
 def test_no_table_is_cut_off_at_1280_pixels(opened: Opened, name: str) -> None:
     for scheme in SCHEMES:
         assert opened.seen[name, 1280, scheme]["cut"] == []
+
+
+def test_the_mutants_are_read_on_a_narrow_screen(opened: Opened) -> None:
+    assert "mutants" not in opened.seen["selftest", 390, "light"]["cut"]
 
 
 @pytest.mark.parametrize(("name", "verdict"), OPENED.items())

@@ -411,6 +411,13 @@ def test_verdict_marks_differ_without_colour() -> None:
     assert len(set(marks.values())) == len(Verdict)
 
 
+def test_the_banner_of_a_selftest_counts_mutants_and_no_schedules_of_none() -> None:
+    passed = replace(MUTANTS[0], verdict=Verdict.PASS)
+    page = render(replace(PASSED, scenarios=(), mutants=(passed, replace(passed, name="b"))))
+    banner = page.partition("<main>")[0]
+    assert "Judged: 2 mutants, 2 found by the oracle that has to find it." in banner and "0 schedules" not in banner
+
+
 def test_the_matrix_has_one_column_an_oracle_and_says_what_was_not_run() -> None:
     killed = replace(MUTANTS[0], killer="aliasing", killed_by="aliasing KV305")
     other = replace(killed, name="b", outcome="killed-by-other", killed_by="liveness KV901", verdict=Verdict.FAIL)
@@ -421,7 +428,10 @@ def test_the_matrix_has_one_column_an_oracle_and_says_what_was_not_run() -> None
     page = render(replace(PASSED, scenarios=(), mutants=(killed, other, code, survived, not_begun, unused)))
     table = page[page.index('<section id="mutants">') : page.index('<section id="environment">')]
     assert re.findall("<th>(aliasing.*?|liveness.*?)</th>", table) == ["aliasing", "liveness"]
-    rows = [re.findall('<td class="hit">(.*?)</td>', row) for row in table.split("<tr>")[2:]]
+    rows = [
+        re.findall('<td class="hit" data-label="(?:aliasing|liveness)">(.*?)</td>', row)
+        for row in table.split("<tr>")[2:]
+    ]
     assert sorted(rows) == sorted(
         [["K", ""], ["missed", "K"], ["other code", ""], ["missed", ""], ["not run", ""], ["not judged", ""]]
     )

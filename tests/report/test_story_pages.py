@@ -42,6 +42,15 @@ def test_the_drawing_has_a_mark_for_each_step_and_the_missing_wait_is_named() ->
     assert float(pending.attrib["height"]) > 38  # the write of step 3 has not ended by step 5
 
 
+@pytest.mark.parametrize(("lanes", "width"), [(1, 100), (6, 330), (7, 264), (9, 324), (12, 414)])
+def test_many_lanes_leave_room_for_the_list_beside_them(lanes: int, width: int) -> None:
+    steps = tuple(replace(STEP, lane=f"lane {at}", begin=at + 1, end=at + 2) for at in range(lanes))
+    svg = ElementTree.fromstring(story_svg(replace(STORY, steps=steps, edges=())))
+    names = [each for each in svg if each.get("class") == "mid"]
+    assert int(svg.attrib["width"]) == width and len({each.attrib["x"] for each in names}) == lanes
+    assert all(20 < int(each.attrib["x"]) < width for each in names)
+
+
 def test_names_in_the_drawing_are_escaped() -> None:
     drawn = story_svg(STORY)
     assert MARKUP not in drawn and "<script" not in drawn

@@ -89,6 +89,12 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck gate runs/RUN": Runs((0,)),
         "kvcheck stress --target": Parsed(ENGINE),
     },
+    "docs/first-red.md": {
+        "pip install torch": Parsed(INSTALLS),
+        "kvcheck stress --mutant": Runs((1, 0, 0)),
+        "kvcheck replay": Runs((1, 0)),
+    },
+    "docs/five-bugs.md": {"kvcheck show": Runs((0, 0))},
     "docs/gate.md": {
         "kvcheck stress --out runs": Runs((0, 0, PRICED)),
         "[[budget]]": By(f"{HERE}test_the_budgets_of_the_page_are_read"),

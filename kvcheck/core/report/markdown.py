@@ -2,8 +2,8 @@
 
 Invariants:
 - Text of a record cannot become markup, a link or a new line. In text, what markdown could read so is a character
-  reference; an underscore inside a word is none. Inside code nothing is escaped, and the fence is longer than any run
-  of backticks in it.
+  reference; an underscore inside a word and a colon before a space are none. Inside code nothing is escaped, and the
+  fence is longer than any run of backticks in it.
 - A text is cut after MOST_CHARS, and ends in … then.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from kvcheck.core.report.printable import printable
 
 MOST_CHARS = 1000
-PLAIN = re.compile(r"[^\w .,%()/+–±-]|(?<!\w)_+(?!_)|(?<=[^\W_])_+(?!\w)|(?<=www)\.")
+PLAIN = re.compile(r"[^\w .,%()/+–±;':-]|:(?=\S)|(?<!\w)_+(?!_)|(?<=[^\W_])_+(?!\w)|(?<=www)\.")
 BACKTICKS = re.compile("`+")
 
 

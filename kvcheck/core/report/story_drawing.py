@@ -15,14 +15,17 @@ from kvcheck.core.base.story import HOST, MESSAGE, READ, WRITE, Edge, Step, Stor
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.story_text import is_pending, lane_letter, lanes_of, step_text
 
-ROW, LANE, TOP, LEFT, HALF = 38, 46, 26, 30, 7
-"""Height of a step, width of a lane, the lanes' names above, the numbers' width, half of a mark."""
+ROW, TOP, LEFT, HALF = 38, 26, 30, 7
+"""Height of a step, the lanes' names above, the numbers' width, half of a mark."""
+
+WIDE, NARROW, MOST_WIDE = 46, 30, 6
+"""Width of a lane, and where there are more than so many: the list beside the drawing needs its place for two lines."""
 
 
 def story_svg(story: Story) -> Markup:
     """The `<svg>` element."""
     lanes = lanes_of(story)
-    width, height = LEFT + LANE * len(lanes) + 24, TOP + ROW * len(story.steps)
+    width, height = LEFT + _lane_width(lanes) * len(lanes) + 24, TOP + ROW * len(story.steps)
     title = f"{len(story.steps)} steps in {len(lanes)} lanes"
     missing = sum(edge.is_missing for edge in story.edges)
     if missing:
@@ -32,8 +35,17 @@ def story_svg(story: Story) -> Markup:
     return opened.format(w=width, h=height, t=title) + Markup("\n").join(parts) + Markup("</svg>")
 
 
+def _lane_width(lanes: list[str]) -> int:
+    return WIDE if len(lanes) <= MOST_WIDE else NARROW
+
+
+def _lane_x(lanes: list[str], at: int) -> int:
+    """The middle of a lane."""
+    return LEFT + _lane_width(lanes) * at + _lane_width(lanes) // 2
+
+
 def _x(lanes: list[str], step: Step) -> int:
-    return LEFT + LANE * lanes.index(step.lane) + LANE // 2
+    return _lane_x(lanes, lanes.index(step.lane))
 
 
 def _y(at: int) -> int:
@@ -42,7 +54,7 @@ def _y(at: int) -> int:
 
 def _frame(story: Story, lanes: list[str], height: int) -> Iterator[Markup]:
     for at, lane in enumerate(lanes):
-        x = LEFT + LANE * at + LANE // 2
+        x = _lane_x(lanes, at)
         yield Markup('<path class="lane" d="M{} {}V{}"/>').format(x, TOP - 4, height - 6)
         name = Markup('<text x="{}" y="16" class="mid"><title>{}</title>{}</text>')
         yield name.format(x, printable(lane), lane_letter(at))

@@ -176,6 +176,9 @@ def _banner(record: RunRecord, found: tuple[Bug, ...]) -> dict[str, str]:
 def _judged(record: RunRecord) -> str:
     if server_of(record) is None and record.scenarios:
         return judged_text(record)
+    if record.mutants:
+        found = sum(row.verdict is Verdict.PASS for row in record.mutants)
+        return f"{counted(len(record.mutants), 'mutant')}, {found} found by the oracle that has to find it"
     return evidence_text(record.evidence) or "nothing counted"
 
 
@@ -283,7 +286,7 @@ def _story(finding: Finding) -> dict[str, object]:
         "untold": "",
         "about": story.about,
         "drawing": story_svg(story),
-        "lanes": " · ".join(f"{lane_letter(at)} {lane}" for at, lane in enumerate(lanes_of(story))),
+        "lanes": [f"{lane_letter(at)} {lane}" for at, lane in enumerate(lanes_of(story))],
         "steps": rows,
         "history": story.history,
         "row": story.row,

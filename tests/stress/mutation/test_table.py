@@ -60,7 +60,7 @@ def test_the_page_counts_and_tells() -> None:
         "median 0.9, in total 7",
         "## Hangs",
         "Counted as survivors, the share of kills is 28.6 %.",
-        "(drop-not)&#58; a legal choice&#58; either order will do",
+        "(drop-not): a legal choice: either order will do",
         "  Left: it only costs time\n",
     ):
         assert wanted in text, wanted
