@@ -78,12 +78,14 @@ def test_every_token_is_the_known_one_in_every_shape(changes: dict[str, Any]) ->
 
 
 def test_a_latent_holds_what_its_token_holds_and_nothing_else() -> None:
+    """But for what a softmax leaves of other keys: e to the power of minus half a digit's 36 nats, at most."""
     parameters = small(**FAMILY)
     model = forward(parameters, torch.bfloat16)
     for request in questions(parameters):
         cache = Cache()
         model.step(request, cache)
-        assert all(set(latents.unique().tolist()) == {0.0, 1 / 64, 8.0} for latents in cache.values)
+        for latents in cache.values:
+            assert set(latents[latents > 1e-7].unique().tolist()) == {1 / 64, 8.0} and float(latents.min()) == 0
 
 
 @pytest.fixture(scope="module")
