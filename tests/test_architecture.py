@@ -28,7 +28,7 @@ BASE = frozenset(
     f"core.base.{name}"
     for name in (
         *("errors", "paging", "registry", "record", "codes", "bugs", "rounds", "deadline"),
-        *("child", "child_start", "scratch", "identity", "cells", "causes"),
+        *("child", "child_start", "private_network", "scratch", "identity", "cells", "causes"),
         *("evidence_kinds", "server_facts", "situations", "story", "untold", "nouns", "misspelt"),
     )
 )
@@ -38,7 +38,8 @@ CACHE = (*MOVED, "core.cache.offload", "core.cache.hicache", "core.cache.transfe
 KINDS = ("core.workload.tier_events", "core.workload.report_events")
 EVENTS = ("core.workload.events", *KINDS)
 JUDGED = (*CACHE, "core.workload", "core.targets")
-ENGINES = ("core.probes.sglang", "core.probes.vllm", "core.probes.lmcache")
+STARTED = ("core.cache.transfer.mooncake.child", "core.probes.frame.probe_server", "core.probes.mooncake.agent")
+ENGINES = ("core.probes.sglang", "core.probes.vllm", "core.probes.lmcache", "core.probes.mooncake")
 
 # module or package: (what it may import besides itself and BASE, why). Lowest first; the longest match rules.
 MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
@@ -179,7 +180,7 @@ BANS = (
     Ban(
         where=EVERYWHERE,
         # read by libraries
-        but=("commands", "core.base.child", "core.cache.transfer.mooncake.child", "core.probes.frame.probe_server"),
+        but=("commands", "core.base.child", *STARTED),
         names=frozenset({"os.environ", "os.environb", "os.getenv", "os.putenv"}),
         why="the environment is read in commands/ only, so a plan says everything a run depends on",
     ),

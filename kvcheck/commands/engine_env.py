@@ -35,6 +35,7 @@ from kvcheck.core.base.identity import commit_of
 from kvcheck.core.probes import import_check
 from kvcheck.core.probes.frame.probe_server import VARIABLES
 from kvcheck.core.probes.installed import ENGINES
+from kvcheck.core.probes.mooncake.names import BUILDS
 from kvcheck.core.report.store import write_text
 
 TORCH = "torch==2.13.0"
@@ -50,12 +51,15 @@ class Needs:
     """What an engine imports. light: of the base. own: of the release alone, without what they ask for themselves.
 
     full: of the release alone, with that. leave_out: endings of files in its wheel that only a GPU could use.
+    build: the distribution that brings it; None: it has the engine's name. has_base: whether it needs torch.
     """
 
     light: tuple[str, ...]
     own: tuple[str, ...]
     full: tuple[str, ...] = ("transformers",)
     leave_out: tuple[str, ...] = ()
+    build: str | None = None
+    has_base: bool = True
 
 
 BASE = ("numpy", "triton")
@@ -91,6 +95,7 @@ NEEDS = {
             *("cryptography", "cffi"),
         ),
     ),
+    "mooncake": Needs(light=(), own=(), full=("requests", "aiohttp", "msgpack"), build=BUILDS[0], has_base=False),
 }
 
 
@@ -115,7 +120,7 @@ class Order:
 
 
 def engine_env(
-    release: Annotated[str, typer.Argument(metavar="ENGINE[==VERSION]", help="sglang, vllm or lmcache.")],
+    release: Annotated[str, typer.Argument(metavar="ENGINE[==VERSION]", help="sglang, vllm, lmcache or mooncake.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the environment.")],
     source: Annotated[
         Path | None,
@@ -133,8 +138,11 @@ def engine_env(
     if _is_made(order):
         say(f"{folder}: made before; next: kvcheck stress --target {order.engine}:{folder}")
         return
-    say(f" 1/6  base with torch in {order.base}")
-    _make_base(order)
+    if NEEDS[order.engine].has_base:
+        say(f" 1/6  base with torch in {order.base}")
+        _make_base(order)
+    else:
+        say(f" 1/6  no base: {order.engine} needs no torch")
     say(f" 2/6  environment in {folder}")
     _begin(order)
     with tempfile.TemporaryDirectory(prefix="kvcheck-engine-") as scratch:
@@ -142,7 +150,8 @@ def engine_env(
         needs, python = NEEDS[order.engine], _python_version(order.folder)
         say(" 4/6  packages of the release")
         _pip(order.folder, "install", *pins(asks, (*needs.full, *order.also), python))
-        _pip(order.folder, "install", "--no-deps", *pins(asks, needs.own, python))
+        if needs.own:
+            _pip(order.folder, "install", "--no-deps", *pins(asks, needs.own, python))
         say(f" 5/6  {order.engine}")
         version = _put_engine(order, wheel)
     say(" 6/6  imports")
@@ -214,14 +223,15 @@ def _mark(order: Order, *, made: bool) -> None:
 
 
 def _begin(order: Order) -> None:
-    """A new environment that knows where the base's packages are. One that was not finished is taken away first."""
+    """A new environment that knows where its base has packages. One that was not finished is taken away first."""
     if (order.folder / MARKER).is_file():
         say(f"      {order.folder} was not finished: it is made anew")
         shutil.rmtree(order.folder)
     _make_folder(order.folder)
     _mark(order, made=False)
     _run([order.python, "-I", "-m", "venv", str(order.folder)], "make an environment")
-    write_text(_site(order.folder) / "base.pth", f"{_site(order.base)}\n")
+    if NEEDS[order.engine].has_base:
+        write_text(_site(order.folder) / "base.pth", f"{_site(order.base)}\n")
 
 
 def _make_base(order: Order) -> None:
@@ -252,7 +262,7 @@ def _take(order: Order, scratch: Path) -> tuple[tuple[str, ...], Path | None]:
     if order.source is not None:
         say(f" 3/6  {order.source.checkout}: {commit_of(order.source.package) or 'git knows no commit of it'}")
         return order.source.asks, None
-    release = f"{order.engine}=={order.version}"
+    release = f"{NEEDS[order.engine].build or order.engine}=={order.version}"
     say(f" 3/6  {release}")
     _pip(order.folder, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch), release)
     wheels = [*scratch.glob("*.whl")]

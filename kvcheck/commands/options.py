@@ -158,6 +158,8 @@ def check_plan(plan: Plan) -> None:
     TRANSPORTS.require(plan.transport)
     if plan.ranks is not None:
         parse_ranks(plan.ranks)
+    if plan.engine_env is not None and plan.kind is not Kind.PROBE:
+        raise UsageError("--engine-env: it is for an installed engine; name one with --target")
     row = row_of(plan)
     row.check(plan)
     if plan.mutant is not None:

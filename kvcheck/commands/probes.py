@@ -27,14 +27,15 @@ def check_jobs(plan: Plan, jobs: int | None) -> None:
 
 
 def plan_facts(plans: list[Plan]) -> dict[str, object]:
-    """What the record's plan says of the cells: their first lines, of an engine's what each is about, and the pool
-    family of each shape."""
+    """What the record's plan says of the cells: their first lines, of an engine's what each is about and the variables
+    it was given, and the pool family of each shape."""
     from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.workload.shapes import SHAPES
 
     shows = {plan.cell: text for plan in plans if (text := row_of(plan).shows(plan)) is not None}
     families = {plan.shape: SHAPES[plan.shape].family for plan in plans if plan.shape in SHAPES}
-    facts = {"shows": shows, "families": families}
+    given = plans[0].engine_variables if plans else {}
+    facts = {"shows": shows, "families": families, "engine_env": given}
     return {"cells": [plan.line() for plan in plans], **{name: each for name, each in facts.items() if each}}
 
 
@@ -46,7 +47,7 @@ def installed_engine(plan: Plan) -> Iterator[ProbeRunner | None]:
         return
     from kvcheck.core.stress.probe_runner import ProbeRunner
 
-    runner = ProbeRunner(plan.target, device=plan.device)
+    runner = ProbeRunner(plan.target, device=plan.device, variables=plan.engine_variables)
     try:
         runner.start()
         yield runner

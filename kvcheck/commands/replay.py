@@ -72,7 +72,7 @@ def replay(
         row_of(plan).check_names(plan)
         for each in (plan,) if device is None else (_on_device(plan, device), plan):  # the CPU runs it first
             check_plan(each)
-    for _, group in groupby(plans, key=lambda plan: (plan.target, plan.device)):
+    for _, group in groupby(plans, key=lambda plan: (plan.target, plan.device, plan.engine_env)):
         for plan, done in _replayed([*group], times, device):
             for line in done.told if format_name == "text" else [done.to_json(plan, times)]:
                 say(line)

@@ -97,6 +97,10 @@ MAX_TIME_HELP = (
 )
 
 Bind = Annotated[str, typer.Option(help="Under torchrun, this machine's address; auto: the one that reaches rank 0.")]
+EngineEnv = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="A variable of the installed engine, such as MC_LOG_LEVEL; repeatable."),
+]
 NUMBERS = ("schedules", "max_time", "requests", "jobs", "min_schedules")
 """Options that are numbers from 1, for times above 0."""
 Shapes = Annotated[list[str] | None, typer.Option(help="See kvcheck list shapes; repeatable. Default: all tiny ones.")]
@@ -128,6 +132,7 @@ def stress(
     bind: Bind = "127.0.0.1",
     jobs: Jobs = None,
     target: Target = "builtin",
+    engine_env: EngineEnv = None,
     out: Out = DEFAULT_OUT,
     output: Outputs = None,
     format_name: Format = "text",
@@ -153,8 +158,7 @@ def stress(
         return live.stress_server(ctx)
     live.refuse_options_of_servers(ctx)
     outputs = parse_outputs(output, format_name)
-    drawn = draw_seed() if seed is None else seed
-    base, row = _base_plan(device, backend, strategy, drawn, trace, requests, mutant, transport, ranks, target)
+    base, row = _base_plan(ctx, draw_seed() if seed is None else seed)
     plans = row.cells(base, *_names(base, scenarios or [], shape or []))
     check_jobs(base, jobs)
     once = trace is not None or row.is_once
@@ -243,7 +247,8 @@ def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner |
         about = f"{about}, {base.own_target}"
     if engine is not None:
         hello = engine.start()
-        about = f"{cells}, {hello.engine} {hello.version} on Python {hello.python}, torch {hello.torch}"
+        torch = f", torch {hello.torch}" if hello.torch else ""
+        about = f"{cells}, {hello.engine} {hello.version} on Python {hello.python}{torch}"
     session.say(f"kvcheck {session.version}  seed {base.seed}  run {session.run_id}  {about}")
     session.say()
 
@@ -287,40 +292,34 @@ def unfound_mutant(session: Session, mutant: str | None) -> list[str]:
     return [f"mutant {mutant} was put back and nothing was found: this run is no evidence for the fixed code"]
 
 
-def _base_plan(
-    device: str,
-    backend: str | None,
-    strategy: str,
-    seed: int,
-    trace: str | None,
-    requests: int | None,
-    mutant: str | None,
-    transport: str | None,
-    ranks: str | None,
-    target: str,
-) -> tuple[Plan, RunnerRow]:
+def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
     """The checked plan that all cells share, without scenario and shape; and the row of its runner."""
+    from kvcheck.core.stress.probe_runner import engine_env
     from kvcheck.core.stress.runner_rows import row_of
 
     passing("loading")
+    given = ctx.params
+    device, strategy, target = given["device"], given["strategy"], given["target"]
+    transport, trace = given["transport"], given["trace"]
     is_apart = transport in PROCESS_TRANSPORTS
     default = "cuda" if device.partition(":")[0] == "cuda" else "eager" if is_apart else "simulated"
-    chosen = backend or default
+    chosen = given["backend"] or default
     if strategy in ("replay", "flip"):
         raise UsageError(f"--strategy {strategy}: use kvcheck replay with the line that a failure printed")
     plan = Plan(
         scenario="",
         probe="" if is_engine(target) else None,
         target=target,
-        mutant=mutant,
+        mutant=given["mutant"],
         backend=chosen,
         device=device,
         transport=transport or "loopback",
-        ranks=ranks or ("1x1" if is_apart else None),
+        ranks=given["ranks"] or ("1x1" if is_apart else None),
         strategy="random" if trace is not None and strategy == "portfolio" else strategy,
         seed=seed,
-        requests=requests,
+        requests=given["requests"],
         trace=trace,
+        engine_env=engine_env(given["engine_env"] or ()),
     )
     check_plan(plan)
     return plan, row_of(plan)

@@ -77,7 +77,7 @@ def exposure(plan: Plan, place: Address | None) -> list[str]:
         return []
     why = "ranks of several machines have to reach each other"
     if place is None:
-        from kvcheck.core.cache.transfer.mooncake.private_network import PrivateNetwork
+        from kvcheck.core.base.private_network import PrivateNetwork
 
         with PrivateNetwork() as network:
             if network.path is not None:

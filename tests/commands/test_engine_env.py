@@ -183,6 +183,24 @@ def test_a_release_is_made_and_runs_and_is_not_made_twice(
 
 
 @pytest.mark.processes
+def test_a_transfer_engine_needs_no_base(tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in NEEDS["mooncake"].full:
+        wheel(shelf, name, "1.0")
+    files = {f"mooncake/{path.name}": path.read_text() for path in (FAKES / "_mooncake" / "mooncake").glob("*.py")}
+    wheel(shelf, "mooncake-transfer-engine-non-cuda", "0.9.0", files)
+    folder = tmp_path / "env"
+    assert run(["engine-env", "mooncake==0.9.0", str(folder)]) == 0, capsys.readouterr().err
+    assert "no base: mooncake needs no torch" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("env")] == ["env"]
+
+    files["mooncake/engine.py"] = "raise ImportError('libibverbs.so.1: cannot open shared object file')\n"
+    wheel(shelf, "mooncake-transfer-engine-non-cuda", "0.9.1", files)
+    assert run(["engine-env", "mooncake==0.9.1", str(tmp_path / "broken")]) == 4
+    told = capsys.readouterr().err
+    assert "libibverbs.so.1" in told and told.count("\n") == 1
+
+
+@pytest.mark.processes
 def test_a_checkout_is_linked_judged_and_named_with_its_commit(
     tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

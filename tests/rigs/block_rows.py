@@ -135,6 +135,10 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "torchrun": Parsed(LAUNCHER),
     },
     "reports/published/engines/README.md": {"kvcheck stress --target": Parsed(ENGINE)},
+    "reports/published/engines/transfers/README.md": {
+        "python tests/engines/transfer_table.py": Parsed(ENGINE),
+        "kvcheck stress --target": Parsed(ENGINE),
+    },
     "reports/published/known-answers/README.md": {
         "PYTHONPATH=.:tests python tests/live/damage": Parsed(HOURS),
         "PYTHONPATH=.:tests python tests/live/margin": Parsed(HOURS),

@@ -116,7 +116,9 @@ def unknown_names(command: str, given: Mapping[str, object], typed: Sequence[str
         return []
     is_own = not is_engine(target) and not target.startswith("http")
     scenarios = {*(LIVE_SCENARIOS.names() if target.startswith("http") else SCENARIOS.names())}
-    probes = {probe for row in ENGINES.names() for probe in ENGINES.load(row).probes} if is_engine(target) else set()
+    probes = (
+        {probe.name for row in ENGINES.names() for probe in ENGINES.load(row).probes} if is_engine(target) else set()
+    )
     rows: list[tuple[str, object, set[str]]] = [
         ("mutant", given.get("mutant"), {*MUTANTS}),
         ("shape", given.get("shape"), {*SHAPES} if is_own else probes),

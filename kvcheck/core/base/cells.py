@@ -16,7 +16,7 @@ KNOWN_ANSWERS = "known-answers"
 """The key that the lines of running servers have and no other line has."""
 
 UNNAMED_SERVER = "server"
-ENGINE_NAMES = ("sglang", "vllm", "lmcache")
+ENGINE_NAMES = ("sglang", "vllm", "lmcache", "mooncake")
 """The installed engines that can be a target: each has a row of ENGINES."""
 
 

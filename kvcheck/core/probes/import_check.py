@@ -10,21 +10,25 @@ Invariants:
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Callable
+from typing import cast
 
 from kvcheck.core.probes.frame.names import Names
-from kvcheck.core.probes.frame.probe import EngineSpec
-from kvcheck.core.probes.frame.probe_server import ProbeServer
-from kvcheck.core.probes.frame.wire import Refusal
+from kvcheck.core.probes.frame.tables import EngineSpec
+from kvcheck.core.probes.frame.wire import Hello, Refusal
 from kvcheck.core.probes.installed import ENGINES
 
 
 def errors(engine: str) -> list[str]:
     """What breaks, in words: each error once."""
     spec = ENGINES.load(engine)
-    started = ProbeServer(spec).start()
+    module, attribute = spec.start.split(":")  # it is loaded here, because not every environment has torch
+    start = cast(Callable[[EngineSpec], Hello | Refusal], getattr(importlib.import_module(module), attribute))
+    started = start(spec)
     if isinstance(started, Refusal):
         return [started.reason]
     return [

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
-from kvcheck.core.probes.frame.probe import EngineSpec
+from kvcheck.core.probes.frame.tables import EngineSpec
 
 ENGINES: Registry[EngineSpec] = Registry(
     "engine",
@@ -25,6 +26,7 @@ ENGINES: Registry[EngineSpec] = Registry(
         "sglang": "kvcheck.core.probes.sglang:SGLANG",
         "vllm": "kvcheck.core.probes.vllm:VLLM",
         "lmcache": "kvcheck.core.probes.lmcache:LMCACHE",
+        "mooncake": "kvcheck.core.probes.mooncake:MOONCAKE",
     },
 )
 
@@ -44,9 +46,13 @@ class EngineTarget:
         """The engine's tables."""
         return ENGINES.load(self.engine)
 
-    def start(self, patience: Patience, device: str = "cpu") -> EngineProcess:
-        """A child that holds the engine. Raises UnknownVerdict."""
-        return EngineProcess(self.engine, dict(ENGINES.targets())[self.engine], self.python, patience, device)
+    def start(
+        self, patience: Patience, device: str = "cpu", variables: Mapping[str, str] | None = None
+    ) -> EngineProcess:
+        """A child that holds the engine. variables: the engine's own. Raises UnknownVerdict."""
+        entry = dict(ENGINES.targets())[self.engine]
+        program = self.spec.program
+        return EngineProcess(self.engine, entry, self.python, patience, device, program=program, variables=variables)
 
 
 def checkout_of(engine: str, folder: Path) -> Path | None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.cache.transfer.mooncake.library import why_unusable
-from kvcheck.core.cache.transfer.mooncake.private_network import PrivateNetwork
 from kvcheck.core.stress.schedule import Plan
 
 SIMULATED = Plan(scenario="pd-transfer", shape="llama-3-tiny")

@@ -9,14 +9,16 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kvcheck.core.base.child import inherited
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
-from kvcheck.core.probes.frame.probe import ProbeRow
+from kvcheck.core.probes.frame.tables import ProbeRow
 from kvcheck.core.probes.frame.wire import Ask, Hello
 from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.stress.runner import Outcome, complete
@@ -57,13 +59,37 @@ def probe_of(plan: Plan) -> tuple[ProbeRow, str]:
 
 def check_probe_plan(plan: Plan) -> None:
     """Raise UsageError for options that an engine's probes do not read."""
-    parse_target(plan.target)
+    check_variables(plan)
     default = Plan(scenario=plan.scenario, probe=plan.probe)
     if plan.device != "cpu":
         default = replace(default, device=plan.device, backend="cuda")
     for key in UNREAD:
         if (value := getattr(plan, key)) != getattr(default, key):
             raise UsageError(f"--target {plan.target}: its probes take no {key}, got {value!r}; leave it out")
+
+
+def engine_env(given: Sequence[str]) -> str | None:
+    """Variables as a plan has them, from "NAME=VALUE" each. Raises UsageError for what a line cannot hold."""
+    names = [each.partition("=")[0] for each in given]
+    for name, each in zip(names, given, strict=True):
+        if not each.isprintable():
+            raise UsageError(f"--engine-env {each!r}: expected NAME=VALUE of printable characters in one line")
+        if names.count(name) > 1:
+            raise UsageError(f"--engine-env {name}: expected each name once, got it {names.count(name)} times")
+    return "\n".join(given) or None
+
+
+def check_variables(plan: Plan) -> None:
+    """Raise UsageError for variables that are not the engine's own, or that may hold a secret: records show them."""
+    spec = parse_target(plan.target).spec
+    for line in (plan.engine_env or "").splitlines():
+        name, equals, value = line.partition("=")
+        is_own = bool(re.fullmatch("[A-Z][A-Z0-9_]*", name)) and name.startswith(spec.variables or ("\n",))
+        if not equals or not is_own:
+            begins = " or ".join(f"{each}*" for each in spec.variables)
+            raise UsageError(f"--engine-env {line!r}: expected NAME=VALUE with a name of {spec.name}'s own: {begins}")
+        if inherited({name: value}, is_engine=True) != {name: value}:
+            raise UsageError(f"--engine-env {name}: its name or value looks like a secret, and a record shows it")
 
 
 def probe_cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[Plan]:
@@ -89,6 +115,8 @@ def untried_by_probes(base: Plan, plans: Sequence[Plan]) -> list[str]:
     lacking = [name for name in SCENARIOS.names() if name not in tried]
     left = [plan.cell for plan in every if plan.cell not in ran]
     lines = [f"not exercised: {', '.join(lacking)}: no probe of {base.target} tries them"] if lacking else []
+    if untried := parse_target(base.target).spec.untried:
+        lines.append(f"not tried of {base.target}: {untried}")
     return lines + ([f"not exercised: left out by what was named: {', '.join(left)}"] if left else [])
 
 
@@ -99,13 +127,14 @@ class ProbeRunner:
     target: str
     patience: Patience = field(default_factory=Patience)
     device: str = "cpu"
+    variables: Mapping[str, str] = field(default_factory=dict)
     _child: EngineProcess | None = None
     _spent_s: float = 0.0
 
     def start(self) -> Hello:
         """Start the engine. Raises UnknownVerdict if it cannot be used."""
         if self._child is None:
-            self._child = parse_target(self.target).start(self.patience, self.device)
+            self._child = parse_target(self.target).start(self.patience, self.device, self.variables)
         return self._child.hello
 
     def run(self, plan: Plan) -> Outcome:

@@ -205,7 +205,7 @@ RUNNERS: Mapping[Kind, RunnerRow] = {
         tells_notes=True,
     ),
     Kind.PROBE: RunnerRow(
-        make=lambda plan, target_of: ProbeRunner(plan.target, device=plan.device),
+        make=lambda plan, target_of: ProbeRunner(plan.target, device=plan.device, variables=plan.engine_variables),
         check_names=probe_of,
         check=check_probe_plan,
         cells=probe_cells,

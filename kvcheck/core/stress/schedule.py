@@ -61,7 +61,8 @@ class Plan:
     own. seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None where the scenario
     chooses. requests: None is the scenario's own number, or the whole trace. trace: None is a synthetic workload.
     choices: recorded choices, for strategy "replay"; the pair of operations, for strategy "flip"; delays of a device,
-    for strategy "delay". expect: the code the schedule was printed for.
+    for strategy "delay". engine_env: variables of an installed engine, as "NAME=VALUE" with a line end between two.
+    expect: the code the schedule was printed for.
     """
 
     scenario: str
@@ -79,6 +80,7 @@ class Plan:
     requests: int | None = None
     trace: str | None = None
     choices: str | None = None
+    engine_env: str | None = None
     expect: str | None = None
 
     @property
@@ -121,6 +123,12 @@ class Plan:
         if self.probe is not None:
             return self.probe
         return tried_with(self.shape, self.transport if self.kind is Kind.RANKS else None)
+
+    @property
+    def engine_variables(self) -> dict[str, str]:
+        """The variables of an installed engine, by name."""
+        pairs = (line.partition("=") for line in (self.engine_env or "").splitlines())
+        return {name: value for name, _, value in pairs}
 
     @property
     def cell(self) -> str:

@@ -8,15 +8,15 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from kvcheck.core.base.content import Site, codes, mask
 from kvcheck.core.base.deviation import Expectation, Owners, classify
-from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.probes.frame.buffer_views import BufferView, Inventory
+from kvcheck.core.probes.frame.tally import Tally
 
 REQUESTS = 4096
 """Owners that a schedule may have: requests, or prefixes that requests share."""
@@ -35,32 +35,8 @@ def content(site: Site, request: int, positions: Sequence[int], size: int) -> to
 
 
 @dataclass(slots=True)
-class ProbeJudge:
-    """What one schedule of a probe has compared and found. counts: fields of Evidence."""
-
-    words: dict[str, int] = field(default_factory=dict)
-    reads: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def count(self, name: str, more: int = 1) -> None:
-        """Count more of a field of Evidence."""
-        self.counts[name] = self.counts.get(name, 0) + more
-
-    def note(self, text: str) -> None:
-        """Something for the record, once."""
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def find(self, code: str, oracle: str, message: str, **more: object) -> None:
-        """Add a finding. Only the first of each code, buffer, lane and condition is kept."""
-        self._keep(Finding(code=code, oracle=oracle, message=message, **more))  # type: ignore[arg-type]
-
-    def _keep(self, found: Finding) -> None:
-        place = (found.code, found.buffer, found.lane, found.condition)
-        if place not in [(each.code, each.buffer, each.lane, each.condition) for each in self.findings]:
-            self.findings.append(found)
+class ProbeJudge(Tally):
+    """Compares rows of an engine's own memory with the content that they should hold."""
 
     def absorb(self, other: ProbeJudge, code: str | None = None, why: str = "") -> None:
         """Add what another judge has compared and found. code, why: replace the code and explain the rows that were
@@ -70,15 +46,9 @@ class ProbeJudge:
             self.words[name] = self.words.get(name, 0) + words
         for each in other.findings:
             if code is None:
-                self._keep(each)
+                self.keep(each)
             elif each.oracle == "content":
-                self._keep(replace(each, code=code, message=each.message + why))
-
-    def evidence(self) -> Evidence:
-        """For the record. events: reads that were judged."""
-        return Evidence(
-            schedules=1, events=self.reads, words_verified=dict(self.words), observed={}, situations={}, **self.counts
-        )
+                self.keep(replace(each, code=code, message=each.message + why))
 
     def compare(
         self,

@@ -7,20 +7,23 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from kvcheck.core.base.child import Build, Streams, check, close_input, has_ended, kill_group, listen, spawn, tail, tell
 from kvcheck.core.base.errors import UnknownVerdict
-from kvcheck.core.probes.frame import probe_server
 from kvcheck.core.probes.frame.wire import LONGEST_LINE, Ask, Hello, Message, Refusal, Reply, decode, encode
 
 TAIL = 20_000
+PROGRAM = "kvcheck.core.probes.frame.probe_server:main"
+"""What the child of an engine runs, unless the engine's tables name another program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +36,21 @@ class Patience:
 
 
 class EngineProcess:
-    """A child with an engine. entry: "module:name" of its tables. Raises UnknownVerdict where it does not get ready."""
+    """A child with an engine. entry: "module:name" of its tables. program: what the child runs. variables: the engine's
+    own, which replace those that it inherits. Raises UnknownVerdict where it does not get ready.
+    """
 
-    def __init__(self, engine: str, entry: str, python: Path, patience: Patience, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        engine: str,
+        entry: str,
+        python: Path,
+        patience: Patience,
+        device: str = "cpu",
+        *,
+        program: str = PROGRAM,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self._name = f"{engine} under {python}"
         self._next = (
             "name an environment whose torch sees the device"
@@ -48,7 +63,8 @@ class EngineProcess:
         self._lines: queue.Queue[str | None] = queue.Queue()
         streams = Streams(stdin=subprocess.PIPE, stderr=self._said)
         try:
-            self._started = spawn(probe_server.__name__, entry, device, streams=streams, engine_python=python)
+            told = json.dumps(dict(variables or {}))
+            self._started = spawn(program.partition(":")[0], entry, device, told, streams=streams, engine_python=python)
             self._child = self._started.process
         except OSError as error:
             self._said.close()

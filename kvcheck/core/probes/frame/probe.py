@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
@@ -22,43 +22,6 @@ from kvcheck.core.probes.frame.streams import Machine
 from kvcheck.core.probes.frame.stubs import Stubs
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRow:
-    """A probe of an engine. subjects: what it is tried on. entry: "module:Class". shows: its text for people.
-
-    scenario: one of kvcheck's own, or the engine's word for it. wants: counts of Evidence that a schedule must reach
-    to be evidence. devices: kinds of device that it runs on.
-    """
-
-    name: str
-    scenario: str
-    subjects: tuple[str, ...]
-    entry: str
-    shows: str
-    wants: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ("cpu",)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSpec:
-    """An engine's tables. stubs: packages that stand-ins may replace. table: capability -> places.
-
-    prepare: "module:function", called once in the child with the names, before the first probe. shows: its text for
-    people.
-    """
-
-    name: str
-    shows: str
-    package: str
-    stubs: tuple[str, ...]
-    table: Mapping[str, tuple[str, ...]]
-    probes: tuple[ProbeRow, ...]
-    prepare: str
-
-    def probe(self, name: str) -> ProbeRow | None:
-        return next((row for row in self.probes if row.name == name), None)
 
 
 class StreamsOfDevice(Protocol):

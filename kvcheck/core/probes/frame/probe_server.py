@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -26,8 +27,9 @@ from kvcheck.core.probes.frame import streams
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.names import Names
-from kvcheck.core.probes.frame.probe import EngineSpec, Probe, ProbeRow, Rig, StreamsOfDevice, load, run
+from kvcheck.core.probes.frame.probe import Probe, Rig, StreamsOfDevice, load, run
 from kvcheck.core.probes.frame.stubs import Stubs
+from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
 from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, decode, encode
 
 VARIABLES = {
@@ -65,11 +67,12 @@ class ProbeServer:
         found = attempt(lambda: __import__(spec.package))
         if isinstance(found, Fault):
             return Refusal(reason=f"{spec.package} cannot be imported by {sys.executable}: {found.text}")
-        prepare = load(spec.prepare)
-        assert callable(prepare)
-        ready = attempt(lambda: prepare(self._names))
-        if isinstance(ready, Fault):
-            return Refusal(reason=f"{spec.package} cannot be made ready: {ready.text} ({ready.where})")
+        if spec.prepare:
+            prepare = load(spec.prepare)
+            assert callable(prepare)
+            ready = attempt(lambda: prepare(self._names))
+            if isinstance(ready, Fault):
+                return Refusal(reason=f"{spec.package} cannot be made ready: {ready.text} ({ready.where})")
         version = attempt(lambda: metadata.version(spec.package))
         folders = map(Path, getattr(sys.modules[spec.package], "__path__", ()))
         folder = next((each for each in folders if each.is_dir()), None)
@@ -114,6 +117,11 @@ class ProbeServer:
         )
 
 
+def start(spec: EngineSpec) -> Hello | Refusal:
+    """Load the engine as the child does."""
+    return ProbeServer(spec).start()
+
+
 def _seed(row: ProbeRow, ask: Ask) -> int:
     """Each probe, subject and schedule has a seed of its own."""
     return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
@@ -139,12 +147,16 @@ def _say(answers: IO[str], line: str) -> None:
     answers.flush()
 
 
-def main(entry: str, device: str) -> None:
-    """Send the child's own output to standard error, and answer on what was standard output."""
+def main(entry: str, device: str, variables: str) -> None:
+    """Send the child's own output to standard error, and answer on what was standard output.
+
+    variables: the engine's own, as JSON.
+    """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for name, value in VARIABLES[device.partition(":")[0]].items():
         os.environ[name] = value
+    os.environ.update(json.loads(variables))
     torch.set_num_threads(1)
     answer_asks(entry, device, sys.stdin, answers)
 

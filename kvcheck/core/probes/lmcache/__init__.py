@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvcheck.core.probes.frame.probe import EngineSpec, ProbeRow
+from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
 from kvcheck.core.probes.lmcache.names import NAMES
 
 LMCACHE: Final = EngineSpec(
@@ -17,6 +17,7 @@ LMCACHE: Final = EngineSpec(
     shows="An installed LMCache: its local CPU backend.",
     stubs=(),
     table=NAMES,
+    variables=("LMCACHE_",),
     prepare="kvcheck.core.probes.lmcache.prepare:prepare",
     probes=(
         ProbeRow(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvcheck.core.probes.frame.probe import EngineSpec, ProbeRow
+from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
 from kvcheck.core.probes.sglang.names import NAMES
 
 _WAYS = tuple(f"{family}-{way}" for family in ("mha", "mla", "nsa") for way in ("kernel", "late", "direct"))
@@ -21,6 +21,7 @@ SGLANG: Final = EngineSpec(
     package="sglang",
     stubs=("sgl_kernel", "torchvision", "tvm_ffi"),
     table=NAMES,
+    variables=("SGLANG_", "SGL_"),
     prepare="kvcheck.core.probes.sglang.rig.server_args:prepare",
     probes=(
         ProbeRow(

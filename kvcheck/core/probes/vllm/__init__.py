@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvcheck.core.probes.frame.probe import EngineSpec, ProbeRow
+from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
 from kvcheck.core.probes.vllm.names import NAMES
 
 _CACHED = ("requests", "retractions", "resumes", "lookups", "device_hit_pages", "device_evictions")
@@ -21,6 +21,7 @@ VLLM: Final = EngineSpec(
     shows="An installed vLLM: its block pool, KV-cache manager, scheduler and CPU offload.",
     stubs=(),
     table=NAMES,
+    variables=("VLLM_",),
     prepare="kvcheck.core.probes.vllm.prepare:prepare",
     probes=(
         ProbeRow(

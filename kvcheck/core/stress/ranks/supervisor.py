@@ -18,8 +18,8 @@ from types import FrameType
 from typing import ClassVar
 
 from kvcheck.core.base.errors import InternalError, TargetError, UnknownVerdict, UsageError, machine_trouble
+from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.base.record import value_from
-from kvcheck.core.cache.transfer.mooncake.private_network import PrivateNetwork
 from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S
 from kvcheck.core.cache.transfer.sockets.link import LOCAL
 from kvcheck.core.stress.ranks import worker

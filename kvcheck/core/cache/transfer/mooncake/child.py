@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from kvcheck.core.base.private_network import enter
 from kvcheck.core.cache.transfer.mooncake.frames import (
     CODE,
     MOST_DESCRIPTORS,
@@ -36,7 +37,6 @@ from kvcheck.core.cache.transfer.mooncake.frames import (
     unpack_json,
 )
 from kvcheck.core.cache.transfer.mooncake.library import INSTALL, LOAD_ONLY
-from kvcheck.core.cache.transfer.mooncake.private_network import enter
 
 NOT_TRIED = -100_001
 """Code of a call that came after one that failed. The library's own are above -10,000."""

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 import pytest
 
 from kvcheck.commands.torchrun import exposure
+from kvcheck.core.base import private_network as module
 from kvcheck.core.base.errors import UnknownVerdict
-from kvcheck.core.cache.transfer.mooncake import private_network as module
-from kvcheck.core.cache.transfer.mooncake.private_network import PrivateNetwork
+from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.stress.schedule import Plan
 
 PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny", backend="eager", transport="mooncake", ranks="1x1")
 LISTEN = """
 import socket, sys
-from kvcheck.core.cache.transfer.mooncake.private_network import enter
+from kvcheck.core.base.private_network import enter
 enter(sys.argv[1])
 server = socket.create_server(("0.0.0.0", 0))
 print(server.getsockname()[1], flush=True)
@@ -29,7 +29,7 @@ sys.stdin.readline()
 """
 CONNECT = """
 import socket, sys
-from kvcheck.core.cache.transfer.mooncake.private_network import enter
+from kvcheck.core.base.private_network import enter
 enter(sys.argv[1])
 socket.create_connection(("127.0.0.1", int(sys.argv[2])), 5).close()
 print([name for _, name in socket.if_nameindex()])

@@ -1,0 +1,53 @@
+"""Tables: what an engine's probes are called, what they are tried on, and what it takes to run them.
+
+Invariants:
+- A table names modules and imports none, so that a child without torch can read its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRow:
+    """A probe of an engine. subjects: what it is tried on. entry: "module:Class". shows: its text for people.
+
+    scenario: one of kvcheck's own, or the engine's word for it. wants: counts of Evidence that a schedule must reach
+    to be evidence. devices: kinds of device that it runs on.
+    """
+
+    name: str
+    scenario: str
+    subjects: tuple[str, ...]
+    entry: str
+    shows: str
+    wants: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """An engine's tables. stubs: packages that stand-ins may replace. table: capability -> places.
+
+    prepare: "module:function", called once in the child with the names, before the first probe; "" where nothing is
+    prepared. shows: its text for people. program: "module:main" of what the child runs. variables: how the names of the
+    engine's own environment variables begin, which `--engine-env` takes. untried: what no probe of it tries.
+    start: "module:function" that loads the engine as that program does, for a check of its imports.
+    """
+
+    name: str
+    shows: str
+    package: str
+    stubs: tuple[str, ...]
+    table: Mapping[str, tuple[str, ...]]
+    probes: tuple[ProbeRow, ...]
+    prepare: str = ""
+    program: str = "kvcheck.core.probes.frame.probe_server:main"
+    start: str = "kvcheck.core.probes.frame.probe_server:start"
+    variables: tuple[str, ...] = ()
+    untried: str = ""
+
+    def probe(self, name: str) -> ProbeRow | None:
+        return next((row for row in self.probes if row.name == name), None)

@@ -1,0 +1,179 @@
+"""Agents: the judge's end of the processes with the library: start, ask, stop, go on, kill.
+
+Invariants:
+- An agent that ends or stays silent is an exception that says which; it is never taken for an answer.
+- All agents end with the judge, also stopped ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvcheck.core.base.child import Streams, close_input, has_ended, listen, start, tell
+from kvcheck.core.base.record import to_plain, value_from
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.mooncake import agent
+from kvcheck.core.probes.mooncake.lanes import Lane, Result
+from kvcheck.core.probes.mooncake.memory import Memory, Plane, offset
+
+READY_S = 60.0
+SMALL_S = 20.0
+END_S = 5.0
+
+
+class Lost(Exception):
+    """An agent gave no answer."""
+
+
+class Ended(Lost):
+    """An agent's process is over. The message says how it ended."""
+
+
+class Silent(Lost):
+    """An agent did not answer in time."""
+
+
+class AgentProcess:
+    """One process with an engine. name: what it is called in texts."""
+
+    def __init__(self, name: str, told: dict[str, object]) -> None:
+        self.name = name
+        self.session, self._base = "", 0
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        streams = Streams(stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._process = start(agent.__name__, streams=streams, leads_group=False)
+        listen(self._process, self._lines.put)
+        tell(self._process, json.dumps(told))
+
+    def get_ready(self) -> None:
+        """Wait until its engine listens. Raises CannotDrive if it cannot."""
+        said = self._hear(READY_S)
+        if "refused" in said:
+            raise CannotDrive(f"{self.name}: {said['refused']}")
+        self.session, self._base = str(said["session"]), int(said["base"])
+
+    def address(self, plane: Plane, peer: int, at: int) -> int:
+        """Where this process has a byte of the memory."""
+        return self._base + offset(plane, peer, at)
+
+    def register(self, plane: Plane, peer: int, at: int, size: int) -> None:
+        """Register memory. Raises CannotDrive if that is refused."""
+        code = self.ask({"do": "register", "plane": int(plane), "peer": peer, "at": at, "size": size}, SMALL_S)
+        if code != 0:
+            raise CannotDrive(f"{self.name}: registering {size} bytes returned {code}, expected 0")
+
+    def unregister(self, plane: Plane, peer: int, at: int) -> None:
+        """Give registered memory back. Raises CannotDrive if that is refused."""
+        code = self.ask({"do": "unregister", "plane": int(plane), "peer": peer, "at": at}, SMALL_S)
+        if code != 0:
+            raise CannotDrive(f"{self.name}: unregister_memory returned {code}, expected 0")
+
+    def begin(self, lanes: Sequence[Lane]) -> None:
+        """Start the calls of all lanes."""
+        self.tell({"do": "run", "lanes": to_plain([*lanes])})
+
+    def results(self, within_s: float) -> list[list[Result]]:
+        """The results of the calls that were begun. Raises Ended, Silent."""
+        said = self.hear(within_s)
+        made: list[list[Result]] = [[value_from(Result, each, "result") for each in lane] for lane in said]
+        return made
+
+    def ask(self, told: dict[str, object], within_s: float) -> Any:
+        """Its answer. Raises Ended, Silent, CannotDrive."""
+        self.tell(told)
+        return self.hear(within_s)
+
+    def tell(self, told: dict[str, object]) -> None:
+        """Say what to do."""
+        tell(self._process, json.dumps(told))
+
+    def hear(self, within_s: float) -> Any:
+        """Its next answer. Raises Ended, Silent; CannotDrive where a call of the engine raised."""
+        said = self._hear(within_s)
+        if "failed" in said:
+            raise CannotDrive(f"{self.name}: {said['failed']}")
+        return said["done"]
+
+    def freeze(self) -> None:
+        """Stop the process. All of its threads have stopped when this returns."""
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        """Let the process go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """End the process."""
+        self.kill()
+        close_input(self._process)
+
+    def _hear(self, within_s: float) -> dict[str, Any]:
+        try:
+            line = self._lines.get(timeout=within_s)
+        except queue.Empty:
+            raise Silent(f"{self.name} did not answer within {within_s:g} s") from None
+        if line is None:
+            raise Ended(f"{self.name}'s process {self._ending()}")
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def _ending(self) -> str:
+        if not has_ended(self._process, END_S):
+            return "closed its output"
+        code = self._process.wait()
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
+def start_all(
+    names: Sequence[str],
+    *,
+    network: str | None,
+    memory: Memory,
+    variables: dict[str, str],
+    needs: Sequence[str],
+) -> list[AgentProcess]:
+    """Agents that are ready. Raises CannotDrive; none is left then."""
+    told: dict[str, object] = {
+        "network": network,
+        "memory": memory.file,
+        "variables": variables,
+        "needs": [*needs],
+    }
+    made: list[AgentProcess] = []
+    is_ready = False
+    try:
+        for name in names:
+            made.append(AgentProcess(name, told))
+        for each in made:
+            each.get_ready()
+        is_ready = True
+    except Lost as why:
+        raise CannotDrive(f"{why}: getting ready") from why
+    finally:
+        if not is_ready:
+            for each in made:
+                each.close()
+    return made
+
+
+def wait_until(is_so: Callable[[], bool], within_s: float, every_s: float = 0.001) -> bool:
+    """Whether it is so within that time."""
+    until = time.monotonic() + within_s
+    while not is_so():
+        if time.monotonic() > until:
+            return False
+        time.sleep(every_s)
+    return True

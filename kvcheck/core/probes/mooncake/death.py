@@ -1,0 +1,165 @@
+"""Probe death: a process that is killed or stopped in the middle of a write harms nobody but itself.
+
+    killed, frozen    a peer, while writes to it and to two others are under way
+    writer-killed     a writer, while it writes to a peer that another writer goes on to use
+
+Invariants:
+- The process is hit once bytes of the write are in its peer's memory, and before the write is reported done.
+- A healthy peer is harmed only if every call to it fails for HARMED_S: a busy machine is no finding.
+"""
+
+from __future__ import annotations
+
+import time
+
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.mooncake.agents import Ended, Lost, Silent, wait_until
+from kvcheck.core.probes.mooncake.bounds import SOON, STATED, longest_call_s
+from kvcheck.core.probes.mooncake.lanes import Lane, Result
+from kvcheck.core.probes.mooncake.memory import GUARD, REGION, Plane
+from kvcheck.core.probes.mooncake.scene import Scene, TransferRig, Writes, spread
+
+VICTIM = 0
+BIG = ((1 << 20),) * 12
+TIMES = 200
+"""Calls to the victim, one behind the other: more than a second, so that it is hit before they are done."""
+SMALL_SIZE, SMALL_COUNT, SMALL_CALLS = 64 << 10, 16, 12
+BEGIN_S = 10.0
+SETTLE_S = 0.5
+HARMED_S, LEAST_TRIES, BETWEEN_S = 20.0, 3, 0.2
+AFTER_BIG = 13 << 20
+"""Where memory begins that the dead writer did not write to."""
+
+
+class Death:
+    """Kill or stop, and look at the others."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """Names of the calls."""
+        return ("batch",)
+
+    def scene(self, rig: TransferRig) -> Scene:
+        """A writer and three peers; or two writers and two peers."""
+        is_writer = rig.subject == "writer-killed"
+        return Scene(
+            rig, self.needs(rig.subject), peers=2 if is_writer else 3, writers=2 if is_writer else 1, settings=SOON
+        )
+
+    def control(self, scene: Scene) -> None:
+        """The same writes, shorter, with nobody hurt."""
+        for writer in range(len(scene.writers)):
+            for peer in range(len(scene.peers)):
+                call = scene.call("batch", peer, spread(scene.rig.mix, BIG[:2]))
+                scene.run_healthy([scene.lane(peer, [call])], writer)
+        scene.check_quiet()
+
+    def measure(self, scene: Scene) -> None:
+        """One death, and what the others say and hold."""
+        if scene.rig.subject == "writer-killed":
+            _kill_writer(scene)
+        else:
+            _hit_peer(scene)
+
+
+def _big(scene: Scene) -> Lane:
+    """Calls to the victim, all of the same content."""
+    call = scene.call("batch", VICTIM, spread(scene.rig.mix, BIG))
+    return scene.lane(VICTIM, [call] * TIMES)
+
+
+def _small(scene: Scene, peer: int) -> Lane:
+    """Calls to a healthy peer, each to a place of its own."""
+    writes = spread(scene.rig.mix, [SMALL_SIZE] * SMALL_COUNT * SMALL_CALLS)
+    groups = [writes[at : at + SMALL_COUNT] for at in range(0, len(writes), SMALL_COUNT)]
+    return scene.lane(peer, [scene.call("batch", peer, group) for group in groups])
+
+
+def _has_begun(scene: Scene, lane: Lane) -> bool:
+    """Whether bytes of the write to the victim are in its memory."""
+    at, _ = lane.calls[0].writes[0]
+    return scene.memory.is_equal(Plane.SOURCE, Plane.TARGET, VICTIM, at, 64)
+
+
+def _hit_peer(scene: Scene) -> None:
+    lanes = [_big(scene), _small(scene, 1), _small(scene, 2)]
+    results = _hit(scene, lanes)
+    if results is None:
+        return
+    scene.judge(lanes[1:], results[1:])
+    if all(result.is_done for result in results[0]):
+        raise CannotDrive(f"all calls to the peer were done before it was {scene.rig.subject}")
+    scene.rig.tally.count("aborts")
+    for lane, of_lane in zip(lanes[1:], results[1:], strict=True):
+        if any(not result.is_done for result in of_lane):
+            scene.rig.tally.note(f"a call to a healthy peer failed while another peer was {scene.rig.subject}")
+        _require_alive(scene, lane.peer, 0, spread(scene.rig.mix, [SMALL_SIZE] * SMALL_COUNT))
+    scene.check_quiet((1, 2))
+
+
+def _hit(scene: Scene, lanes: list[Lane]) -> list[list[Result]] | None:
+    """Hit the victim in the middle of the first lane. None: the writer was lost, which is a finding."""
+    writer, victim, subject = scene.writers[0], scene.peers[VICTIM], scene.rig.subject
+    limit_s = longest_call_s(scene.variables)
+    writer.begin(lanes)
+    has_begun = wait_until(lambda: _has_begun(scene, lanes[0]), BEGIN_S, every_s=0.0002)
+    if subject == "frozen":
+        victim.freeze()
+    else:
+        victim.kill()
+    try:
+        results = writer.results(limit_s)
+    except Silent:
+        text = f"1 of 1 calls had not ended {limit_s:g} s after its peer was {subject}; the library states {STATED}"
+        scene.rig.tally.find("KV901", "liveness", f"{text}={scene.variables[STATED]} s", lane="call")
+        return None
+    except Ended as why:
+        scene.rig.tally.find("KV902", "liveness", f"{why} after its peer was {subject}", lane="writer")
+        return None
+    if not has_begun:
+        raise CannotDrive(f"no byte of the write was there within {BEGIN_S:g} s")
+    return results
+
+
+def _require_alive(scene: Scene, peer: int, writer: int, writes: Writes) -> None:
+    """A write to a healthy peer. That all of them fail, for longer than the library's limits, is a finding."""
+    codes: list[int] = []
+    until = time.monotonic() + HARMED_S
+    while len(codes) < LEAST_TRIES or time.monotonic() < until:
+        lanes = [scene.lane(peer, [scene.call("batch", peer, writes)])]
+        ((result,),) = scene.run(lanes, writer)
+        if result.is_done:
+            return
+        codes.append(result.code)
+        time.sleep(BETWEEN_S)
+    text = (
+        f"{len(codes)} of {len(codes)} calls to peer {peer}, which is well, failed within {HARMED_S:g} s or more after "
+        f"another process was {scene.rig.subject}, the last with {codes[-1]}"
+    )
+    scene.rig.tally.find("KV902", "liveness", text, lane="others")
+
+
+def _kill_writer(scene: Scene) -> None:
+    """Kill a writer. Its peer, and another, then get writes of the other writer."""
+    lane = _big(scene)
+    scene.writers[0].begin([lane])
+    has_begun = wait_until(lambda: _has_begun(scene, lane), BEGIN_S, every_s=0.0002)
+    scene.writers[0].kill()
+    try:
+        scene.writers[0].results(SETTLE_S)
+    except Ended:
+        pass  # so it has to be
+    else:
+        raise CannotDrive("the writer had done all its calls before it was killed")
+    if not has_begun:
+        raise CannotDrive(f"no byte of the write was there within {BEGIN_S:g} s")
+    scene.rig.tally.count("aborts")
+    for number, peer in enumerate(scene.peers):
+        try:
+            peer.ask({"do": "echo"}, longest_call_s(scene.variables))
+        except Lost as why:
+            scene.rig.tally.find("KV902", "liveness", f"{why} after its writer was killed", lane="receiver")
+            return
+        writes = tuple((at, size) for at, size in spread(scene.rig.mix, [SMALL_SIZE] * 30) if GUARD <= at < REGION)
+        moved = tuple((at + AFTER_BIG - GUARD, size) for at, size in writes)
+        _require_alive(scene, number, 1, moved)
+    scene.check_quiet((1,))

@@ -1,0 +1,134 @@
+"""Probe failure: after a failure or a time-out is reported, nothing of that write lands any more.
+
+The caller then does what it may do with memory of its own: the source gets other content, and so does the target.
+
+    refused   one write of a batch goes to memory that nobody registered
+    frozen    the peer is stopped until the call has failed, and goes on then
+
+Invariants:
+- What lands later is a conditional finding: the library does not say when memory of a failed write is free again.
+- Bytes of the failed write are told from bytes that were put into the source after the failure.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.mooncake.agents import Lost
+from kvcheck.core.probes.mooncake.bounds import SOON, longest_call_s
+from kvcheck.core.probes.mooncake.lanes import Call, Lane
+from kvcheck.core.probes.mooncake.memory import MOST_PEERS, Plane
+from kvcheck.core.probes.mooncake.scene import Scene, TransferRig, spread
+
+WATCH_S = 1.5
+REFUSED = (256 << 10, 40)
+FROZEN = (1 << 20, 14)
+"""Bytes of a write, and writes in the call: more than the system's buffers take for a peer that is stopped."""
+CONDITION = (
+    "memory of a failed write is used again while the writer's engine lives; the library does not say when it is free"
+)
+
+
+class Failure:
+    """A call that fails, and what lands after it."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """Names of the calls."""
+        return ("batch",)
+
+    def scene(self, rig: TransferRig) -> Scene:
+        """A writer and one peer."""
+        return Scene(rig, self.needs(rig.subject), peers=1, settings=SOON)
+
+    def control(self, scene: Scene) -> None:
+        """The same batch, with nothing in its way."""
+        size, count = _batch(scene)
+        scene.run_healthy([scene.lane(0, [scene.call("batch", 0, spread(scene.rig.mix, [size] * count))])])
+        scene.check_quiet()
+
+    def measure(self, scene: Scene) -> None:
+        """One failure, and a watch over the memory."""
+        rig = scene.rig
+        size, count = _batch(scene)
+        writes = spread(rig.mix, [size] * count)
+        call = scene.call("batch", 0, writes, after=True)
+        failed = scene.generation
+        later = scene.fill(Plane.NEXT, 0, writes)
+        reused = scene.fill(Plane.REUSED, 0, writes)
+        if rig.subject == "refused":
+            call = _with_bad_entry(scene, call)
+        if _fails(scene, scene.lane(0, [call])):
+            _watch(scene, call, (failed, later, reused))
+
+
+def _batch(scene: Scene) -> tuple[int, int]:
+    return FROZEN if scene.rig.subject == "frozen" else REFUSED
+
+
+def _with_bad_entry(scene: Scene, call: Call) -> Call:
+    """The call with one write to memory that the peer has and nobody registered."""
+    bad = scene.rig.mix.below(len(call.writes))
+    addresses = [*call.addresses]
+    addresses[bad] = scene.peers[0].address(Plane.REUSED, MOST_PEERS - 1, call.writes[bad][0])
+    return replace(call, addresses=tuple(addresses))
+
+
+def _fails(scene: Scene, lane: Lane) -> bool:
+    """Make the call. False if it was reported done, which is a finding where a write of it was illegal. A stopped peer
+    has none of the bytes of a call that is reported done, and the judge says so."""
+    writer, peer = scene.writers[0], scene.peers[0]
+    is_frozen = scene.rig.subject == "frozen"
+    if is_frozen:
+        peer.freeze()
+    try:
+        writer.begin([lane])
+        ((result,),) = writer.results(longest_call_s(scene.variables))
+    except Lost as why:
+        raise CannotDrive(str(why)) from why
+    finally:
+        peer.thaw()
+    tally = scene.rig.tally
+    tally.count("transfers", len(lane.calls[0].writes))
+    if result.is_done and is_frozen:
+        scene.judge([lane], [[result]])
+        raise CannotDrive("a call to a peer that is stopped did not fail")
+    if result.is_done:
+        text = f"1 of 1 batches of {len(lane.calls[0].writes)} writes was reported done, and one went to no memory"
+        tally.find("KV308", "contract", text, lane="accepted")
+        return False
+    tally.count("aborts")
+    return True
+
+
+def _watch(scene: Scene, call: Call, generations: tuple[int, int, int]) -> None:
+    """Look at the target, which holds other content since the failure. generations: of the failed write, of what its
+    source held later, of the target."""
+    failed, later, reused = generations
+    memory, tally = scene.memory, scene.rig.tally
+    time.sleep(WATCH_S)
+    landed = [write for write in call.writes if not memory.is_equal(Plane.REUSED, Plane.TARGET, 0, *write)]
+    tally.reads += 1
+    for _, size in call.writes:
+        scene.count_words(size)
+    if not landed:
+        return
+    old = new = strange = 0
+    for at, size in landed:
+        seen, expected = memory.read(Plane.TARGET, 0, at, size), memory.read(Plane.REUSED, 0, at, size)
+        found = scene.held(seen, 0, at, failed, expected)
+        old, new = old + found.wanted, new + found.newer
+        strange += found.words - found.wanted - found.newer
+    assert failed < later < reused
+    tally.find(
+        "KV203",
+        "protocol",
+        f"{len(landed)} of {len(call.writes)} writes of a call that had failed landed after the failure was reported, "
+        f"on memory that was used again; of the words looked at {old} are of the write, {new} came to its source later"
+        + (f", {strange} others" if strange else ""),
+        lane="after-failure",
+        tier="peer",
+        buffer="region",
+        condition=CONDITION,
+    )

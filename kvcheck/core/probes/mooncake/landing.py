@@ -1,0 +1,116 @@
+"""Probe landing: a write that is reported done has landed, all of it, for every size, batch and number of peers.
+
+Subjects are the calls that write. `frozen` writes to a peer that is stopped and goes on: what is reported done while it
+is stopped lies in some queue, and not in its memory.
+
+Invariants:
+- A schedule without a finding has made the same number of calls in each size class, also at both ends of a class.
+- A pass has looked at every write at its status, and at all memory again at the end.
+"""
+
+from __future__ import annotations
+
+import time
+
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.mooncake.agents import AgentProcess, Lost, Silent
+from kvcheck.core.probes.mooncake.lanes import Result
+from kvcheck.core.probes.mooncake.memory import MOST_PEERS
+from kvcheck.core.probes.mooncake.scene import CALL_S, SIZE_CLASSES, Scene, TransferRig, Writes, spread
+
+CALLS_OF_A_CLASS = 4
+MOST_BATCH = 64
+FROZEN_S = 0.3
+QUIET_S = 0.2
+FROZEN_CALLS = 6
+ENOUGH = 40
+"""Writes that were not what their status said, after which a schedule has shown it."""
+MOST_FROZEN = 64 << 10
+"""A write that fits the system's buffers, so that it could be taken for done while the peer is stopped."""
+
+
+class Landing:
+    """Writes and looks."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """Names of the calls."""
+        return {"async": ("async", "async.status"), "submit": ("submit", "submit.status")}.get(
+            subject, ("batch" if subject == "frozen" else subject,)
+        )
+
+    def scene(self, rig: TransferRig) -> Scene:
+        """A writer and its peers."""
+        peers = 1 if rig.subject == "frozen" else MOST_PEERS
+        return Scene(rig, self.needs(rig.subject), peers=peers, settings={})
+
+    def control(self, scene: Scene) -> None:
+        """One small write to each peer."""
+        for peer in range(len(scene.peers)):
+            scene.run_healthy([scene.lane(peer, [scene.call(_call_of(scene), peer, spread(scene.rig.mix, [64]))])])
+
+    def measure(self, scene: Scene) -> None:
+        """The calls of a schedule, in a drawn order."""
+        if scene.rig.subject == "frozen":
+            for _ in range(FROZEN_CALLS):
+                _write_to_frozen(scene)
+        else:
+            calls = [(low, high, turn) for _, low, high in SIZE_CLASSES for turn in range(CALLS_OF_A_CLASS)]
+            while calls and scene.wrong.told < ENOUGH:
+                low, high, turn = calls.pop(scene.rig.mix.below(len(calls)))
+                _write(scene, low, high, turn)
+                scene.check_quiet()
+        time.sleep(QUIET_S)
+        scene.check_quiet()
+
+
+def _call_of(scene: Scene) -> str:
+    return "batch" if scene.rig.subject == "frozen" else scene.rig.subject
+
+
+def _write(scene: Scene, low: int, high: int, turn: int) -> None:
+    """One call to each of 1 to 4 peers at the same time. turn: 0 and 1 are the ends of the class."""
+    mix = scene.rig.mix
+    lanes = []
+    first = mix.below(MOST_PEERS)
+    for number in range(1 + mix.below(MOST_PEERS)):
+        peer = (first + number) % MOST_PEERS
+        lanes.append(scene.lane(peer, [scene.call(_call_of(scene), peer, _sizes(scene, low, high, turn))]))
+    scene.run_healthy(lanes)
+
+
+def _sizes(scene: Scene, low: int, high: int, turn: int) -> Writes:
+    mix = scene.rig.mix
+    sizes = [low + mix.below(high - low + 1) for _ in range(1 + mix.below(MOST_BATCH))]
+    if turn < 2:
+        sizes[0] = (low, high)[turn]
+    return spread(mix, sizes)
+
+
+def _write_to_frozen(scene: Scene) -> None:
+    """A write to a peer that is stopped. It goes on once it was looked at."""
+    mix, writer, peer = scene.rig.mix, scene.writers[0], scene.peers[0]
+    sizes = [64 + mix.below(MOST_FROZEN // 4) for _ in range(1 + mix.below(4))]
+    lanes = [scene.lane(0, [scene.call("batch", 0, spread(mix, sizes))])]
+    peer.freeze()
+    try:
+        writer.begin(lanes)
+        results = _results_soon(writer)
+        peer.thaw()
+        if results is None:
+            results = writer.results(CALL_S)
+    except Lost as why:
+        raise CannotDrive(str(why)) from why
+    finally:
+        peer.thaw()
+    failed = [result for of_lane in results for result in of_lane if not result.is_done]
+    if failed:
+        raise CannotDrive(f"a call to a peer that was stopped for {FROZEN_S:g} s returned {failed[0].code}")
+    scene.judge(lanes, results)
+
+
+def _results_soon(writer: AgentProcess) -> list[list[Result]] | None:
+    """The results that come while the peer is stopped; None if there are none."""
+    try:
+        return writer.results(FROZEN_S)
+    except Silent:
+        return None

@@ -1,0 +1,109 @@
+"""Probe registration: a write to memory that its peer has not registered is refused, and changes nothing.
+
+All memory that is named exists in the peer, so a write that should be refused shows in bytes and not in a crash.
+
+Invariants:
+- Each place is named by an address of the peer; a legal write up to both ends of the registered memory is done.
+- After each refusal the whole region is compared, and a legal write still works.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.mooncake.agents import AgentProcess
+from kvcheck.core.probes.mooncake.memory import GUARD, MOST_PEERS, REGION, Plane
+from kvcheck.core.probes.mooncake.scene import Scene, TransferRig
+
+SIZE = 4096
+START, END = GUARD, REGION - GUARD
+NOBODYS = MOST_PEERS - 1
+LOOK_S = 0.05
+LEGAL_TRIES = 3
+
+Place = Callable[[AgentProcess], int]
+
+
+def _in_region(at: int) -> Place:
+    return lambda peer: peer.address(Plane.TARGET, 0, at)
+
+
+FREED = "to memory that is registered no more"
+ILLEGAL: dict[str, Place] = {
+    "before the registered memory": _in_region(START - SIZE),
+    "from one word before the registered memory": _in_region(START - 8),
+    "up to one byte behind the registered memory": _in_region(END - SIZE + 1),
+    "up to one page behind the registered memory": _in_region(END),
+    "to memory that was never registered": lambda peer: peer.address(Plane.TARGET, NOBODYS, START),
+    FREED: lambda peer: peer.address(Plane.REUSED, 0, START),
+}
+
+
+class Registration:
+    """Writes that have to be refused."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """Names of the calls."""
+        return (subject, "register", "unregister")
+
+    def scene(self, rig: TransferRig) -> Scene:
+        """A writer and one peer."""
+        return Scene(rig, self.needs(rig.subject), peers=1, settings={})
+
+    def control(self, scene: Scene) -> None:
+        """Legal writes at both ends, and to memory that is given back then."""
+        scene.peers[0].register(Plane.REUSED, 0, START, SIZE)
+        call = scene.call(scene.rig.subject, 0, ((START + SIZE, SIZE),))
+        scene.run_unjudged([scene.lane(0, [replace(call, addresses=(ILLEGAL[FREED](scene.peers[0]),))])])
+        scene.peers[0].unregister(Plane.REUSED, 0, START)
+        for at in (START, END - SIZE):
+            scene.run_healthy([scene.lane(0, [scene.call(scene.rig.subject, 0, ((at, SIZE),))])])
+        scene.check_quiet()
+
+    def measure(self, scene: Scene) -> None:
+        """Every illegal place, in a drawn order."""
+        left = [*ILLEGAL]
+        while left:
+            name = left.pop(scene.rig.mix.below(len(left)))
+            _refuse(scene, name)
+            _write_again(scene, name)
+        scene.check_quiet()
+
+
+def _write_again(scene: Scene, name: str) -> None:
+    """A legal write after an illegal one. That the first one fails is noted: the engine may drop a connection then."""
+    for number in range(LEGAL_TRIES):
+        ((result,),) = scene.run([scene.lane(0, [scene.call(scene.rig.subject, 0, ((START, SIZE),))])])
+        if result.is_done:
+            if number:
+                scene.rig.tally.note("a legal write right after a refused one failed, and a later try was done")
+            return
+    raise CannotDrive(f"{LEGAL_TRIES} of {LEGAL_TRIES} legal writes after one {name} failed")
+
+
+def _refuse(scene: Scene, name: str) -> None:
+    """One illegal write. Where it goes is zero before, or holds what was written there."""
+    tally, memory = scene.rig.tally, scene.memory
+    place = ILLEGAL[name](scene.peers[0])
+    call = scene.call(scene.rig.subject, 0, ((START + SIZE, SIZE),))
+    call = replace(call, addresses=(place,))
+    at = place - scene.peers[0].address(Plane.SOURCE, 0, 0)
+    before = memory.read(Plane.SOURCE, 0, at, SIZE)
+    ((result,),) = scene.run_unjudged([scene.lane(0, [call])])
+    time.sleep(LOOK_S)
+    after = memory.read(Plane.SOURCE, 0, at, SIZE)
+    scene.count_words(SIZE)
+    tally.reads += 1
+    changed = sum(one != other for one, other in zip(before, after, strict=True))
+    scene.accept(0)
+    if result.is_done:
+        what = f"1 of 1 writes of {SIZE} bytes {name} was reported done, and changed {changed} bytes there"
+        tally.find("KV308", "contract", what, lane=name, tier="peer")
+    elif changed:
+        what = f"1 of 1 writes of {SIZE} bytes {name} was refused with {result.code}, and changed {changed} bytes there"
+        tally.find("KV308", "contract", what, lane=name, tier="peer")
+    else:
+        tally.count("refusals")

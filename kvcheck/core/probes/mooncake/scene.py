@@ -1,0 +1,289 @@
+"""Scene: writers, peers and their memory in one schedule, and what is said of each write.
+
+Invariants:
+- A write is judged by the bytes at its receiver: at its status, and until its place is written again.
+- What differs at a status is looked at again for SETTLE_S, so that late bytes and lost ones are told apart.
+- A write that failed may have landed or not, and that is no finding here: its peer is not compared as a whole any more.
+- A finding says of how many tries it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.tally import Tally
+from kvcheck.core.probes.mooncake.agents import Lost, start_all, wait_until
+from kvcheck.core.probes.mooncake.lanes import Call, Lane, Result
+from kvcheck.core.probes.mooncake.memory import GUARD, MOST_PEERS, REGION, Memory, Plane
+from kvcheck.core.probes.mooncake.words import WORD, Held, Places, generation_of, held
+
+SETTLE_S = 1.0
+CALL_S = 90.0
+"""The longest that calls to healthy peers may take. The library waits 61 s for a handshake."""
+BLOCK = 64 << 10
+SIZE_CLASSES = (
+    ("64 B to 1 KiB", 64, 1 << 10),
+    ("1 to 16 KiB", 1 << 10, 16 << 10),
+    ("16 to 256 KiB", 16 << 10, 256 << 10),
+    ("256 KiB to 2 MiB", 256 << 10, 2 << 20),
+    ("2 to 8 MiB", 2 << 20, 8 << 20),
+)
+QUIET = {"MC_LOG_LEVEL": "ERROR", "MC_FORCE_TCP": "1"}
+
+Writes = tuple[tuple[int, int], ...]
+
+
+def class_of(size: int) -> str:
+    """The name of the size class of a write."""
+    return next((name for name, _, most in SIZE_CLASSES if size <= most), SIZE_CLASSES[-1][0])
+
+
+@dataclass(slots=True, kw_only=True)
+class TransferRig:
+    """What a probe gets for one schedule. variables: the engine's own, as the user gave them."""
+
+    subject: str
+    schedule: int
+    mix: Rng
+    variables: dict[str, str]
+    network: str | None
+    tally: Tally = field(default_factory=Tally)
+
+
+@dataclass(slots=True)
+class Wrong:
+    """Writes that were not what their status said. tries: all writes that were reported done."""
+
+    early: list[str] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    strange: list[str] = field(default_factory=list)
+    tries: int = 0
+    calls: int = 0
+
+    @property
+    def told(self) -> int:
+        """How many were wrong."""
+        return sum(map(len, (self.early, self.torn, self.lost, self.late, self.strange)))
+
+
+class Scene:
+    """The processes of a schedule. It ends them when it is left.
+
+    writers: how many processes write. peers: how many are written to. settings: variables of the engine for this probe,
+    which those of the user replace.
+    """
+
+    def __init__(
+        self, rig: TransferRig, needs: Sequence[str], *, peers: int, writers: int = 1, settings: dict[str, str]
+    ) -> None:
+        assert 1 <= peers <= MOST_PEERS
+        self.rig, self.memory, self.places = rig, Memory(), Places(REGION)
+        self.variables = {**QUIET, **settings, **rig.variables}
+        self.generation = 0
+        self.wrong = Wrong()
+        self._tops = [GUARD] * peers
+        self._unsettled: set[int] = set()
+        names = [f"writer {number}" for number in range(writers)] + [f"peer {number}" for number in range(peers)]
+        try:
+            agents = start_all(
+                names, network=rig.network, memory=self.memory, variables=self.variables, needs=("engine", *needs)
+            )
+        except CannotDrive:
+            self.memory.close()
+            raise
+        self.writers, self.peers = agents[:writers], agents[writers:]
+        try:
+            self._register()
+        except Lost as why:
+            self.close()
+            raise CannotDrive(f"{why}: registering memory") from why
+
+    def _register(self) -> None:
+        for number, peer in enumerate(self.peers):
+            peer.register(Plane.TARGET, number, GUARD, REGION - 2 * GUARD)
+            for writer in self.writers:
+                writer.register(Plane.SOURCE, number, GUARD, REGION - 2 * GUARD)
+
+    def close(self) -> None:
+        """End all processes."""
+        for agent in (*self.writers, *self.peers):
+            agent.close()
+        self.memory.close()
+
+    def __enter__(self) -> Scene:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fill(self, plane: Plane, peer: int, writes: Writes) -> int:
+        """Put the content of new writes there. Returns their generation."""
+        self.generation += 1
+        for at, size in writes:
+            content = self.places.content(owner=peer + 1, generation=self.generation, at=at, size=size)
+            self.memory.write(plane, peer, at, content)
+        return self.generation
+
+    def call(self, name: str, peer: int, writes: Writes, *, after: bool = False, note: str = "") -> Call:
+        """A call that writes new content. Its source is filled here."""
+        self.fill(Plane.SOURCE, peer, writes)
+        self._tops[peer] = max([self._tops[peer], *(at + size for at, size in writes)])
+        addresses = tuple(self.peers[peer].address(Plane.TARGET, peer, at) for at, _ in writes)
+        return Call(name=name, writes=writes, addresses=addresses, after=after, note=note)
+
+    def lane(self, peer: int, calls: Iterable[Call]) -> Lane:
+        """Calls to one peer, one after the other."""
+        return Lane(peer=peer, session=self.peers[peer].session, calls=tuple(calls))
+
+    def run(self, lanes: Sequence[Lane], writer: int = 0, within_s: float = CALL_S) -> list[list[Result]]:
+        """Make the calls and judge what was reported done. Raises CannotDrive where a process is lost."""
+        results = self.run_unjudged(lanes, writer, within_s)
+        self.judge(lanes, results)
+        return results
+
+    def run_unjudged(self, lanes: Sequence[Lane], writer: int = 0, within_s: float = CALL_S) -> list[list[Result]]:
+        """Make the calls. Raises CannotDrive where a process is lost."""
+        self.writers[writer].begin(lanes)
+        try:
+            return self.writers[writer].results(within_s)
+        except Lost as why:
+            raise CannotDrive(str(why)) from why
+
+    def run_healthy(self, lanes: Sequence[Lane], writer: int = 0) -> None:
+        """Like `run`, with calls that nothing stands in the way of. Raises CannotDrive if one fails."""
+        for lane, results in zip(lanes, self.run(lanes, writer), strict=True):
+            if failed := [result for result in results if not result.is_done]:
+                code = failed[0].code
+                raise CannotDrive(
+                    f"a call to the healthy peer {lane.peer} returned {code} after {failed[0].took_s:.1f} s"
+                )
+
+    def judge(self, lanes: Sequence[Lane], results: Sequence[Sequence[Result]]) -> None:
+        """Judge the calls that were reported done."""
+        for lane, of_lane in zip(lanes, results, strict=True):
+            for call, result in zip(lane.calls, of_lane, strict=False):  # a lane ends at its first failure
+                if result.is_done:
+                    self._judge_call(lane, call, result)
+                else:
+                    self._unsettled.add(lane.peer)
+
+    def _judge_call(self, lane: Lane, call: Call, result: Result) -> None:
+        self.wrong.calls += 1
+        self.wrong.tries += len(call.writes)
+        self.rig.tally.count("transfers", len(call.writes))
+        self.rig.tally.reads += 1
+        until = time.monotonic() + SETTLE_S
+        for number, (at, size) in enumerate(call.writes):
+            self.count_words(size)
+            if number in result.wrong:
+                self._judge_wrong(lane.peer, call, at, size, until)
+            # What is there now is expected from now on: what has not landed was told above.
+            plane = Plane.TARGET if number in result.wrong else Plane.SOURCE
+            self.memory.copy(plane, Plane.EXPECTED, lane.peer, at, size)
+
+    def count_words(self, size: int) -> None:
+        """Count the words of a write that were compared."""
+        words = self.rig.tally.words
+        words[class_of(size)] = words.get(class_of(size), 0) + -(-size // WORD)
+
+    def _judge_wrong(self, peer: int, call: Call, at: int, size: int, until: float) -> None:
+        """until: when the writes of a call have had their time. A clock decides what is told, not whether."""
+        memory = self.memory
+        left_s = max(0.0, until - time.monotonic())
+        has_landed = wait_until(lambda: memory.is_equal(Plane.SOURCE, Plane.TARGET, peer, at, size), left_s)
+        source = memory.read(Plane.SOURCE, peer, at, size)
+        generation = generation_of(source)
+        before = memory.read(Plane.EXPECTED, peer, at, size)
+        seen = self.held(memory.read(Plane.SEEN, peer, at, size), peer, at, generation, before, source)
+        text = (
+            f"a write of {size} bytes by {call.name}, {len(call.writes)} in its call: {seen.text()} were at peer {peer}"
+        )
+        if seen.foreign or seen.misplaced or seen.strange:
+            self.wrong.strange.append(text)
+        elif not has_landed:
+            now = self.held(memory.read(Plane.TARGET, peer, at, size), peer, at, generation, before, source)
+            kind = self.wrong.torn if now.wanted else self.wrong.lost
+            kind.append(f"{text}; {SETTLE_S:g} s later {now.text()}")
+        elif 0 < seen.wanted < seen.words:
+            self.wrong.torn.append(f"{text}; the rest came later")
+        elif seen.wanted:
+            self.wrong.early.append(f"{text}, and its end was not there at first")
+        else:
+            self.wrong.early.append(f"{text}; all of it came later")
+
+    def held(self, seen: bytes, peer: int, at: int, generation: int, before: bytes, after: bytes | None = None) -> Held:
+        """What bytes of a peer's region hold. before, after: as in words.held."""
+        return held(
+            seen,
+            owner=peer + 1,
+            generation=generation,
+            at=at,
+            owners=len(self.peers),
+            latest=self.generation,
+            before=before,
+            after=after,
+        )
+
+    def check_quiet(self, peers: Iterable[int] | None = None) -> None:
+        """Nothing may have changed at the peers but what was reported done."""
+        for peer in {*(range(len(self.peers)) if peers is None else peers)} - self._unsettled:
+            end = min(REGION, self._tops[peer] + GUARD)
+            if self.memory.is_equal(Plane.TARGET, Plane.EXPECTED, peer, 0, end):
+                continue
+            for at in range(0, end, BLOCK):
+                size = min(BLOCK, end - at)
+                if not self.memory.is_equal(Plane.TARGET, Plane.EXPECTED, peer, at, size):
+                    self._judge_changed(peer, at, size)
+                    self.memory.copy(Plane.TARGET, Plane.EXPECTED, peer, at, size)
+                    break
+
+    def _judge_changed(self, peer: int, at: int, size: int) -> None:
+        seen = self.memory.read(Plane.TARGET, peer, at, size)
+        found = self.held(seen, peer, at, self.generation, self.memory.read(Plane.EXPECTED, peer, at, size))
+        text = f"peer {peer}, at {at} of its region, holds {found.text()}, which changed after all was reported done"
+        (self.wrong.late if found.older + found.wanted + found.newer else self.wrong.strange).append(text)
+
+    def require_landed(self) -> None:
+        """Raise CannotDrive if nothing of a write has come to its place: that says more of the probe than of the
+        engine. Forget what was counted so far.
+        """
+        if astray := self.wrong.lost + self.wrong.strange:
+            raise CannotDrive(f"the control case failed: {astray[0]}")
+        self.wrong, self.rig.tally = Wrong(), Tally(notes=self.rig.tally.notes)
+
+    def accept(self, peer: int) -> None:
+        """What the peer's region holds now, whatever it is, is expected from now on."""
+        self.memory.copy(Plane.TARGET, Plane.EXPECTED, peer, 0, REGION)
+
+    def report(self) -> None:
+        """Make findings of what was wrong, each with its count of tries."""
+        wrong, tally = self.wrong, self.rig.tally
+        of_tries = f"of {wrong.tries} writes in {wrong.calls} calls that were reported done"
+        for code, oracle, lane, texts, what in (
+            ("KV203", "protocol", "early", wrong.early, "had not landed when the status arrived"),
+            ("KV103", "content", "torn", wrong.torn, "had landed in part when the status arrived"),
+            ("KV203", "protocol", "lost", wrong.lost, f"had not landed {SETTLE_S:g} s after the status"),
+            ("KV203", "protocol", "late", wrong.late, "landed again after their status"),
+            ("KV105", "content", "strange", wrong.strange, "changed words that are not theirs"),
+        ):
+            if texts:
+                message = f"{len(texts)} {of_tries} {what}; the first: {texts[0]}"
+                tally.find(code, oracle, message, lane=lane, tier="peer", buffer="region")
+
+
+def spread(mix: Rng, sizes: Sequence[int], most: int = REGION - GUARD) -> Writes:
+    """Places for writes of these sizes, one behind the other with gaps; those for which there is room."""
+    writes, at = [], GUARD
+    for size in sizes:
+        at += WORD * mix.below(9)
+        if at + size > most:
+            break
+        writes.append((at, size))
+        at += -(-size // WORD) * WORD
+    return tuple(writes)

@@ -1,0 +1,189 @@
+"""Server: the child that judges an installed transfer engine. The interpreter of the engine's environment runs it.
+
+It loads no library itself: processes that it starts do. It answers each JSON line that it reads with one JSON line.
+
+Invariants:
+- Needs the standard library and kvcheck's base alone.
+- There is no verdict without the control: where a call of it fails, or nothing of a write arrives, the engine cannot
+  be driven.
+- All engines of a child are in one private network. Where the system refuses one, a note says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import platform
+import sys
+import zlib
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Protocol, cast
+
+from kvcheck.core.base.identity import commit_of, file_digest, folder_digest
+from kvcheck.core.base.private_network import PrivateNetwork
+from kvcheck.core.base.record import Evidence
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
+from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
+from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, decode, encode
+from kvcheck.core.probes.mooncake import MOONCAKE
+from kvcheck.core.probes.mooncake.agents import Lost, start_all
+from kvcheck.core.probes.mooncake.memory import Memory
+from kvcheck.core.probes.mooncake.names import BUILDS
+from kvcheck.core.probes.mooncake.scene import QUIET, Scene, TransferRig
+
+
+class TransferProbe(Protocol):
+    """One way to try the engine."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        """Names of the library that the release must have."""
+
+    def scene(self, rig: TransferRig) -> Scene:
+        """The processes of a schedule."""
+
+    def control(self, scene: Scene) -> None:
+        """A case that passes on every engine that works, by the same calls."""
+
+    def measure(self, scene: Scene) -> None:
+        """The cases of one schedule."""
+
+
+class TransferServer:
+    """One installed engine. variables: its own, as the user gave them. network: of its processes."""
+
+    def __init__(self, variables: dict[str, str], network: PrivateNetwork) -> None:
+        self._variables = variables
+        self._network = network
+
+    def start(self) -> Hello | Refusal:
+        """Find the build, and load it once."""
+        found = {build: version for build in BUILDS if (version := _version_of(build)) is not None}
+        if len(found) > 1:
+            told = ", ".join(f"{build} {version}" for build, version in found.items())
+            return Refusal(reason=f"builds that overwrite each other's files are installed together: {told}")
+        if why := self._why_not_loaded():
+            return Refusal(reason=f"mooncake cannot be used by {sys.executable}: {why}")
+        place = find_spec(MOONCAKE.package)
+        folders = map(Path, () if place is None else place.submodule_search_locations or ())
+        folder = next((each for each in folders if each.is_dir()), None)
+        return Hello(
+            engine=MOONCAKE.name,
+            version=next(iter(found.values()), "unknown"),
+            python=platform.python_version(),
+            torch="",
+            device="cpu",
+            files=None if folder is None else _digest(folder),
+            commit=None if folder is None else commit_of(folder),
+        )
+
+    def _why_not_loaded(self) -> str | None:
+        memory = Memory()
+        try:
+            variables = {**QUIET, **self._variables}
+            made = start_all(
+                ["the engine"], network=self._network.path, memory=memory, variables=variables, needs=("engine",)
+            )
+        except CannotDrive as why:
+            return str(why)
+        finally:
+            memory.close()
+        for agent in made:
+            agent.close()
+        return None
+
+    def answer(self, ask: Ask) -> Reply:
+        """Run one schedule of a probe."""
+        row = MOONCAKE.probe(ask.probe)
+        if row is None or ask.subject not in row.subjects:
+            return Reply(evidence=Evidence(schedules=0), unknown=f"no probe {ask.probe} on {ask.subject}")
+        rig = TransferRig(
+            subject=ask.subject,
+            schedule=ask.schedule,
+            mix=Rng(_seed(row, ask)),
+            variables=self._variables,
+            network=self._network.path,
+        )
+        result = attempt(lambda: _run(row, rig))
+        unknown = f"cannot drive: {result.text} ({result.where})" if isinstance(result, Fault) else result
+        if self._network.path is None:
+            rig.tally.note(f"the engines' ports were open to the network: {self._network.why}")
+        tally = rig.tally
+        return Reply(
+            findings=tuple(tally.findings), evidence=tally.evidence(), unknown=unknown, notes=tuple(tally.notes)
+        )
+
+
+def _run(row: ProbeRow, rig: TransferRig) -> str | None:
+    """Why the schedule is no evidence, or None. Findings are in the rig's tally."""
+    module, attribute = row.entry.split(":")
+    probe = cast(TransferProbe, getattr(importlib.import_module(module), attribute)())
+    try:
+        with probe.scene(rig) as scene:
+            probe.control(scene)
+            scene.require_landed()
+            try:
+                probe.measure(scene)
+            finally:
+                scene.report()  # also of what came before the reason to stop
+    except (CannotDrive, Lost) as why:
+        return f"cannot drive: {why}"
+    if rig.tally.findings:
+        return None
+    lacking = [name for name in row.wants if not rig.tally.counts.get(name)]
+    return f"not exercised: {', '.join(lacking)}" if lacking else None
+
+
+def _digest(folder: Path) -> str:
+    """The digest of the package: of its Python files, and of the compiled library that all of it is about."""
+    found = hashlib.sha256(folder_digest(folder).encode())
+    for library in sorted(folder.glob("engine*.so")):
+        found.update(file_digest(library).encode())
+    return found.hexdigest()
+
+
+def _version_of(build: str) -> str | None:
+    try:
+        return metadata.version(build)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _seed(row: ProbeRow, ask: Ask) -> int:
+    """Each probe, subject and schedule has a seed of its own."""
+    return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
+
+
+def start(spec: EngineSpec) -> Hello | Refusal:
+    """Load the library as the child does, with the library's own settings."""
+    with PrivateNetwork() as network:
+        return TransferServer({}, network).start()
+
+
+def main(entry: str, device: str, variables: str) -> None:
+    """Send the child's own output to standard error, and answer on what was standard output."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    with PrivateNetwork() as network:
+        server = TransferServer(json.loads(variables), network)
+        greeting = server.start()
+        _say(answers, encode(greeting))
+        if isinstance(greeting, Refusal):
+            return
+        for line in sys.stdin:
+            ask = decode(line)
+            assert isinstance(ask, Ask)
+            _say(answers, encode(server.answer(ask)))
+
+
+def _say(answers: IO[str], line: str) -> None:
+    answers.write(line + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

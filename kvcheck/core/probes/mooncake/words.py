@@ -1,0 +1,122 @@
+"""Words: what writes carry. Each word of 64 bits says its owner, the generation of the write, and its place.
+
+    word = owner:8 | generation:24 | place:32        place: the number of the word in its peer's region
+
+Invariants:
+- Two writes to one place differ in every word. A word at another place, or of another peer, is told from its own.
+- The value of a word that nobody has written is 0, and no write has generation 0.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from dataclasses import dataclass
+
+WORD = 8
+MOST_GENERATIONS = 1 << 24
+MOST_WORDS = 1 << 10
+_LOW = 0 if sys.byteorder == "little" else 1
+
+
+class Places:
+    """The places of a region's words, made once."""
+
+    def __init__(self, region_bytes: int) -> None:
+        self._places = array("I", range(region_bytes // WORD))
+
+    def content(self, *, owner: int, generation: int, at: int, size: int) -> memoryview:
+        """The bytes of a write of `size` bytes at `at` of the owner's region."""
+        assert at % WORD == 0 and 0 < generation < MOST_GENERATIONS and 0 < owner < 256
+        first, count = at // WORD, -(-size // WORD)
+        words = array("I", bytes(WORD * count))
+        words[_LOW::2] = self._places[first : first + count]
+        words[1 - _LOW :: 2] = array("I", [owner << 24 | generation]) * count
+        return memoryview(words).cast("B")[:size]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What bytes hold, in words. wanted: of the expected owner and generation. older, newer: of other generations of
+    that owner. foreign: of another owner. misplaced: of another place. unwritten: 0. strange: of nobody.
+    """
+
+    words: int
+    wanted: int = 0
+    older: int = 0
+    newer: int = 0
+    foreign: int = 0
+    misplaced: int = 0
+    unwritten: int = 0
+    strange: int = 0
+
+    def text(self) -> str:
+        """The counts that are not 0: "12 of its own words and 4 older ones"."""
+        parts = {
+            "of this write": self.wanted,
+            "of earlier writes": self.older,
+            "of later writes": self.newer,
+            "of another peer": self.foreign,
+            "of another place": self.misplaced,
+            "that nobody wrote": self.unwritten,
+            "of no write": self.strange,
+        }
+        return (
+            ", ".join(f"{count} {name}" for name, count in parts.items() if count)
+            + f", of {self.words} words looked at"
+        )
+
+
+def generation_of(content: bytes) -> int:
+    """The generation of a write, by its first word."""
+    return array("I", content[:WORD])[1 - _LOW] & (MOST_GENERATIONS - 1)
+
+
+def held(
+    seen: bytes,
+    *,
+    owner: int,
+    generation: int,
+    at: int,
+    owners: int,
+    latest: int,
+    before: bytes,
+    after: bytes | None = None,
+) -> Held:
+    """What the whole words of `seen` hold, which lies at `at`. owners, latest: the most that any write has.
+
+    before: what was there. after: what was written there; None: words as before are right, and only others are told.
+    A word may be cut: some of its bytes have come and others have not. Of many words about MOST_WORDS are looked at.
+    """
+    count = len(seen) // WORD
+    halves = array("I", seen[: count * WORD])
+    counts = dict.fromkeys(("wanted", "older", "newer", "foreign", "misplaced", "unwritten", "strange"), 0)
+    for number in range(0, count, max(1, count // MOST_WORDS)):
+        start = number * WORD
+        word, old = seen[start : start + WORD], before[start : start + WORD]
+        if after is None and word == old:
+            continue
+        place, tag = halves[2 * number + _LOW], halves[2 * number + 1 - _LOW]
+        kind = _kind(place, tag, at // WORD + number, owner, generation, owners, latest)
+        if kind not in ("wanted", "unwritten") and after is not None:
+            kind = "older" if word == old else "wanted" if _is_cut(word, old, after[start : start + WORD]) else kind
+        counts[kind] += 1
+    return Held(sum(counts.values()), **counts)
+
+
+def _is_cut(word: bytes, old: bytes, new: bytes) -> bool:
+    """Whether each byte of a word is of the one or of the other."""
+    return all(byte in pair for byte, *pair in zip(word, old, new, strict=True))
+
+
+def _kind(place: int, tag: int, expected: int, owner: int, generation: int, owners: int, latest: int) -> str:
+    if not place and not tag:
+        return "unwritten"
+    whose, when = tag >> 24, tag & (MOST_GENERATIONS - 1)
+    if not (0 < whose <= owners and 0 < when <= latest):
+        return "strange"
+    if whose != owner:
+        return "foreign"
+    if place != expected:
+        return "misplaced"
+    return "wanted" if when == generation else "older" if when < generation else "newer"

@@ -1,0 +1,1 @@
+"""A stand-in for Mooncake's package: one engine over sockets, with one fault at a time."""
