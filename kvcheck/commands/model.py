@@ -33,11 +33,13 @@ def model(ctx: typer.Context) -> None:
 @app.command()
 def make(
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the model.")],
-    arch: Annotated[str, typer.Option(help="Architecture; only llama so far (MHA, GQA and MQA).")] = "llama",
+    arch: Annotated[str, typer.Option(help="llama (MHA, GQA and MQA) or deepseek-v3 (MLA).")] = "llama",
     layers: Annotated[int, typer.Option(help="Layers; each makes one hop of a walk.")] = 4,
     kv_heads: Annotated[int, typer.Option(help="KV heads; each returns its own digits of a token.")] = 4,
-    group: Annotated[int, typer.Option(help="Query heads of one KV head.")] = 2,
-    head_dim: Annotated[int, typer.Option(help="Dimensions of a head; a multiple of 64.")] = 64,
+    group: Annotated[int | None, typer.Option(help="Query heads of one KV head. Default: 2; 1 with MLA.")] = None,
+    head_dim: Annotated[
+        int | None, typer.Option(help="Dimensions of a head; a multiple of 64. Default: 64; 128 with MLA.")
+    ] = None,
     length: Annotated[int, typer.Option(help="Most tokens of a request and its answer together.")] = 4096,
     dtype: Annotated[
         str, typer.Option(help="bf16, fp16, fp32, or fp8-kv (bf16 weights for a cache in FP8 E4M3).")
@@ -57,10 +59,11 @@ def make(
     from kvcheck.core.live.model.folder import write_model
     from kvcheck.core.live.model.parameters import Parameters, check_sizes
 
-    FAMILIES.require(arch)
+    family = FAMILIES.load(arch)
+    group, head_dim = family.size("group", group), family.size("head_dim", head_dim)
     check_sizes(layers=layers, kv_heads=kv_heads, group=group, head_dim=head_dim, length=length, dtype=dtype)
     nodes = max(DEFAULT_NODES, length) if nodes is None else nodes
-    digits, base = fit_digits(nodes=nodes, kv_heads=kv_heads, room=FAMILIES.load(arch).room(head_dim, length))
+    digits, base = fit_digits(nodes=nodes, kv_heads=kv_heads, room=family.room(head_dim, length))
     parameters = Parameters(
         family=arch,
         layers=layers,

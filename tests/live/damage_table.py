@@ -29,7 +29,7 @@ from rigs.llama_forward import Cache, LlamaForward
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
-from kvcheck.core.live.model.llama import shown_pair
+from kvcheck.core.live.model.registers import shown_pair
 
 PAGE = 8
 DRAWS = 20  # of a damage that changes something

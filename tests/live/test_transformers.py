@@ -43,6 +43,8 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"kv_heads": 1, "group": 8, "layers": 3},
     {"kv_heads": 8, "group": 1, "digits": 8, "head_dim": 128},
     {"kv_heads": 32, "group": 1, "digits": 32, "base": 2, "layers": 3, "head_dim": 128},
+    {"family": "deepseek-v3"},
+    {"family": "deepseek-v3", "kv_heads": 16, "digits": 16, "base": 2, "layers": 3},
 )
 
 

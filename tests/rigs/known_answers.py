@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from rigs.deepseek_forward import DeepseekForward
 from rigs.llama_forward import Cache, LlamaForward, Rounding
 
 from kvcheck.core.base.rng import Rng
+from kvcheck.core.live.model import FAMILIES
 from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.model.answers import draw_nodes, mark_prompt, walk_prompt
-from kvcheck.core.live.model.llama import config, tensors
 from kvcheck.core.live.model.parameters import Parameters
 
 SMALL: dict[str, Any] = {
@@ -31,10 +32,14 @@ SMALL: dict[str, Any] = {
     "distance": 31,
 }
 
+OF_FAMILY: dict[str, dict[str, Any]] = {"llama": {}, "deepseek-v3": {"group": 1, "head_dim": 128}}
+"""What a small model of each family has instead."""
+FORWARDS = {"llama": LlamaForward, "deepseek-v3": DeepseekForward}
+
 
 def small(**changes: Any) -> Parameters:
     """Parameters of a small model, with some of them changed."""
-    return Parameters(**(SMALL | changes))
+    return Parameters(**(SMALL | OF_FAMILY[changes.get("family", "llama")] | changes))
 
 
 def walk(parameters: Parameters, *, count: int, seed: int = 1) -> tuple[int, ...]:
@@ -54,7 +59,8 @@ def forward(
     parameters: Parameters, dtype: torch.dtype = torch.float32, rounded: Rounding | None = None
 ) -> LlamaForward:
     """The model with those parameters, run by the tests' own forward pass."""
-    return LlamaForward(config(parameters), tensors(parameters), dtype, rounded)
+    family = FAMILIES.load(parameters.family)
+    return FORWARDS[parameters.family](family.config(parameters), family.tensors(parameters), dtype, rounded)
 
 
 def margins(model: LlamaForward, request: tuple[int, ...], expected: tuple[int, ...]) -> torch.Tensor:

@@ -59,8 +59,13 @@ class LlamaForward:
                 self.w[name] = torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
             elif array.any():
                 raise ValueError(f"{name} is not zero")
-        half = config["head_dim"] // 2
+        half = self.turned // 2
         self.frequencies = config["rope_theta"] ** (-torch.arange(half, dtype=torch.float64) / half)
+
+    @property
+    def turned(self) -> int:
+        """Dimensions of a head that turn."""
+        return int(self.config["head_dim"])
 
     def norm(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.double() if self.dtype == torch.float64 else x.float()
@@ -86,12 +91,14 @@ class LlamaForward:
             for name in ("q", "k", "v")
         ]
 
-    def _prompt(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def _prompt(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return mixed[0].transpose(0, 1).flatten(1)
 
-    def _later(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _later(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         grouped = q.unflatten(1, (k.shape[1], -1)).to(wide)
         scores = torch.einsum("thgd,shd->hgts", grouped, k.to(wide)) / q.shape[-1] ** 0.5
@@ -116,7 +123,7 @@ class LlamaForward:
             else:
                 cache.keys.append(k)
                 cache.values.append(v)
-            mixed = self._later(q, k, v, positions) if past else self._prompt(q, k, v)
+            mixed = self._later(layer, q, k, v, positions) if past else self._prompt(layer, q, k, v)
             x = x + mixed @ self.w[f"model.layers.{layer}.self_attn.o_proj.weight"].T
         if not every:
             x = x[-1:]

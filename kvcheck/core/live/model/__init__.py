@@ -14,5 +14,9 @@ if TYPE_CHECKING:
     from kvcheck.core.live.model.family import Family
 
 FAMILIES: Registry[Family] = Registry(
-    "architecture of known-answer models", {"llama": ("kvcheck.core.live.model.llama:LLAMA", "Llama: MHA, GQA and MQA")}
+    "architecture of known-answer models",
+    {
+        "llama": ("kvcheck.core.live.model.llama:LLAMA", "Llama: MHA, GQA and MQA"),
+        "deepseek-v3": ("kvcheck.core.live.model.deepseek_v3:DEEPSEEK_V3", "DeepSeek V3: MLA, a latent for all heads"),
+    },
 )

@@ -24,11 +24,23 @@ class Family:
 
     tensors: (name, weights) of every tensor, by Hugging Face's names. config: what goes into config.json.
     room: (head_dim, length) -> dimensions of a head that can hold a node's digits, as one-hot digits.
+    group, head_dim: what `kvcheck model make` takes where neither is given. fixed: the sizes among them of which the
+    architecture has one value only.
     """
 
     tensors: Callable[[Parameters], Iterator[tuple[str, npt.NDArray[np.float32]]]]
     config: Callable[[Parameters], dict[str, object]]
     room: Callable[[int, int], int]
+    group: int = 2
+    head_dim: int = 64
+    fixed: frozenset[str] = frozenset()
+
+    def size(self, name: str, given: int | None) -> int:
+        """The value of --group or --head-dim. Raises UsageError for one that the architecture does not have."""
+        only = int(getattr(self, name))
+        if given is not None and given != only and name in self.fixed:
+            raise UsageError(f"--{name.replace('_', '-')}: this architecture has {only} only; got {given}")
+        return only if given is None else given
 
 
 def fit_digits(*, nodes: int, kv_heads: int, room: int) -> tuple[int, int]:

@@ -45,10 +45,10 @@ class Rotary:
 
 
 @cache  # seconds for a long request, and asked for by whoever fits digits and whoever writes weights
-def plan_rotary(head_dim: int, length: int) -> Rotary:
+def plan_rotary(head_dim: int, length: int, theta: float = THETA) -> Rotary:
     """The split for a head dimension and a largest length. Raises UsageError where too few pairs turn fast."""
     half = head_dim // 2
-    frequencies = THETA ** (-np.arange(half) / half)
+    frequencies = theta ** (-np.arange(half) / half)
     fast = np.flatnonzero(frequencies * length >= USEFUL_TURN)
     slow = np.flatnonzero(frequencies * length <= LEAK)
     if fast.size < LEAST_FAST:

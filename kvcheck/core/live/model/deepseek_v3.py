@@ -1,0 +1,148 @@
+"""Weights of a known-answer model of the DeepSeek V3 architecture: MLA, where all heads read one latent of a token.
+
+The latent holds the registers that keys and values are made of, each as it stands, and a constant in one dimension of
+64, so that the latent's own norm divides by a power of two as the residual's does. Each head makes its keys and values
+from it: content lies in the part of a key that does not turn, position in the rotary part, which all heads share. So a
+wrong latent is found by what it holds, and a rotary part at another position by the position test.
+
+Invariants:
+- All that a walk multiplies and adds is a small whole number times a power of two. Engines that take the query into the
+  latent's space (absorbed MLA) round it there: to 1 part in 256 of a score, which is less than a quarter of a digit.
+- All layers are dense: no expert is called.
+- There is none in fp16: a query in the latent's space exceeds 65,504 there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.model.family import Family
+from kvcheck.core.live.model.llama import config as llama_config
+from kvcheck.core.live.model.llama import empty_mlp
+from kvcheck.core.live.model.lookups import EXTRA_DIMS, Slots, content_lookup, position_lookup, value_rows
+from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.live.model.registers import CONSTANT_SHARE, NORMED, Registers, Weights, embedding, head
+from kvcheck.core.live.model.rotary import plan_rotary
+
+# The sizes of DeepSeek V2 and V3, which are the only ones that the engines' kernels have.
+HEAD_DIM = 128  # of the part of a key that does not turn, and of a value
+ROPE_DIM = 64
+LATENT = 512
+THETA = 1e4
+
+
+def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
+    """(name, weights) of every tensor, by Hugging Face's names. All are [out, in]; the embedding is [ids, width].
+
+    Raises UsageError where a head or the latent is too small for the alphabet.
+    """
+    registers, alphabet = Registers(parameters), Alphabet(parameters)
+    slots = _slots(parameters)
+    last = head(registers, alphabet)
+    yield "model.embed_tokens.weight", embedding(registers, alphabet)
+    for layer in range(parameters.layers):
+        prefix = f"model.layers.{layer}."
+        for name, weights in _attention(registers, slots, layer):
+            yield f"{prefix}self_attn.{name}.weight", weights
+        yield from empty_mlp(prefix, registers.width)
+    yield "model.norm.weight", np.ones(registers.width, np.float32)
+    yield "lm_head.weight", last
+
+
+def config(parameters: Parameters) -> dict[str, object]:
+    """config.json of the model, as transformers, SGLang and vLLM read it. Every layer is dense."""
+    shared = {name: value for name, value in llama_config(parameters).items() if name not in ("head_dim", "mlp_bias")}
+    return shared | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "q_lora_rank": None,
+        "kv_lora_rank": LATENT,
+        "qk_nope_head_dim": HEAD_DIM,
+        "qk_rope_head_dim": ROPE_DIM,
+        "v_head_dim": HEAD_DIM,
+        "rope_theta": THETA,
+        "rope_interleave": True,
+        "first_k_dense_replace": parameters.layers,
+        "moe_layer_freq": 1,
+        "moe_intermediate_size": shared["intermediate_size"],
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "num_nextn_predict_layers": 0,
+    }
+
+
+def room(head_dim: int, length: int) -> int:
+    """Dimensions of a head that can hold digits, at any length: nothing of them turns."""
+    del length
+    return head_dim - EXTRA_DIMS
+
+
+def _slots(parameters: Parameters) -> Slots:
+    """Constants and content in the part that does not turn; behind it the rotary part, in pairs of neighbours."""
+    code = parameters.digits * parameters.base
+    if parameters.dtype == "fp16":
+        raise UsageError("fp16 cannot hold a query of deepseek-v3 in the latent's space; ask for --dtype bf16")
+    if code > room(HEAD_DIM, parameters.length):
+        raise UsageError(
+            f"{parameters.digits} digits of base {parameters.base} need {code} dimensions of a head; "
+            f"{room(HEAD_DIM, parameters.length)} hold content"
+        )
+    rotary = plan_rotary(ROPE_DIM, parameters.length, THETA)
+    return Slots(
+        digits=tuple(range(EXTRA_DIMS, EXTRA_DIMS + code)),
+        constant=0,
+        coarse=1,
+        fine=2,
+        pairs=tuple((HEAD_DIM + 2 * pair, HEAD_DIM + 2 * pair + 1) for pair in rotary.fast),
+        rotary=rotary,
+        size=HEAD_DIM + ROPE_DIM,
+        values=HEAD_DIM,
+        unit=8.0,
+    )
+
+
+def _attention(registers: Registers, slots: Slots, layer: int) -> Iterator[tuple[str, Weights]]:
+    p = registers.parameters
+    query = np.zeros((slots.size, registers.width), np.float32)
+    key = np.zeros((slots.size, registers.width), np.float32)
+    content_lookup(registers, slots, layer, query, key)
+    position_lookup(registers, slots, layer, query, key)
+    values = np.zeros((p.kv_heads, HEAD_DIM, registers.width), np.float32)
+    outputs = np.zeros((registers.width, p.kv_heads, HEAD_DIM), np.float32)
+    for kv_head in range(p.kv_heads):
+        for source, target, dim in value_rows(registers, slots, layer, kv_head):
+            values[kv_head, dim, source] = 1 / NORMED
+            outputs[target, kv_head, dim] = 1
+    columns = np.flatnonzero(key[:HEAD_DIM].any(0) | values.any((0, 1)))
+    content = LATENT - LATENT // CONSTANT_SHARE
+    if len(columns) > content:
+        raise UsageError(f"the latent holds {content} registers; {len(columns)} are needed: ask for fewer --kv-heads")
+    into = np.zeros((LATENT + ROPE_DIM, registers.width), np.float32)
+    into[np.arange(len(columns)), columns] = 1 / NORMED
+    # So the latent's constant is as large as the residual's was before its norm, and a register that held 1 holds 1.
+    into[content:LATENT, registers.constants.start] = 1 / NORMED
+    into[LATENT:] = key[HEAD_DIM:]
+    out_of = np.zeros((p.kv_heads, 2 * HEAD_DIM, LATENT), np.float32)
+    out_of[:, :HEAD_DIM, : len(columns)] = key[:HEAD_DIM, columns]
+    out_of[:, HEAD_DIM:, : len(columns)] = values[:, :, columns]
+    yield "q_proj", np.tile(query, (p.kv_heads, 1))
+    yield "kv_a_proj_with_mqa", into
+    yield "kv_a_layernorm", np.ones(LATENT, np.float32)
+    yield "kv_b_proj", out_of.reshape(-1, LATENT)
+    yield "o_proj", outputs.reshape(registers.width, -1)
+
+
+DEEPSEEK_V3 = Family(
+    tensors=tensors, config=config, room=room, group=1, head_dim=HEAD_DIM, fixed=frozenset({"group", "head_dim"})
+)
