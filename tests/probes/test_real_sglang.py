@@ -55,6 +55,8 @@ SHAPES = (
     "agreement.default-metadata",
     "state-failure.nsa",
     "token-moves.nsa",
+    "sent-lists.nsa",
+    "sent-lists.mha",
 )
 # Edits of lists reach several shapes; each is turned round by its own edit alone.
 GROUPS = (SHAPES[:10], *((shape,) for shape in SHAPES[10:]))
@@ -77,6 +79,8 @@ CONTROLLER = "managers/cache_controller.py"
 CONTROLLERS = (CONTROLLER, "mem_cache/hybrid_cache/hybrid_cache_controller.py")
 TRANSFERS = "mem_cache/l2_transfer.py"
 SENDER = "disaggregation/mooncake/conn.py"
+PREFILL = "disaggregation/prefill.py"
+SAMPLED = "seq_len = len(req.origin_input_ids) + len(req.output_ids)"
 WAIT = (
     "        if self.layer_transfer_counter is not None:\n"
     "            self.layer_transfer_counter.wait_until(layer_id - self.start_layer)\n"
@@ -152,6 +156,12 @@ BREAK = {
     ],
     "agreement.default-metadata": [(METADATA, r"if actual_room == 0:", "if False:")],
     "state-failure.nsa": [(SENDER, r"if state_rc != 0:", "if False:")],
+    # The token that was just sampled counts as one of the prompt; a part page is sent with each chunk.
+    "sent-lists.nsa": [
+        (PREFILL, rf"seq_len = {length}", SAMPLED)
+        for length in (r"min\(req\.extend_end, transfer_input_len\)", r"len\(req\.fill_ids\)")
+    ],
+    "sent-lists.mha": [(PREFILL, r"\n            end_idx = end_idx - end_idx % page_size\n", "\n            pass\n")],
     "token-moves.nsa": [(POOL, r"self\.index_key_cache\.move\(tgt_loc, src_loc\)", "pass")],
     "index-moves.hybrid-kernel": [(HYBRID, r"\n( +)((?:# [^\n]*\n +)*)resolved_pool_transfers\.append\(", MOVED)],
     "index-moves.tree-kernel": [(CONTROLLER, r"\n( +)return host_indices, device_indices\n", SORTED)],

@@ -100,6 +100,14 @@ SGLANG: Final = EngineSpec(
             shows="a state list longer or shorter than its receiver's harms nobody: its own request at most fails",
         ),
         ProbeRow(
+            name="sent-lists",
+            scenario="pd-transfer",
+            subjects=("mha", "nsa", "swa"),
+            entry="kvcheck.core.probes.sglang.sent_lists:SentLists",
+            shows="the prefill side lists the pages and states of the prompt, each once, whatever its chunks were",
+            wants=("requests", "pages_wanted"),
+        ),
+        ProbeRow(
             name="state-failure",
             scenario="pd-transfer",
             subjects=("nsa", "swa"),

@@ -56,6 +56,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "transfer.mode": ("sglang.srt.disaggregation.utils:DisaggregationMode",),
     "transfer.kinds": ("sglang.srt.disaggregation.base.conn:StateType",),
     "transfer.custom-pool": ("sglang.srt.disaggregation.mooncake.utils:check_mooncake_custom_mem_pool_enabled",),
+    "transfer.prefill": ("sglang.srt.disaggregation.prefill:SchedulerDisaggregationPrefillMixin",),
     "transfer.queue": ("sglang.srt.disaggregation.decode:DecodeTransferQueue",),
     "transfer.queued": ("sglang.srt.disaggregation.decode:DecodeRequest",),
     # The host tier: controllers, and what a hybrid model's tree hands over.
