@@ -88,6 +88,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck report runs/RUN": Runs((0,)),
         "kvcheck gate runs/RUN": Runs((0,)),
         "kvcheck stress --target": Parsed(ENGINE),
+        "PYTHONPATH=.:tests python -m engines.fork": Parsed(ENGINE),
     },
     "docs/first-red.md": {
         "pip install torch": Parsed(INSTALLS),
