@@ -35,6 +35,21 @@ def test_the_tables_are_those_of_the_runs() -> None:
     assert shown and set(shown) <= rows
 
 
+def test_the_readme_shows_the_same_counts() -> None:
+    counts = {}
+    for line in markdown(RUNS):
+        release, settings, writes, wrong, *_ = (cell.strip() for cell in line.strip("|").split("|"))
+        if release[0].isdecimal():
+            total = sum(int(count) for count in wrong.split(", "))
+            counts[release, settings.strip("`")] = f"{total} of {writes}"
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    (at,) = (number for number, line in enumerate(lines) if line.startswith("| Mooncake's transfer engine"))
+    releases, _, usual, by_proto = ([cell.strip() for cell in line.split("|")[2:-1]] for line in lines[at : at + 4])
+    for shown, settings in ((usual, "none"), (by_proto, "MC_TCP_PROTO=1")):
+        assert any(shown)
+        assert all(cell == counts[release, settings] for release, cell in zip(releases, shown, strict=True) if cell)
+
+
 def test_releases_are_red_and_without_findings_as_the_page_says() -> None:
     for run in RUNS:
         is_unacknowledged = version(run) in OLD
